@@ -1,1 +1,1 @@
-"""The vocabulary of Kubernetes objects: pure functions on plain dicts, no I/O, no clock."""
+"""Kubernetes data model: pure functions on plain dicts, without I/O and without a clock."""

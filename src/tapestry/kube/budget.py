@@ -1,47 +1,47 @@
-"""Budgets: how much work one request may cause, and until when.
+"""Budgets that limit the work and the time of one request.
 
-Code whose cost a caller chooses calls `charge` with what it is about to do, or `checkpoint` now and then.  Both raise
-when the request has used up its budget or its time, and do nothing where there is no budget.  A budget belongs to a
-context (`contextvars`), so it also holds for the work that a thread does for the request.
+Code whose cost depends on the input calls `charge` before it does the work, or `checkpoint` from time to time. Both
+raise if the request has used up its budget or its time. Both do nothing without a budget. A budget belongs to a context
+(`contextvars`), so it also covers threads that work for the request.
 """
 
 from collections.abc import Callable
 from contextvars import ContextVar
 
 MAX_UNITS = 10_000_000
-"""Units of work that one request may cause.  A unit is about a microsecond."""
+"""Units of work that one request may use. A unit is about a microsecond."""
 SLICE_UNITS = 10_000
-"""Units that a request may cause while nobody else is served."""
+"""Units that a request may use before other requests must be served."""
 UNITS_PER_CLOCK_CHECK = 1_000
-"""Units after which a budget looks at the clock again."""
+"""Units between two checks of the deadline."""
 
 
 class BudgetExceeded(Exception):
-    """The request asks for more work than one request may cause."""
+    """The request needs more work than one request may use."""
 
 
 class SliceExceeded(Exception):
-    """The work takes longer than others should wait: it has to be done again where they need not wait for it."""
+    """The work blocks other requests for too long. The caller must repeat it in a worker."""
 
 
 class DeadlineExceeded(Exception):
-    """The time of the request is over, or nobody waits for its answer any more."""
+    """The deadline of the request has passed, or the client has disconnected."""
 
 
 class Budget:
-    """The work that one request may still cause.  Without `is_over`, it has all the time there is."""
+    """Remaining work of one request. Without `is_over` there is no deadline."""
 
     __slots__ = ("_floor", "_unchecked", "is_over", "left")
 
     def __init__(self, is_over: Callable[[], bool] | None = None, left: int = MAX_UNITS) -> None:
         self.left = left
         self._floor = 0
-        """What is left when a slice is over."""
+        """Value of `left` at which the current slice ends."""
         self.is_over = is_over
         self._unchecked = 0
 
     def __enter__(self) -> None:
-        """Begin a slice: `charge` raises OverSlice after so many units."""
+        """Start a slice: `charge` raises SliceExceeded after SLICE_UNITS units."""
         self._floor = max(self.left - SLICE_UNITS, 0)
 
     def __exit__(self, *_: object) -> None:
@@ -62,18 +62,18 @@ class Budget:
 
 
 CURRENT_BUDGET: ContextVar[Budget | None] = ContextVar("BUDGET", default=None)
-"""The budget of the request that is being served."""
+"""Budget of the current request."""
 
 
 def charge(units: int) -> None:
-    """Take units from the budget; raises OverBudget or OutOfTime."""
+    """Take units from the current budget. Raise BudgetExceeded, SliceExceeded or DeadlineExceeded."""
     budget = CURRENT_BUDGET.get()
     if budget is not None:
         budget.charge(units)
 
 
 def checkpoint() -> None:
-    """Raise OutOfTime where the time of the request is over."""
+    """Raise DeadlineExceeded if the deadline of the request has passed."""
     budget = CURRENT_BUDGET.get()
     if budget is not None:
         budget.check()

@@ -1,7 +1,7 @@
-"""Conditions: what is true of an object now, since when, and why.
+"""Status conditions: create, find and update them.
 
-A condition is a dict in `status.conditions`.  Its `lastTransitionTime` is the moment its status last changed, so a new
-reason or message leaves it alone.
+A condition is a dict in `status.conditions`. Its `lastTransitionTime` is the time of the last status change. A new
+reason or message does not change it.
 """
 
 from collections.abc import Iterable
@@ -14,26 +14,26 @@ from tapestry.kube.times import timestamp
 def new_condition(
     type: str, status: bool | None, reason: str, message: str = "", *, observed_generation: int | None = None
 ) -> Object:
-    """A condition without its time, which `with_condition` knows; a status of None is Unknown.
+    """Return a condition without `lastTransitionTime`, which `with_condition` sets. A status of None means Unknown.
 
-    `observed_generation` is the `metadata.generation` that the claim is about.
+    `observed_generation` is the `metadata.generation` that the condition was observed for.
     """
-    found: Object = {
+    condition: Object = {
         "type": type,
         "status": "Unknown" if status is None else str(status),
         "reason": reason,
         "message": message,
     }
     if observed_generation is not None:
-        found["observedGeneration"] = observed_generation
-    return found
+        condition["observedGeneration"] = observed_generation
+    return condition
 
 
 def with_condition(conditions: list[Object] | None, new: Object, now: datetime) -> list[Object]:
-    """`conditions` with `new` in the place of the one of its type, or at the end.
+    """Return `conditions` with `new` in place of the condition of its type, or at the end.
 
-    The same list comes back when that changes nothing: there is nothing to write then.  Where the status changes, it
-    does so at the `lastTransitionTime` of `new`, if it has one, or now.
+    Return the same list if nothing changes, so that callers can skip the write. If the status changes, the new
+    `lastTransitionTime` is that of `new` if it has one, else `now`.
     """
     before = conditions or []
     old = find_condition(before, new["type"])
@@ -47,11 +47,10 @@ def with_condition(conditions: list[Object] | None, new: Object, now: datetime) 
 
 
 def find_condition(conditions: Iterable[Object] | None, type: str) -> Object | None:
-    """The condition of that type; None where nobody has set it yet."""
     return next((each for each in conditions or () if each.get("type") == type), None)
 
 
 def is_condition_true(obj: Object, type: str) -> bool:
-    """Whether the object has the condition with status True; Unknown and missing are not true."""
-    found = find_condition(value_at(obj, "status", "conditions"), type)
-    return found is not None and found.get("status") == "True"
+    """Return True if the condition has the status True. Unknown and missing conditions are not true."""
+    condition = find_condition(value_at(obj, "status", "conditions"), type)
+    return condition is not None and condition.get("status") == "True"

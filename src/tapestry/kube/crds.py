@@ -1,4 +1,4 @@
-"""Kinds as values, and the CustomResourceDefinitions that they amount to.
+"""Custom kinds as Python values, and the CustomResourceDefinitions generated from them.
 
     AT = Kind(
         Resource("demo.wukong.com", "v1alpha1", "At", "ats"),
@@ -7,8 +7,8 @@
         columns=(Column("Phase", ".status.phase"), AGE),
     )
 
-`crd(AT)` is what a cluster is told about the kind, and what our own API server serves it by; `decode(AT, obj)` is the
-spec of an object as its Struct.  How Structs are written is told in `tapestry.kube.api_types`.
+`crd(AT)` is the CustomResourceDefinition, for real clusters and for our own API server. `decode_spec(AT, obj)` is the
+spec of an object as its Struct. `tapestry.kube.api_types` explains how to write the Structs.
 """
 
 import re
@@ -28,7 +28,7 @@ S = TypeVar("S", bound=Struct)
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What `kubectl get` prints; `path` is a JSONPath, and a priority above 0 shows with `-o wide` only."""
+    """Column of `kubectl get`. `path` is a JSONPath. Columns with a priority above 0 appear only with `-o wide`."""
 
     name: str
     path: str
@@ -42,7 +42,7 @@ AGE = Column("Age", ".metadata.creationTimestamp", "date")
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Where the scale subresource finds its numbers; autoscalers need the `selector` too, a string in the status."""
+    """JSON paths of the scale subresource. Autoscalers also need the `label_selector`, a string in the status."""
 
     spec_replicas: str = ".spec.replicas"
     status_replicas: str = ".status.replicas"
@@ -51,7 +51,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[S]):
-    """One version of a kind of ours.  With a status Struct it has a status subresource."""
+    """One version of a custom kind. A status Struct adds a status subresource."""
 
     resource: Resource
     spec: type[S]
@@ -66,22 +66,19 @@ class Kind(Generic[S]):
 
 
 class InvalidSpec(ValueError):
-    """A spec that does not fit its Struct; the message begins with the path in the object."""
+    """The spec does not fit its Struct. The message starts with the path in the object."""
 
 
 def crd(*versions: Kind[Any]) -> Object:
-    """The CustomResourceDefinition of a kind in all its versions, the names taken from the stored one.
+    """Return the CustomResourceDefinition of a kind with all its versions. Names are those of the storage version.
 
-    Raises SchemaError for a Struct that no structural schema describes, and ValueError for versions that do not fit
-    together.
+    Raise SchemaError if a Struct has no structural schema. Raise ValueError if the versions do not fit together.
     """
     stored = [kind for kind in versions if kind.storage]
     if len(stored) != 1:
-        raise ValueError(
-            f"{version_names(versions)}: storage=True belongs on exactly one version, not on {len(stored)}"
-        )
+        raise ValueError(f"{version_names(versions)}: exactly one version must have storage=True, not {len(stored)}")
     if len({replace(kind.resource, version="") for kind in versions}) != 1:
-        raise ValueError(f"{version_names(versions)}: the versions of a kind differ in nothing but the version")
+        raise ValueError(f"{version_names(versions)}: the versions of a kind must differ only in the version")
     resource = stored[0].resource
     names = {
         "kind": resource.kind,
@@ -141,14 +138,14 @@ def scale_subresource(scale: Scale) -> Object:
 
 
 def printer_column(column: Column) -> Object:
-    found = {
+    definition = {
         "name": column.name,
         "jsonPath": column.path,
         "type": column.type,
         "description": column.description,
         "priority": column.priority,
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in definition.items() if value}
 
 
 def referenced_paths(kind: Kind[Any]) -> list[str]:
@@ -157,16 +154,16 @@ def referenced_paths(kind: Kind[Any]) -> list[str]:
 
 
 def is_path_in_schema(path: str, schema: Object) -> bool:
-    """Whether a value can be at `path`; filters and the metadata, which has no schema, are taken on trust."""
-    steps = path.removeprefix(".").split(".")
-    if steps[0] == "metadata" or "[" in path:
+    """Return True if the schema allows a value at `path`. Metadata and paths with filters are not checked."""
+    names = path.removeprefix(".").split(".")
+    if names[0] == "metadata" or "[" in path:
         return True
-    found: Object | None = schema
-    for step in steps:
-        if found is None or found.get(PRESERVE_UNKNOWN_FIELDS):
+    node: Object | None = schema
+    for name in names:
+        if node is None or node.get(PRESERVE_UNKNOWN_FIELDS):
             break
-        found = found.get("properties", {}).get(step) or found.get("additionalProperties")
-    return found is not None
+        node = node.get("properties", {}).get(name) or node.get("additionalProperties")
+    return node is not None
 
 
 def version_names(versions: tuple[Kind[Any], ...]) -> str:
@@ -174,9 +171,9 @@ def version_names(versions: tuple[Kind[Any], ...]) -> str:
 
 
 def decode_spec(kind: Kind[S], obj: Object) -> S:
-    """The spec of `obj` as its Struct, with the defaults of the Struct; fields that it does not know are passed over.
+    """Return the spec of `obj` as its Struct, with defaults filled in. Unknown fields are ignored.
 
-    Raises InvalidSpec: `spec.limits[2].percent: expected `int` <= 100, found 140`.
+    Raise InvalidSpec: `spec.limits[2].percent: expected `int` <= 100, found 140`.
     """
     try:
         return msgspec.convert(obj.get("spec", {}), kind.spec, dec_hook=decode_hook)
@@ -185,13 +182,13 @@ def decode_spec(kind: Kind[S], obj: Object) -> S:
 
 
 def spec_error_message(error: str, obj: Object) -> str:
-    """msgspec's message about a spec, led by the path in the object and followed by what is there."""
-    what, _, place = error.partition(" - at `$")
-    path = f"spec{place.removesuffix('`')}"
-    if missing := re.fullmatch("Object missing required field `(.*)`", what):
+    """Return msgspec's message about a spec, prefixed with the path and followed by the value."""
+    message, _, location = error.partition(" - at `$")
+    path = f"spec{location.removesuffix('`')}"
+    if missing := re.fullmatch("Object missing required field `(.*)`", message):
         return f"{path}.{missing[1]}: is required"
-    complaint = f"{path}: {what[0].lower()}{what[1:]}"
-    if "[...]" in path:  # some value of a dict: msgspec does not say under which key
-        return complaint
+    prefixed = f"{path}: {message[0].lower()}{message[1:]}"
+    if "[...]" in path:  # a value in a dict: msgspec does not name the key
+        return prefixed
     steps = [int(index) if index else name for name, index in re.findall(r"([^.[\]]+)|\[(\d+)\]", path)]
-    return f"{complaint}, found {value_at(obj, *steps)!r}"
+    return f"{prefixed}, found {value_at(obj, *steps)!r}"

@@ -1,4 +1,4 @@
-"""Digests: whether two values say the same, without keeping both."""
+"""Digests that compare values without storing them."""
 
 from hashlib import blake2b
 from typing import Any
@@ -9,5 +9,5 @@ _ENCODER = msgspec.json.Encoder(order="sorted")
 
 
 def digest_of(value: Any) -> str:
-    """A text of 20 characters that two values share only if they say the same; the order of keys says nothing."""
+    """Return a digest of 20 hex characters. Equal values have equal digests, independent of key order."""
     return blake2b(_ENCODER.encode(value), digest_size=10).hexdigest()

@@ -1,8 +1,8 @@
-"""What can go wrong between us and an API server.
+"""Errors of requests to an API server, one class per HTTP status.
 
     KubeError
-    ├── TransportError            no answer: nothing is known about the object (never a lifecycle decision)
-    └── ApiError                  the server answered with a Status
+    ├── TransportError            no response: the state of the object is unknown (never a lifecycle decision)
+    └── ApiError                  the server responded with a Status
         ├── BadRequest 400        ├── Forbidden 403         ├── MethodNotAllowed 405
         ├── Unauthorized 401      ├── NotFound 404          ├── UnsupportedMediaType 415
         ├── Conflict 409 ── AlreadyExists
@@ -10,7 +10,7 @@
         ├── TooManyRequests 429
         └── ServerError 5xx ── Unavailable 503, Timeout 504
 
-The class name is the word for logs and metric labels.
+Logs and metric labels contain the class name.
 """
 
 from collections.abc import Mapping
@@ -20,11 +20,11 @@ import msgspec
 
 
 class KubeError(Exception):
-    """Anything that came of talking to an API server."""
+    """Base class of all errors of requests to an API server."""
 
 
 class TransportError(KubeError):
-    """No answer came.  `maybe_sent` says whether the server may have acted on the request all the same."""
+    """No response was received. `maybe_sent` is True if the server may have processed the request."""
 
     def __init__(self, message: str, *, maybe_sent: bool) -> None:
         super().__init__(message)
@@ -32,11 +32,11 @@ class TransportError(KubeError):
 
 
 class AnswerTooLarge(TransportError):
-    """An answer came that has more bytes than we read."""
+    """The response is larger than the read limit."""
 
 
 class ApiError(KubeError):
-    """The server refused; `reason`, `details` and `message` are those of its Status."""
+    """The server rejected the request. `reason`, `details` and `message` are those of its Status."""
 
     def __init__(
         self, code: int, reason: str, message: str, *, details: Mapping[str, Any] | None = None, action: str = ""
@@ -49,12 +49,12 @@ class ApiError(KubeError):
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds that the server asks us to wait, from the Status."""
+        """Seconds that the server asks the client to wait, from the Status."""
         seconds = self.details.get("retryAfterSeconds")
         return float(seconds) if isinstance(seconds, int | float) and seconds > 0 else None
 
     def status(self) -> dict[str, Any]:
-        """The Status object that says the same."""
+        """Return the equivalent Status object."""
         return {
             "apiVersion": "v1",
             "kind": "Status",
@@ -82,14 +82,14 @@ class MethodNotAllowed(ApiError): ...
 
 
 class Conflict(ApiError):
-    """The object changed since it was read, or a precondition did not hold."""
+    """The object changed since it was read, or a precondition failed."""
 
 
 class AlreadyExists(Conflict): ...
 
 
 class Gone(ApiError):
-    """The resourceVersion or the page token is too old: list again."""
+    """The resourceVersion or the continue token is too old. The client must list again."""
 
 
 class TooLarge(ApiError): ...
@@ -99,7 +99,7 @@ class UnsupportedMediaType(ApiError): ...
 
 
 class Invalid(ApiError):
-    """The object does not validate; `details["causes"]` has a field and a message for each reason."""
+    """The object is invalid. `details["causes"]` has a field and a message for each error."""
 
 
 class TooManyRequests(ApiError): ...
@@ -132,32 +132,32 @@ ERRORS_BY_CODE: dict[int, type[ApiError]] = {
 
 
 def error_from_status(status: Mapping[str, Any], *, code: int | None = None, action: str = "") -> ApiError:
-    """The error for a Status object; `code` is the HTTP code where the Status has none of its own."""
-    own = status.get("code")
-    found = own if isinstance(own, int) and own else code or 500
+    """Return the error for a Status object. `code` is the HTTP code, used if the Status has none."""
+    status_code = status.get("code")
+    error_code = status_code if isinstance(status_code, int) and status_code else code or 500
     reason = str(status.get("reason") or "Unknown")
     kind = (
         AlreadyExists
         if reason == "AlreadyExists"
-        else ERRORS_BY_CODE.get(found, ServerError if found >= 500 else ApiError)
+        else ERRORS_BY_CODE.get(error_code, ServerError if error_code >= 500 else ApiError)
     )
     details = status.get("details")
     return kind(
-        found,
+        error_code,
         reason,
-        str(status.get("message") or "the server gave no message"),
+        str(status.get("message") or "the server sent no message"),
         details=details if isinstance(details, dict) else None,
         action=action,
     )
 
 
 def error_from_body(code: int, body: bytes, *, action: str = "") -> ApiError:
-    """The error for an HTTP answer; a body that is no Status (a proxy's page) is quoted, shortened."""
+    """Return the error for an HTTP response. A body that is not a Status, for example a proxy's page, is quoted."""
     try:
         status = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         status = None
     if isinstance(status, dict) and status.get("kind") == "Status":
         return error_from_status(status, code=code, action=action)
-    text = body[:300].decode("utf-8", "replace").strip() or "the answer has no body"
+    text = body[:300].decode("utf-8", "replace").strip() or "the response has no body"
     return error_from_status({"message": text, "reason": "Unknown"}, code=code, action=action)

@@ -1,7 +1,7 @@
-"""Kubernetes objects as plain dicts.
+"""Kubernetes objects as plain dicts: accessors, references and copies with changes.
 
-An object read from a server belongs to the cache that holds it and is shared by everyone who reads it: it is never
-changed in place.  To change something, rebuild the spine above it (`with_value`) and share the rest.
+An object read from a server belongs to a cache and is shared by all its readers. Never change it in place. To change a
+value, copy the dicts above it (`with_value`) and share the rest.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ EMPTY_MAPPING: Mapping[str, Any] = {}
 
 
 def object_named(name: str, namespace: str | None = None) -> Object:
-    """An object of which only the name is known, for verbs that take one: whatever stands under that name is meant."""
+    """Return an object that has only a name, for verbs that take an object."""
     return {"metadata": {"name": name, "namespace": namespace} if namespace else {"name": name}}
 
 
@@ -25,7 +25,6 @@ def name_of(obj: Object) -> str:
 
 
 def namespace_of(obj: Object) -> str | None:
-    """The namespace, or None for a cluster-scoped object."""
     return obj["metadata"].get("namespace") or None
 
 
@@ -35,14 +34,14 @@ def uid_of(obj: Object) -> str:
 
 
 def uid_from_bits(bits: int) -> str:
-    """The UUID of version 4 that 128 random bits make; several times faster than `uuid.UUID`."""
+    """Return the version 4 UUID of 128 random bits. It is several times faster than `uuid.UUID`."""
     digits = f"{bits:032x}"
     variant = "89ab"[bits >> 60 & 3]
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
 
 
 def version_of(obj: Object) -> str:
-    """The resourceVersion; empty for an object that no server has seen."""
+    """Return the resourceVersion; empty for an object that was never stored."""
     version: str = obj["metadata"].get("resourceVersion", "")
     return version
 
@@ -60,7 +59,7 @@ def is_deleting(obj: Object) -> bool:
 
 
 def key_of(obj: Object) -> str:
-    """`namespace/name`, or `name` for a cluster-scoped object: how stores and queues name an object."""
+    """Return `namespace/name`, or `name` for a cluster-scoped object: the key in stores and queues."""
     metadata = obj["metadata"]
     namespace = metadata.get("namespace")
     name: str = metadata["name"]
@@ -68,18 +67,18 @@ def key_of(obj: Object) -> str:
 
 
 def split_key(key: str) -> tuple[str | None, str]:
-    """`(namespace, name)` of a key; the namespace is None for a cluster-scoped object."""
+    """Return `(namespace, name)` of a key. The namespace is None for a cluster-scoped object."""
     namespace, slash, name = key.rpartition("/")
     return (namespace if slash else None), name
 
 
 def value_at(obj: Any, *path: str | int, default: Any = None) -> Any:
-    """The value at `path`, or `default` where any step is missing or null."""
-    for step in path:
+    """Return the value at `path`, or `default` if any part of the path is missing or null."""
+    for key in path:
         if isinstance(obj, dict):
-            obj = obj.get(step)
-        elif isinstance(obj, list) and isinstance(step, int) and -len(obj) <= step < len(obj):
-            obj = obj[step]
+            obj = obj.get(key)
+        elif isinstance(obj, list) and isinstance(key, int) and -len(obj) <= key < len(obj):
+            obj = obj[key]
         else:
             return default
         if obj is None:
@@ -88,13 +87,13 @@ def value_at(obj: Any, *path: str | int, default: Any = None) -> Any:
 
 
 def with_value(obj: Object, path: tuple[str, ...], value: Any) -> Object:
-    """A copy of `obj` with `value` at `path`; everything beside the path is shared with `obj`."""
+    """Return a copy of `obj` with `value` at `path`. Everything outside the path is shared with `obj`."""
     head, *rest = path
     return {**obj, head: with_value(obj.get(head) or {}, tuple(rest), value) if rest else value}
 
 
 def without_field(obj: Object, *path: str) -> Object:
-    """A copy of `obj` without the field at `path`; `obj` itself when it has none."""
+    """Return a copy of `obj` without the field at `path`; `obj` itself if it has no such field."""
     head, *rest = path
     if head not in obj:
         return obj
@@ -103,14 +102,14 @@ def without_field(obj: Object, *path: str) -> Object:
     child = obj[head]
     if not isinstance(child, dict):
         return obj
-    smaller = without_field(child, *rest)
-    return obj if smaller is child else {**obj, head: smaller}
+    reduced = without_field(child, *rest)
+    return obj if reduced is child else {**obj, head: reduced}
 
 
 def object_reference(obj: Object) -> Object:
-    """An ObjectReference, as events and bindings use it."""
+    """Return an ObjectReference as used by events and bindings."""
     metadata = obj["metadata"]
-    found = {
+    reference = {
         "apiVersion": obj.get("apiVersion"),
         "kind": obj.get("kind"),
         "namespace": metadata.get("namespace"),
@@ -118,29 +117,29 @@ def object_reference(obj: Object) -> Object:
         "uid": metadata.get("uid"),
         "resourceVersion": metadata.get("resourceVersion"),
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in reference.items() if value}
 
 
 def owner_reference(owner: Object, *, controller: bool = True, block_deletion: bool = True) -> Object:
-    """An owner reference to `owner`, which must have been created already: the UID is the point of it."""
+    """Return an owner reference to `owner`. Raise ValueError if `owner` has no UID, which only created objects have."""
     uid = owner["metadata"].get("uid")
     if not uid:
         raise ValueError(f"metadata.uid: {key_of(owner)} has none; only a created object can own another")
-    found: Object = {
+    reference: Object = {
         "apiVersion": owner["apiVersion"],
         "kind": owner["kind"],
         "name": owner["metadata"]["name"],
         "uid": uid,
     }
     if controller:
-        found["controller"] = True
+        reference["controller"] = True
     if block_deletion:
-        found["blockOwnerDeletion"] = True
-    return found
+        reference["blockOwnerDeletion"] = True
+    return reference
 
 
 def owned_object(owner: Object, resource: Resource, content: Object, *, name: str | None = None) -> Object:
-    """A new object that `owner` controls, in its namespace and, unless said otherwise, under its name."""
+    """Return a new object that `owner` controls, in its namespace and by default with its name."""
     metadata: Object = {"name": name or name_of(owner), "ownerReferences": [owner_reference(owner)]}
     if resource.namespaced and (namespace := namespace_of(owner)):
         metadata["namespace"] = namespace
@@ -148,23 +147,23 @@ def owned_object(owner: Object, resource: Resource, content: Object, *, name: st
 
 
 def controller_of(obj: Object) -> Object | None:
-    """The owner reference of the object's managing controller."""
+    """Return the owner reference of the controller that manages the object."""
     for owner in obj["metadata"].get("ownerReferences") or ():
         if owner.get("controller"):
-            found: Object = owner
-            return found
+            reference: Object = owner
+            return reference
     return None
 
 
 def is_owned_by(obj: Object, owner: Object) -> bool:
-    """Whether `obj` names `owner` by UID; a namesake that came later does not count."""
+    """Return True if `obj` refers to `owner` by UID. A later object with the same name does not count."""
     uid = uid_of(owner)
     return bool(uid) and any(ref.get("uid") == uid for ref in obj["metadata"].get("ownerReferences") or ())
 
 
 def with_type_meta(resource: Resource, obj: Object) -> Object:
-    """`obj` with the apiVersion and kind of `resource`: items of a list carry neither."""
+    """Return `obj` with the apiVersion and kind of `resource`, which items of a list do not have."""
     if obj.get("kind") == resource.kind and obj.get("apiVersion") == resource.api_version:
         return obj
     identity = {"apiVersion": resource.api_version, "kind": resource.kind}
-    return {**identity, **obj, **identity}  # in front for people who read it, and at the end to prevail
+    return {**identity, **obj, **identity}  # first for readable output, last to override

@@ -1,13 +1,13 @@
-"""Patches: what turns one JSON document into another.
+"""JSON Patch and JSON Merge Patch: apply them and compute the smallest one.
 
-Two of the three formats that an API server takes are here; `strategic` has the third, which needs a schema.
+`strategic_merge` has the third patch format of an API server, which needs a schema.
 
-- JSON Patch (RFC 6902) is a list of operations, made or refused as a whole: `json_patched`.
-- JSON Merge Patch (RFC 7386) is the fields that change, null where one goes: `merged` applies it, `merge_patch` and
-  `owned_patch` find the smallest one.
+- JSON Patch (RFC 6902) is a list of operations that succeed or fail as a whole: `apply_json_patch`.
+- JSON Merge Patch (RFC 7386) contains the changed fields, and null for removed fields: `apply_merge_patch` applies it,
+  `merge_patch` and `owned_patch` compute the smallest one.
 
-Nothing that comes in is changed: a result is the spine above each change, built anew, and shares the rest with the
-document and with the patch.
+Inputs are never changed. A result copies the containers above each change and shares the rest with the document and
+the patch.
 """
 
 import re
@@ -20,12 +20,12 @@ from tapestry.kube.budget import charge
 from tapestry.kube.objects import EMPTY_MAPPING, Object
 
 MAX_OPERATIONS = 10_000
-"""In one JSON Patch, as in kube-apiserver."""
+"""Limit of operations in one JSON Patch, as in kube-apiserver."""
 MAX_COPIED_BYTES = 3 * 1024 * 1024
-"""What all copy operations of one JSON Patch may add, as JSON, as in kube-apiserver."""
+"""Limit of bytes, as JSON, that all copy operations of one JSON Patch may add, as in kube-apiserver."""
 
 ELEMENTS_PER_UNIT = 1_000
-"""Elements of a list that are moved or copied in a microsecond, about."""
+"""Approximate number of list elements that are moved or copied in a microsecond."""
 
 OPERATION_FIELDS = {
     "add": ("path", "value"),
@@ -51,15 +51,15 @@ Pointer = tuple[str, ...]
 
 
 class PatchError(ValueError):
-    """The patch cannot be applied; the message names the place in the patch."""
+    """The patch cannot be applied. The message names the location in the patch."""
 
 
 class PatchTooLarge(PatchError):
-    """The patch asks for more work than anyone may ask for at once."""
+    """The patch needs more work than one request may use."""
 
 
 def json_type(value: Any) -> str:
-    """What an error calls it: `an object`, `a list`."""
+    """Return the name of a JSON type in error messages: `an object`, `a list`."""
     return JSON_TYPES[type(value)]
 
 
@@ -67,7 +67,7 @@ def json_type(value: Any) -> str:
 
 
 def apply_merge_patch(document: Any, patch: Any) -> Any:
-    """`document` after the merge patch.  Lists are replaced whole; a patch that is no object replaces the document."""
+    """Apply a merge patch. Lists are replaced as a whole. A patch that is not an object replaces the document."""
     if not isinstance(patch, dict):
         return patch
     result = dict(document) if isinstance(document, dict) else {}
@@ -80,25 +80,25 @@ def apply_merge_patch(document: Any, patch: Any) -> Any:
 
 
 def merge_patch(old: Mapping[str, Any], desired: Mapping[str, Any]) -> Object:
-    """The smallest merge patch that turns `old` into `wanted`; empty when they are equal.
+    """Return the smallest merge patch that changes `old` to `desired`; empty if they are equal.
 
-    Null counts as absent, because a merge patch cannot tell them apart.
+    Null counts as absent because a merge patch cannot distinguish them.
     """
     if old == desired:
         return {}
-    gone = {key: None for key, had in old.items() if had is not None and key not in desired}
-    return gone | field_changes(old, desired, merge_patch)
+    removed = {key: None for key, value in old.items() if value is not None and key not in desired}
+    return removed | field_changes(old, desired, merge_patch)
 
 
 def exact_map_patch(old: Mapping[str, Any] | None, desired: Mapping[str, Any]) -> Object:
-    """`wanted`, with None for what `old` has beside it: for a map that is to have these entries and no others."""
+    """Return `desired` with None for every other key of `old`, for a map that must have exactly these entries."""
     return {**dict.fromkeys(old or ()), **desired}
 
 
 def owned_patch(cached: Mapping[str, Any], desired: Mapping[str, Any]) -> Object:
-    """The smallest merge patch that makes the fields in `wanted` so; empty when they are.
+    """Return the smallest merge patch that sets the fields of `desired`; empty if they are set.
 
-    What `wanted` does not mention belongs to others and is left alone.  A None in it means absent.  Lists are owned
+    Fields that `desired` does not mention belong to others and stay unchanged. None means absent. Lists are owned as a
     whole.
     """
     return field_changes(cached, desired, owned_patch)
@@ -109,21 +109,21 @@ def field_changes(
     desired: Mapping[str, Any],
     nested_patch: Callable[[Mapping[str, Any], Mapping[str, Any]], Object],
 ) -> Object:
-    """The merge patch of the fields that `wanted` names; `inside` compares the objects below."""
+    """Return the merge patch for the fields of `desired`. `nested_patch` compares nested objects."""
     patch = {}
     for key, value in desired.items():
-        had = old.get(key)
-        if had == value:
+        current = old.get(key)
+        if current == value:
             continue
         if not isinstance(value, dict):
             patch[key] = value
-        elif isinstance(had, dict):
-            if change := nested_patch(had, value):
+        elif isinstance(current, dict):
+            if change := nested_patch(current, value):
                 patch[key] = change
         else:
             change = nested_patch(EMPTY_MAPPING, value)
-            # An object of nothing but Nones is satisfied by its own absence; an empty one has to be there.
-            if change or not value or had is not None:
+            # A missing object equals an object that contains only None. It does not equal an empty object.
+            if change or not value or current is not None:
                 patch[key] = change
     return patch
 
@@ -132,29 +132,29 @@ def field_changes(
 
 
 def apply_json_patch(document: Any, operations: Any) -> Any:
-    """`document` after all `operations`; PatchError for the first that cannot be done, and then none is."""
+    """Apply all `operations`, or none: raise PatchError for the first that fails."""
     if not isinstance(operations, list):
         raise PatchError(f"patch: a JSON Patch is a list of operations, not {json_type(operations)}")
     if len(operations) > MAX_OPERATIONS:
         raise PatchTooLarge(f"patch: {len(operations)} operations are over {MAX_OPERATIONS}; send several patches")
-    patching = JsonPatcher(document)
+    patcher = JsonPatcher(document)
     for index, operation in enumerate(operations):
-        if flaw := operation_error(operation):
-            raise PatchError(f"patch[{index}]: {flaw}")
+        if problem := operation_error(operation):
+            raise PatchError(f"patch[{index}]: {problem}")
         try:
-            patching.apply(operation)
+            patcher.apply(operation)
         except PatchError as error:
             raise PatchError(f"patch[{index}]: {operation['op']} {operation['path']}: {error}") from None
-    return patching.document
+    return patcher.document
 
 
 def operation_error(operation: Any) -> str:
-    """Why this is no operation; empty when it is one."""
+    """Return the error of an invalid operation; empty if it is valid."""
     if not isinstance(operation, dict):
         return f"an operation is an object, not {json_type(operation)}"
     op = operation.get("op")
     if not isinstance(op, str) or op not in OPERATION_FIELDS:
-        return f"op is none of {', '.join(OPERATION_FIELDS)}"
+        return f"op is not one of {', '.join(OPERATION_FIELDS)}"
     for name in OPERATION_FIELDS[op]:
         if name not in operation:
             return f"{op}: {name} is missing"
@@ -164,16 +164,16 @@ def operation_error(operation: Any) -> str:
 
 
 class JsonPatcher:
-    """A document while operations are made.
+    """Applies operations to a document.
 
-    A container is copied when it is first changed, and changed in place from then on: all operations together cost
-    what the document and the patch have, not what each operation would cost alone.
+    A container is copied on its first change and changed in place after that. The total cost depends on the size of the
+    document and the patch, not on the number of operations times the size.
     """
 
     def __init__(self, document: Any) -> None:
         self.document = document
         self._copied_containers: dict[int, Any] = {}
-        """The containers that nobody else holds, by their ids."""
+        """Containers that only this patcher uses, by id."""
         self._copied_bytes = 0
 
     def apply(self, operation: Object) -> None:
@@ -191,27 +191,27 @@ class JsonPatcher:
                 self._add(path, self._copy(parse_pointer(operation["from"])))
             case _:
                 if not is_json_equal(value_at_pointer(self.document, path), operation["value"]):
-                    raise PatchError("the value there is another")
+                    raise PatchError("the value at this path is different")
 
     def _add(self, path: Pointer, value: Any) -> None:
         if not path:
             self.document = value
             return
-        container, step = self._container(path[:-1]), path[-1]
+        container, token = self._container(path[:-1]), path[-1]
         if isinstance(container, dict):
-            container[step] = value
+            container[token] = value
             return
         if not isinstance(container, list):
             raise PatchError(f"nothing can be added to {json_type(container)}")
-        index = len(container) if step == "-" else int(step) if ARRAY_INDEX.fullmatch(step) else -1
+        index = len(container) if token == "-" else int(token) if ARRAY_INDEX.fullmatch(token) else -1
         if not 0 <= index <= len(container):
-            raise PatchError(f"{step!r} is no index of a list of {len(container)}")
+            raise PatchError(f"{token!r} is not an index of a list of length {len(container)}")
         charge((len(container) - index) // ELEMENTS_PER_UNIT + 1)
         container.insert(index, value)
 
     def _remove(self, path: Pointer) -> None:
         if not path:
-            raise PatchError("the whole document cannot go")
+            raise PatchError("the whole document cannot be removed")
         container = self._container(path[:-1])
         charge(len(container) // ELEMENTS_PER_UNIT + 1 if isinstance(container, list) else 1)
         del container[member_key(container, path[-1])]
@@ -225,7 +225,7 @@ class JsonPatcher:
 
     def _move(self, source: Pointer, path: Pointer) -> None:
         if len(path) > len(source) and path[: len(source)] == source:
-            raise PatchError("a value cannot move into itself")
+            raise PatchError("a value cannot be moved into itself")
         value = value_at_pointer(self.document, source)
         if path != source:
             self._remove(source)
@@ -236,16 +236,16 @@ class JsonPatcher:
         self._copied_bytes += len(text)
         if self._copied_bytes > MAX_COPIED_BYTES:
             raise PatchError(f"the copies so far are {self._copied_bytes} bytes, over {MAX_COPIED_BYTES}")
-        return msgspec.json.decode(text)  # of its own: what is at the source may change in place
+        return msgspec.json.decode(text)  # a separate copy: the value at the source may change in place
 
     def _container(self, path: Pointer) -> Any:
-        """What is at a path, and may be changed."""
-        self.document = found = self._writable(self.document)
-        for step in path:
-            at = member_key(found, step)
-            found[at] = below = self._writable(found[at])
-            found = below
-        return found
+        """Return the container at a path, copied so that it can be changed."""
+        self.document = container = self._writable(self.document)
+        for token in path:
+            key = member_key(container, token)
+            container[key] = child = self._writable(container[key])
+            container = child
+        return container
 
     def _writable(self, value: Any) -> Any:
         if not isinstance(value, dict | list) or id(value) in self._copied_containers:
@@ -257,33 +257,33 @@ class JsonPatcher:
 
 
 def parse_pointer(text: str) -> Pointer:
-    """The steps of a JSON pointer (RFC 6901)."""
+    """Return the reference tokens of a JSON pointer (RFC 6901)."""
     if text == "":
         return ()
     if not text.startswith("/"):
-        raise PatchError(f"{text!r} is no JSON pointer: it begins with /")
+        raise PatchError(f"{text!r} is not a JSON pointer: it must start with /")
     if BAD_ESCAPE.search(text):
-        raise PatchError(f"{text!r} is no JSON pointer: ~ is written ~0 and / is written ~1")
-    return tuple(step.replace("~1", "/").replace("~0", "~") for step in text[1:].split("/"))
+        raise PatchError(f"{text!r} is not a JSON pointer: ~ is written ~0 and / is written ~1")
+    return tuple(token.replace("~1", "/").replace("~0", "~") for token in text[1:].split("/"))
 
 
 def value_at_pointer(document: Any, path: Pointer) -> Any:
-    for step in path:
-        document = document[member_key(document, step)]
+    for token in path:
+        document = document[member_key(document, token)]
     return document
 
 
-def member_key(container: Any, step: str) -> Any:
-    """The key or the index of the member that `step` names, which must exist."""
-    if isinstance(container, dict) and step in container:
-        return step
-    if isinstance(container, list) and ARRAY_INDEX.fullmatch(step) and int(step) < len(container):
-        return int(step)
-    raise PatchError("there is nothing there")
+def member_key(container: Any, token: str) -> Any:
+    """Return the key or index of an existing member of a container."""
+    if isinstance(container, dict) and token in container:
+        return token
+    if isinstance(container, list) and ARRAY_INDEX.fullmatch(token) and int(token) < len(container):
+        return int(token)
+    raise PatchError("the path does not exist")
 
 
 def is_json_equal(left: Any, right: Any) -> bool:
-    """Equal as JSON, where true is not 1 although 1.0 is."""
+    """Return True if the values are equal as JSON: 1 equals 1.0 but not true."""
     if isinstance(left, dict) and isinstance(right, dict):
         return left.keys() == right.keys() and all(is_json_equal(value, right[key]) for key, value in left.items())
     if isinstance(left, list) and isinstance(right, list):

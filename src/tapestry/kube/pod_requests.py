@@ -1,4 +1,4 @@
-"""What a pod asks of its node, as the scheduler counts it."""
+"""Pod resource requests as the scheduler counts them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ ENCODE = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class PodAllocation:
-    """What a pod holds of its node, and since when."""
+    """Resources of a node that a pod uses, and the time since when."""
 
     amounts: ResourceList
     since: datetime
@@ -30,15 +30,16 @@ def pod_allocation(pod: Object) -> PodAllocation:
 
 
 def bound_at(pod: Object) -> datetime:
-    """When the pod came to its node: it was scheduled then, or made for it."""
+    """Return the time at which the pod was scheduled, or created if it was never scheduled."""
     scheduled = find_condition(value_at(pod, "status", "conditions"), "PodScheduled") or {}
     return parse_time(scheduled.get("lastTransitionTime") or pod["metadata"]["creationTimestamp"])
 
 
 def effective_requests(pod: Object) -> ResourceList:
-    """What the pod holds of its node: the larger of its init phase and its running phase, and its overhead.
+    """Return the resources that a pod occupies: the maximum of its init and running phases, plus overhead.
 
-    Init containers run one after the other; those that restart for ever are sidecars and go on beside everything later.
+    Init containers run one after another. Sidecars (init containers that always restart) keep running beside all later
+    containers.
     """
     spec = pod["spec"]
     containers: Sequence[Object] = spec.get("containers") or ()
@@ -53,7 +54,7 @@ def effective_requests(pod: Object) -> ResourceList:
 
 @lru_cache(maxsize=1024)
 def cached_single_container_requests(resources: bytes) -> ResourceList:
-    """What a pod of one container with these resources, as JSON, holds: most pods are replicas of a few."""
+    """Return the requests of a pod with one container that has these resources, as JSON. Most pods are replicas."""
     return container_requests({"resources": msgspec.json.decode(resources)}) + ONE_POD
 
 
@@ -68,32 +69,32 @@ def compute_requests(pod: Object) -> ResourceList:
     running = sidecars
     for container in spec.get("containers") or ():
         running = running + container_allocation(container, pod)
-    stated = spec.get("resources") or {}  # for the pod as a whole: a request counts, a limit where nothing else does
-    limits, requests = ResourceList.parse(stated.get("limits")), ResourceList.parse(stated.get("requests"))
+    whole_pod = spec.get("resources") or {}  # pod-level resources: a request overrides, a limit is only a fallback
+    limits, requests = ResourceList.parse(whole_pod.get("limits")), ResourceList.parse(whole_pod.get("requests"))
     total = ResourceList({**limits, **highest.larger(running), **requests})
     return total + ResourceList.parse(spec.get("overhead")) + ONE_POD
 
 
 def container_requests(container: Object) -> ResourceList:
-    """A container's requests; a limit without a request is a request."""
+    """Return the requests of a container. A limit without a request counts as a request."""
     resources = container.get("resources") or {}
     return ResourceList.parse({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
 
 
 def container_allocation(container: Object, pod: Object) -> ResourceList:
-    """What a running container holds: while it is resized, the larger of what it has and what it asks for."""
-    asked, status = container_requests(container), pod.get("status") or {}
-    reports = [*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())]
-    report: Object = next((each for each in reports if each["name"] == container["name"]), {})
-    if report.get("resources") is None:
-        return asked
-    has = ResourceList.parse(report["resources"].get("requests")).larger(
-        ResourceList.parse(report.get("allocatedResources"))
+    """Return the resources of a running container: during a resize the maximum of actual and desired."""
+    desired, status = container_requests(container), pod.get("status") or {}
+    statuses = [*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())]
+    status_entry: Object = next((each for each in statuses if each["name"] == container["name"]), {})
+    if status_entry.get("resources") is None:
+        return desired
+    actual = ResourceList.parse(status_entry["resources"].get("requests")).larger(
+        ResourceList.parse(status_entry.get("allocatedResources"))
     )
     resize = find_condition(status.get("conditions"), "PodResizePending") or {}
-    return has if resize.get("reason") == "Infeasible" else asked.larger(has)
+    return actual if resize.get("reason") == "Infeasible" else desired.larger(actual)
 
 
 def occupies_node(pod: Object) -> bool:
-    """Whether the pod still counts: it is bound and neither succeeded nor failed."""
+    """Return True if the pod uses resources of its node: it is bound and not terminated."""
     return bool(value_at(pod, "spec", "nodeName")) and not is_pod_terminal(pod)

@@ -1,9 +1,9 @@
-"""The Pod Security Standards as Kubernetes 1.34 has them: a function for each check, under the name it gives it.
+"""Pod Security Standards of Kubernetes 1.34: one function per check, named as upstream.
 
-They are stricter than Kubernetes only about pods that no API server accepts: what is not of the type it should be is
-refused, so is a second source of one volume, and a Windows pod need not set what Windows does not have, but if it does,
-the value has to be right.  With these, `restricted` refuses everything that `baseline` does.  User namespaces
-(`hostUsers: false`) earn no leniency: it is granted only where someone vouches that every node has them.
+The checks are stricter than Kubernetes only for pods that no API server accepts. They reject fields of the wrong type
+and volumes with two sources. A Windows pod may omit the fields that do not exist on Windows, but values that it sets
+must be valid. `restricted` therefore rejects everything that `baseline` rejects. User namespaces (`hostUsers: false`)
+do not relax any check, because that requires support on every node.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,17 +14,17 @@ from tapestry.kube.objects import EMPTY_MAPPING, Object
 from tapestry.kube.pods import CONTAINER_FIELDS
 
 Part = tuple[str, Any]
-"""Something in a pod, after its path."""
+"""Path and value of a part of a pod."""
 Parts = Iterable[Part]
 
 MAX_VALUE_LENGTH = 64
-"""Characters of what a tenant wrote that a message repeats."""
-WRONG_TYPE_REMEDY = "Kubernetes has another type here"
+"""Limit of characters of a user's value that a message quotes."""
+WRONG_TYPE_REMEDY = "set a value of the type that Kubernetes expects"
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A field that keeps a pod from running at a level; as a string, what to tell its owner."""
+    """Field that violates the standard at a level. `str()` is the message for the owner of the pod."""
 
     path: str
     found: str
@@ -37,15 +37,14 @@ class Violation:
 
 
 def violations(pod: Object, level: str) -> list[Violation]:
-    """What the standard has against the pod, in the order of its checks."""
+    """Return all violations of the pod in the order of the checks."""
     return violations_of_checks(pod, level, CHECKS_BY_LEVEL[level])
 
 
 class PodView:
-    """The parts of a pod that rules look at.
+    """Parts of a pod that checks read.
 
-    What is not of the type that Kubernetes gives it is noted in `malformed` and else taken for absent, so rules need
-    not look at types on their way down.
+    A value of the wrong type is recorded in `malformed` and treated as absent, so checks need not test types.
     """
 
     def __init__(self, pod: Object) -> None:
@@ -54,7 +53,7 @@ class PodView:
         self.spec: list[Part] = [("spec", spec)]
         metadata = self.object_at("metadata", pod.get("metadata"))
         self.annotations = self.object_at("metadata.annotations", metadata.get("annotations"))
-        # Taken at its word: a kubelet of another system refuses the pod.
+        # This value is not verified: a kubelet of another OS rejects the pod.
         self.is_windows = self.object_at("spec.os", spec.get("os")).get("name") == "windows"
         self.volumes = self.object_items(self.spec, "volumes")
         self.containers = self.object_items(self.spec, *CONTAINER_FIELDS)
@@ -70,7 +69,7 @@ class PodView:
         return EMPTY_MAPPING
 
     def objects(self, parts: Parts, *fields: str) -> list[Part]:
-        """The objects in `fields` of the parts, where they are set."""
+        """Return the objects in `fields` of the parts, if set."""
         return [
             (f"{path}.{field}", self.object_at(f"{path}.{field}", value))
             for path, part in parts
@@ -79,12 +78,12 @@ class PodView:
         ]
 
     def child_objects(self, parts: Parts, field: str) -> list[Part]:
-        """The object in `field` of each part, empty where it is not set."""
+        """Return the object in `field` of each part, or an empty object."""
         paths = ((f"{path}.{field}", part.get(field)) for path, part in parts)
         return [(path, self.object_at(path, value)) for path, value in paths]
 
     def entries(self, parts: Parts, *fields: str) -> Iterator[Part]:
-        """What is in the lists in `fields` of the parts."""
+        """Yield the items of the lists in `fields` of the parts."""
         for path, part in parts:
             for field in fields:
                 entries = part.get(field)
@@ -95,41 +94,41 @@ class PodView:
                     self.malformed[f"{path}.{field}"] = entries
 
     def object_items(self, parts: Parts, *fields: str) -> list[Part]:
-        """The objects in the lists in `fields` of the parts."""
-        found = []
+        """Return the objects in the lists in `fields` of the parts."""
+        objects = []
         for path, entry in self.entries(parts, *fields):
             if isinstance(entry, dict):
-                found.append((path, entry))
+                objects.append((path, entry))
             else:
                 self.malformed[path] = entry
-        return found
+        return objects
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
     name: str
     find_violations: Callable[[PodView], Parts]
-    """What in the pod is against the rule: the path, and the value or a description of it."""
+    """Function that yields path and value (or a description of it) of each violation."""
     remedy: str
 
 
 def violations_of_checks(pod: Object, level: str, checks: tuple[Check, ...]) -> list[Violation]:
     if not checks:
         return []
-    reading = PodView(pod)
-    found = [
+    view = PodView(pod)
+    result = [
         Violation(path, value_text(value), rule.name, rule.remedy, level)
         for rule in checks
-        for path, value in rule.find_violations(reading)
+        for path, value in rule.find_violations(view)
     ]
-    malformed = reading.malformed.items()  # complete only now: rules read on
-    return found + [
+    malformed = view.malformed.items()  # complete only after all checks have run
+    return result + [
         Violation(path, value_text(value), "malformed", WRONG_TYPE_REMEDY, level) for path, value in malformed
     ]
 
 
 def value_text(value: Any) -> str:
-    """A value as messages have it; never the inside of one that should not be there at all."""
+    """Return a value as messages show it. The content of objects and lists is not shown."""
     if value is None:
         return "unset"
     if isinstance(value, bool):
@@ -139,12 +138,12 @@ def value_text(value: Any) -> str:
     if isinstance(value, list):
         return "a list"
     text = str(value)
-    shown = text if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}..."
-    return shown if shown.isprintable() and shown else ascii(shown)
+    excerpt = text if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}..."
+    return excerpt if excerpt.isprintable() and excerpt else ascii(excerpt)
 
 
 def values_other_than(harmless: bool | int | str, parts: Parts, field: str) -> Iterator[Part]:
-    """Where `field` is set to anything but this value of this type."""
+    """Yield the parts whose `field` is set to another value or type."""
     for path, part in parts:
         value = part.get(field)
         if value is not None and (type(value) is not type(harmless) or value != harmless):
@@ -152,14 +151,14 @@ def values_other_than(harmless: bool | int | str, parts: Parts, field: str) -> I
 
 
 def values_outside(allowed: frozenset[str | None], parts: Parts, field: str) -> Iterator[Part]:
-    """Where `field` is none of the allowed; None stands for no value."""
+    """Yield the parts whose `field` is not allowed. None stands for an unset field."""
     for path, part in parts:
         value = part.get(field)
         if not isinstance(value, str | None) or value not in allowed:
             yield f"{path}.{field}", value
 
 
-# -- The standard, baseline
+# -- baseline
 
 SOURCE_DESCRIPTION = "a source of this kind"
 HOST_NAMESPACES = ("hostNetwork", "hostPID", "hostIPC")
@@ -254,7 +253,7 @@ def capabilities_outside(allowed: frozenset[str], pod: PodView) -> Iterator[Part
             yield path, capability
 
 
-# -- The standard, restricted
+# -- restricted
 
 CAPABILITIES_RESTRICTED = frozenset({"NET_BIND_SERVICE"})
 STANDARD_SOURCES = frozenset(
@@ -313,7 +312,7 @@ def seccomp_profile_restricted(pod: PodView) -> Parts:
 
 
 def sources_outside(allowed: frozenset[str], parts: Parts) -> Iterator[Part]:
-    """Sources of volumes, or of projections, that are not allowed.  One without any is an emptyDir."""
+    """Yield the volume or projection sources that are not allowed. A volume without a source is an emptyDir."""
     for path, part in parts:
         for field, value in part.items():
             if value is None or field == "name":
@@ -322,7 +321,7 @@ def sources_outside(allowed: frozenset[str], parts: Parts) -> Iterator[Part]:
                 yield f"{path}.{value_text(field)}", value if field in allowed else SOURCE_DESCRIPTION
 
 
-# -- Which rules hold where
+# -- checks by level
 
 
 def sorted_list_text(values: Iterable[str | None]) -> str:
@@ -337,7 +336,7 @@ COMMON_CHECKS = (
     Check("appArmorProfile", app_armor_profile, CONFINED_PROFILE_REMEDY),
     Check("hostNamespaces", host_namespaces, UNSET_REMEDY),
     Check("hostPorts", host_ports, UNSET_REMEDY),
-    Check("hostProbesAndHostLifecycle", host_probes_and_host_lifecycle, "leave it out: the pod itself is asked"),
+    Check("hostProbesAndHostLifecycle", host_probes_and_host_lifecycle, "leave it out: the default is the pod itself"),
     Check("privileged", privileged, UNSET_REMEDY),
     Check("procMount", proc_mount, UNSET_REMEDY),
     Check(
@@ -347,16 +346,16 @@ COMMON_CHECKS = (
     Check("windowsHostProcess", windows_host_process, UNSET_REMEDY),
 )
 BASELINE_CHECKS = (
-    Check("capabilities_baseline", capabilities_baseline, f"add no other than {sorted_list_text(CAPABILITIES)}"),
+    Check("capabilities_baseline", capabilities_baseline, f"add only {sorted_list_text(CAPABILITIES)}"),
     Check("hostPathVolumes", host_path_volumes, ALLOWED_SOURCE_REMEDY),
     Check("seccompProfile_baseline", seccomp_profile_baseline, CONFINED_PROFILE_REMEDY),
 )
 RESTRICTED_CHECKS = (
     Check("allowPrivilegeEscalation", allow_privilege_escalation, "set false"),
-    Check("capabilities_restricted", capabilities_restricted, "drop ALL, add none but NET_BIND_SERVICE"),
+    Check("capabilities_restricted", capabilities_restricted, "drop ALL, add at most NET_BIND_SERVICE"),
     Check("restrictedVolumes", restricted_volumes, ALLOWED_SOURCE_REMEDY),
     Check("runAsNonRoot", run_as_non_root, "set true, here or for the whole pod"),
-    Check("runAsUser", run_as_user, "use another user than 0"),
+    Check("runAsUser", run_as_user, "use a user other than 0"),
     Check(
         "seccompProfile_restricted",
         seccomp_profile_restricted,

@@ -1,15 +1,14 @@
-"""What is true of any pod: where its containers are, and when it has ended."""
+"""Basic facts of a pod: its containers, sidecars and terminal phases."""
 
 from collections.abc import Iterator, Sequence
 
 from tapestry.kube.objects import Object
 
 CONTAINER_FIELDS = ("initContainers", "containers", "ephemeralContainers")
-"""Where a pod's containers are, in the order in which they come to run."""
+"""Fields that contain containers, in the order in which they start."""
 CREATION_CONTAINER_FIELDS = CONTAINER_FIELDS[:2]
-"""Those that it was made with; the others come while it runs."""
+"""Container fields that are set on creation. Ephemeral containers are added later."""
 TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
-"""Phases that a pod does not leave."""
 
 
 def containers_of(pod: Object, fields: Sequence[str] = CREATION_CONTAINER_FIELDS) -> Iterator[Object]:
@@ -18,11 +17,11 @@ def containers_of(pod: Object, fields: Sequence[str] = CREATION_CONTAINER_FIELDS
 
 
 def is_sidecar(container: Object) -> bool:
-    """Whether an init container goes on beside everything that comes after it."""
+    """Return True for an init container that keeps running beside all later containers."""
     return container.get("restartPolicy") == "Always"
 
 
 def is_pod_terminal(pod: Object) -> bool:
-    """Whether the pod has ended; it never runs again."""
+    """Return True if the pod has terminated. It never runs again."""
     status = pod.get("status")
     return isinstance(status, dict) and status.get("phase") in TERMINAL_PHASES

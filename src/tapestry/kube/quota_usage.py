@@ -1,11 +1,11 @@
-"""Usage: what objects count for in a ResourceQuota, under the names that quotas limit.
+"""Usage of objects as ResourceQuotas count it.
 
-    totals      what a pod asks for as a whole
-    usage       what an object uses: `{"pods": 1, "requests.cpu": 500m, ...}`
-    counted     those names of a quota that the objects of a resource count towards
-    in_scopes   whether a quota is about an object at all
+    pod_resource_totals    requests or limits of a whole pod
+    object_usage           usage of an object: `{"pods": 1, "requests.cpu": 500m, ...}`
+    matching_quota_names   names in a quota that objects of a resource count towards
+    matches_scopes         True if a quota applies to an object
 
-Resources are named as rights name them: `pods`, `deployments.apps`.
+Resources are named as in RBAC: `pods`, `deployments.apps`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -26,16 +26,17 @@ SERVICE_QUOTA_NAMES = frozenset({"count/services", "services", "services.nodepor
 CLAIM_QUOTA_NAMES = frozenset({"count/persistentvolumeclaims", "persistentvolumeclaims", "requests.storage"})
 STORAGE_CLASS_INFIX = ".storageclass.storage.k8s.io/"
 COUNTED_BY_PLURAL = frozenset({"configmaps", "secrets", "replicationcontrollers", "resourcequotas"})
-"""Resources that quotas counted under their own name before there was `count/`."""
+"""Resources that quotas counted by plural name before `count/` existed."""
 UNCOUNTED_RESOURCES = frozenset({"events", "events.events.k8s.io"})
 POD_LEVEL_RESOURCES = ("cpu", "memory")
-"""What a pod can ask for as a whole, in the place of its containers."""
+"""Resources that can be requested for the pod as a whole instead of its containers."""
 
 
 def pod_resource_totals(spec: Object, field: str) -> ResourceList:
-    """The `requests` or `limits` of a pod's containers: the larger of its init phase and its running phase.
+    """Return the `requests` or `limits` of a pod: the maximum of its init and running phases.
 
-    Init containers run one after the other; those that restart for ever are sidecars and go on beside everything later.
+    Init containers run one after another. Sidecars (init containers that always restart) keep running beside all later
+    containers.
     """
     sidecars, highest = ResourceList(), ResourceList()
     for container in spec.get("initContainers") or ():
@@ -47,10 +48,10 @@ def pod_resource_totals(spec: Object, field: str) -> ResourceList:
     running = sidecars
     for container in spec.get("containers") or ():
         running = running + container_resources(container, field)
-    of_the_pod = {
+    pod_level = {
         name: amount for name, amount in container_resources(spec, field).items() if name in POD_LEVEL_RESOURCES
     }
-    return ResourceList({**highest.larger(running), **of_the_pod})
+    return ResourceList({**highest.larger(running), **pod_level})
 
 
 def container_resources(container: Object, field: str) -> ResourceList:
@@ -61,11 +62,11 @@ def container_resources(container: Object, field: str) -> ResourceList:
 
 
 def object_usage(resource: str, obj: Object, now: datetime) -> ResourceList:
-    """What the object uses now."""
-    special = {"pods": pod_usage, "services": service_usage, "persistentvolumeclaims": claim_usage}.get(resource)
+    """Return the usage of the object at the time `now`."""
+    usage = {"pods": pod_usage, "services": service_usage, "persistentvolumeclaims": claim_usage}.get(resource)
     count = ResourceList({f"count/{resource}": ONE})
-    if special is not None:
-        return count + special(obj, now)
+    if usage is not None:
+        return count + usage(obj, now)
     return count + ResourceList({resource: ONE}) if resource in COUNTED_BY_PLURAL else count
 
 
@@ -82,21 +83,21 @@ def pod_usage(pod: Object, now: datetime) -> ResourceList:
 
 
 def pod_quota_usage(requests: ResourceList, limits: ResourceList) -> ResourceList:
-    """Requests and limits under the names of a quota, and the pod itself."""
-    found = {"pods": ONE}
+    """Return requests, limits and the pod count under the names that quotas use."""
+    usage = {"pods": ONE}
     for name, amount in requests.items():
         if name in ("cpu", "memory", "ephemeral-storage") or name.startswith("hugepages-"):
-            found |= {name: amount, f"requests.{name}": amount}
+            usage |= {name: amount, f"requests.{name}": amount}
         elif is_extended_resource(name):
-            found[f"requests.{name}"] = amount
+            usage[f"requests.{name}"] = amount
     for name in ("cpu", "memory", "ephemeral-storage"):
         if name in limits:
-            found[f"limits.{name}"] = limits[name]
-    return ResourceList(found)
+            usage[f"limits.{name}"] = limits[name]
+    return ResourceList(usage)
 
 
 def is_terminated_or_overdue(pod: Object, now: datetime) -> bool:
-    """Whether the pod has ended, or should have by now."""
+    """Return True if the pod has terminated or its deletion grace period has passed."""
     if value_at(pod, "status", "phase") in TERMINAL_PHASES:
         return True
     metadata = pod["metadata"]
@@ -107,42 +108,41 @@ def is_terminated_or_overdue(pod: Object, now: datetime) -> bool:
 
 
 def is_extended_resource(name: str) -> bool:
-    """Whether it is a resource that somebody else than Kubernetes defined: `example.com/gpu`."""
+    """Return True for a resource that Kubernetes does not define: `example.com/gpu`."""
     return "/" in name and "kubernetes.io/" not in name
 
 
 def service_usage(service: Object, _: datetime) -> ResourceList:
     spec = service.get("spec") or {}
     ports, kind = spec.get("ports") or (), spec.get("type")
-    on_nodes = len(ports) if kind in ("NodePort", "LoadBalancer") else 0
+    node_ports = len(ports) if kind in ("NodePort", "LoadBalancer") else 0
     if kind == "LoadBalancer" and spec.get("allocateLoadBalancerNodePorts") is False:
-        on_nodes = sum(1 for port in ports if port.get("nodePort"))
+        node_ports = sum(1 for port in ports if port.get("nodePort"))
     return ResourceList(
         {
             "services": ONE,
-            "services.nodeports": parse_quantity(on_nodes),
+            "services.nodeports": parse_quantity(node_ports),
             "services.loadbalancers": parse_quantity(int(kind == "LoadBalancer")),
         }
     )
 
 
 def claim_usage(claim: Object, _: datetime) -> ResourceList:
-    found = {"persistentvolumeclaims": ONE}
-    asked = value_at(claim, "spec", "resources", "requests", "storage")
-    if asked is not None:
-        given = value_at(claim, "status", "allocatedResources", "storage", default=0)
-        found["requests.storage"] = rounded_up_to_bytes(max(parse_quantity(asked), parse_quantity(given)))
+    usage = {"persistentvolumeclaims": ONE}
+    requested = value_at(claim, "spec", "resources", "requests", "storage")
+    if requested is not None:
+        allocated = value_at(claim, "status", "allocatedResources", "storage", default=0)
+        usage["requests.storage"] = rounded_up_to_bytes(max(parse_quantity(requested), parse_quantity(allocated)))
     storage_class = value_at(claim, "spec", "storageClassName")
-    of_class = (
-        {f"{storage_class}{STORAGE_CLASS_INFIX}{name}": amount for name, amount in found.items()}
+    class_usage = (
+        {f"{storage_class}{STORAGE_CLASS_INFIX}{name}": amount for name, amount in usage.items()}
         if storage_class
         else {}
     )
-    return ResourceList({**found, **of_class})
+    return ResourceList({**usage, **class_usage})
 
 
 def rounded_up_to_bytes(amount: Quantity) -> Quantity:
-    """In whole bytes, rounded up."""
     return Quantity(amount.value() * ONE.nano, amount.format)
 
 
@@ -150,18 +150,18 @@ def rounded_up_to_bytes(amount: Quantity) -> Quantity:
 
 
 def matching_quota_names(resource: str, names: Iterable[str]) -> list[str]:
-    """Which of a quota's names the objects of a resource count towards."""
+    """Return the names in a quota that objects of a resource count towards."""
     match resource:
         case "pods":
-            claims: Callable[[str], bool] = is_pod_quota_name
+            matches: Callable[[str], bool] = is_pod_quota_name
         case "services":
-            claims = SERVICE_QUOTA_NAMES.__contains__
+            matches = SERVICE_QUOTA_NAMES.__contains__
         case "persistentvolumeclaims":
-            claims = is_claim_quota_name
+            matches = is_claim_quota_name
         case _:
-            own = {f"count/{resource}", *([resource] if resource in COUNTED_BY_PLURAL else [])}
-            claims = own.__contains__
-    return [name for name in names if claims(name)]
+            names_of_resource = {f"count/{resource}", *([resource] if resource in COUNTED_BY_PLURAL else [])}
+            matches = names_of_resource.__contains__
+    return [name for name in names if matches(name)]
 
 
 def is_pod_quota_name(name: str) -> bool:
@@ -171,12 +171,12 @@ def is_pod_quota_name(name: str) -> bool:
 
 
 def is_claim_quota_name(name: str) -> bool:
-    _, at, of_class = name.partition(STORAGE_CLASS_INFIX)
-    return name in CLAIM_QUOTA_NAMES or (bool(at) and of_class in ("persistentvolumeclaims", "requests.storage"))
+    _, infix, resource = name.partition(STORAGE_CLASS_INFIX)
+    return name in CLAIM_QUOTA_NAMES or (bool(infix) and resource in ("persistentvolumeclaims", "requests.storage"))
 
 
 def matches_scopes(resource: str, quota: Object, obj: Object) -> bool:
-    """Whether all scopes of a quota are those of the object; only pods and claims have any."""
+    """Return True if the object matches all scopes of a quota. Only pods and claims have scopes."""
     spec = quota.get("spec") or {}
     scopes = [{"scopeName": each, "operator": "Exists"} for each in spec.get("scopes") or ()]
     scopes += value_at(spec, "scopeSelector", "matchExpressions", default=[])
@@ -191,22 +191,22 @@ def matches_scope(resource: str, obj: Object, scope: Object) -> bool:
         return False
     if name == "PriorityClass":
         return is_selected_by_scope({value_at(obj, "spec", "priorityClassName")}, scope)
-    holds = POD_SCOPES.get(name)
-    return holds is not None and holds(obj)
+    applies = POD_SCOPES.get(name)
+    return applies is not None and applies(obj)
 
 
 def is_selected_by_scope(values: set[str | None], scope: Object) -> bool:
-    """Whether a scope selector chooses an object with one of these values."""
-    given, listed = {each for each in values if each}, set(scope.get("values") or ())
+    """Return True if a scope selector matches an object with any of these values."""
+    present, selected = {each for each in values if each}, set(scope.get("values") or ())
     match scope.get("operator"):
         case "Exists":
-            return bool(given)
+            return bool(present)
         case "DoesNotExist":
-            return not given
+            return not present
         case "In":
-            return bool(given & listed)
+            return bool(present & selected)
         case "NotIn":
-            return not given or bool(given - listed)
+            return not present or bool(present - selected)
     return False
 
 
@@ -219,7 +219,7 @@ def attribute_classes(claim: Object) -> set[str | None]:
 
 
 def is_terminating(pod: Object) -> bool:
-    """Whether the pod has a deadline: what quotas mean by that word."""
+    """Return True if the pod has an active deadline, which is what the quota scope Terminating means."""
     deadline: int | None = value_at(pod, "spec", "activeDeadlineSeconds")
     return deadline is not None and deadline >= 0
 
@@ -229,7 +229,7 @@ def is_best_effort(pod: Object) -> bool:
 
 
 def uses_cross_namespace_affinity(pod: Object) -> bool:
-    """Whether the pod's affinity is to pods of other namespaces."""
+    """Return True if the pod has affinity to pods of other namespaces."""
     affinity = value_at(pod, "spec", "affinity", default={})
     for kind in ("podAffinity", "podAntiAffinity"):
         rules = affinity.get(kind) or {}

@@ -1,4 +1,4 @@
-"""Resources: where a kind lives in the API, as values that every verb takes."""
+"""API resources: group, version, kind and URL path, as values that every verb takes."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 @dataclass(frozen=True)
 class Resource:
-    """One resource of an API server: `Resource("apps", "v1", "Deployment", "deployments")`."""
+    """API resource: `Resource("apps", "v1", "Deployment", "deployments")`."""
 
     group: str
     version: str
@@ -21,23 +21,22 @@ class Resource:
 
     @cached_property
     def name(self) -> str:
-        """`pods`, `deployments.apps`: how people, metrics and rights name it."""
+        """Name with group as in RBAC and metrics: `pods`, `deployments.apps`."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     @property
     def group_version_path(self) -> str:
-        """The URL path of its group and version."""
         return f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
-        """The URL path of the collection or of one object.
+        """Return the URL path of the collection or of one object.
 
-        Without a namespace the collection spans all of them.  A name that could change the path raises ValueError.
+        Without a namespace the collection spans all namespaces. Raise ValueError for a name that would change the path.
         """
         root = self.group_version_path
         if namespace is not None:
             if not self.namespaced:
-                raise ValueError(f"{self.name} is cluster-scoped; namespace {namespace!r} has no place in its path")
+                raise ValueError(f"{self.name} is cluster-scoped; namespace {namespace!r} is not allowed in its path")
             root += f"/namespaces/{path_segment(namespace)}"
         elif name is not None and self.namespaced:
             raise ValueError(f"{self.name} is namespaced; {name!r} needs a namespace")
@@ -45,14 +44,14 @@ class Resource:
         if name is not None:
             root += f"/{path_segment(name)}"
         elif subresource:
-            raise ValueError(f"{self.name}: {subresource!r} needs a name; without, it would be read as one")
+            raise ValueError(f"{self.name}: {subresource!r} needs a name; without one it would be read as the name")
         return f"{root}/{subresource}" if subresource else root
 
 
 def path_segment(text: str) -> str:
-    """`text` as one segment of a path; the names that Kubernetes forbids for that reason are refused."""
+    """Return `text` as a URL path segment. Raise ValueError for names that Kubernetes forbids for this reason."""
     if text in ("", ".", "..") or "/" in text or "%" in text:
-        raise ValueError(f"{text!r} may not be a name: it cannot be a segment of a path")
+        raise ValueError(f"{text!r} may not be a name: it is not a valid path segment")
     return quote(text, safe=":")
 
 
@@ -81,7 +80,7 @@ JOBS = Resource("batch", "v1", "Job", "jobs")
 CRON_JOBS = Resource("batch", "v1", "CronJob", "cronjobs")
 LEASES = Resource("coordination.k8s.io", "v1", "Lease", "leases")
 NODE_LEASE_NAMESPACE = "kube-node-lease"
-"""The namespace of the Leases that kubelets renew."""
+"""Namespace of the Leases that kubelets renew."""
 STORAGE_CLASSES = Resource("storage.k8s.io", "v1", "StorageClass", "storageclasses", namespaced=False)
 CSI_NODES = Resource("storage.k8s.io", "v1", "CSINode", "csinodes", namespaced=False)
 ROLES = Resource("rbac.authorization.k8s.io", "v1", "Role", "roles")

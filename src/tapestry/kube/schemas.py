@@ -1,8 +1,8 @@
-"""Structs as structural schemas: the OpenAPI that API servers prune, default and validate by.
+"""Structural OpenAPI schemas generated from Structs, for pruning, defaulting and validation.
 
-A structural schema has no references and no alternatives.  So the parts of a Struct are written into it, a Struct may
-not contain itself, and a union may only be `T | None` or `int | str`.  What cannot be said raises SchemaError, which
-names the type and the field: `AtSpec.windows[].start: ...`.
+A structural schema has no references and no alternatives. Nested Structs are therefore inlined, a Struct must not
+contain itself, and a union must be `T | None` or `int | str`. Any other type raises SchemaError, which names the type
+and the field: `AtSpec.windows[].start: ...`.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,21 +41,21 @@ SCALAR_SCHEMAS: dict[Any, Object] = {
     datetime: {"type": "string", "format": "date-time"},
     Duration: {"type": "string", "format": "duration", "pattern": DURATION_PATTERN},
 }
-LENGTH_SUFFIXES = {"array": "Items", "object": "Properties"}  # what a length counts, where it does not count characters
+LENGTH_SUFFIXES = {"array": "Items", "object": "Properties"}  # suffix of length limits other than minLength
 
 
 class SchemaError(TypeError):
-    """A type has no structural schema, or its default is not valid in it."""
+    """A type has no structural schema, or its default is invalid."""
 
 
 def schema_of(struct: type[Struct]) -> Object:
-    """The structural schema of a Struct, all of it the caller's: no part appears twice, so YAML needs no anchors."""
+    """Return the structural schema of a Struct. No part is shared, so callers may change it and YAML has no anchors."""
     schema: Object = msgspec.to_builtins(schema_for_hint(struct, SchemaPath(struct.__name__)))
     return schema
 
 
 def to_unstructured(value: Any) -> Any:
-    """`value` as JSON has it; the fields of a Struct that are None are left out."""
+    """Return `value` as JSON data. Struct fields that are None are omitted."""
     if isinstance(value, Struct):
         names = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
         parts = {name: getattr(value, attribute) for attribute, name in names}
@@ -69,7 +69,7 @@ def to_unstructured(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class SchemaPath:
-    """Where the walk is: the path that an error names, and the Structs that enclose it."""
+    """Position in the traversed type: the path for errors, and the enclosing Structs."""
 
     path: str
     enclosing: tuple[type[Struct], ...] = ()
@@ -77,8 +77,8 @@ class SchemaPath:
     def at(self, step: str) -> "SchemaPath":
         return replace(self, path=self.path + step)
 
-    def schema_error(self, why: str) -> SchemaError:
-        return SchemaError(f"{self.path}: {why}")
+    def schema_error(self, message: str) -> SchemaError:
+        return SchemaError(f"{self.path}: {message}")
 
 
 def schema_for_hint(hint: Any, schema_path: SchemaPath) -> Object:
@@ -90,10 +90,10 @@ def schema_for_hint(hint: Any, schema_path: SchemaPath) -> Object:
         check_list(schema, schema_path)
     if schema.get("nullable") and "enum" in schema:
         raise schema_path.schema_error(
-            "Kubernetes takes no null for an enum; make None the default to let it be left out"
+            "an enum cannot be null in Kubernetes; use the default None to make the field optional"
         )
     if VALIDATIONS in schema and "type" not in schema and INT_OR_STRING not in schema:
-        raise schema_path.schema_error("a rule needs to know the type of what it reads; Any says nothing about it")
+        raise schema_path.schema_error("a rule needs a typed value, and Any has no type")
     return schema
 
 
@@ -131,15 +131,15 @@ def struct_schema(struct: type[Struct], schema_path: SchemaPath) -> Object:
         raise schema_path.schema_error(
             f"{struct.__name__} is tagged or array_like; a schema describes plain Structs only"
         )
-    within = SchemaPath(schema_path.path, (*schema_path.enclosing, struct))
+    inner = SchemaPath(schema_path.path, (*schema_path.enclosing, struct))
     fields = msgspec.structs.fields(struct)
-    said = {
+    schema = {
         "description": cleandoc(struct.__doc__ or ""),
         "type": "object",
         "required": [info.encode_name for info in fields if info.required],
-        "properties": {info.encode_name: field_schema(info, within.at(f".{info.name}")) for info in fields},
+        "properties": {info.encode_name: field_schema(info, inner.at(f".{info.name}")) for info in fields},
     }
-    return {key: value for key, value in said.items() if value}
+    return {key: value for key, value in schema.items() if value}
 
 
 def field_schema(info: FieldInfo, schema_path: SchemaPath) -> Object:
@@ -148,7 +148,7 @@ def field_schema(info: FieldInfo, schema_path: SchemaPath) -> Object:
     schema = schema_for_hint(without_none(info.type) if may_be_absent else info.type, schema_path)
     if may_be_absent and is_immutable(schema):
         raise schema_path.schema_error(
-            "it could be removed and set anew; an immutable field is required or has a default"
+            "an immutable field must be required or have a default, or it could be removed and set again"
         )
     try:
         decoder = msgspec.json.Decoder(info.type, dec_hook=decode_hook)
@@ -170,22 +170,22 @@ def checked_default(default: Any, decoder: msgspec.json.Decoder[Any], schema_pat
 
 
 def is_immutable(schema: Object) -> bool:
-    (never,) = (IMMUTABLE.extra_json_schema or {})[VALIDATIONS]
-    return never in schema.get(VALIDATIONS, ())
+    (rule,) = (IMMUTABLE.extra_json_schema or {})[VALIDATIONS]
+    return rule in schema.get(VALIDATIONS, ())
 
 
 def without_none(hint: Any) -> Any:
-    """`T` for `T | None`, annotated as before."""
+    """Return `T` for `T | None`, with its annotations."""
     bare, metas = unwrap_annotated(hint)
     if get_origin(bare) not in (Union, UnionType):
         return hint
-    kept = reduce(or_, [arg for arg in get_args(bare) if arg is not NoneType])
-    return Annotated[(kept, *metas)] if metas else kept
+    remaining = reduce(or_, [arg for arg in get_args(bare) if arg is not NoneType])
+    return Annotated[(remaining, *metas)] if metas else remaining
 
 
 def list_schema(args: Sequence[Any], schema_path: SchemaPath) -> Object:
     if len(args) != 1:
-        raise schema_path.schema_error("the items need a type, and all the same one: list[T] or tuple[T, ...]")
+        raise schema_path.schema_error("all items must have one type: list[T] or tuple[T, ...]")
     return {"type": "array", "items": schema_for_hint(args[0], schema_path.at("[]"))}
 
 
@@ -219,7 +219,7 @@ def union_schema(args: Sequence[Any], schema_path: SchemaPath) -> Object:
     if len(members) == 1:
         schema = schemas[0]
     elif {unwrap_annotated(member)[0] for member in members} == {int, str}:
-        limits = {key: value for found in schemas for key, value in found.items() if key != "type"}
+        limits = {key: value for part in schemas for key, value in part.items() if key != "type"}
         schema = {INT_OR_STRING: True, **limits}
     else:
         names = " | ".join(map(type_name, members))
@@ -242,18 +242,18 @@ GENERIC_SCHEMAS: dict[Any, Callable[[Sequence[Any], SchemaPath], Object]] = {
 
 
 def with_meta(schema: Object, meta: Meta, schema_path: SchemaPath) -> Object:
-    """`schema` with what `meta` says; that it fits the type is for msgspec to check."""
+    """Return `schema` with the constraints of `meta`. msgspec checks that they fit the type."""
     extra = meta.extra_json_schema or {}
     if any(not key.startswith("x-kubernetes-") and key not in ("format", "nullable") for key in extra) or meta.examples:
         raise schema_path.schema_error(
-            "beside its arguments a Meta may say format, nullable and x-kubernetes-*, and no examples"
+            "a Meta may set only its arguments, format, nullable and x-kubernetes-*, and no examples"
         )
     if meta.multiple_of is not None and meta.multiple_of != int(meta.multiple_of):
         raise schema_path.schema_error(
-            f"multiple_of={meta.multiple_of}: Kubernetes cuts it to an int when it checks a whole number"
+            f"multiple_of={meta.multiple_of}: Kubernetes truncates it to an int when it validates an integer"
         )
     length = LENGTH_SUFFIXES.get(schema.get("type", ""), "Length")
-    said = {
+    constraints = {
         "title": meta.title,
         "description": meta.description,
         "minimum": meta.gt if meta.ge is None else meta.ge,
@@ -267,8 +267,8 @@ def with_meta(schema: Object, meta: Meta, schema_path: SchemaPath) -> Object:
         **extra,
     }
     if VALIDATIONS in schema and VALIDATIONS in extra:
-        said[VALIDATIONS] = [*schema[VALIDATIONS], *extra[VALIDATIONS]]
-    return {**schema, **{key: value for key, value in said.items() if value is not None}}
+        constraints[VALIDATIONS] = [*schema[VALIDATIONS], *extra[VALIDATIONS]]
+    return {**schema, **{key: value for key, value in constraints.items() if value is not None}}
 
 
 def check_list(schema: Object, schema_path: SchemaPath) -> None:
@@ -276,28 +276,26 @@ def check_list(schema: Object, schema_path: SchemaPath) -> None:
     if "items" not in schema:
         raise schema_path.schema_error("only a list can be a set or a map of its items")
     if kind != "map" and uses_old_self(items):
-        raise schema_path.schema_error(
-            "rules on oldSelf need to know which item was which; annotate the list with as_map(...)"
-        )
+        raise schema_path.schema_error("rules on oldSelf need items with keys; annotate the list with as_map(...)")
     if kind == "set" and items.get("type") in ("object", "array"):
         raise schema_path.schema_error("the items of a set are scalars; for Structs use as_map(...)")
     if kind != "atomic" and items.get("nullable"):
         raise schema_path.schema_error("the items of a set or a map are never null")
     for key in schema.get(LIST_MAP_KEYS, ()):
-        found = items.get("properties", {}).get(key)
-        if found is None or found.get("type") not in JSON_TYPES.values() or found.get("nullable"):
+        key_schema = items.get("properties", {}).get(key)
+        if key_schema is None or key_schema.get("type") not in JSON_TYPES.values() or key_schema.get("nullable"):
             raise schema_path.schema_error(
                 f"as_map({key!r}): the items have no such field that is a scalar and never null"
             )
-        if key not in items.get("required", ()) and "default" not in found:
+        if key not in items.get("required", ()) and "default" not in key_schema:
             raise schema_path.schema_error(f"as_map({key!r}): the key of a map is required or has a default")
 
 
 def uses_old_self(schema: Object) -> bool:
-    """Whether a rule anywhere in `schema` compares with the value before."""
+    """Return True if any rule in `schema` uses the old value."""
     parts = [*schema.get("properties", {}).values(), schema.get("items"), schema.get("additionalProperties")]
-    own = any("oldSelf" in rule["rule"] for rule in schema.get(VALIDATIONS, ()))
-    return own or any(uses_old_self(part) for part in parts if part)
+    is_used = any("oldSelf" in rule["rule"] for rule in schema.get(VALIDATIONS, ()))
+    return is_used or any(uses_old_self(part) for part in parts if part)
 
 
 def type_name(hint: Any) -> str:

@@ -1,12 +1,12 @@
-"""Selectors: which labels, fields and nodes are meant.
+"""Label, field and node selectors: parse them and match objects.
 
-Each is compiled once into a frozen value and then asked with `matches`.  Label and field selectors print, with `str`,
-as the query parameter that makes a server choose the same objects.  Absence differs by kind, as it does in Kubernetes:
+Each selector is compiled once into a frozen value with a `matches` method. `str()` of a label or field selector is the
+query parameter that selects the same objects on a server. A missing selector differs by type, as in Kubernetes:
 
     label_selector(None)  nothing          node_selector(None)  every node
-    label_selector({})    everything       node_selector({})    no node: its terms are alternatives, and there is none
+    label_selector({})    everything       node_selector({})    no node: its terms are alternatives, and there are none
 
-A field that we do not know is an error: a selector with part of its conditions ignored chooses too much.
+An unknown field is an error, because a selector that ignores some of its conditions would select too many objects.
 """
 
 import re
@@ -21,7 +21,7 @@ from tapestry.kube.objects import Object, labels_of, name_of
 
 
 class SelectorError(ValueError):
-    """The selector cannot be meant: the message has the path of the fault."""
+    """The selector is invalid. The message starts with the path of the error."""
 
 
 class Operator(StrEnum):
@@ -34,7 +34,7 @@ class Operator(StrEnum):
 
 
 INDEX_THRESHOLD = 8
-"""Requirements, or values of one, that are looked at one after the other."""
+"""Number of requirements, or of values in one requirement, above which an index is used."""
 LABEL_OPERATORS = (Operator.IN, Operator.NOT_IN, Operator.EXISTS, Operator.DOES_NOT_EXIST)
 FIELD_OPERATORS = (Operator.IN, Operator.NOT_IN)
 
@@ -50,13 +50,13 @@ OPERATOR_TOKENS = {
 TOKEN = re.compile(r"==|!=|[=!<>(),]|[^ \t\r\n=!<>(),]+")
 PUNCTUATION = frozenset({"==", "!=", "=", "!", "<", ">", "(", ")", ","})
 
-FIELD_TERM = re.compile(r"(?:\\.|[^,])+", re.DOTALL)  # up to a comma that is not escaped
+FIELD_TERM = re.compile(r"(?:\\.|[^,])+", re.DOTALL)  # up to an unescaped comma
 FIELD_SIGN = re.compile(r"((?:(?!!=)[^=])+)(!=|==|=)((?:[^\\,=]|\\[\\,=])*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Requirement:
-    """One condition on labels.  `values` are sorted and without doubles; build it with `requirement`."""
+    """One condition on labels. `values` are sorted and unique. Create it with `requirement`."""
 
     key: str
     operator: Operator
@@ -99,11 +99,11 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class LabelSelector:
-    """All of its requirements must hold; without any, everything matches."""
+    """Conjunction of requirements. Without requirements, everything matches."""
 
     requirements: tuple[Requirement, ...] = ()
     _index: "LabelIndex | None" = field(default=None, init=False, compare=False, repr=False)
-    """Where there are many requirements, or many values in one."""
+    """Index for many requirements or many values; None for small selectors."""
 
     def __post_init__(self) -> None:
         if len(self.requirements) > INDEX_THRESHOLD or any(
@@ -121,26 +121,26 @@ class LabelSelector:
 
 
 class LabelIndex:
-    """Many requirements by key, so that an object is asked about what it has, and not about each of them."""
+    """Requirements by key. Matching cost depends on the labels of the object, not on the number of requirements."""
 
     def __init__(self, requirements: Iterable[Requirement]) -> None:
         self._allowed: dict[str, frozenset[str] | None] = {}
-        """The labels that there must be, with the values that they may have, or None for any value."""
+        """Required labels and their allowed values; None allows any value."""
         self._bounds: list[Requirement] = []
         self._forbidden: dict[str, set[str] | None] = {}
-        """The labels that there must not be, with the values that they must not have, or None for every value."""
+        """Forbidden labels and their forbidden values; None forbids any value."""
         for each in requirements:
             match each.operator:
                 case Operator.IN:
-                    known = self._allowed.get(each.key)
+                    existing = self._allowed.get(each.key)
                     values = frozenset(each.values)
-                    self._allowed[each.key] = values if known is None else known & values
+                    self._allowed[each.key] = values if existing is None else existing & values
                 case Operator.EXISTS:
                     self._allowed.setdefault(each.key, None)
                 case Operator.NOT_IN:
-                    refused = self._forbidden.setdefault(each.key, set())
-                    if refused is not None:
-                        refused.update(each.values)
+                    forbidden = self._forbidden.setdefault(each.key, set())
+                    if forbidden is not None:
+                        forbidden.update(each.values)
                 case Operator.DOES_NOT_EXIST:
                     self._forbidden[each.key] = None
                 case _:
@@ -155,19 +155,19 @@ class LabelIndex:
             if value is None or (allowed is not None and value not in allowed):
                 return False
         for key, value in labels.items():
-            if key in self._forbidden and ((refused := self._forbidden[key]) is None or value in refused):
+            if key in self._forbidden and ((values := self._forbidden[key]) is None or value in values):
                 return False
         return all(each.matches(labels) for each in self._bounds)
 
 
 EVERYTHING = LabelSelector()
-# A contradiction, not an empty text: sent to a server, it must not come back with everything.
+# A contradiction instead of an empty selector: as a query parameter, the empty string selects everything.
 NOTHING = LabelSelector((Requirement("nothing", Operator.DOES_NOT_EXIST), Requirement("nothing", Operator.EXISTS)))
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class FieldTerm:
-    """The field has the value, or, with `equal` False, any other.  A missing field has the empty value."""
+    """Field equals value, or differs from it if `equal` is False. A missing field has the empty value."""
 
     field: str
     value: str
@@ -183,7 +183,7 @@ class FieldTerm:
 
 @dataclass(frozen=True, slots=True)
 class FieldSelector:
-    """All of its terms must hold.  Which fields a resource can be selected by, its server knows."""
+    """Conjunction of terms. The server decides which fields of a resource can be selected by."""
 
     terms: tuple[FieldTerm, ...] = ()
 
@@ -196,7 +196,7 @@ class FieldSelector:
 
 @dataclass(frozen=True, slots=True)
 class NodeTerm:
-    """Both its labels and its fields must match."""
+    """Term of a node selector: both labels and fields must match."""
 
     labels: LabelSelector
     fields: FieldSelector
@@ -207,7 +207,7 @@ class NodeTerm:
 
 @dataclass(frozen=True, slots=True)
 class NodeSelector:
-    """One of its terms must match."""
+    """Disjunction of terms."""
 
     terms: tuple[NodeTerm, ...]
 
@@ -219,14 +219,14 @@ EVERY_NODE = NodeSelector((NodeTerm(EVERYTHING, FieldSelector()),))
 
 
 def requirement(key: str, operator: Operator, values: Sequence[str] = (), path: str = "") -> Requirement:
-    """A requirement that has been checked; `path` is where it stands, for the SelectorError."""
-    if complaint := label_key_error(key):
-        raise _selector_error(_child_path(path, "key"), complaint)
+    """Return a validated requirement. A SelectorError names `path`."""
+    if error := label_key_error(key):
+        raise _selector_error(_child_path(path, "key"), error)
     for index, value in enumerate(values):
-        if complaint := label_value_error(value):
-            raise _selector_error(_child_path(path, f"values[{index}]"), complaint)
+        if error := label_value_error(value):
+            raise _selector_error(_child_path(path, f"values[{index}]"), error)
     if operator in (Operator.IN, Operator.NOT_IN) and not values:
-        raise _selector_error(_child_path(path, "values"), f"there are none; {operator} needs at least one")
+        raise _selector_error(_child_path(path, "values"), f"no values; {operator} needs at least one")
     if operator in (Operator.EXISTS, Operator.DOES_NOT_EXIST) and values:
         raise _selector_error(_child_path(path, "values"), f"there are {len(values)}; {operator} takes none")
     if operator in (Operator.GREATER, Operator.LESS) and (len(values) != 1 or _integer(values[0]) is None):
@@ -235,7 +235,7 @@ def requirement(key: str, operator: Operator, values: Sequence[str] = (), path: 
 
 
 def label_selector(spec: Object | None, path: str = "") -> LabelSelector:
-    """The selector of a field with `matchLabels` and `matchExpressions`; `path` is the field."""
+    """Return the selector of a field with `matchLabels` and `matchExpressions`. A SelectorError names `path`."""
     if spec is None:
         return NOTHING
     _check_object(spec, path, "matchLabels", "matchExpressions")
@@ -243,7 +243,7 @@ def label_selector(spec: Object | None, path: str = "") -> LabelSelector:
 
 
 def node_selector(spec: Object | None, path: str = "") -> NodeSelector:
-    """The selector of a field with `nodeSelectorTerms`; a term without conditions matches no node."""
+    """Return the selector of a field with `nodeSelectorTerms`. A term without conditions matches no node."""
     if spec is None:
         return EVERY_NODE
     _check_object(spec, path, "nodeSelectorTerms")
@@ -258,14 +258,14 @@ def node_selector(spec: Object | None, path: str = "") -> NodeSelector:
 
 
 def _match_labels(spec: Object, path: str) -> Iterator[Requirement]:
-    wanted = spec.get("matchLabels") or {}
+    match_labels = spec.get("matchLabels") or {}
     path = _child_path(path, "matchLabels")
-    if not isinstance(wanted, dict):
-        raise _selector_error(path, f"{wanted!r} is not an object")
-    for key, value in wanted.items():
+    if not isinstance(match_labels, dict):
+        raise _selector_error(path, f"{match_labels!r} is not an object")
+    for key, value in match_labels.items():
         at = f"{path}[{key}]"
-        if complaint := label_key_error(key) or label_value_error(_text(value, at)):
-            raise _selector_error(at, complaint)
+        if error := label_key_error(key) or label_value_error(_text(value, at)):
+            raise _selector_error(at, error)
         yield Requirement(key, Operator.IN, (value,))
 
 
@@ -286,91 +286,91 @@ def _match_fields(term: Object, path: str) -> Iterator[FieldTerm]:
 def _conditions(
     spec: Object, field: str, operators: tuple[Operator, ...], path: str
 ) -> Iterator[tuple[str, str, Operator, list[str]]]:
-    """The path, key, operator and values of each condition in the list `field`."""
+    """Yield the path, key, operator and values of each condition in the list `field`."""
     for at, condition in _items(spec, field, path):
         _check_object(condition, at, "key", "operator", "values")
         operator = condition.get("operator")
         if operator not in operators:
             raise _selector_error(f"{at}.operator", f"{operator!r} is none of {', '.join(operators)}")
-        values = [_text(value, where) for where, value in _items(condition, "values", at)]
+        values = [_text(value, item_path) for item_path, value in _items(condition, "values", at)]
         yield at, _text(condition.get("key"), f"{at}.key"), Operator(operator), values
 
 
 def _items(spec: Object, field: str, path: str) -> Iterator[tuple[str, Any]]:
-    """The path and the value of each item in the list `field`."""
-    found = spec.get(field) or []
-    if not isinstance(found, list):
-        raise _selector_error(_child_path(path, field), f"{found!r} is not a list")
-    for index, item in enumerate(found):
+    """Yield the path and value of each item in the list `field`."""
+    items = spec.get(field) or []
+    if not isinstance(items, list):
+        raise _selector_error(_child_path(path, field), f"{items!r} is not a list")
+    for index, item in enumerate(items):
         yield _child_path(path, f"{field}[{index}]"), item
 
 
 def _check_object(value: object, path: str, *known: str) -> None:
-    """Refuse what is no object or has a field that is not known."""
+    """Raise SelectorError if the value is not an object or has an unknown field."""
     if not isinstance(value, dict):
         raise _selector_error(path, f"{value!r} is not an object")
     for name in value:
         if name not in known:
-            raise _selector_error(_child_path(path, name), f"there is no such field; there is {', '.join(known)}")
+            raise _selector_error(_child_path(path, name), f"unknown field; the known fields are {', '.join(known)}")
 
 
 def _text(value: object, path: str) -> str:
     if not isinstance(value, str):
-        raise _selector_error(path, f"{value!r} is not a text")
+        raise _selector_error(path, f"{value!r} is not a string")
     return value
 
 
 def parse_label_selector(text: str, path: str = "") -> LabelSelector:
-    """The selector of a query: `a=b,c!=d,e in (x,y),f notin (z),g,!h,i>3`; the empty text means everything."""
-    words = deque(TOKEN.findall(text))
-    found = []
+    """Parse a query parameter: `a=b,c!=d,e in (x,y),f notin (z),g,!h,i>3`. The empty string selects everything."""
+    tokens = deque(TOKEN.findall(text))
+    requirements = []
     try:
-        while words:
-            found.append(_read_requirement(words))
-            if words:
-                _read(words, {","})
-                if not words:
+        while tokens:
+            requirements.append(_read_requirement(tokens))
+            if tokens:
+                _read(tokens, {","})
+                if not tokens:
                     raise SelectorError("it ends with a comma")
     except SelectorError as error:
         raise _selector_error(path, f"{text!r} is not a label selector: {error}") from None
-    return LabelSelector(tuple(sorted(found)))
+    return LabelSelector(tuple(sorted(requirements)))
 
 
-def _read_requirement(words: deque[str]) -> Requirement:
-    negated = words[0] == "!"
+def _read_requirement(tokens: deque[str]) -> Requirement:
+    negated = tokens[0] == "!"
     if negated:
-        words.popleft()
-    key = words.popleft() if words else ""  # `in` and `notin` are keys here, and values further on
-    if negated or not words or words[0] == ",":
+        tokens.popleft()
+    key = tokens.popleft() if tokens else ""  # `in` and `notin` are valid keys
+    if negated or not tokens or tokens[0] == ",":
         return requirement(key, Operator.DOES_NOT_EXIST if negated else Operator.EXISTS)
-    sign = _read(words, OPERATOR_TOKENS.keys())
-    values = _read_set(words) if sign in ("in", "notin") else [_read_value(words)]
+    sign = _read(tokens, OPERATOR_TOKENS.keys())
+    values = _read_set(tokens) if sign in ("in", "notin") else [_read_value(tokens)]
     return requirement(key, OPERATOR_TOKENS[sign], values)
 
 
-def _read_set(words: deque[str]) -> list[str]:
-    _read(words, {"("})
-    values = [_read_value(words)]
-    while _read(words, {",", ")"}) == ",":
-        values.append(_read_value(words))
+def _read_set(tokens: deque[str]) -> list[str]:
+    _read(tokens, {"("})
+    values = [_read_value(tokens)]
+    while _read(tokens, {",", ")"}) == ",":
+        values.append(_read_value(tokens))
     return values
 
 
-def _read_value(words: deque[str]) -> str:
-    """The next word, or the empty value where none stands."""
-    return words.popleft() if words and words[0] not in PUNCTUATION else ""
+def _read_value(tokens: deque[str]) -> str:
+    """Return the next token, or the empty string if there is none."""
+    return tokens.popleft() if tokens and tokens[0] not in PUNCTUATION else ""
 
 
-def _read(words: deque[str], expected: Collection[str]) -> str:
-    found = words.popleft() if words else "the end"
-    if found not in expected:
-        raise SelectorError(f"found {found!r} in the place of {' or '.join(map(repr, sorted(expected)))}")
-    return found
+def _read(tokens: deque[str], expected: Collection[str]) -> str:
+    token = tokens.popleft() if tokens else "the end"
+    if token not in expected:
+        raise SelectorError(f"found {token!r} instead of {' or '.join(map(repr, sorted(expected)))}")
+    return token
 
 
 def parse_field_selector(text: str, path: str = "") -> FieldSelector:
-    """The selector of a query: `a=b,c!=d`, where `\\`, `,` and `=` in a value follow a backslash."""
-    found = []
+    """Parse a query parameter: `a=b,c!=d`. In values, `\\`, `,` and `=` are escaped with a backslash."""
+    terms = []
     for term in FIELD_TERM.findall(text):
         parts = FIELD_SIGN.fullmatch(term)
         if parts is None:
@@ -378,12 +378,12 @@ def parse_field_selector(text: str, path: str = "") -> FieldSelector:
                 path, f"{text!r} is not a field selector: {term!r} is not field=value or field!=value"
             )
         field, sign, value = parts.groups()
-        found.append(FieldTerm(field, re.sub(r"\\(.)", r"\1", value, flags=re.DOTALL), sign != "!="))
-    return FieldSelector(tuple(sorted(found)))
+        terms.append(FieldTerm(field, re.sub(r"\\(.)", r"\1", value, flags=re.DOTALL), sign != "!="))
+    return FieldSelector(tuple(sorted(terms)))
 
 
 def _integer(text: str) -> int | None:
-    """The 64-bit integer that `text` is, or None."""
+    """Return `text` as a 64-bit integer, or None."""
     if len(text) > 64 or not re.fullmatch("[+-]?[0-9]+", text):
         return None
     number = int(text)

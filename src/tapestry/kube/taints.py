@@ -1,4 +1,4 @@
-"""Taints of nodes, and what of them pods tolerate."""
+"""Node taints and pod tolerations."""
 
 from collections.abc import Iterable
 
@@ -6,11 +6,11 @@ from tapestry.kube.objects import Object
 
 NOT_READY, UNREACHABLE = "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"
 CORDON_TAINT: Object = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
-"""What a cordoned node has, or is about to have."""
+"""Taint that the node controller sets on a cordoned node."""
 
 
 def tolerates(toleration: Object, taint: Object) -> bool:
-    """Whether one toleration of a pod is for the taint."""
+    """Return True if one toleration of a pod matches the taint."""
     if toleration.get("effect") and toleration["effect"] != taint["effect"]:
         return False
     if toleration.get("key") and toleration["key"] != taint["key"]:

@@ -1,8 +1,8 @@
-"""Times and durations as Kubernetes writes them.
+"""Timestamps and durations in the formats of Kubernetes.
 
-In our code a moment is an aware datetime in UTC and a span is a timedelta; these functions stand at the border.
-Kubernetes writes most moments to the second (`metav1.Time`) and those of leases and events to the microsecond
-(`metav1.MicroTime`); spans are Go durations (`1h30m0s`).
+Inside our code a timestamp is an aware datetime in UTC, and a duration is a timedelta. These functions convert at the
+boundary. Kubernetes writes most timestamps with seconds (`metav1.Time`), and those of leases and events with
+microseconds (`metav1.MicroTime`). Durations are Go durations (`1h30m0s`).
 """
 
 import re
@@ -23,80 +23,80 @@ NANOS_PER_UNIT = {
     "m": 60 * 10**9,
     "h": 3600 * 10**9,
 }
-# Digits have a bound, far above what a duration can hold: texts come from strangers.
+# The number of digits is limited, far above any valid duration, because the input is untrusted.
 DURATION_PART = re.compile(r"(?=\.?[0-9])([0-9]{0,40})(?:\.([0-9]{0,40}))?(ns|us|µs|μs|ms|s|m|h)")
 DURATION = re.compile(rf"([+-]?)((?:{DURATION_PART.pattern})+|0)")
-MAX_DURATION_NANOS = 2**63 - 1  # nanoseconds, some 292 years: Go can hold no more
+MAX_DURATION_NANOS = 2**63 - 1  # about 292 years, the maximum of Go
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SECOND, MICROSECOND = timedelta(seconds=1), timedelta(microseconds=1)
 
 
-def timestamp(moment: datetime) -> str:
-    """`moment` as a `metav1.Time`; parts of a second are cut off."""
-    if moment.tzinfo is None:
-        raise _naive_time_error(moment)
-    return _timestamp_of_second((moment - EPOCH) // SECOND)
+def timestamp(time: datetime) -> str:
+    """Return `time` as a `metav1.Time`, truncated to seconds."""
+    if time.tzinfo is None:
+        raise _naive_time_error(time)
+    return _timestamp_of_second((time - EPOCH) // SECOND)
 
 
-@lru_cache(maxsize=256)  # most are of now
+@lru_cache(maxsize=256)  # most timestamps are the current time
 def _timestamp_of_second(number: int) -> str:
     return f"{(EPOCH + number * SECOND).isoformat(timespec='seconds')[:19]}Z"
 
 
-def micro_timestamp(moment: datetime) -> str:
-    """`moment` as a `metav1.MicroTime`."""
-    return f"{_in_utc(moment).isoformat(timespec='microseconds')[:26]}Z"
+def micro_timestamp(time: datetime) -> str:
+    """Return `time` as a `metav1.MicroTime`."""
+    return f"{_in_utc(time).isoformat(timespec='microseconds')[:26]}Z"
 
 
-def _in_utc(moment: datetime) -> datetime:
-    if moment.tzinfo is UTC:
-        return moment
-    if moment.tzinfo is None:
-        raise _naive_time_error(moment)
-    return moment.astimezone(UTC)
+def _in_utc(time: datetime) -> datetime:
+    if time.tzinfo is UTC:
+        return time
+    if time.tzinfo is None:
+        raise _naive_time_error(time)
+    return time.astimezone(UTC)
 
 
-def _naive_time_error(moment: datetime) -> ValueError:
-    return ValueError(f"{moment.isoformat()} has no time zone; moments are aware datetimes")
+def _naive_time_error(time: datetime) -> ValueError:
+    return ValueError(f"{time.isoformat()} has no time zone; use an aware datetime")
 
 
 def parse_time(text: str, path: str = "") -> datetime:
-    """The moment of an RFC 3339 text, in UTC; any offset and number of digits, cut to microseconds.
+    """Parse an RFC 3339 timestamp into UTC. Any offset is accepted; the fraction is truncated to microseconds.
 
-    A ValueError names `path`, the field that holds it.
+    A ValueError names `path`, the field that contains the text.
     """
     try:
         if RFC3339.fullmatch(text):
             return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
-        pass  # the right shape, but no such day or second
+        pass  # valid format, but no valid date or time
     raise _parse_error(path, f"{text[:60]!r} is not a time; write it as 2006-01-02T15:04:05Z")
 
 
 def parse_duration(text: str, path: str = "") -> timedelta:
-    """The span of a Go duration: `1h30m`, `10s`, `-1.5ms`.
+    """Parse a Go duration: `1h30m`, `10s`, `-1.5ms`.
 
-    Parts of a microsecond round away from zero, so that a short span does not become none.  A ValueError names `path`,
-    the field that holds it.
+    Fractions of a microsecond round away from zero, so that a short duration does not become zero. A ValueError names
+    `path`, the field that contains the text.
     """
-    found = DURATION.fullmatch(text)
-    if found is None:
+    match = DURATION.fullmatch(text)
+    if match is None:
         raise _parse_error(path, f"{text[:60]!r} is not a duration; write it as 1h30m, 10s or 500ms")
     nanos = 0
-    for whole, fraction, unit in DURATION_PART.findall(found[2]):
-        nanos += int(whole + fraction) * NANOS_PER_UNIT[unit] // 10 ** len(fraction)
+    for integer, fraction, unit in DURATION_PART.findall(match[2]):
+        nanos += int(integer + fraction) * NANOS_PER_UNIT[unit] // 10 ** len(fraction)
     if nanos > MAX_DURATION_NANOS:
-        raise _parse_error(path, f"{text[:60]!r} is too long; a duration reaches to some 292 years")
-    span = -(-nanos // 1000) * MICROSECOND
-    return -span if found[1] == "-" else span
+        raise _parse_error(path, f"{text[:60]!r} is too long; the maximum is about 292 years")
+    duration = -(-nanos // 1000) * MICROSECOND
+    return -duration if match[1] == "-" else duration
 
 
-def duration_text(span: timedelta) -> str:
-    """`span` as Go writes it: `1h30m0s`, `1.5s`, `500ms`."""
-    micros = span // MICROSECOND
+def duration_text(duration: timedelta) -> str:
+    """Format `duration` as Go does: `1h30m0s`, `1.5s`, `500ms`."""
+    micros = duration // MICROSECOND
     if micros < 0:
-        return f"-{duration_text(-span)}"
+        return f"-{duration_text(-duration)}"
     if micros == 0:
         return "0s"
     if micros < 1000:
@@ -112,9 +112,9 @@ def duration_text(span: timedelta) -> str:
 
 
 def _decimal(number: int, places: int) -> str:
-    """`number / 10**places` without trailing zeros."""
-    whole, rest = divmod(number, 10**places)
-    return f"{whole}.{rest:0{places}}".rstrip("0") if rest else str(whole)
+    """Return `number / 10**places` without trailing zeros."""
+    integer, rest = divmod(number, 10**places)
+    return f"{integer}.{rest:0{places}}".rstrip("0") if rest else str(integer)
 
 
 def _parse_error(path: str, message: str) -> ValueError:

@@ -1,4 +1,4 @@
-"""What is wrong with an object is said in Kubernetes' words, all of it at once."""
+"""Tests of validation: all faults are reported together with the messages of kube-apiserver."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from .conftest import Hand
 
 DEFAULT = "/api/v1/namespaces/default"
 DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"
-ROWS = {row.resource.name: row for row in published_api().resources}
+RESOURCES = {info.resource.name: info for info in published_api().resources}
 
 
 def a_pod(**spec: Any) -> Object:
@@ -29,16 +29,16 @@ def a_deployment() -> Object:
     return {"metadata": {"name": "d"}, "spec": {"selector": {"matchLabels": {"app": "a"}}, "template": template}}
 
 
-async def refusal(call: Hand, method: str, path: str, body: Any, **more: Any) -> tuple[str, list[str]]:
-    """The message of a refusal, and the fields that it is about."""
-    status, found = await call(method, path, body, **more)
-    assert (status, found["reason"]) == (422, "Invalid"), found
-    return found["message"], [each["field"] for each in found["details"]["causes"]]
+async def rejection(call: Hand, method: str, path: str, body: Any, **more: Any) -> tuple[str, list[str]]:
+    """Return the message of a rejected request and the fields that it names."""
+    status, response = await call(method, path, body, **more)
+    assert (status, response["reason"]) == (422, "Invalid"), response
+    return response["message"], [each["field"] for each in response["details"]["causes"]]
 
 
-async def test_everything_that_is_wrong_is_reported_together_in_order(call: Hand) -> None:
+async def test_all_faults_are_reported_in_order(call: Hand) -> None:
     body = a_pod(containers=[{"name": "C", "ports": [{"containerPort": 0}]}], restartPolicy="Maybe")
-    message, fields = await refusal(call, "POST", f"{DEFAULT}/pods", body)
+    message, fields = await rejection(call, "POST", f"{DEFAULT}/pods", body)
     assert message.startswith('Pod "p" is invalid: [spec.containers[0].name: Invalid value: "C": a lowercase RFC 1123')
     assert fields == [
         "spec.containers[0].name",
@@ -48,8 +48,8 @@ async def test_everything_that_is_wrong_is_reported_together_in_order(call: Hand
     ]
 
 
-async def test_one_fault_is_told_without_brackets(call: Hand) -> None:
-    message, fields = await refusal(call, "POST", f"{DEFAULT}/pods", a_pod(containers=[]))
+async def test_single_fault_has_no_brackets(call: Hand) -> None:
+    message, fields = await rejection(call, "POST", f"{DEFAULT}/pods", a_pod(containers=[]))
     assert message == 'Pod "p" is invalid: spec.containers: Required value'
     assert fields == ["spec.containers"]
 
@@ -67,82 +67,84 @@ async def test_one_fault_is_told_without_brackets(call: Hand) -> None:
         ("/apis/rbac.authorization.k8s.io/v1/clusterroles", {"metadata": {"name": "a/b"}}, "metadata.name"),
     ],
 )
-async def test_each_kind_has_rules_for_its_names_and_fields(call: Hand, path: str, body: Object, field: str) -> None:
-    assert (await refusal(call, "POST", path, body))[1] == [field]
+async def test_each_kind_validates_name_and_fields(call: Hand, path: str, body: Object, field: str) -> None:
+    assert (await rejection(call, "POST", path, body))[1] == [field]
 
 
-async def test_a_role_may_have_a_name_that_no_other_object_may(call: Hand) -> None:
+async def test_role_name_may_contain_colons(call: Hand) -> None:
     path = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
     assert (await call("POST", path, {"metadata": {"name": "System:It_is"}}))[0] == 201
 
 
-async def test_the_spec_of_a_pod_stays_but_for_images_and_more_tolerations(call: Hand) -> None:
-    made = await call.made(f"{DEFAULT}/pods", a_pod())
+async def test_pod_spec_is_immutable_except_images(call: Hand) -> None:
+    created = await call.made(f"{DEFAULT}/pods", a_pod())
     path = f"{DEFAULT}/pods/p"
-    container = {**made["spec"]["containers"][0], "image": "other"}
-    allowed = with_value(made, ("spec", "containers"), [container])
+    container = {**created["spec"]["containers"][0], "image": "other"}
+    allowed = with_value(created, ("spec", "containers"), [container])
     assert (await call("PUT", path, allowed))[0] == 200
     _, current = await call("GET", path)
-    message, fields = await refusal(call, "PUT", path, with_value(current, ("spec", "hostNetwork"), True))
+    message, fields = await rejection(call, "PUT", path, with_value(current, ("spec", "hostNetwork"), True))
     assert "pod updates may not change fields other than `spec.containers[*].image`" in message
     assert fields == ["spec"]
 
 
-async def test_the_selector_of_a_workload_stays(call: Hand) -> None:
-    made = await call.made(DEPLOYMENTS, a_deployment())
-    moved = with_value(made, ("spec", "selector"), {"matchLabels": {"app": "b"}})
-    moved = with_value(moved, ("spec", "template", "metadata", "labels"), {"app": "b"})
-    message, _ = await refusal(call, "PUT", f"{DEPLOYMENTS}/d", moved)
+async def test_workload_selector_is_immutable(call: Hand) -> None:
+    created = await call.made(DEPLOYMENTS, a_deployment())
+    changed = with_value(created, ("spec", "selector"), {"matchLabels": {"app": "b"}})
+    changed = with_value(changed, ("spec", "template", "metadata", "labels"), {"app": "b"})
+    message, _ = await rejection(call, "PUT", f"{DEPLOYMENTS}/d", changed)
     assert message.endswith('spec.selector: Invalid value: {"matchLabels":{"app":"b"}}: field is immutable')
 
 
-async def test_what_is_said_to_be_immutable_is(call: Hand) -> None:
+async def test_immutable_config_map_cannot_change(call: Hand) -> None:
     await call.made(f"{DEFAULT}/configmaps", {"metadata": {"name": "m"}, "data": {"a": "b"}, "immutable": True})
     body = {"data": {"a": "c"}, "immutable": False}
-    message, fields = await refusal(call, "PATCH", f"{DEFAULT}/configmaps/m", body, kind="application/merge-patch+json")
+    message, fields = await rejection(
+        call, "PATCH", f"{DEFAULT}/configmaps/m", body, kind="application/merge-patch+json"
+    )
     assert fields == ["immutable", "data"]
     assert "field is immutable when `immutable` is set" in message
 
 
-async def test_a_status_is_judged_as_a_status(call: Hand) -> None:
+async def test_status_update_validates_status(call: Hand) -> None:
     await call.made(DEPLOYMENTS, a_deployment())
     body = {"status": {"replicas": 1, "readyReplicas": 2}}
-    message, _ = await refusal(call, "PATCH", f"{DEPLOYMENTS}/d/status", body, kind="application/merge-patch+json")
+    message, _ = await rejection(call, "PATCH", f"{DEPLOYMENTS}/d/status", body, kind="application/merge-patch+json")
     assert message.endswith("status.readyReplicas: Invalid value: 2: cannot be greater than status.replicas")
 
 
-async def test_an_amount_is_kept_in_its_canonical_form_and_must_be_one(call: Hand) -> None:
-    asked = [{"name": "c", "image": "i", "resources": {"requests": {"cpu": 0.5, "memory": "1024Mi"}}}]
-    made = await call.made(f"{DEFAULT}/pods", a_pod(containers=asked))
-    assert made["spec"]["containers"][0]["resources"]["requests"] == {"cpu": "500m", "memory": "1Gi"}
-    wrong = a_pod(containers=[{"name": "c", "image": "i", "resources": {"requests": {"cpu": "lots"}}}])
-    status, found = await call("POST", f"{DEFAULT}/pods", wrong)
+async def test_quantity_is_canonicalized_and_validated(call: Hand) -> None:
+    containers = [{"name": "c", "image": "i", "resources": {"requests": {"cpu": 0.5, "memory": "1024Mi"}}}]
+    created = await call.made(f"{DEFAULT}/pods", a_pod(containers=containers))
+    assert created["spec"]["containers"][0]["resources"]["requests"] == {"cpu": "500m", "memory": "1Gi"}
+    invalid = a_pod(containers=[{"name": "c", "image": "i", "resources": {"requests": {"cpu": "lots"}}}])
+    status, found = await call("POST", f"{DEFAULT}/pods", invalid)
     assert (status, "quantities must match the regular expression" in found["message"]) == (400, True)
 
 
-async def test_what_is_no_base64_is_refused(call: Hand) -> None:
+async def test_invalid_base64_is_rejected(call: Hand) -> None:
     body = {"metadata": {"name": "s"}, "data": {"a": "not base64!"}}
     status, found = await call("POST", f"{DEFAULT}/secrets", body)
     assert (status, found["message"].endswith("illegal base64 data at input byte 3")) == (400, True)
 
 
 @pytest.mark.parametrize("query", [{"dryRun": "Maybe"}, {"fieldValidation": "Maybe"}])
-async def test_an_option_has_one_of_its_values(call: Hand, query: dict[str, str]) -> None:
+async def test_unknown_option_value_is_rejected(call: Hand, query: dict[str, str]) -> None:
     status, found = await call("POST", f"{DEFAULT}/configmaps", {"metadata": {"name": "a"}}, **query)
     assert (status, found["details"]["kind"]) == (422, "CreateOptions")
     status, found = await call("DELETE", f"{DEFAULT}/configmaps/a", {"propagationPolicy": "Maybe"})
     assert (status, found["details"]["kind"]) == (422, "DeleteOptions")
 
 
-def test_every_rule_is_for_a_resource_that_is_served() -> None:
-    assert set(STRATEGIES) <= {row.storage for row in ROWS.values()}
+def test_every_strategy_is_for_a_served_resource() -> None:
+    assert set(STRATEGIES) <= {info.storage for info in RESOURCES.values()}
 
 
 @given(name=st.sampled_from(sorted(STRATEGIES)))
-def test_an_object_of_nothing_but_a_name_is_judged_and_never_fails(name: str) -> None:
-    row = ROWS[name]
-    obj: Object = {"apiVersion": row.resource.api_version, "metadata": {"name": "a", "namespace": "default"}}
-    assert all(each.message for each in object_faults(row, "", None, {**obj, "spec": {}}))
+def test_validation_of_empty_spec_never_crashes(name: str) -> None:
+    info = RESOURCES[name]
+    obj: Object = {"apiVersion": info.resource.api_version, "metadata": {"name": "a", "namespace": "default"}}
+    assert all(each.message for each in object_faults(info, "", None, {**obj, "spec": {}}))
 
 
 # -- names
@@ -151,7 +153,7 @@ def test_an_object_of_nothing_but_a_name_is_judged_and_never_fails(name: str) ->
 @given(
     text=st.text(st.sampled_from("aZ0-_./ "), max_size=8) | st.text(st.sampled_from("ab-."), min_size=60, max_size=70)
 )
-def test_names_are_those_that_our_own_vocabulary_knows(text: str) -> None:
+def test_name_rules_equal_kube_names(text: str) -> None:
     assert bool(names.dns_label_errors(text)) == bool(dns_label_error(text))
     assert bool(names.dns_subdomain_errors(text)) == bool(dns_subdomain_error(text))
     assert bool(names.label_value_errors(text)) == bool(label_value_error(text))
@@ -160,7 +162,7 @@ def test_names_are_those_that_our_own_vocabulary_knows(text: str) -> None:
 
 
 @given(text=st.text(max_size=20))
-def test_a_key_of_a_config_map_can_be_the_name_of_a_file(text: str) -> None:
+def test_config_map_key_is_valid_file_name(text: str) -> None:
     if not names.config_key_errors(text):
         assert text not in ("", ".", "..")
         assert "/" not in text
@@ -172,12 +174,12 @@ def test_a_key_of_a_config_map_can_be_the_name_of_a_file(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["* * * * *", "*/5 0-6 1,15 jan-dec sun", "? ? ? ? ?", "@daily", "@every 1h30m", "0/15 * * * 6"]
 )
-def test_these_are_schedules(text: str) -> None:
+def test_valid_schedule_is_accepted(text: str) -> None:
     assert schedule_error(text) == ""
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "error"),
     [
         ("* * * *", "expected exactly 5 fields, found 4: [* * * *]"),
         ("61 * * * *", "end of range (61) above maximum (59): 61"),
@@ -188,10 +190,10 @@ def test_these_are_schedules(text: str) -> None:
         ("@fortnightly", "unrecognized descriptor: @fortnightly"),
     ],
 )
-def test_these_are_none_and_it_says_why(text: str, why: str) -> None:
-    assert schedule_error(text) == why
+def test_invalid_schedule_has_error_message(text: str, error: str) -> None:
+    assert schedule_error(text) == error
 
 
 @given(numbers=st.tuples(*(st.integers(*bounds) for bounds in ((0, 59), (0, 23), (1, 31), (1, 12), (0, 6)))))
-def test_every_moment_can_be_scheduled(numbers: tuple[int, ...]) -> None:
+def test_every_time_can_be_scheduled(numbers: tuple[int, ...]) -> None:
     assert schedule_error(" ".join(map(str, numbers))) == ""

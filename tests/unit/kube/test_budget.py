@@ -1,4 +1,4 @@
-"""What one request may cost, and until when."""
+"""Tests of request budgets."""
 
 import pytest
 
@@ -14,19 +14,19 @@ from tapestry.kube.budget import (
 )
 
 
-def test_without_a_budget_work_is_free() -> None:
+def test_work_without_budget_is_unlimited() -> None:
     charge(10**12)
     checkpoint()
 
 
-def test_work_beyond_the_budget_is_refused() -> None:
+def test_charge_beyond_budget_raises() -> None:
     budget = Budget(lambda: False, left=100)
     budget.charge(100)
     with pytest.raises(BudgetExceeded):
         budget.charge(1)
 
 
-def test_work_stops_when_its_time_is_over() -> None:
+def test_work_stops_after_deadline() -> None:
     is_over = False
     budget = Budget(lambda: is_over)
     token = CURRENT_BUDGET.set(budget)
@@ -41,7 +41,7 @@ def test_work_stops_when_its_time_is_over() -> None:
         CURRENT_BUDGET.reset(token)
 
 
-def test_a_slice_ends_before_the_budget() -> None:
+def test_slice_ends_before_budget() -> None:
     budget = Budget(lambda: False)
     with budget, pytest.raises(SliceExceeded):
         budget.charge(SLICE_UNITS + 1)

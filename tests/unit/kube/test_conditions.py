@@ -24,7 +24,7 @@ def an_object(*conditions: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("status", "word"), [(True, "True"), (False, "False"), (None, "Unknown")])
-def test_a_status_is_written_as_kubernetes_does(status: bool | None, word: str) -> None:
+def test_status_is_written_as_in_kubernetes(status: bool | None, word: str) -> None:
     assert new_condition("Ready", status, "Why", "because") == {
         "type": "Ready",
         "status": word,
@@ -33,23 +33,23 @@ def test_a_status_is_written_as_kubernetes_does(status: bool | None, word: str) 
     }
 
 
-def test_the_generation_is_there_only_when_it_is_given() -> None:
+def test_observed_generation_is_optional() -> None:
     assert new_condition("Ready", True, "Why", observed_generation=3)["observedGeneration"] == 3
     assert "observedGeneration" not in new_condition("Ready", True, "Why")
 
 
 @pytest.mark.parametrize("conditions", [None, []])
-def test_the_first_condition_begins_now(conditions: list[dict[str, Any]] | None) -> None:
+def test_first_condition_gets_current_time(conditions: list[dict[str, Any]] | None) -> None:
     new = new_condition("Ready", True, "Why")
     assert with_condition(conditions, new, NOON) == [{**new, "lastTransitionTime": "2024-05-01T12:00:00Z"}]
 
 
-def test_a_condition_that_says_the_same_gives_back_the_same_list() -> None:
+def test_equal_condition_returns_same_list() -> None:
     before = with_condition(None, new_condition("Ready", True, "Why"), NOON)
     assert with_condition(before, new_condition("Ready", True, "Why"), LATER) is before
 
 
-def test_a_new_reason_keeps_the_time() -> None:
+def test_new_reason_keeps_transition_time() -> None:
     before = with_condition(None, new_condition("Ready", False, "Starting"), NOON)
     after = with_condition(before, new_condition("Ready", False, "Failed", "out of disk"), LATER)
     assert after == [
@@ -57,32 +57,32 @@ def test_a_new_reason_keeps_the_time() -> None:
     ]
 
 
-def test_a_new_status_changes_the_time() -> None:
+def test_new_status_changes_transition_time() -> None:
     before = with_condition(None, new_condition("Ready", False, "Starting"), NOON)
     after = with_condition(before, new_condition("Ready", None, "Silent"), LATER)
     assert after[0]["lastTransitionTime"] == "2024-05-01T13:00:00Z"
 
 
-def test_a_status_that_changed_elsewhere_keeps_the_time_it_brings() -> None:
+def test_mirrored_condition_keeps_its_transition_time() -> None:
     mirrored = {**new_condition("Ready", True, "Why"), "lastTransitionTime": "2024-05-01T11:11:11Z"}
     assert with_condition(None, mirrored, NOON) == [mirrored]
 
 
-def test_a_time_brought_along_does_not_move_a_status_that_stays() -> None:
+def test_unchanged_status_ignores_new_transition_time() -> None:
     before = with_condition(None, new_condition("Ready", True, "Why"), NOON)
     mirrored = {**new_condition("Ready", True, "Why"), "lastTransitionTime": "2024-05-01T12:30:00Z"}
     assert with_condition(before, mirrored, LATER) is before
 
 
-def test_a_condition_without_a_time_gets_one() -> None:
-    bare = [new_condition("Ready", True, "Why")]
+def test_condition_without_time_gets_current_time() -> None:
+    without_time = [new_condition("Ready", True, "Why")]
     assert (
-        with_condition(bare, new_condition("Ready", True, "Why"), NOON)[0]["lastTransitionTime"]
+        with_condition(without_time, new_condition("Ready", True, "Why"), NOON)[0]["lastTransitionTime"]
         == "2024-05-01T12:00:00Z"
     )
 
 
-def test_the_others_keep_their_place() -> None:
+def test_other_conditions_keep_their_position() -> None:
     before = [{"type": name, "status": "True", "lastTransitionTime": "t"} for name in ("A", "B", "C")]
     after = with_condition(before, new_condition("B", False, "Why"), NOON)
     assert [each["type"] for each in after] == ["A", "B", "C"]
@@ -91,7 +91,7 @@ def test_the_others_keep_their_place() -> None:
 
 
 @given(st.lists(claims, max_size=8))
-def test_there_is_one_condition_of_a_type_and_the_last_claim_holds(history: list[dict[str, Any]]) -> None:
+def test_last_condition_of_each_type_wins(history: list[dict[str, Any]]) -> None:
     conditions: list[dict[str, Any]] = []
     changed_at: dict[str, datetime] = {}
     for hour, claim in enumerate(history):
@@ -100,17 +100,17 @@ def test_there_is_one_condition_of_a_type_and_the_last_claim_holds(history: list
         if old is None or old["status"] != claim["status"]:
             changed_at[claim["type"]] = now
         before = [dict(each) for each in conditions]
-        following = with_condition(conditions, claim, now)
+        updated = with_condition(conditions, claim, now)
         assert conditions == before
-        assert (following is conditions) == (following == conditions)
-        conditions = following
+        assert (updated is conditions) == (updated == conditions)
+        conditions = updated
     assert [each["type"] for each in conditions] == list(changed_at)
     for each in conditions:
         last = [claim for claim in history if claim["type"] == each["type"]][-1]
         assert each == {**last, "lastTransitionTime": f"{changed_at[each['type']]:%Y-%m-%dT%H:%M:%SZ}"}
 
 
-def test_a_condition_is_found_by_its_type() -> None:
+def test_condition_is_found_by_type() -> None:
     ready = new_condition("Ready", True, "Why")
     assert find_condition([new_condition("Valid", False, "Why"), ready], "Ready") is ready
     assert find_condition([ready], "Valid") is None
@@ -118,10 +118,10 @@ def test_a_condition_is_found_by_its_type() -> None:
 
 
 @pytest.mark.parametrize(("status", "expected"), [(True, True), (False, False), (None, False)])
-def test_only_true_is_true(status: bool | None, expected: bool) -> None:
+def test_only_status_true_is_true(status: bool | None, expected: bool) -> None:
     assert is_condition_true(an_object(new_condition("Ready", status, "Why")), "Ready") is expected
 
 
 @pytest.mark.parametrize("obj", [an_object(), {"metadata": {}}, {"status": None}, {"status": {"conditions": None}}])
-def test_a_condition_that_is_missing_is_not_true(obj: dict[str, Any]) -> None:
+def test_missing_condition_is_not_true(obj: dict[str, Any]) -> None:
     assert not is_condition_true(obj, "Ready")

@@ -1,4 +1,4 @@
-"""Kinds and their CRDs.  The whole definitions are golden files; `REWRITE_GOLDEN=1 pytest ...` writes them anew."""
+"""Tests of kinds and their CRDs. Complete CRDs are golden files; `REWRITE_GOLDEN=1 pytest ...` rewrites them."""
 
 import os
 from dataclasses import replace
@@ -32,9 +32,9 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "crds"
 
 
 class AtSpec(ApiStruct):
-    """What to run, and when."""
+    """Command to run and its schedule."""
 
-    schedule: Annotated[datetime, Meta(description="The moment to run it.")]
+    schedule: Annotated[datetime, Meta(description="Time to run the command.")]
     command: Annotated[str, Meta(description="A shell command.", min_length=1), IMMUTABLE]
 
 
@@ -66,7 +66,7 @@ WEB_APP = Kind(
     Resource("demo.wukong.com", "v1", "WebApp", "webapps"),
     spec=WebAppSpec,
     status=WebAppStatus,
-    description="A program that answers on the web.",
+    description="A web application.",
     categories=("all",),
     columns=(Column("Ready", '.status.conditions[?(@.type=="Ready")].status'), AGE),
     scale=Scale(label_selector=".status.selector"),
@@ -86,7 +86,7 @@ class Color(StrEnum):
 
 
 class Window(ApiStruct):
-    """A span of the day."""
+    """A period of the day."""
 
     start: Annotated[str, Meta(pattern="^[0-9]{2}:[0-9]{2}$", max_length=5, description="The first minute.")] = "00:00"
     end: Annotated[str, Meta(pattern="^[0-9]{2}:[0-9]{2}$", max_length=5)] = "23:59"
@@ -105,7 +105,7 @@ class Port(ApiStruct):
 
 
 class SinkSpec(ApiStruct):
-    """One field of every sort.
+    """One field of each type.
 
     And a second paragraph.
     """
@@ -117,7 +117,7 @@ class SinkSpec(ApiStruct):
     color: Color = Color.RED
     level: Literal[1, 2, 3] | None = None
     verbose: bool = False
-    window: Annotated[Window, Meta(description="When it is open.")] = Window(end="12:00")
+    window: Annotated[Window, Meta(description="Opening hours.")] = Window(end="12:00")
     other_window: Window | None = None
     windows: Annotated[list[Window], Meta(min_length=1, max_length=7)] = field(default_factory=lambda: [Window()])
     labels: Annotated[dict[str, Annotated[str, Meta(max_length=63)]], Meta(max_length=10)] = field(default_factory=dict)
@@ -145,28 +145,28 @@ A_SINK = {"clusterID": "c1", "requiredButNull": None}
 
 
 @pytest.mark.parametrize("kinds", [(AT,), (OLD_WEB_APP, WEB_APP), (SINK,)], ids=lambda kinds: kinds[0].resource.plural)
-def test_a_definition_is_as_the_golden_file_has_it(kinds: tuple[Kind[Any], ...]) -> None:
+def test_crd_matches_golden_file(kinds: tuple[Kind[Any], ...]) -> None:
     golden = GOLDEN / f"{kinds[0].resource.plural}.yaml"
-    found = yaml.safe_dump(crd(*kinds), sort_keys=False, width=120, allow_unicode=True)
+    text = yaml.safe_dump(crd(*kinds), sort_keys=False, width=120, allow_unicode=True)
     if os.environ.get("REWRITE_GOLDEN"):
-        golden.write_text(found)
-    assert found == golden.read_text()
+        golden.write_text(text)
+    assert text == golden.read_text()
 
 
-def test_a_kind_without_status_has_no_subresources() -> None:
+def test_kind_without_status_has_no_subresources() -> None:
     (version,) = crd(SINK)["spec"]["versions"]
     assert "subresources" not in version
     assert "status" not in version["schema"]["openAPIV3Schema"]["properties"]
 
 
-def test_a_spec_is_always_required() -> None:
+def test_spec_is_always_required() -> None:
     class Empty(ApiStruct): ...
 
     (version,) = crd(Kind(AT.resource, Empty))["spec"]["versions"]
     assert version["schema"]["openAPIV3Schema"]["required"] == ["spec"]
 
 
-def test_versions_keep_their_order_and_say_which_is_served_and_stored() -> None:
+def test_versions_keep_order_and_flags() -> None:
     versions = crd(replace(OLD_WEB_APP, served=False), WEB_APP)["spec"]["versions"]
     assert [(version["name"], version["served"], version["storage"]) for version in versions] == [
         ("v1alpha1", False, False),
@@ -175,36 +175,36 @@ def test_versions_keep_their_order_and_say_which_is_served_and_stored() -> None:
 
 
 @pytest.mark.parametrize(("old", "new"), [(True, True), (False, False)])
-def test_exactly_one_version_is_stored(old: bool, new: bool) -> None:
+def test_exactly_one_storage_version_is_required(old: bool, new: bool) -> None:
     with pytest.raises(
-        ValueError, match=r"webapps.demo.wukong.com/v1alpha1, .*/v1: storage=True belongs on exactly one"
+        ValueError, match=r"webapps.demo.wukong.com/v1alpha1, .*/v1: exactly one version must have storage=True"
     ):
         crd(replace(OLD_WEB_APP, storage=old), replace(WEB_APP, storage=new))
 
 
-def test_versions_of_different_kinds_make_no_definition() -> None:
-    with pytest.raises(ValueError, match=r"ats.demo.wukong.com/v1alpha1, webapps.* differ in nothing but the version"):
+def test_versions_of_different_kinds_are_rejected() -> None:
+    with pytest.raises(ValueError, match=r"ats.demo.wukong.com/v1alpha1, webapps.* differ only in the version"):
         crd(replace(AT, storage=False), WEB_APP)
 
 
 @pytest.mark.parametrize("path", [".status.fase", ".spec.schedule.hour", ".state", ".spec.constructor"])
-def test_a_column_must_lead_to_a_field(path: str) -> None:
+def test_column_path_must_exist(path: str) -> None:
     with pytest.raises(SchemaError, match=f"At: {path} is in neither AtSpec nor the status"):
         crd(replace(AT, columns=(Column("Phase", path),)))
 
 
 @pytest.mark.parametrize("path", [".metadata.name", ".spec.labels.app", ".spec.blob.a.b", ".spec.byName.x.start"])
-def test_a_column_may_lead_into_maps_and_metadata(path: str) -> None:
+def test_column_may_show_maps_and_metadata(path: str) -> None:
     (version,) = crd(replace(SINK, columns=(Column("X", path, priority=1),)))["spec"]["versions"]
     assert version["additionalPrinterColumns"] == [{"name": "X", "jsonPath": path, "type": "string", "priority": 1}]
 
 
-def test_a_scale_must_lead_to_fields() -> None:
+def test_scale_paths_must_exist() -> None:
     with pytest.raises(SchemaError, match=r"WebApp: \.spec\.size is in neither"):
         crd(replace(WEB_APP, scale=Scale(spec_replicas=".spec.size")))
 
 
-def test_a_spec_is_read_as_its_struct_with_its_defaults() -> None:
+def test_spec_is_decoded_with_defaults() -> None:
     obj = {"spec": {"schedule": "2026-11-15T08:00:00+08:00", "command": "date", "unheardOf": 1}}
     assert decode_spec(AT, obj) == AtSpec(datetime(2026, 11, 15, tzinfo=UTC), "date")
     sink = decode_spec(
@@ -219,7 +219,7 @@ def test_a_spec_is_read_as_its_struct_with_its_defaults() -> None:
     )
 
 
-def test_a_spec_that_the_server_defaulted_reads_like_one_that_it_did_not() -> None:
+def test_server_defaults_equal_struct_defaults() -> None:
     properties = crd(SINK)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
     defaults = {name: schema["default"] for name, schema in properties.items() if "default" in schema}
     assert decode_spec(SINK, {"spec": {**defaults, **A_SINK}}) == decode_spec(SINK, {"spec": A_SINK})
@@ -239,12 +239,12 @@ def test_a_spec_that_the_server_defaulted_reads_like_one_that_it_did_not() -> No
         (None, "spec: expected `object`, got `null`, found None"),
     ],
 )
-def test_a_spec_that_does_not_fit_is_refused_with_its_path(spec: Any, message: str) -> None:
+def test_invalid_spec_is_rejected_with_path(spec: Any, message: str) -> None:
     with pytest.raises(InvalidSpec) as caught:
         decode_spec(SINK, {"spec": spec})
     assert str(caught.value) == message
 
 
-def test_a_missing_spec_is_read_as_an_empty_one() -> None:
+def test_missing_spec_is_decoded_as_empty() -> None:
     with pytest.raises(InvalidSpec, match=r"spec\.schedule: is required"):
         decode_spec(AT, {})

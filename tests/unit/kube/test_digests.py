@@ -1,4 +1,4 @@
-"""Digests: the same for what says the same, and for nothing else."""
+"""Tests of digests."""
 
 from typing import Any
 
@@ -15,20 +15,20 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-def turned_around(value: Any) -> Any:
-    """The same, with every object written from its end."""
+def reversed_keys(value: Any) -> Any:
+    """Return the value with the keys of every object in reverse order."""
     if isinstance(value, dict):
-        return {key: turned_around(value[key]) for key in reversed(value)}
-    return [turned_around(each) for each in value] if isinstance(value, list) else value
+        return {key: reversed_keys(value[key]) for key in reversed(value)}
+    return [reversed_keys(each) for each in value] if isinstance(value, list) else value
 
 
 @given(JSON)
-def test_the_order_of_keys_says_nothing(value: Any) -> None:
-    assert digest_of(value) == digest_of(turned_around(value))
+def test_digest_ignores_key_order(value: Any) -> None:
+    assert digest_of(value) == digest_of(reversed_keys(value))
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("left", "right"),
     [
         ({}, []),
         ({"a": None}, {}),
@@ -40,15 +40,15 @@ def test_the_order_of_keys_says_nothing(value: Any) -> None:
         ("", None),
     ],
 )
-def test_what_says_something_else_has_another_digest(one: Any, other: Any) -> None:
-    assert digest_of(one) != digest_of(other)
+def test_different_values_have_different_digests(left: Any, right: Any) -> None:
+    assert digest_of(left) != digest_of(right)
 
 
 @given(JSON)
-def test_a_digest_is_short_whatever_it_is_of(value: Any) -> None:
+def test_digest_has_fixed_length(value: Any) -> None:
     assert len(digest_of(value)) == 20
 
 
-def test_a_digest_is_the_same_in_every_process_and_release() -> None:
-    """It is kept on objects: another one would have every twin written anew."""
+def test_digest_is_stable_across_releases() -> None:
+    """Digests are stored on objects. A different digest would rewrite every twin."""
     assert digest_of({"b": [1, None], "a": "ü"}) == "f154504104e0cf79bcae"

@@ -52,13 +52,13 @@ from tapestry.kube.errors import (
         (504, "Timeout", Timeout),
     ],
 )
-def test_a_status_becomes_the_error_of_its_code(code: int, reason: str, kind: type[ApiError]) -> None:
+def test_status_code_selects_error_class(code: int, reason: str, kind: type[ApiError]) -> None:
     error = error_from_status({"code": code, "reason": reason, "message": "no"})
     assert type(error) is kind
     assert (error.code, error.reason, error.message) == (code, reason, "no")
 
 
-def test_every_refusal_is_one_tree_and_no_answer_is_not_a_refusal() -> None:
+def test_transport_errors_are_not_api_errors() -> None:
     assert all(issubclass(kind, ApiError) for kind in ERRORS_BY_CODE.values())
     assert issubclass(ApiError, KubeError)
     assert issubclass(TransportError, KubeError)
@@ -66,44 +66,44 @@ def test_every_refusal_is_one_tree_and_no_answer_is_not_a_refusal() -> None:
 
 
 @pytest.mark.parametrize("maybe_sent", [True, False])
-def test_a_transport_error_says_whether_the_request_may_have_arrived(maybe_sent: bool) -> None:
+def test_transport_error_reports_maybe_sent(maybe_sent: bool) -> None:
     assert TransportError("reset", maybe_sent=maybe_sent).maybe_sent is maybe_sent
 
 
-def test_the_message_says_what_was_tried_and_what_came_back() -> None:
+def test_message_contains_action_and_status() -> None:
     status = {"code": 404, "reason": "NotFound", "message": "pods 'web' not found"}
     assert str(error_from_status(status, action="GET /x")) == "GET /x: 404 NotFound: pods 'web' not found"
     assert str(error_from_status(status)) == "404 NotFound: pods 'web' not found"
 
 
-@pytest.mark.parametrize("own", [{}, {"code": 0}, {"code": None}, {"code": "404"}, {"code": {}}])
-def test_the_http_code_stands_in_where_the_status_has_none(own: dict[str, Any]) -> None:
-    assert isinstance(error_from_status(own, code=403), ERRORS_BY_CODE[403])
-    assert error_from_status(own).code == 500
+@pytest.mark.parametrize("status", [{}, {"code": 0}, {"code": None}, {"code": "404"}, {"code": {}}])
+def test_http_code_is_used_without_status_code(status: dict[str, Any]) -> None:
+    assert isinstance(error_from_status(status, code=403), ERRORS_BY_CODE[403])
+    assert error_from_status(status).code == 500
 
 
-def test_the_code_of_the_status_goes_before_that_of_http() -> None:
+def test_status_code_overrides_http_code() -> None:
     assert isinstance(error_from_status({"code": 410}, code=200), Gone)
 
 
-def test_a_status_without_words_still_says_something() -> None:
-    assert str(error_from_status({})) == "500 Unknown: the server gave no message"
+def test_status_without_message_gets_default_message() -> None:
+    assert str(error_from_status({})) == "500 Unknown: the server sent no message"
 
 
 @pytest.mark.parametrize(
     ("details", "seconds"),
     [({"retryAfterSeconds": 3}, 3.0), ({"retryAfterSeconds": 0}, None), ({"retryAfterSeconds": "3"}, None), ({}, None)],
 )
-def test_the_server_may_ask_to_wait(details: dict[str, Any], seconds: float | None) -> None:
+def test_retry_after_is_read_from_details(details: dict[str, Any], seconds: float | None) -> None:
     assert error_from_status({"code": 429, "details": details}).retry_after == seconds
 
 
 @pytest.mark.parametrize("details", [None, [], "x"])
-def test_details_of_the_wrong_shape_are_left_out(details: object) -> None:
+def test_malformed_details_are_ignored(details: object) -> None:
     assert error_from_status({"code": 422, "details": details}).details == {}
 
 
-def test_an_error_turns_back_into_the_status_it_came_from() -> None:
+def test_error_converts_back_to_its_status() -> None:
     status = {
         "apiVersion": "v1",
         "kind": "Status",
@@ -122,14 +122,14 @@ def test_an_error_turns_back_into_the_status_it_came_from() -> None:
     ("body", "message"),
     [
         (b"<html>Bad gateway</html>\n", "<html>Bad gateway</html>"),
-        (b"", "the answer has no body"),
+        (b"", "the response has no body"),
         (b'{"kind": "Pod"}', '{"kind": "Pod"}'),
         (b'{"a": "\xff"}', '{"a": "\ufffd"}'),
         (b"[" * 100_000, "[" * 300),
         (b"x" * 5000, "x" * 300),
     ],
 )
-def test_a_body_that_is_no_status_is_quoted_in_short(body: bytes, message: str) -> None:
+def test_other_body_is_quoted_and_shortened(body: bytes, message: str) -> None:
     error = error_from_body(502, body, action="GET /x")
     assert isinstance(error, ServerError)
     assert error.message == message
@@ -145,7 +145,7 @@ def test_any_body_becomes_an_error(body: bytes) -> None:
         st.sampled_from(["code", "reason", "message", "details"]), st.none() | st.text() | st.integers(400, 599)
     )
 )
-def test_any_status_becomes_an_error_with_words(status: dict[str, Any]) -> None:
+def test_any_status_becomes_error_with_message(status: dict[str, Any]) -> None:
     error = error_from_status({"kind": "Status", **status}, code=500)
     assert error.code >= 400
     assert error.message

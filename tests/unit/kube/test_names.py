@@ -38,7 +38,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=100)
         (label_value_error, "a" * 63),
     ],
 )
-def test_a_valid_text_raises_no_complaint(check: Check, text: str) -> None:
+def test_valid_name_has_no_error(check: Check, text: str) -> None:
     assert check(text) is None
 
 
@@ -54,12 +54,12 @@ def test_a_valid_text_raises_no_complaint(check: Check, text: str) -> None:
         *((label_value_error, text) for text in ("-a", "a-", ".", "a b", "a/b", "a" * 64, "é", "a\n")),
     ],
 )
-def test_a_text_that_breaks_the_rule_raises_a_complaint(check: Check, text: str) -> None:
+def test_invalid_name_has_error(check: Check, text: str) -> None:
     assert check(text)
 
 
 @pytest.mark.parametrize(
-    ("complaint", "words"),
+    ("error", "parts"),
     [
         (dns_label_error("My_App"), ["'My_App'", "lower case letters"]),
         (dns_label_error("a" * 70), ["70 characters", "at most 63"]),
@@ -68,13 +68,13 @@ def test_a_text_that_breaks_the_rule_raises_a_complaint(check: Check, text: str)
         (label_key_error("example.com/-x"), ["'example.com/-x'", "after '/'"]),
     ],
 )
-def test_a_complaint_says_what_was_found_and_what_is_allowed(complaint: str | None, words: list[str]) -> None:
-    assert complaint is not None
-    assert [word for word in words if word not in complaint] == []
+def test_error_names_value_and_rule(error: str | None, parts: list[str]) -> None:
+    assert error is not None
+    assert [part for part in parts if part not in error] == []
 
 
 @given(texts, st.lists(texts, max_size=4), st.integers(16, 63))
-def test_a_hashed_name_is_always_a_dns_label_within_its_limit(prefix: str, parts: list[str], limit: int) -> None:
+def test_hashed_name_is_dns_label_within_limit(prefix: str, parts: list[str], limit: int) -> None:
     name = hashed_name(prefix, *parts, limit=limit)
     assert dns_label_error(name) is None
     assert len(name) <= limit
@@ -89,54 +89,55 @@ def test_different_parts_have_different_names(a: list[str], b: list[str]) -> Non
     ("a", "b"),
     [(("a", "bc"), ("ab", "c")), (("a", ""), ("a",)), (("", "a"), ("a", "")), ((), ("",)), (("a/b",), ("a", "b"))],
 )
-def test_where_one_part_ends_matters(a: tuple[str, ...], b: tuple[str, ...]) -> None:
+def test_part_boundaries_change_the_hash(a: tuple[str, ...], b: tuple[str, ...]) -> None:
     assert hashed_name("x", *a) != hashed_name("x", *b)
 
 
-def test_a_hashed_name_never_changes() -> None:
-    """Objects out there bear these names: another value here is a migration, not a refactoring."""
+def test_hashed_name_is_stable() -> None:
+    """Existing objects have these names. A different value is a migration, not a refactoring."""
     assert hashed_name("web", "cluster", "binding", "default", "web") == "web-dhx5pzd34xwknsz7"
 
 
 @pytest.mark.parametrize(
-    ("prefix", "kept"),
+    ("prefix", "expected"),
     [("web", "web-"), ("My_App.v2", "my-app-v2-"), ("--x--", "x-"), ("a" * 80, "a" * 46 + "-"), ("", ""), ("日本", "")],
 )
-def test_the_prefix_is_kept_as_far_as_a_name_allows(prefix: str, kept: str) -> None:
+def test_prefix_is_sanitized_and_shortened(prefix: str, expected: str) -> None:
     name = hashed_name(prefix, "part")
-    assert name[:-16] == kept
+    assert name[:-16] == expected
 
 
-def test_a_prefix_cut_at_a_dash_leaves_no_double_dash() -> None:
+def test_shortened_prefix_has_no_double_dash() -> None:
     assert "--" not in hashed_name("a" * 45 + "-b", "part")
 
 
-def test_the_hash_has_eighty_bits() -> None:
+def test_hash_has_eighty_bits() -> None:
     hashes = {hashed_name("", str(number)) for number in range(200)}
     assert {len(each) for each in hashes} == {16}
     assert set("".join(hashes)) == set("abcdefghijklmnopqrstuvwxyz234567")
 
 
 @pytest.mark.parametrize("limit", [0, 15, 64])
-def test_a_limit_that_fits_no_hash_or_no_label_is_refused(limit: int) -> None:
+def test_invalid_limit_is_rejected(limit: int) -> None:
     with pytest.raises(ValueError, match=f"limit: {limit} is not between 16 and 63"):
         hashed_name("x", "part", limit=limit)
 
 
 @pytest.mark.parametrize("text", ["", "a", "My_value.1", "a" * 63])
-def test_a_text_that_fits_is_its_own_label_value(text: str) -> None:
+def test_valid_label_value_is_unchanged(text: str) -> None:
     assert safe_label_value(text) == text
 
 
 @pytest.mark.parametrize(
-    ("text", "kept"), [("a" * 64, "a" * 46), ("team a/web", "team-a-web"), ("-x", "x"), ("/", ""), ("My app", "My-app")]
+    ("text", "prefix"),
+    [("a" * 64, "a" * 46), ("team a/web", "team-a-web"), ("-x", "x"), ("/", ""), ("My app", "My-app")],
 )
-def test_a_text_that_does_not_fit_becomes_its_beginning_and_a_hash(text: str, kept: str) -> None:
-    assert safe_label_value(text)[:-16] == (f"{kept}-" if kept else "")
+def test_invalid_label_value_becomes_prefix_and_hash(text: str, prefix: str) -> None:
+    assert safe_label_value(text)[:-16] == (f"{prefix}-" if prefix else "")
 
 
 @given(texts)
-def test_every_text_has_a_valid_label_value(text: str) -> None:
+def test_every_text_has_valid_label_value(text: str) -> None:
     assert label_value_error(safe_label_value(text)) is None
 
 

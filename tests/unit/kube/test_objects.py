@@ -41,37 +41,37 @@ def a_pod(name: str = "web", **metadata: Any) -> Object:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default", **metadata}}
 
 
-def test_the_parts_of_metadata_are_read() -> None:
+def test_accessors_read_metadata() -> None:
     pod = a_pod(uid="u1", resourceVersion="7", labels={"a": "b"}, annotations={"c": "d"})
     assert (name_of(pod), namespace_of(pod), uid_of(pod), version_of(pod)) == ("web", "default", "u1", "7")
     assert (labels_of(pod), annotations_of(pod)) == ({"a": "b"}, {"c": "d"})
 
 
 @pytest.mark.parametrize("metadata", [{}, {"labels": None, "annotations": None, "namespace": ""}])
-def test_what_metadata_lacks_is_empty(metadata: Object) -> None:
-    bare = {"metadata": {"name": "n", **metadata}}
-    assert (namespace_of(bare), uid_of(bare), version_of(bare)) == (None, "", "")
-    assert (labels_of(bare), annotations_of(bare)) == ({}, {})
+def test_missing_metadata_is_empty(metadata: Object) -> None:
+    obj = {"metadata": {"name": "n", **metadata}}
+    assert (namespace_of(obj), uid_of(obj), version_of(obj)) == (None, "", "")
+    assert (labels_of(obj), annotations_of(obj)) == ({}, {})
 
 
 @given(bits=st.integers(0, 2**128 - 1))
-def test_a_uid_is_what_the_library_makes_of_the_same_bits(bits: int) -> None:
+def test_uid_from_bits_equals_uuid_library(bits: int) -> None:
     assert uid_from_bits(bits) == str(UUID(int=bits, version=4))
 
 
-def test_an_object_with_a_deletion_timestamp_is_deleting() -> None:
+def test_object_with_deletion_timestamp_is_deleting() -> None:
     assert is_deleting(a_pod(deletionTimestamp="2024-01-01T00:00:00Z"))
     assert not is_deleting(a_pod(deletionTimestamp=None))
     assert not is_deleting(a_pod())
 
 
 @pytest.mark.parametrize(("namespace", "name", "key"), [("default", "web", "default/web"), (None, "n1", "n1")])
-def test_a_key_names_an_object_and_is_split_again(namespace: str | None, name: str, key: str) -> None:
+def test_key_is_built_and_split(namespace: str | None, name: str, key: str) -> None:
     assert key_of(object_named(name, namespace)) == key
     assert split_key(key) == (namespace, name)
 
 
-def test_a_named_object_of_the_cluster_has_no_namespace() -> None:
+def test_cluster_scoped_named_object_has_no_namespace() -> None:
     assert object_named("n1") == {"metadata": {"name": "n1"}}
 
 
@@ -92,12 +92,12 @@ def test_a_named_object_of_the_cluster_has_no_namespace() -> None:
         (("zero",), 0),
     ],
 )
-def test_a_value_is_found_at_its_path_or_the_default_stands_for_it(path: tuple[str | int, ...], value: Any) -> None:
+def test_value_at_returns_value_or_default(path: tuple[str | int, ...], value: Any) -> None:
     obj = {"a": {"b": 1}, "list": ["x", "y"], "null": None, "zero": 0}
     assert value_at(obj, *path, default="default") == value
 
 
-def test_a_value_is_set_in_a_copy_that_shares_the_rest() -> None:
+def test_with_value_copies_only_the_path() -> None:
     obj = {"spec": {"a": 1, "kept": {}}, "status": {}}
     changed = with_value(obj, ("spec", "a"), 2)
     assert changed == {"spec": {"a": 2, "kept": {}}, "status": {}}
@@ -107,32 +107,32 @@ def test_a_value_is_set_in_a_copy_that_shares_the_rest() -> None:
 
 
 @pytest.mark.parametrize("obj", [{}, {"a": None}, {"a": {"b": None}}])
-def test_the_way_to_a_value_is_built_where_it_is_missing(obj: Object) -> None:
+def test_with_value_creates_missing_parents(obj: Object) -> None:
     assert with_value(obj, ("a", "b", "c"), 1) == {"a": {"b": {"c": 1}}}
 
 
-def test_a_field_is_removed_from_a_copy_that_shares_the_rest() -> None:
+def test_without_field_copies_only_the_path() -> None:
     obj = {"metadata": {"name": "x", "managedFields": []}, "spec": {}}
-    smaller = without_field(obj, "metadata", "managedFields")
-    assert smaller == {"metadata": {"name": "x"}, "spec": {}}
+    reduced = without_field(obj, "metadata", "managedFields")
+    assert reduced == {"metadata": {"name": "x"}, "spec": {}}
     assert "managedFields" in obj["metadata"]
-    assert smaller["spec"] is obj["spec"]
+    assert reduced["spec"] is obj["spec"]
 
 
 @pytest.mark.parametrize("path", [("x",), ("a", "x"), ("a", "b", "c"), ("null", "x")])
-def test_removing_what_is_not_there_gives_back_the_same_object(path: tuple[str, ...]) -> None:
+def test_removing_missing_field_returns_same_object(path: tuple[str, ...]) -> None:
     obj = {"a": {"b": 1}, "null": None}
     assert without_field(obj, *path) is obj
 
 
 @given(objects, paths)
-def test_a_removed_field_is_gone_and_nothing_else_changed(obj: Object, path: tuple[str, ...]) -> None:
+def test_without_field_removes_only_that_field(obj: Object, path: tuple[str, ...]) -> None:
     assert value_at(without_field(obj, *path), *path) is None
     assert without_field(without_field(obj, *path), *path) == without_field(obj, *path)
     assert without_field(with_value(without_field(obj, path[0]), path, 1), path[0]) == without_field(obj, path[0])
 
 
-def test_a_reference_names_what_is_known_of_an_object() -> None:
+def test_object_reference_omits_unknown_fields() -> None:
     assert object_reference(a_pod(uid="u1")) == {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -142,21 +142,21 @@ def test_a_reference_names_what_is_known_of_an_object() -> None:
     }
 
 
-def test_an_owner_reference_names_the_owner_by_uid() -> None:
+def test_owner_reference_contains_uid() -> None:
     owner = a_pod(uid="u1")
-    plain = {"apiVersion": "v1", "kind": "Pod", "name": "web", "uid": "u1"}
-    assert owner_reference(owner) == {**plain, "controller": True, "blockOwnerDeletion": True}
-    assert owner_reference(owner, controller=False, block_deletion=False) == plain
+    reference = {"apiVersion": "v1", "kind": "Pod", "name": "web", "uid": "u1"}
+    assert owner_reference(owner) == {**reference, "controller": True, "blockOwnerDeletion": True}
+    assert owner_reference(owner, controller=False, block_deletion=False) == reference
 
 
-def test_an_object_that_was_never_created_cannot_own_another() -> None:
+def test_owner_without_uid_is_rejected() -> None:
     with pytest.raises(
         ValueError, match=r"^metadata\.uid: default/web has none; only a created object can own another$"
     ):
         owner_reference(a_pod())
 
 
-def test_an_owned_object_stands_beside_its_owner_under_its_name() -> None:
+def test_owned_object_gets_name_and_namespace() -> None:
     owner = a_pod(uid="u1")
     assert owned_object(owner, DEPLOYMENTS, {"spec": {"replicas": 1}}) == {
         "apiVersion": "apps/v1",
@@ -167,20 +167,20 @@ def test_an_owned_object_stands_beside_its_owner_under_its_name() -> None:
     assert name_of(owned_object(owner, DEPLOYMENTS, {}, name="other")) == "other"
 
 
-def test_an_owned_object_has_a_namespace_only_where_its_kind_and_its_owner_do() -> None:
+def test_owned_object_may_have_no_namespace() -> None:
     of_the_cluster = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "uid": "u1"}}
     assert "namespace" not in owned_object(a_pod(uid="u1"), NODES, {})["metadata"]
     assert "namespace" not in owned_object(of_the_cluster, PODS, {})["metadata"]
 
 
-def test_the_controller_is_the_owner_that_says_so() -> None:
+def test_controller_is_the_controlling_owner() -> None:
     helper, controller = owner_reference(a_pod(uid="u1"), controller=False), owner_reference(a_pod(uid="u2"))
     assert controller_of(a_pod(ownerReferences=[helper, controller])) is controller
     assert controller_of(a_pod(ownerReferences=[helper])) is None
     assert controller_of(a_pod(ownerReferences=None)) is None
 
 
-def test_a_namesake_of_the_owner_does_not_own() -> None:
+def test_ownership_is_by_uid_not_name() -> None:
     owner = a_pod(uid="u1")
     child = a_pod("child", ownerReferences=[owner_reference(owner)])
     assert is_owned_by(child, owner)
@@ -189,7 +189,7 @@ def test_a_namesake_of_the_owner_does_not_own() -> None:
     assert not is_owned_by(a_pod("child", ownerReferences=[{"name": "web", "uid": ""}]), a_pod())
 
 
-def test_an_item_of_a_list_gets_its_kind() -> None:
+def test_list_item_gets_type_meta() -> None:
     assert with_type_meta(DEPLOYMENTS, {"metadata": {}}) == {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -200,10 +200,10 @@ def test_an_item_of_a_list_gets_its_kind() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"kind": ""}, {"apiVersion": None}, {"apiVersion": "apps/v1beta1", "kind": "Deployment"}]
 )
-def test_an_item_of_another_or_an_empty_kind_gets_the_right_one(wrong: Object) -> None:
+def test_wrong_type_meta_is_replaced(wrong: Object) -> None:
     assert with_type_meta(DEPLOYMENTS, wrong) == {"apiVersion": "apps/v1", "kind": "Deployment"}
 
 
-def test_an_object_of_the_right_kind_is_itself() -> None:
+def test_correct_type_meta_returns_same_object() -> None:
     pod = a_pod()
     assert with_type_meta(PODS, pod) is pod

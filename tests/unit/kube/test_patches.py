@@ -25,21 +25,21 @@ def documents(leaves):
 
 
 JSON = documents(SCALARS | st.none())
-OBJECTS = st.dictionaries(KEYS, documents(SCALARS), max_size=4)  # without nulls, which a merge patch cannot write
+OBJECTS = st.dictionaries(KEYS, documents(SCALARS), max_size=4)  # without nulls, which a merge patch cannot express
 
 
-def written(step):
-    return str(step).replace("~", "~0").replace("/", "~1")
+def escaped(token):
+    return str(token).replace("~", "~0").replace("/", "~1")
 
 
 def pointers(document, prefix=""):
-    """Every place in the document, and one beside each."""
+    """Yield every path in the document, and one missing path in each container."""
     yield prefix
     members = (
         document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
     )
-    for step, member in members:
-        yield from pointers(member, f"{prefix}/{written(step)}")
+    for token, member in members:
+        yield from pointers(member, f"{prefix}/{escaped(token)}")
     if isinstance(document, dict | list):
         yield f"{prefix}/-"
 
@@ -47,11 +47,11 @@ def pointers(document, prefix=""):
 @st.composite
 def documents_with_operations(draw):
     document = draw(JSON)
-    places = st.sampled_from(sorted(pointers(document)))
+    paths = st.sampled_from(sorted(pointers(document)))
     operations = st.one_of(
-        st.fixed_dictionaries({"op": st.sampled_from(["add", "replace", "test"]), "path": places, "value": JSON}),
-        st.fixed_dictionaries({"op": st.just("remove"), "path": places}),
-        st.fixed_dictionaries({"op": st.sampled_from(["move", "copy"]), "from": places, "path": places}),
+        st.fixed_dictionaries({"op": st.sampled_from(["add", "replace", "test"]), "path": paths, "value": JSON}),
+        st.fixed_dictionaries({"op": st.just("remove"), "path": paths}),
+        st.fixed_dictionaries({"op": st.sampled_from(["move", "copy"]), "from": paths, "path": paths}),
     )
     return document, draw(st.lists(operations, max_size=5))
 
@@ -86,12 +86,12 @@ def documents_with_operations(draw):
         ({"~1": 1}, {"op": "remove", "path": "/~01"}, {}),
     ],
 )
-def test_an_operation_does_what_rfc_6902_says(document, operation, result):
+def test_json_patch_operation_follows_rfc_6902(document, operation, result):
     assert apply_json_patch(document, [operation]) == result
 
 
 @pytest.mark.parametrize(
-    ("there", "tested"),
+    ("value", "tested"),
     [
         (1, 1),
         (1, 1.0),
@@ -101,13 +101,13 @@ def test_an_operation_does_what_rfc_6902_says(document, operation, result):
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
     ],
 )
-def test_a_test_passes_on_equal_json(there, tested):
-    document = {"a": there}
+def test_test_operation_passes_on_equal_json(value, tested):
+    document = {"a": value}
     assert apply_json_patch(document, [{"op": "test", "path": "/a", "value": tested}]) == document
 
 
 @pytest.mark.parametrize(
-    ("there", "tested"),
+    ("value", "tested"),
     [
         (1, "1"),
         (1, True),
@@ -119,73 +119,73 @@ def test_a_test_passes_on_equal_json(there, tested):
         ({"a": 1}, {"a": True}),
     ],
 )
-def test_a_test_fails_on_anything_else(there, tested):
-    with pytest.raises(PatchError, match=r"^patch\[0\]: test /a: the value there is another$"):
-        apply_json_patch({"a": there}, [{"op": "test", "path": "/a", "value": tested}])
+def test_test_operation_fails_on_different_json(value, tested):
+    with pytest.raises(PatchError, match=r"^patch\[0\]: test /a: the value at this path is different$"):
+        apply_json_patch({"a": value}, [{"op": "test", "path": "/a", "value": tested}])
 
 
-NOTHING_THERE = "there is nothing there"
+MISSING_PATH = "the path does not exist"
 
 
 @pytest.mark.parametrize(
     ("operation", "message"),
     [
-        ({"op": "remove", "path": "/spec/x"}, f"remove /spec/x: {NOTHING_THERE}"),
-        ({"op": "replace", "path": "/x", "value": 1}, f"replace /x: {NOTHING_THERE}"),
-        ({"op": "test", "path": "/x", "value": None}, f"test /x: {NOTHING_THERE}"),
-        ({"op": "copy", "from": "/x", "path": "/y"}, f"copy /y: {NOTHING_THERE}"),
-        ({"op": "move", "from": "/x", "path": "/y"}, f"move /y: {NOTHING_THERE}"),
-        ({"op": "add", "path": "/x/y", "value": 1}, f"add /x/y: {NOTHING_THERE}"),
+        ({"op": "remove", "path": "/spec/x"}, f"remove /spec/x: {MISSING_PATH}"),
+        ({"op": "replace", "path": "/x", "value": 1}, f"replace /x: {MISSING_PATH}"),
+        ({"op": "test", "path": "/x", "value": None}, f"test /x: {MISSING_PATH}"),
+        ({"op": "copy", "from": "/x", "path": "/y"}, f"copy /y: {MISSING_PATH}"),
+        ({"op": "move", "from": "/x", "path": "/y"}, f"move /y: {MISSING_PATH}"),
+        ({"op": "add", "path": "/x/y", "value": 1}, f"add /x/y: {MISSING_PATH}"),
         ({"op": "add", "path": "/name/y", "value": 1}, "add /name/y: nothing can be added to a string"),
-        ({"op": "remove", "path": "/name/y"}, f"remove /name/y: {NOTHING_THERE}"),
-        ({"op": "remove", "path": "/list/2"}, f"remove /list/2: {NOTHING_THERE}"),
-        ({"op": "remove", "path": "/list/-"}, f"remove /list/-: {NOTHING_THERE}"),
-        ({"op": "remove", "path": "/list/-1"}, f"remove /list/-1: {NOTHING_THERE}"),
-        ({"op": "remove", "path": "/list/01"}, f"remove /list/01: {NOTHING_THERE}"),
-        ({"op": "remove", "path": "/list/٠"}, f"remove /list/٠: {NOTHING_THERE}"),
-        ({"op": "add", "path": "/list/3", "value": 1}, "add /list/3: '3' is no index of a list of 2"),
-        ({"op": "add", "path": "/list/x", "value": 1}, "add /list/x: 'x' is no index of a list of 2"),
-        ({"op": "add", "path": "/list/" + "9" * 9000, "value": 1}, "is no index of a list of 2"),
-        ({"op": "remove", "path": ""}, "remove : the whole document cannot go"),
-        ({"op": "move", "from": "/spec", "path": "/spec/x"}, "move /spec/x: a value cannot move into itself"),
-        ({"op": "remove", "path": "spec"}, "remove spec: 'spec' is no JSON pointer: it begins with /"),
+        ({"op": "remove", "path": "/name/y"}, f"remove /name/y: {MISSING_PATH}"),
+        ({"op": "remove", "path": "/list/2"}, f"remove /list/2: {MISSING_PATH}"),
+        ({"op": "remove", "path": "/list/-"}, f"remove /list/-: {MISSING_PATH}"),
+        ({"op": "remove", "path": "/list/-1"}, f"remove /list/-1: {MISSING_PATH}"),
+        ({"op": "remove", "path": "/list/01"}, f"remove /list/01: {MISSING_PATH}"),
+        ({"op": "remove", "path": "/list/٠"}, f"remove /list/٠: {MISSING_PATH}"),
+        ({"op": "add", "path": "/list/3", "value": 1}, "add /list/3: '3' is not an index of a list of length 2"),
+        ({"op": "add", "path": "/list/x", "value": 1}, "add /list/x: 'x' is not an index of a list of length 2"),
+        ({"op": "add", "path": "/list/" + "9" * 9000, "value": 1}, "is not an index of a list of length 2"),
+        ({"op": "remove", "path": ""}, "remove : the whole document cannot be removed"),
+        ({"op": "move", "from": "/spec", "path": "/spec/x"}, "move /spec/x: a value cannot be moved into itself"),
+        ({"op": "remove", "path": "spec"}, "remove spec: 'spec' is not a JSON pointer: it must start with /"),
         (
             {"op": "remove", "path": "/a~2"},
-            "remove /a~2: '/a~2' is no JSON pointer: ~ is written ~0 and / is written ~1",
+            "remove /a~2: '/a~2' is not a JSON pointer: ~ is written ~0 and / is written ~1",
         ),
-        ({"op": "remove", "path": "/a~"}, "remove /a~: '/a~' is no JSON pointer"),
+        ({"op": "remove", "path": "/a~"}, "remove /a~: '/a~' is not a JSON pointer"),
         ({"op": "add", "path": "/x"}, "add: value is missing"),
         ({"op": "add", "value": 1}, "add: path is missing"),
         ({"op": "copy", "path": "/x"}, "copy: from is missing"),
         ({"op": "remove", "path": 7}, "remove: path is a number, not a string"),
-        ({"op": "frob", "path": "/x"}, "op is none of add, remove, replace, move, copy, test"),
-        ({"op": ["add"], "path": "/x"}, "op is none of add, remove, replace, move, copy, test"),
-        ({"path": "/x"}, "op is none of add, remove, replace, move, copy, test"),
+        ({"op": "frob", "path": "/x"}, "op is not one of add, remove, replace, move, copy, test"),
+        ({"op": ["add"], "path": "/x"}, "op is not one of add, remove, replace, move, copy, test"),
+        ({"path": "/x"}, "op is not one of add, remove, replace, move, copy, test"),
         ("remove /x", "an operation is an object, not a string"),
     ],
 )
-def test_an_operation_that_cannot_be_done_is_named_with_its_place_in_the_patch(operation, message):
+def test_failed_operation_is_named_by_index(operation, message):
     document = {"spec": {}, "name": "n", "list": [1, 2]}
     fine = {"op": "add", "path": "/fine", "value": 1}
-    with pytest.raises(PatchError) as refused:
+    with pytest.raises(PatchError) as caught:
         apply_json_patch(document, [fine, fine, operation])
-    assert str(refused.value).startswith("patch[2]: ")
-    assert message in str(refused.value)
+    assert str(caught.value).startswith("patch[2]: ")
+    assert message in str(caught.value)
 
 
-def test_a_json_patch_is_a_list():
+def test_json_patch_must_be_a_list():
     with pytest.raises(PatchError, match="a list of operations, not an object"):
         apply_json_patch({}, {"op": "remove", "path": "/x"})
 
 
-def test_a_patch_may_have_ten_thousand_operations_and_no_more():
-    one = {"op": "add", "path": "/a", "value": 1}
-    assert apply_json_patch({}, [one] * MAX_OPERATIONS) == {"a": 1}
+def test_json_patch_operations_are_limited():
+    operation = {"op": "add", "path": "/a", "value": 1}
+    assert apply_json_patch({}, [operation] * MAX_OPERATIONS) == {"a": 1}
     with pytest.raises(PatchTooLarge, match="10001 operations are over 10000"):
-        apply_json_patch({}, [one] * (MAX_OPERATIONS + 1))
+        apply_json_patch({}, [operation] * (MAX_OPERATIONS + 1))
 
 
-def test_copies_that_double_a_document_end_at_the_limit():
+def test_doubling_copies_exceed_the_limit():
     doubling = {"op": "copy", "from": "/a", "path": "/a/-"}
     with pytest.raises(
         PatchError, match=rf"^patch\[\d\d\]: copy /a/-: the copies so far are \d+ bytes, over {MAX_COPIED_BYTES}$"
@@ -193,12 +193,12 @@ def test_copies_that_double_a_document_end_at_the_limit():
         apply_json_patch({"a": ["x" * 1000]}, [doubling] * 100)
 
 
-def test_many_small_copies_are_within_the_limit():
+def test_many_small_copies_are_allowed():
     copies = [{"op": "copy", "from": "/a", "path": f"/b/{index}"} for index in range(1000)]
     assert len(apply_json_patch({"a": "x", "b": {}}, copies)["b"]) == 1000
 
 
-def test_a_path_may_be_deeper_than_the_interpreter_recurses():
+def test_path_may_exceed_recursion_limit():
     document = "leaf"
     for _ in range(5000):
         document = {"a": document}
@@ -208,7 +208,7 @@ def test_a_path_may_be_deeper_than_the_interpreter_recurses():
     assert patched == "new"
 
 
-def test_what_a_patch_does_not_touch_is_shared():
+def test_json_patch_shares_untouched_parts():
     document = {"metadata": {"labels": {}}, "spec": {"list": [{"a": 1}, {"b": 2}]}}
     patched = apply_json_patch(document, [{"op": "replace", "path": "/spec/list/0/a", "value": 2}])
     assert patched["metadata"] is document["metadata"]
@@ -216,7 +216,7 @@ def test_what_a_patch_does_not_touch_is_shared():
 
 
 @given(documents_with_operations())
-def test_a_json_patch_changes_neither_the_document_nor_itself(case):
+def test_json_patch_does_not_change_its_inputs(case):
     document, operations = case
     before = deepcopy(case)
     with suppress(PatchError):
@@ -225,17 +225,17 @@ def test_a_json_patch_changes_neither_the_document_nor_itself(case):
 
 
 @given(JSON, st.data())
-def test_what_was_put_somewhere_is_found_there(document, data):
-    path = data.draw(st.sampled_from(sorted(place for place in pointers(document) if not place.endswith("/-"))))
+def test_replaced_value_is_found_at_its_path(document, data):
+    path = data.draw(st.sampled_from(sorted(pointer for pointer in pointers(document) if not pointer.endswith("/-"))))
     value = data.draw(JSON)
-    put = {"op": "replace", "path": path, "value": value}
+    replace = {"op": "replace", "path": path, "value": value}
     test = {"op": "test", "path": path, "value": value}
-    assert apply_json_patch(document, [put, test]) == apply_json_patch(document, [put])
+    assert apply_json_patch(document, [replace, test]) == apply_json_patch(document, [replace])
 
 
 @given(OBJECTS, KEYS, JSON)
-def test_removing_what_was_added_gives_the_document_back(document, key, value):
-    path = "/" + written(f"{key}, new")
+def test_remove_undoes_add(document, key, value):
+    path = "/" + escaped(f"{key}, new")
     assert (
         apply_json_patch(document, [{"op": "add", "path": path, "value": value}, {"op": "remove", "path": path}])
         == document
@@ -266,13 +266,13 @@ def test_removing_what_was_added_gives_the_document_back(document, key, value):
         ({}, {"a": [{"b": None}]}, {"a": [{"b": None}]}),
     ],
 )
-def test_a_merge_patch_does_what_rfc_7386_says(document, patch, result):
+def test_merge_patch_follows_rfc_7386(document, patch, result):
     before = deepcopy((document, patch))
     assert apply_merge_patch(document, patch) == result
     assert (document, patch) == before
 
 
-def test_what_a_merge_patch_does_not_name_is_shared():
+def test_merge_patch_shares_untouched_parts():
     document = {"metadata": {"labels": {}}, "spec": {"template": {}, "replicas": 1}}
     result = apply_merge_patch(document, {"spec": {"replicas": 2}})
     assert result["metadata"] is document["metadata"]
@@ -280,26 +280,26 @@ def test_what_a_merge_patch_does_not_name_is_shared():
 
 
 @given(OBJECTS, OBJECTS)
-def test_the_merge_patch_between_two_objects_turns_one_into_the_other(old, wanted):
-    before = deepcopy((old, wanted))
-    assert apply_merge_patch(old, merge_patch(old, wanted)) == wanted
-    assert (old, wanted) == before
+def test_merge_patch_converts_old_to_desired(old, desired):
+    before = deepcopy((old, desired))
+    assert apply_merge_patch(old, merge_patch(old, desired)) == desired
+    assert (old, desired) == before
 
 
 @given(OBJECTS)
-def test_there_is_nothing_to_patch_between_equals(document):
+def test_merge_patch_of_equal_objects_is_empty(document):
     assert merge_patch(document, deepcopy(document)) == {}
 
 
 @given(OBJECTS, OBJECTS)
-def test_every_field_of_a_merge_patch_is_needed(old, wanted):
-    patch = merge_patch(old, wanted)
+def test_every_field_of_merge_patch_is_needed(old, desired):
+    patch = merge_patch(old, desired)
     for key in patch:
-        assert apply_merge_patch(old, {other: value for other, value in patch.items() if other != key}) != wanted
+        assert apply_merge_patch(old, {other: value for other, value in patch.items() if other != key}) != desired
 
 
 @pytest.mark.parametrize(
-    ("old", "wanted", "patch"),
+    ("old", "desired", "patch"),
     [
         ({"a": 1, "b": {"c": 1, "d": 2}}, {"a": 1, "b": {"c": 3}}, {"b": {"c": 3, "d": None}}),
         ({"a": [{"b": 1}, 2]}, {"a": [{"b": 1}, 3]}, {"a": [{"b": 1}, 3]}),
@@ -311,15 +311,15 @@ def test_every_field_of_a_merge_patch_is_needed(old, wanted):
         ({}, {"a": None}, {}),
     ],
 )
-def test_a_merge_patch_is_the_smallest(old, wanted, patch):
-    assert merge_patch(old, wanted) == patch
+def test_merge_patch_is_the_smallest(old, desired, patch):
+    assert merge_patch(old, desired) == patch
 
 
-# -- the merge patch of the fields that are ours
+# -- owned patches
 
 
 @pytest.mark.parametrize(
-    ("cached", "wanted", "patch"),
+    ("cached", "desired", "patch"),
     [
         ({"a": 1, "theirs": 2}, {"a": 1}, {}),
         ({"a": 1, "theirs": 2}, {"a": 3}, {"a": 3}),
@@ -337,24 +337,24 @@ def test_a_merge_patch_is_the_smallest(old, wanted, patch):
         ({"a": 5}, {"a": {"b": None}}, {"a": {}}),
     ],
 )
-def test_an_owned_patch_says_what_differs_in_the_fields_we_name(cached, wanted, patch):
-    before = deepcopy((cached, wanted))
-    assert owned_patch(cached, wanted) == patch
-    assert (cached, wanted) == before
+def test_owned_patch_contains_only_changed_fields(cached, desired, patch):
+    before = deepcopy((cached, desired))
+    assert owned_patch(cached, desired) == patch
+    assert (cached, desired) == before
 
 
-def nones_below(document):
-    return isinstance(document, dict) and any(value is None or nones_below(value) for value in document.values())
+def contains_none(document):
+    return isinstance(document, dict) and any(value is None or contains_none(value) for value in document.values())
 
 
 OWNED = st.dictionaries(KEYS, documents(SCALARS | st.none()), max_size=4)
 
 
 @given(OBJECTS, OWNED)
-def test_an_owned_patch_leaves_nothing_to_patch(cached, wanted):
-    assert owned_patch(apply_merge_patch(cached, owned_patch(cached, wanted)), wanted) == {}
+def test_owned_patch_is_empty_after_applying(cached, desired):
+    assert owned_patch(apply_merge_patch(cached, owned_patch(cached, desired)), desired) == {}
 
 
 @given(OBJECTS, OBJECTS)
-def test_an_owned_patch_deletes_nothing_that_it_was_not_told_to(cached, wanted):
-    assert not nones_below(owned_patch(cached, wanted))
+def test_owned_patch_deletes_only_explicit_nones(cached, desired):
+    assert not contains_none(owned_patch(cached, desired))

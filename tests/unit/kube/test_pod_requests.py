@@ -1,6 +1,6 @@
-"""What pods hold, by the rule that Kubernetes has for it (PodRequests in k8s.io/component-helpers/resource, 1.34).
+"""Tests of pod requests against the rules of Kubernetes (PodRequests in k8s.io/component-helpers/resource, 1.34).
 
-That function starts from a pod whose requests the server has filled in from its limits; ours does so itself.
+The upstream function expects a pod whose requests the server has set from its limits. Ours does this itself.
 """
 
 from datetime import UTC, datetime
@@ -38,9 +38,9 @@ def amounts(**texts: Any) -> ResourceList:
 
 
 @pytest.mark.parametrize(
-    ("pod", "held"),
+    ("pod", "expected"),
     [
-        pytest.param(a_pod(a_container()), amounts(), id="nothing asked for is still a pod"),
+        pytest.param(a_pod(a_container()), amounts(), id="a pod without requests counts as a pod"),
         pytest.param(
             a_pod(a_container("a", cpu="500m", memory="1Gi"), a_container("b", cpu="1")),
             amounts(cpu="1500m", memory="1Gi"),
@@ -49,12 +49,12 @@ def amounts(**texts: Any) -> ResourceList:
         pytest.param(
             a_pod(a_container(cpu="1"), init=(a_container("i", cpu="3"), a_container("j", cpu="2"))),
             amounts(cpu=3),
-            id="init containers run one after the other, before the rest",
+            id="init containers run one after another, before the rest",
         ),
         pytest.param(
             a_pod(a_container(cpu="1", memory="4Gi"), init=(a_container("i", cpu="2", memory="1Gi"),)),
             amounts(cpu=2, memory="4Gi"),
-            id="the larger phase counts for each resource on its own",
+            id="the maximum of the phases counts for each resource",
         ),
         pytest.param(
             a_pod(a_container(cpu="1"), init=(a_sidecar("s", cpu="2"),)),
@@ -69,7 +69,7 @@ def amounts(**texts: Any) -> ResourceList:
         pytest.param(
             a_pod(a_container(cpu="1"), init=(a_container("i", cpu="3"), a_sidecar("s", cpu="2"))),
             amounts(cpu=3),
-            id="a sidecar after an init container does not",
+            id="a sidecar after an init container does not run beside it",
         ),
         pytest.param(
             a_pod(
@@ -77,17 +77,17 @@ def amounts(**texts: Any) -> ResourceList:
                 init=(a_sidecar("s", cpu="1"), a_container("i", cpu="5"), a_sidecar("t", cpu="2")),
             ),
             amounts(cpu=6),
-            id="each init container meets the sidecars before it",
+            id="each init container runs beside earlier sidecars",
         ),
         pytest.param(
             a_pod(a_container(cpu="1"), overhead={"cpu": "250m", "memory": "100Mi"}),
             amounts(cpu="1250m", memory="100Mi"),
-            id="overhead comes on top",
+            id="overhead is added",
         ),
         pytest.param(
             a_pod(a_container(cpu="1"), init=(a_container("i", cpu="2"),), overhead={"cpu": "1"}),
             amounts(cpu=3),
-            id="overhead comes on top of the larger phase",
+            id="overhead is added to the larger phase",
         ),
         pytest.param(
             a_pod(a_container(limits={"cpu": "2"})), amounts(cpu=2), id="a limit without a request is a request"
@@ -95,7 +95,7 @@ def amounts(**texts: Any) -> ResourceList:
         pytest.param(
             a_pod(a_container(limits={"cpu": "2", "memory": "1Gi"}, cpu="1")),
             amounts(cpu=1, memory="1Gi"),
-            id="a limit beside a request is none",
+            id="a limit with a request is ignored",
         ),
         pytest.param(
             a_pod(a_container(limits={"cpu": "2"}, cpu="0")), amounts(cpu=0), id="a request of zero is a request"
@@ -108,58 +108,60 @@ def amounts(**texts: Any) -> ResourceList:
         pytest.param(
             a_pod(a_container(cpu="1", memory="1Gi"), resources={"requests": {"cpu": "4"}}),
             amounts(cpu=4, memory="1Gi"),
-            id="what is stated for the whole pod counts instead of the sum",
+            id="pod-level requests replace the sum",
         ),
         pytest.param(
             a_pod(a_container(cpu="3"), resources={"requests": {"cpu": "2"}}, overhead={"cpu": "1"}),
             amounts(cpu=3),
-            id="overhead comes on top of what is stated for the whole pod",
+            id="overhead is added to pod-level requests",
         ),
         pytest.param(
             a_pod(a_container(cpu="1"), resources={"limits": {"cpu": "4", "memory": "1Gi"}}),
             amounts(cpu=1, memory="1Gi"),
-            id="a limit for the whole pod counts where no container asks",
+            id="a pod-level limit counts without container requests",
         ),
     ],
 )
-def test_a_pod_holds_what_the_scheduler_counts(pod: Object, held: ResourceList) -> None:
-    assert effective_requests(pod) == held
+def test_pod_requests_match_the_scheduler(pod: Object, expected: ResourceList) -> None:
+    assert effective_requests(pod) == expected
 
 
-def a_report(name: str, allocated: str | None = None, **requests: str) -> Object:
-    report: Object = {"name": name, "resources": {"requests": requests}}
-    return {**report, "allocatedResources": {"cpu": allocated}} if allocated else report
+def a_container_status(name: str, allocated: str | None = None, **requests: str) -> Object:
+    container_status: Object = {"name": name, "resources": {"requests": requests}}
+    return {**container_status, "allocatedResources": {"cpu": allocated}} if allocated else container_status
 
 
 @pytest.mark.parametrize(
-    ("asked", "report", "held"),
+    ("desired", "container_status", "expected"),
     [
-        ("1", a_report("main", cpu="4"), "4"),  # it has not shrunk yet
-        ("4", a_report("main", cpu="1"), "4"),  # it has not grown yet
-        ("1", a_report("main", allocated="3", cpu="2"), "3"),
-        ("1", a_report("another", cpu="4"), "1"),
+        ("1", a_container_status("main", cpu="4"), "4"),  # not shrunk yet
+        ("4", a_container_status("main", cpu="1"), "4"),  # not grown yet
+        ("1", a_container_status("main", allocated="3", cpu="2"), "3"),
+        ("1", a_container_status("another", cpu="4"), "1"),
         ("1", {"name": "main"}, "1"),
     ],
 )
-def test_a_container_that_is_resized_holds_the_larger_amount(asked: str, report: Object, held: str) -> None:
-    running = a_pod(a_container(cpu=asked), status={"containerStatuses": [report]})
-    assert effective_requests(running) == amounts(cpu=held)
-    beside = a_pod(init=({**a_sidecar("main", cpu=asked)},), status={"initContainerStatuses": [report]})
-    assert effective_requests(beside) == amounts(cpu=held)
+def test_resized_container_counts_larger_amount(desired: str, container_status: Object, expected: str) -> None:
+    running = a_pod(a_container(cpu=desired), status={"containerStatuses": [container_status]})
+    assert effective_requests(running) == amounts(cpu=expected)
+    sidecar_pod = a_pod(
+        init=({**a_sidecar("main", cpu=desired)},), status={"initContainerStatuses": [container_status]}
+    )
+    assert effective_requests(sidecar_pod) == amounts(cpu=expected)
 
 
-def test_an_init_container_that_ends_is_never_resized() -> None:
-    pod = a_pod(init=(a_container("i", cpu="1"),), status={"initContainerStatuses": [a_report("i", cpu="4")]})
+def test_init_container_is_never_resized() -> None:
+    pod = a_pod(init=(a_container("i", cpu="1"),), status={"initContainerStatuses": [a_container_status("i", cpu="4")]})
     assert effective_requests(pod) == amounts(cpu=1)
 
 
-def test_a_resize_that_can_never_be_does_not_count() -> None:
+def test_infeasible_resize_is_not_counted() -> None:
     infeasible = {"type": "PodResizePending", "status": "True", "reason": "Infeasible"}
     deferred = {**infeasible, "reason": "Deferred"}
-    reports = [a_report("main", cpu="1")]
-    for reason, held in ((infeasible, "1"), (deferred, "64")):
-        pod = a_pod(a_container(cpu="64"), status={"containerStatuses": reports, "conditions": [reason]})
-        assert effective_requests(pod) == amounts(cpu=held)
+    statuses = [a_container_status("main", cpu="1")]
+    for reason, expected in ((infeasible, "1"), (deferred, "64")):
+        pod = a_pod(a_container(cpu="64"), status={"containerStatuses": statuses, "conditions": [reason]})
+        assert effective_requests(pod) == amounts(cpu=expected)
 
 
 cpus = st.integers(0, 8)
@@ -167,52 +169,50 @@ inits = st.lists(st.tuples(st.booleans(), cpus), max_size=5)
 
 
 @given(inits, st.lists(cpus, max_size=4), cpus)
-def test_the_most_that_runs_at_once_is_what_counts(init: list[tuple[bool, int]], main: list[int], over: int) -> None:
-    """The oracle plays the life of the pod: who runs at each step."""
-    moments = [
-        sum(cpu for is_sidecar, cpu in init[:place] if is_sidecar) + init[place][1] for place in range(len(init))
-    ]
-    moments.append(sum(cpu for is_sidecar, cpu in init if is_sidecar) + sum(main))
+def test_requests_are_the_maximum_over_phases(init: list[tuple[bool, int]], main: list[int], overhead: int) -> None:
+    """Compute the expected value from the containers that run at each step of the pod's life."""
+    phases = [sum(cpu for is_sidecar, cpu in init[:index] if is_sidecar) + init[index][1] for index in range(len(init))]
+    phases.append(sum(cpu for is_sidecar, cpu in init if is_sidecar) + sum(main))
     pod = a_pod(
-        *(a_container(f"c{place}", cpu=cpu) for place, cpu in enumerate(main)),
+        *(a_container(f"c{index}", cpu=cpu) for index, cpu in enumerate(main)),
         init=tuple(
-            (a_sidecar if is_sidecar else a_container)(f"i{place}", cpu=cpu)
-            for place, (is_sidecar, cpu) in enumerate(init)
+            (a_sidecar if is_sidecar else a_container)(f"i{index}", cpu=cpu)
+            for index, (is_sidecar, cpu) in enumerate(init)
         ),
-        overhead={"cpu": over},
+        overhead={"cpu": overhead},
     )
-    assert effective_requests(pod)["cpu"] == amounts(cpu=max(moments) + over)["cpu"]
+    assert effective_requests(pod)["cpu"] == amounts(cpu=max(phases) + overhead)["cpu"]
 
 
 @pytest.mark.parametrize(
-    ("phase", "holds"),
+    ("phase", "expected"),
     [("Pending", True), ("Running", True), ("Unknown", True), (None, True), ("Succeeded", False), ("Failed", False)],
 )
-def test_a_pod_holds_its_node_until_it_has_ended(phase: str | None, holds: bool) -> None:
-    assert occupies_node(a_pod(a_container(), status={"phase": phase})) is holds
+def test_pod_occupies_node_until_terminated(phase: str | None, expected: bool) -> None:
+    assert occupies_node(a_pod(a_container(), status={"phase": phase})) is expected
 
 
-def test_a_pod_that_is_going_still_holds_its_node_and_one_without_a_node_holds_none() -> None:
+def test_deleting_pod_still_occupies_its_node() -> None:
     pod = a_pod(a_container())
     assert occupies_node({**pod, "metadata": {**pod["metadata"], "deletionTimestamp": "2026-03-02T09:00:00Z"}})
     assert not occupies_node({**pod, "spec": {**pod["spec"], "nodeName": ""}})
     assert not occupies_node({**pod, "spec": {"containers": []}})
 
 
-def test_a_pod_holds_its_node_since_it_was_scheduled_or_else_since_it_was_made_for_it() -> None:
-    made = a_pod(a_container(cpu="1"))
-    assert pod_allocation(made).since == datetime(2026, 3, 2, 8, tzinfo=UTC)
+def test_allocation_starts_when_scheduled_or_created() -> None:
+    created = a_pod(a_container(cpu="1"))
+    assert pod_allocation(created).since == datetime(2026, 3, 2, 8, tzinfo=UTC)
     scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-03-02T09:30:00Z"}
     bound = a_pod(a_container(cpu="1"), status={"conditions": [scheduled]})
     assert pod_allocation(bound).since == datetime(2026, 3, 2, 9, 30, tzinfo=UTC)
     assert pod_allocation(bound).amounts == amounts(cpu=1)
 
 
-def test_a_plain_pod_is_counted_like_any_other() -> None:
+def test_cached_requests_equal_computed_requests() -> None:
     resources = {"requests": {"cpu": "100m"}, "limits": {"cpu": "1", "memory": "1Gi"}}
     pod = {"spec": {"containers": [{"name": "c", "resources": resources}]}}
     assert effective_requests(pod) == compute_requests(pod)
     assert effective_requests(pod).texts() == {"cpu": "100m", "memory": "1Gi", "pods": "1"}
-    report = {"name": "c", "resources": {"requests": {"cpu": "2"}}}
-    resized = {**pod, "status": {"containerStatuses": [report]}}
+    container_status = {"name": "c", "resources": {"requests": {"cpu": "2"}}}
+    resized = {**pod, "status": {"containerStatuses": [container_status]}}
     assert effective_requests(resized)["cpu"] == parse_quantity("2")

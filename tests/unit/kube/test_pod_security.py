@@ -1,6 +1,6 @@
-"""The Pod Security Standards, as Kubernetes tests them.
+"""Tests of the Pod Security Standards with the test cases of Kubernetes.
 
-The pods under `tests/golden/pod_security` are Kubernetes' own; `tools/pod_security_cases.py` fetches them.
+The pods under `tests/golden/pod_security` are from Kubernetes; `tools/pod_security_cases.py` downloads them.
 """
 
 from pathlib import Path
@@ -19,14 +19,14 @@ STRICTER = {
     "hostpathvolumes": "restrictedvolumes",
     "seccompprofile_baseline": "seccompprofile_restricted",
 }
-"""Checks of baseline that another takes the place of at restricted."""
+"""Baseline checks that a stricter check replaces at the level restricted."""
 ALONGSIDE = {
-    ("baseline", "windowshostprocess"): {"hostnamespaces"},  # one is not valid without the other
+    ("baseline", "windowshostprocess"): {"hostnamespaces"},  # each requires the other
     ("restricted", "windowshostprocess"): {"hostnamespaces"},
     ("restricted", "privileged"): {"allowprivilegeescalation"},
-    ("restricted", "allowprivilegeescalation3"): {"capabilities_restricted"},  # has no security context at all
+    ("restricted", "allowprivilegeescalation3"): {"capabilities_restricted"},  # the pod has no security context
 }
-"""What fails some pods beside the check they are for."""
+"""Additional checks that some pods fail."""
 
 
 def fixtures(outcome: str) -> list[Any]:
@@ -41,31 +41,34 @@ PASSING, FAILING = fixtures("pass"), fixtures("fail")
 
 
 @pytest.mark.parametrize(("level", "name", "pod"), PASSING)
-def test_what_kubernetes_lets_pass_passes(level: str, name: str, pod: Object) -> None:
+def test_upstream_passing_pods_pass(level: str, name: str, pod: Object) -> None:
     assert violations(pod, level) == [], name
 
 
 @pytest.mark.parametrize(("level", "name", "pod"), FAILING)
-def test_what_kubernetes_refuses_is_refused_by_the_same_check(level: str, name: str, pod: Object) -> None:
+def test_upstream_failing_pods_fail_same_check(level: str, name: str, pod: Object) -> None:
     check = name.rstrip("0123456789")
     expected = STRICTER.get(check, check) if level == "restricted" else check
     alongside = ALONGSIDE.get((level, check)) or ALONGSIDE.get((level, name)) or set()
-    assert {found.rule.lower() for found in violations(pod, level)} == {expected, *alongside}
+    assert {violation.rule.lower() for violation in violations(pod, level)} == {expected, *alongside}
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_every_rule_of_the_standard_has_a_pod_that_fails_it(level: str) -> None:
+def test_every_check_has_a_failing_pod(level: str) -> None:
     failed = {
-        found.rule for at, _, pod in (case.values for case in FAILING) if at == level for found in violations(pod, at)
+        violation.rule
+        for case_level, _, pod in (case.values for case in FAILING)
+        if case_level == level
+        for violation in violations(pod, case_level)
     }
     assert failed == {rule.name for rule in CHECKS_BY_LEVEL[level]}
 
 
 @pytest.mark.parametrize(("level", "name", "pod"), FAILING)
-def test_nothing_is_asked_at_level_privileged(level: str, name: str, pod: Object) -> None:
+def test_privileged_level_allows_everything(level: str, name: str, pod: Object) -> None:
     assert violations(pod, "privileged") == [], (level, name)
 
 
-def test_a_level_that_nobody_knows_lets_nothing_pass() -> None:
+def test_unknown_level_raises() -> None:
     with pytest.raises(KeyError):
         violations({}, "basline")

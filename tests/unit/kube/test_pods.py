@@ -1,4 +1,4 @@
-"""What is true of any pod."""
+"""Tests of basic pod facts."""
 
 import pytest
 
@@ -18,18 +18,18 @@ def names(pod: Object, *lists: str) -> list[str]:
     return [each["name"] for each in (containers_of(pod, lists) if lists else containers_of(pod))]
 
 
-def test_containers_come_in_the_order_in_which_they_run_and_those_for_debugging_only_where_they_are_asked_for() -> None:
+def test_containers_are_listed_in_start_order() -> None:
     assert names(POD) == ["first", "beside", "web", "log"]
     assert names(POD, *CONTAINER_FIELDS) == ["first", "beside", "web", "log", "debug"]
     assert names({"spec": {"containers": [{"name": "web"}], "initContainers": None}}, *CONTAINER_FIELDS) == ["web"]
 
 
-def test_a_sidecar_is_an_init_container_that_is_always_started_again() -> None:
+def test_restarting_init_container_is_sidecar() -> None:
     assert [each["name"] for each in containers_of(POD) if is_sidecar(each)] == ["beside"]
 
 
 @pytest.mark.parametrize(
-    ("pod", "over"),
+    ("pod", "expected"),
     [
         ({}, False),
         ({"status": {}}, False),
@@ -40,5 +40,5 @@ def test_a_sidecar_is_an_init_container_that_is_always_started_again() -> None:
         ({"status": {"phase": "Failed"}}, True),
     ],
 )
-def test_a_pod_that_succeeded_or_failed_is_over(pod: Object, over: bool) -> None:
-    assert is_pod_terminal(pod) is over
+def test_succeeded_or_failed_pod_is_terminal(pod: Object, expected: bool) -> None:
+    assert is_pod_terminal(pod) is expected

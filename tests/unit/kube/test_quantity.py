@@ -61,7 +61,7 @@ amounts = st.dictionaries(st.sampled_from(["cpu", "memory", "pods", "example.com
         ("0.0005k", 500 * MILLI),
     ],
 )
-def test_every_way_of_writing_an_amount_is_read(text: str, nano: int) -> None:
+def test_every_notation_is_parsed(text: str, nano: int) -> None:
     assert parse_quantity(text).nano == nano
 
 
@@ -74,25 +74,25 @@ def test_every_way_of_writing_an_amount_is_read(text: str, nano: int) -> None:
         *("1e", "1e-", "1ee3", "1e3.5", "1e3k", "nan", "inf", "Infinity", "aoeu"),
     ],
 )
-def test_what_kubernetes_refuses_or_nobody_means_is_refused(text: str) -> None:
+def test_invalid_quantity_is_rejected(text: str) -> None:
     with pytest.raises(QuantityError):
         parse_quantity(text)
 
 
 @pytest.mark.parametrize("text", ["1e100", "1e999999999", "-1E99999999999999999999", "9" * 100, "0." + "1" * 100_000])
-def test_a_text_that_would_cost_memory_is_refused(text: str) -> None:
+def test_quantity_with_huge_exponent_is_rejected(text: str) -> None:
     with pytest.raises(QuantityError):
         parse_quantity(text)
 
 
-def test_an_error_names_the_field_and_what_was_found() -> None:
+def test_error_names_field_and_value() -> None:
     with pytest.raises(QuantityError, match=r"^spec\.x: '1 GB' is not a quantity; write .*1\.5Gi"):
         parse_quantity("1 GB", path="spec.x")
     with pytest.raises(QuantityError, match=r"^'1 GB' is not"):
         parse_quantity("1 GB")
 
 
-def test_an_error_quotes_no_more_than_the_beginning() -> None:
+def test_error_quotes_only_the_start() -> None:
     with pytest.raises(QuantityError) as caught:
         parse_quantity("x" * 10_000)
     assert len(str(caught.value)) < 200
@@ -101,12 +101,12 @@ def test_an_error_quotes_no_more_than_the_beginning() -> None:
 @pytest.mark.parametrize(
     ("number", "text"), [(3, "3"), (1000, "1k"), (0, "0"), (0.5, "500m"), (-2.0, "-2"), (1e16, "10e15")]
 )
-def test_a_json_number_counts_as_its_text(number: float, text: str) -> None:
+def test_json_number_is_parsed_like_text(number: float, text: str) -> None:
     assert str(parse_quantity(number)) == text
 
 
 @pytest.mark.parametrize("value", [True, None, float("nan"), float("inf"), {}, ["1"]])
-def test_a_json_value_that_is_no_number_is_refused(value: object) -> None:
+def test_other_json_value_is_rejected(value: object) -> None:
     with pytest.raises(QuantityError):
         parse_quantity(value)  # type: ignore[arg-type]
 
@@ -152,7 +152,7 @@ def test_a_json_value_that_is_no_number_is_refused(value: object) -> None:
         ("100.035Ki", "102435840m"),
     ],
 )
-def test_the_canonical_form_has_no_fraction_and_the_largest_suffix(text: str, canonical: str) -> None:
+def test_canonical_form_uses_largest_suffix(text: str, canonical: str) -> None:
     assert str(parse_quantity(text)) == canonical
 
 
@@ -168,7 +168,7 @@ def test_the_canonical_form_has_no_fraction_and_the_largest_suffix(text: str, ca
         (".000000000001Ki", "2n"),
     ],
 )
-def test_less_than_a_nano_rounds_away_from_zero(text: str, canonical: str) -> None:
+def test_fraction_of_nano_rounds_away_from_zero(text: str, canonical: str) -> None:
     assert str(parse_quantity(text)) == canonical
 
 
@@ -186,37 +186,37 @@ def test_less_than_a_nano_rounds_away_from_zero(text: str, canonical: str) -> No
         ("1E3", Format.DECIMAL_EXPONENT),
     ],
 )
-def test_the_format_is_that_of_the_text_unless_it_is_binary_and_below_one(text: str, form: Format) -> None:
+def test_format_follows_the_suffix(text: str, form: Format) -> None:
     assert parse_quantity(text).format is form
 
 
-def test_binary_texts_are_capped_at_64_bits_and_decimal_ones_are_not() -> None:
+def test_only_binary_quantities_are_capped() -> None:
     assert parse_quantity("8Ei").value() == parse_quantity("9223372036854775807Ki").value() == 2**63 - 1
     assert parse_quantity("-8Ei").value() == -(2**63 - 1)
     assert parse_quantity("12E").value() == 12 * 10**18
 
 
-def test_a_sum_beyond_the_largest_suffix_keeps_it() -> None:
+def test_sum_keeps_the_largest_suffix() -> None:
     assert str(parse_quantity("4Ei") + parse_quantity("4Ei").scaled(255)) == "1024Ei"
     assert str(parse_quantity("500E") + parse_quantity("500E")) == "1000E"
 
 
 @given(quantities)
-def test_the_canonical_form_is_read_back_as_the_same_amount(quantity: Quantity) -> None:
-    again = parse_quantity(str(quantity))
+def test_canonical_form_round_trips(quantity: Quantity) -> None:
+    parsed = parse_quantity(str(quantity))
     if quantity.format is not Format.BINARY_SI or abs(quantity.value()) < 2**63:
-        assert again == quantity
-    assert str(again) == str(parse_quantity(str(again)))
+        assert parsed == quantity
+    assert str(parsed) == str(parse_quantity(str(parsed)))
 
 
 @given(quantities, quantities)
-def test_order_and_equality_are_those_of_the_amounts(a: Quantity, b: Quantity) -> None:
+def test_quantities_compare_by_amount(a: Quantity, b: Quantity) -> None:
     assert (a < b) == (a.nano < b.nano)
     assert (a == b) == (a.nano == b.nano)
     assert max(a, b).nano == max(a.nano, b.nano)
 
 
-def test_amounts_compare_across_formats() -> None:
+def test_quantities_compare_across_formats() -> None:
     assert parse_quantity("1Gi") == parse_quantity("1073741824") == parse_quantity("1073741824e0")
     assert len({parse_quantity("1Ki"), parse_quantity("1024"), parse_quantity("1.024k")}) == 1
     assert parse_quantity("1G") < parse_quantity("1Gi")
@@ -229,7 +229,7 @@ def test_only_zero_is_false() -> None:
 
 
 @given(quantities, quantities)
-def test_subtracting_undoes_adding(a: Quantity, b: Quantity) -> None:
+def test_subtraction_undoes_addition(a: Quantity, b: Quantity) -> None:
     assert a + b - b == a
 
 
@@ -244,7 +244,7 @@ def test_subtracting_undoes_adding(a: Quantity, b: Quantity) -> None:
         (parse_quantity("1e3") + parse_quantity("1k"), "2e3"),
     ],
 )
-def test_a_sum_is_printed_like_its_first_part_that_is_not_zero(sum_: Quantity, text: str) -> None:
+def test_sum_has_format_of_first_nonzero(sum_: Quantity, text: str) -> None:
     assert str(sum_) == text
 
 
@@ -264,7 +264,7 @@ def test_scaling_is_exact_and_rounds_down(text: str, by: int | Fraction, expecte
 
 
 @given(quantities.filter(lambda quantity: quantity >= ZERO), st.integers(0, 100))
-def test_a_percentage_and_its_rest_never_exceed_the_whole(idle: Quantity, percent: int) -> None:
+def test_percentage_and_rest_never_exceed_total(idle: Quantity, percent: int) -> None:
     part = idle.scaled(Fraction(percent, 100))
     rest = idle.scaled(Fraction(100 - percent, 100))
     assert ZERO <= part <= idle
@@ -283,7 +283,7 @@ def test_a_percentage_and_its_rest_never_exceed_the_whole(idle: Quantity, percen
         ("1Ki", 1024, 1024000),
     ],
 )
-def test_integers_round_away_from_zero(text: str, value: int, milli: int) -> None:
+def test_integer_values_round_away_from_zero(text: str, value: int, milli: int) -> None:
     assert parse_quantity(text).value() == value
     assert parse_quantity(text).milli_value() == milli
 
@@ -306,7 +306,7 @@ def test_integers_round_away_from_zero(text: str, value: int, milli: int) -> Non
         ("hugepages-0", "1"),
     ],
 )
-def test_each_resource_has_a_least_amount(resource: str, unit: str) -> None:
+def test_each_resource_has_a_smallest_unit(resource: str, unit: str) -> None:
     assert smallest_unit(resource) == parse_quantity(unit)
 
 
@@ -323,25 +323,25 @@ def test_each_resource_has_a_least_amount(resource: str, unit: str) -> None:
         ("hugepages-2Mi", "5Mi", "4Mi"),
     ],
 )
-def test_flooring_leaves_what_the_resource_can_express(resource: str, amount: str, expected: str) -> None:
+def test_flooring_rounds_down_to_the_unit(resource: str, amount: str, expected: str) -> None:
     assert str(floored(resource, parse_quantity(amount))) == expected
 
 
 @given(st.sampled_from(["cpu", "memory", "pods", "a.b/c", "hugepages-2Mi"]), quantities)
-def test_flooring_takes_less_than_one_unit(resource: str, amount: Quantity) -> None:
+def test_flooring_removes_less_than_one_unit(resource: str, amount: Quantity) -> None:
     left = floored(resource, amount)
     assert ZERO <= amount - left < smallest_unit(resource)
     assert floored(resource, left) == left
 
 
-def test_a_missing_resource_counts_as_zero_and_is_still_missing() -> None:
+def test_missing_resource_is_zero() -> None:
     idle = ResourceList.parse({"cpu": "1"})
     assert idle["memory"] == ZERO
     assert "memory" not in idle
     assert idle.get("memory") is None
 
 
-def test_idle_is_what_requests_leave_of_allocatable() -> None:
+def test_idle_is_allocatable_minus_requests() -> None:
     allocatable = ResourceList.parse({"cpu": "4", "memory": "8Gi", "pods": 110})
     requests = ResourceList.parse({"cpu": "4500m", "memory": "1Gi", "example.com/gone": "1"})
     left = allocatable - requests
@@ -349,36 +349,36 @@ def test_idle_is_what_requests_leave_of_allocatable() -> None:
     assert left.at_least_zero().texts() == {"cpu": "0", "memory": "7Gi", "pods": "110", "example.com/gone": "0"}
 
 
-def test_the_larger_of_two_is_taken_by_resource() -> None:
+def test_larger_is_taken_per_resource() -> None:
     init = ResourceList.parse({"cpu": "2", "memory": "1Gi"})
     run = ResourceList.parse({"cpu": "500m", "memory": "2Gi", "pods": "1"})
     assert init.larger(run).texts() == {"cpu": "2", "memory": "2Gi", "pods": "1"}
 
 
-def test_amounts_are_floored_each_by_its_own_unit() -> None:
+def test_amounts_are_floored_by_their_unit() -> None:
     lent = ResourceList.parse({"cpu": "1.23456", "nvidia.com/gpu": "2.5", "memory": "10"})
     assert lent.floored().texts() == {"cpu": "1234m", "nvidia.com/gpu": "2", "memory": "10"}
 
 
 @given(amounts, amounts)
-def test_adding_amounts_is_commutative_and_subtracting_undoes_it(a: ResourceList, b: ResourceList) -> None:
+def test_addition_is_commutative_and_reversible(a: ResourceList, b: ResourceList) -> None:
     assert a + b == b + a
     left = a + b - b
     assert all(left[name] == a[name] for name in left | a)
 
 
 @given(amounts, amounts)
-def test_arithmetic_changes_neither_side(a: ResourceList, b: ResourceList) -> None:
+def test_arithmetic_does_not_change_operands(a: ResourceList, b: ResourceList) -> None:
     before = dict(a), dict(b)
     a + b, a - b, a.larger(b), a.at_least_zero(), a.floored(), a["never seen"]
     assert (dict(a), dict(b)) == before
 
 
-def test_a_missing_resource_list_has_no_amounts() -> None:
+def test_missing_resource_list_is_empty() -> None:
     assert ResourceList.parse(None) == {}
 
 
-def test_a_bad_amount_is_named_by_its_path() -> None:
+def test_invalid_amount_is_named_by_path() -> None:
     with pytest.raises(QuantityError, match=r"^status\.allocatable\[cpu\]: 'lots' is not a quantity"):
         ResourceList.parse({"pods": "1", "cpu": "lots"}, "status.allocatable")
 
@@ -386,7 +386,7 @@ def test_a_bad_amount_is_named_by_its_path() -> None:
 @given(
     st.lists(st.dictionaries(st.sampled_from(["cpu", "memory", "pods"]), st.sampled_from(["1", "500m", "1Gi", "0"])))
 )
-def test_a_total_is_the_sum_of_its_parts(texts: list[dict[str, str]]) -> None:
+def test_total_is_the_sum_of_parts(texts: list[dict[str, str]]) -> None:
     parts = [ResourceList.parse(each) for each in texts]
     summed = sum(parts, ResourceList())
     assert ResourceList.total(parts) == summed

@@ -1,4 +1,4 @@
-"""Usage: what objects count for."""
+"""Tests of quota usage."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -56,33 +56,33 @@ objects = st.one_of(
 
 
 @given(objects)
-def test_what_an_object_uses_is_counted_towards_its_resource(found: tuple[str, Object]) -> None:
-    resource, obj = found
-    used = object_usage(resource, obj, NOW)
-    assert set(matching_quota_names(resource, used)) == set(used)
-    assert used[f"count/{resource}"] == parse_quantity(1)
-    assert all(amount.nano >= 0 for amount in used.values())
+def test_usage_counts_towards_its_resource(case: tuple[str, Object]) -> None:
+    resource, obj = case
+    usage = object_usage(resource, obj, NOW)
+    assert set(matching_quota_names(resource, usage)) == set(usage)
+    assert usage[f"count/{resource}"] == parse_quantity(1)
+    assert all(amount.nano >= 0 for amount in usage.values())
 
 
 @given(specs, st.sampled_from(["requests", "limits"]))
-def test_a_pod_has_room_for_each_of_its_phases(spec: Object, field: str) -> None:
-    whole = pod_resource_totals(spec, field)
+def test_pod_totals_cover_every_phase(spec: Object, field: str) -> None:
+    totals = pod_resource_totals(spec, field)
 
-    def asked(container: Object) -> ResourceList:
+    def requested(container: Object) -> ResourceList:
         return ResourceList.parse(container["resources"].get(field))
 
     sidecars = ResourceList()
     for container in spec.get("initContainers", ()):
-        phase = sidecars + asked(container)
-        assert all(whole[name] >= amount for name, amount in phase.items())
+        phase = sidecars + requested(container)
+        assert all(totals[name] >= amount for name, amount in phase.items())
         sidecars = phase if container.get("restartPolicy") else sidecars
     running = sidecars
     for container in spec["containers"]:
-        running = running + asked(container)
-    assert all(whole[name] >= amount for name, amount in running.items())
+        running = running + requested(container)
+    assert all(totals[name] >= amount for name, amount in running.items())
 
 
-def test_what_the_pod_asks_for_as_a_whole_prevails() -> None:
+def test_pod_level_requests_override_containers() -> None:
     spec = {"containers": [{"resources": {"requests": {"cpu": "1"}}}], "resources": {"requests": {"cpu": "3"}}}
     assert pod_resource_totals(spec, "requests") == ResourceList.parse({"cpu": "3"})
 
@@ -97,11 +97,11 @@ def test_what_the_pod_asks_for_as_a_whole_prevails() -> None:
         ({}, {"deletionTimestamp": timestamp(NOW - timedelta(60)), "deletionGracePeriodSeconds": 30}, False),
     ],
 )
-def test_a_pod_counts_until_it_has_ended_or_should_have(status: Object, metadata: Object, counts: bool) -> None:
+def test_pod_counts_until_terminated_or_overdue(status: Object, metadata: Object, counts: bool) -> None:
     pod = {"metadata": {"name": "p", **metadata}, "spec": {"containers": []}, "status": status}
-    used = object_usage("pods", pod, NOW)
-    assert ("pods" in used) is counts
-    assert "count/pods" in used
+    usage = object_usage("pods", pod, NOW)
+    assert ("pods" in usage) is counts
+    assert "count/pods" in usage
 
 
 @pytest.mark.parametrize(
@@ -119,12 +119,12 @@ def test_a_pod_counts_until_it_has_ended_or_should_have(status: Object, metadata
         ("services", "services.nodeports", True),
     ],
 )
-def test_a_name_is_about_one_resource(resource: str, name: str, counts: bool) -> None:
+def test_quota_name_matches_one_resource(resource: str, name: str, counts: bool) -> None:
     assert matching_quota_names(resource, [name]) == ([name] if counts else [])
 
 
 @pytest.mark.parametrize(
-    ("scope", "claim", "inside"),
+    ("scope", "claim", "matches"),
     [
         ({"operator": "In", "values": ["fast"]}, {"spec": {"volumeAttributesClassName": "fast"}}, True),
         ({"operator": "In", "values": ["fast"]}, {"status": {"currentVolumeAttributesClassName": "fast"}}, True),
@@ -133,8 +133,8 @@ def test_a_name_is_about_one_resource(resource: str, name: str, counts: bool) ->
         ({"operator": "Exists"}, {"spec": {}}, False),
     ],
 )
-def test_claims_have_a_scope_of_their_own(scope: Object, claim: Object, inside: bool) -> None:
+def test_claims_match_volume_attributes_class_scope(scope: Object, claim: Object, matches: bool) -> None:
     expressions: list[Any] = [{"scopeName": "VolumeAttributesClass", **scope}]
     quota = {"spec": {"scopeSelector": {"matchExpressions": expressions}}}
-    assert matches_scopes("persistentvolumeclaims", quota, claim) is inside
+    assert matches_scopes("persistentvolumeclaims", quota, claim) is matches
     assert not matches_scopes("services", quota, {})

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from tapestry.kube.resources import DEPLOYMENTS, NAMESPACES, NODES, PODS, Resource, path_segment
 
 
-def test_the_core_group_has_no_name() -> None:
+def test_core_group_has_no_name() -> None:
     assert (PODS.api_version, PODS.name) == ("v1", "pods")
     assert (DEPLOYMENTS.api_version, DEPLOYMENTS.name) == ("apps/v1", "deployments.apps")
 
@@ -24,27 +24,27 @@ def test_the_core_group_has_no_name() -> None:
         (NAMESPACES.path(name="default", subresource="finalize"), "/api/v1/namespaces/default/finalize"),
     ],
 )
-def test_a_path_leads_to_a_collection_or_an_object(path: str, expected: str) -> None:
+def test_path_of_collection_or_object(path: str, expected: str) -> None:
     assert path == expected
 
 
-def test_a_cluster_scoped_object_has_no_place_in_a_namespace() -> None:
-    with pytest.raises(ValueError, match="nodes is cluster-scoped; namespace 'default' has no place in its path"):
+def test_cluster_scoped_resource_rejects_namespace() -> None:
+    with pytest.raises(ValueError, match="nodes is cluster-scoped; namespace 'default' is not allowed in its path"):
         NODES.path("default", "n1")
 
 
-def test_a_namespaced_object_needs_its_namespace() -> None:
+def test_namespaced_object_needs_namespace() -> None:
     with pytest.raises(ValueError, match=r"deployments\.apps is namespaced; 'web' needs a namespace"):
         DEPLOYMENTS.path(name="web")
 
 
-def test_a_subresource_needs_a_name_or_it_would_be_read_as_one() -> None:
+def test_subresource_needs_object_name() -> None:
     with pytest.raises(ValueError, match="pods: 'status' needs a name"):
         PODS.path("default", subresource="status")
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../secrets/x", "a%2fb"])
-def test_a_name_that_could_change_the_path_is_refused(name: str) -> None:
+def test_name_that_changes_path_is_rejected(name: str) -> None:
     with pytest.raises(ValueError, match="may not be a name"):
         PODS.path("default", name)
     with pytest.raises(ValueError, match="may not be a name"):
@@ -55,12 +55,12 @@ def test_a_name_that_could_change_the_path_is_refused(name: str) -> None:
     ("text", "quoted"),
     [("system:node", "system:node"), ("a b?c#d", "a%20b%3Fc%23d"), ("ü", "%C3%BC"), ("a.b-c", "a.b-c")],
 )
-def test_a_segment_is_quoted_but_for_colons(text: str, quoted: str) -> None:
+def test_segment_is_quoted_except_colons(text: str, quoted: str) -> None:
     assert path_segment(text) == quoted
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_no_segment_holds_a_character_that_ends_it(text: str) -> None:
+def test_segment_contains_no_separator(text: str) -> None:
     try:
         quoted = path_segment(text)
     except ValueError:
@@ -70,5 +70,5 @@ def test_no_segment_holds_a_character_that_ends_it(text: str) -> None:
         assert quoted.isascii()
 
 
-def test_resources_with_the_same_parts_are_one_key() -> None:
+def test_equal_resources_are_one_key() -> None:
     assert {Resource("", "v1", "Pod", "pods"): 1}[PODS] == 1

@@ -100,7 +100,7 @@ def terms(*each: dict[str, Any]) -> dict[str, Any]:
         ("example.com/a=b", {"example.com/a": "b"}, True),
     ],
 )
-def test_a_label_selector_means_what_kubernetes_means(text: str, labels: Labels, matches: bool) -> None:
+def test_label_selector_matches_as_in_kubernetes(text: str, labels: Labels, matches: bool) -> None:
     assert parse_label_selector(text).matches(labels) is matches
 
 
@@ -113,25 +113,25 @@ def test_a_label_selector_means_what_kubernetes_means(text: str, labels: Labels,
         *("-a=b", "a/b/c", "a=-b", "a=b/c", f"a={'b' * 64}", f"{'a' * 64}=b", "é"),
     ],
 )
-def test_what_is_no_label_selector_is_refused_and_quoted(text: str) -> None:
+def test_invalid_label_selector_is_quoted(text: str) -> None:
     with pytest.raises(SelectorError) as caught:
         parse_label_selector(text, "labelSelector")
     assert str(caught.value).startswith(f"labelSelector: {text!r} is not a label selector: ")
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "message"),
     [
-        ("a b", "found 'b' in the place of "),
-        ("a in (b c)", "found 'c' in the place of '\\)' or ','"),
-        ("a in (b", "found 'the end' in the place of"),
+        ("a b", "found 'b' instead of "),
+        ("a in (b c)", "found 'c' instead of '\\)' or ','"),
+        ("a in (b", "found 'the end' instead of"),
         ("a,", "it ends with a comma"),
         ("a>b", r"values: \['b'\] is not one integer, which Gt needs"),
         ("a=b/c", "values\\[0\\]: 'b/c' is not allowed"),
     ],
 )
-def test_the_complaint_about_a_label_selector_says_where_it_stops(text: str, complaint: str) -> None:
-    with pytest.raises(SelectorError, match=complaint):
+def test_label_selector_error_names_the_token(text: str, message: str) -> None:
+    with pytest.raises(SelectorError, match=message):
         parse_label_selector(text)
 
 
@@ -148,27 +148,27 @@ def test_the_complaint_about_a_label_selector_says_where_it_stops(text: str, com
         ("a>3,a<9", "a>3,a<9"),
     ],
 )
-def test_a_label_selector_prints_as_a_query(text: str, printed: str) -> None:
+def test_label_selector_prints_as_query(text: str, printed: str) -> None:
     assert str(parse_label_selector(text)) == printed
 
 
 @given(st.lists(requirements, max_size=4))
-def test_a_printed_label_selector_is_read_back_equal(wanted: list[Requirement]) -> None:
-    selector = LabelSelector(tuple(sorted(wanted)))
+def test_printed_label_selector_round_trips(requirements: list[Requirement]) -> None:
+    selector = LabelSelector(tuple(sorted(requirements)))
     assert parse_label_selector(str(selector)) == selector
 
 
 @given(st.lists(requirements, max_size=3), st.lists(requirements, max_size=3), label_maps)
-def test_more_requirements_choose_less(some: list[Requirement], more: list[Requirement], labels: Labels) -> None:
+def test_requirements_are_a_conjunction(some: list[Requirement], more: list[Requirement], labels: Labels) -> None:
     both = LabelSelector((*some, *more)).matches(labels)
     assert both == (LabelSelector(tuple(some)).matches(labels) and LabelSelector(tuple(more)).matches(labels))
 
 
 @given(keys, st.lists(values, min_size=1), label_maps)
-def test_an_operator_and_its_opposite_never_agree(key: str, wanted: list[str], labels: Labels) -> None:
-    assert requirement(key, Operator.IN, wanted).matches(labels) != requirement(key, Operator.NOT_IN, wanted).matches(
-        labels
-    )
+def test_opposite_operators_never_both_match(key: str, label_values: list[str], labels: Labels) -> None:
+    assert requirement(key, Operator.IN, label_values).matches(labels) != requirement(
+        key, Operator.NOT_IN, label_values
+    ).matches(labels)
     assert requirement(key, Operator.EXISTS).matches(labels) != requirement(key, Operator.DOES_NOT_EXIST).matches(
         labels
     )
@@ -177,19 +177,19 @@ def test_an_operator_and_its_opposite_never_agree(key: str, wanted: list[str], l
 # -- label selectors as fields of an object
 
 
-def test_an_empty_label_selector_matches_everything_and_none_matches_nothing() -> None:
+def test_empty_selector_matches_everything_none_nothing() -> None:
     assert label_selector({}) == label_selector({"matchLabels": None, "matchExpressions": []}) == EVERYTHING
     assert EVERYTHING.matches({})
     assert label_selector(None) == NOTHING
 
 
 @given(label_maps.map(lambda labels: {**labels, "nothing": "x"}) | label_maps)
-def test_nothing_matches_nothing_here_and_as_a_query(labels: Labels) -> None:
+def test_nothing_selector_matches_nothing(labels: Labels) -> None:
     assert not NOTHING.matches(labels)
     assert not parse_label_selector(str(NOTHING)).matches(labels)
 
 
-def test_match_labels_and_match_expressions_are_joined() -> None:
+def test_match_labels_and_expressions_are_combined() -> None:
     selector = label_selector(
         {
             "matchLabels": {"app": "web"},
@@ -206,28 +206,28 @@ def test_match_labels_and_match_expressions_are_joined() -> None:
     assert not selector.matches({"app": "web", "tier": "a"})
 
 
-def test_the_two_forms_of_a_label_selector_compile_to_the_same_value() -> None:
+def test_object_and_query_forms_are_equal() -> None:
     spec = {"matchLabels": {"b": "1"}, "matchExpressions": [an_expression("a", "NotIn", "y", "x")]}
     assert label_selector(spec) == parse_label_selector("b=1,a notin (x,y)")
     assert hash(label_selector(spec)) == hash(parse_label_selector("b=1,a notin (x,y)"))
 
 
 @pytest.mark.parametrize(
-    ("spec", "complaint"),
+    ("spec", "message"),
     [
         ([], r"^spec\.selector: \[\] is not an object"),
         (
             {"matchLabel": {}},
-            r"^spec\.selector\.matchLabel: there is no such field; there is matchLabels, matchExpressions",
+            r"^spec\.selector\.matchLabel: unknown field; the known fields are matchLabels, matchExpressions",
         ),
         ({"matchLabels": ["a"]}, r"^spec\.selector\.matchLabels: \['a'\] is not an object"),
-        ({"matchLabels": {"a": 1}}, r"^spec\.selector\.matchLabels\[a\]: 1 is not a text"),
+        ({"matchLabels": {"a": 1}}, r"^spec\.selector\.matchLabels\[a\]: 1 is not a string"),
         ({"matchLabels": {"a b": "c"}}, r"^spec\.selector\.matchLabels\[a b\]: 'a b' is not allowed"),
         ({"matchLabels": {"a": "b c"}}, r"^spec\.selector\.matchLabels\[a\]: 'b c' is not allowed"),
-        ({"matchExpressions": {}, "matchLabels": {}, "x": 1}, r"^spec\.selector\.x: there is no such field"),
+        ({"matchExpressions": {}, "matchLabels": {}, "x": 1}, r"^spec\.selector\.x: unknown field"),
         ({"matchExpressions": "a"}, r"^spec\.selector\.matchExpressions: 'a' is not a list"),
         ({"matchExpressions": ["a"]}, r"^spec\.selector\.matchExpressions\[0\]: 'a' is not an object"),
-        ({"matchExpressions": [{"operator": "Exists"}]}, r"matchExpressions\[0\]\.key: None is not a text"),
+        ({"matchExpressions": [{"operator": "Exists"}]}, r"matchExpressions\[0\]\.key: None is not a string"),
         (
             {"matchExpressions": [{"key": "a"}]},
             r"matchExpressions\[0\]\.operator: None is none of In, NotIn, Exists, Does",
@@ -246,9 +246,9 @@ def test_the_two_forms_of_a_label_selector_compile_to_the_same_value() -> None:
         ),
         (
             {"matchExpressions": [an_expression("a", "In")]},
-            r"matchExpressions\[0\]\.values: there are none; In needs at",
+            r"matchExpressions\[0\]\.values: no values; In needs at",
         ),
-        ({"matchExpressions": [an_expression("a", "NotIn")]}, r"matchExpressions\[0\]\.values: there are none; NotIn"),
+        ({"matchExpressions": [an_expression("a", "NotIn")]}, r"matchExpressions\[0\]\.values: no values; NotIn"),
         ({"matchExpressions": [an_expression("a", "Exists", "b")]}, r"\[0\]\.values: there are 1; Exists takes none"),
         ({"matchExpressions": [an_expression("a", "DoesNotExist", "b")]}, r"\[0\]\.values: there are 1; DoesNotExist"),
         ({"matchExpressions": [an_expression("-a", "Exists")]}, r"matchExpressions\[0\]\.key: '-a' is not allowed"),
@@ -258,7 +258,7 @@ def test_the_two_forms_of_a_label_selector_compile_to_the_same_value() -> None:
         ),
         (
             {"matchExpressions": [an_expression("a", "In", "b", 1)]},
-            r"matchExpressions\[0\]\.values\[1\]: 1 is not a text",
+            r"matchExpressions\[0\]\.values\[1\]: 1 is not a string",
         ),
         (
             {"matchExpressions": [an_expression("a", "Exists"), {"key": "a", "operator": "In", "values": "b"}]},
@@ -266,12 +266,12 @@ def test_the_two_forms_of_a_label_selector_compile_to_the_same_value() -> None:
         ),
     ],
 )
-def test_a_fault_in_a_label_selector_is_named_by_its_path(spec: Any, complaint: str) -> None:
-    with pytest.raises(SelectorError, match=complaint):
+def test_label_selector_error_names_path(spec: Any, message: str) -> None:
+    with pytest.raises(SelectorError, match=message):
         label_selector(spec, "spec.selector")
 
 
-def test_a_fault_without_a_path_is_named_from_the_selector_on() -> None:
+def test_error_path_starts_at_the_selector() -> None:
     with pytest.raises(SelectorError, match=r"^matchExpressions\[0\]\.values: "):
         label_selector({"matchExpressions": [an_expression("a", "In")]})
 
@@ -301,14 +301,14 @@ def test_a_fault_without_a_path_is_named_from_the_selector_on() -> None:
         ("a=b c(d)", {"a": "b c(d)"}, True),
     ],
 )
-def test_a_field_selector_means_what_kubernetes_means(text: str, fields: dict[str, str], matches: bool) -> None:
+def test_field_selector_matches_as_in_kubernetes(text: str, fields: dict[str, str], matches: bool) -> None:
     assert parse_field_selector(text).matches(fields) is matches
 
 
 @pytest.mark.parametrize(
     "text", ["a", "a!", "=b", "!=b", "a=b=c", "a===b", "a!==b", "a in (b)", "a=b,c", r"a=\x", "a=\\", "a<3"]
 )
-def test_what_is_no_field_selector_is_refused_and_quoted(text: str) -> None:
+def test_invalid_field_selector_is_quoted(text: str) -> None:
     with pytest.raises(SelectorError) as caught:
         parse_field_selector(text, "fieldSelector")
     assert str(caught.value).startswith(f"fieldSelector: {text!r} is not a field selector: ")
@@ -320,8 +320,8 @@ def test_what_is_no_field_selector_is_refused_and_quoted(text: str) -> None:
         max_size=3,
     )
 )
-def test_a_printed_field_selector_is_read_back_equal(wanted: list[FieldTerm]) -> None:
-    selector = FieldSelector(tuple(sorted(wanted)))
+def test_printed_field_selector_round_trips(field_terms: list[FieldTerm]) -> None:
+    selector = FieldSelector(tuple(sorted(field_terms)))
     assert parse_field_selector(str(selector)) == selector
 
 
@@ -369,27 +369,27 @@ def test_a_printed_field_selector_is_read_back_equal(wanted: list[FieldTerm]) ->
         ),
     ],
 )
-def test_a_node_selector_means_what_kubernetes_means(spec: dict[str, Any] | None, matches: bool) -> None:
+def test_node_selector_matches_as_in_kubernetes(spec: dict[str, Any] | None, matches: bool) -> None:
     assert node_selector(spec).matches(a_node("n1", zone="a", cores="16")) is matches
 
 
-def test_a_node_without_labels_can_be_selected() -> None:
+def test_node_without_labels_can_match() -> None:
     assert node_selector(terms({"matchExpressions": [an_expression("a", "NotIn", "b")]})).matches(
         {"metadata": {"name": "n1"}}
     )
 
 
 @pytest.mark.parametrize(
-    ("spec", "complaint"),
+    ("spec", "message"),
     [
         (
             {"matchExpressions": []},
-            r"^spec\.nodeSelector\.matchExpressions: there is no such field; there is nodeSelectorTerms",
+            r"^spec\.nodeSelector\.matchExpressions: unknown field; the known fields are nodeSelectorTerms",
         ),
         ({"nodeSelectorTerms": {"a": 1}}, r"^spec\.nodeSelector\.nodeSelectorTerms: \{'a': 1\} is not a list"),
         (
             terms({"matchLabels": {}}),
-            r"nodeSelectorTerms\[0\]\.matchLabels: there is no such field; there is matchExpress",
+            r"nodeSelectorTerms\[0\]\.matchLabels: unknown field; the known fields are matchExpress",
         ),
         (
             terms({}, {"matchExpressions": [an_expression("a", "Is", "b")]}),
@@ -416,6 +416,6 @@ def test_a_node_without_labels_can_be_selected() -> None:
         (terms({"matchFields": [an_expression("metadata.name", "In")]}), r"\.values: there are 0; a field takes one"),
     ],
 )
-def test_a_fault_in_a_node_selector_is_named_by_its_path(spec: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(SelectorError, match=complaint):
+def test_node_selector_error_names_path(spec: dict[str, Any], message: str) -> None:
+    with pytest.raises(SelectorError, match=message):
         node_selector(spec, "spec.nodeSelector")

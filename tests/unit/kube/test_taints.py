@@ -1,4 +1,4 @@
-"""What is tolerated, and by which toleration."""
+"""Tests of taints and tolerations."""
 
 import pytest
 from hypothesis import given
@@ -20,7 +20,7 @@ from tapestry.kube.taints import is_tolerated, tolerates
         ({"key": "a", "operator": "Odd"}, {"key": "a", "effect": "NoExecute"}, False),
     ],
 )
-def test_what_a_toleration_tolerates(toleration: Object, taint: Object, tolerated: bool) -> None:
+def test_toleration_matches_taint(toleration: Object, taint: Object, tolerated: bool) -> None:
     assert tolerates(toleration, taint) is tolerated
 
 
@@ -30,11 +30,11 @@ def test_what_a_toleration_tolerates(toleration: Object, taint: Object, tolerate
     st.sampled_from([None, "Equal", "Exists"]),
     st.sampled_from([None, "", "v", "w"]),
 )
-def test_tolerations_mean_what_kubernetes_says_they_mean(
+def test_tolerations_match_as_in_kubernetes(
     effect: str | None, key: str | None, operator: str | None, value: str | None
 ) -> None:
-    given = {"effect": effect, "key": key, "operator": operator, "value": value}
-    toleration = {field: each for field, each in given.items() if each is not None}
+    fields = {"effect": effect, "key": key, "operator": operator, "value": value}
+    toleration = {field: each for field, each in fields.items() if each is not None}
     right_effect = effect in (None, "", "NoSchedule")
     right_key = key in (None, "", "a")
     taint = {"key": "a", "value": "v", "effect": "NoSchedule"}

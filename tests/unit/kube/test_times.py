@@ -6,56 +6,56 @@ from hypothesis import strategies as st
 
 from tapestry.kube.times import duration_text, micro_timestamp, parse_duration, parse_time, timestamp
 
-MOMENT = datetime(2024, 2, 29, 13, 4, 5, 678901, tzinfo=UTC)
+TIME = datetime(2024, 2, 29, 13, 4, 5, 678901, tzinfo=UTC)
 
-moments = st.datetimes(
+times = st.datetimes(
     datetime(1, 1, 2),  # noqa: DTZ001 Hypothesis adds the zone
     datetime(9999, 12, 30),  # noqa: DTZ001
     timezones=st.integers(-23 * 60, 23 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes))),
 )
-spans = st.timedeltas(timedelta(days=-100_000), timedelta(days=100_000))
+durations = st.timedeltas(timedelta(days=-100_000), timedelta(days=100_000))
 
 
-def test_a_timestamp_is_cut_to_seconds() -> None:
-    assert timestamp(MOMENT) == "2024-02-29T13:04:05Z"
+def test_timestamp_is_truncated_to_seconds() -> None:
+    assert timestamp(TIME) == "2024-02-29T13:04:05Z"
 
 
 @pytest.mark.parametrize(
     ("microsecond", "text"), [(678901, "2024-02-29T13:04:05.678901Z"), (0, "2024-02-29T13:04:05.000000Z")]
 )
-def test_a_micro_timestamp_always_has_six_digits(microsecond: int, text: str) -> None:
-    assert micro_timestamp(MOMENT.replace(microsecond=microsecond)) == text
+def test_micro_timestamp_has_six_digits(microsecond: int, text: str) -> None:
+    assert micro_timestamp(TIME.replace(microsecond=microsecond)) == text
 
 
-def test_an_early_year_is_written_with_four_digits() -> None:
+def test_early_year_has_four_digits() -> None:
     assert timestamp(datetime(1, 1, 1, tzinfo=UTC)) == "0001-01-01T00:00:00Z"
 
 
-def test_a_moment_without_a_zone_is_refused() -> None:
+def test_naive_datetime_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"^2024-02-29T13:04:05\.678901 has no time zone"):
-        timestamp(MOMENT.replace(tzinfo=None))
+        timestamp(TIME.replace(tzinfo=None))
 
 
-@given(moments)
-def test_a_moment_of_any_zone_is_written_in_utc_and_read_back(moment: datetime) -> None:
-    again = parse_time(micro_timestamp(moment))
-    assert again == moment
-    assert again.tzinfo is UTC
-    assert parse_time(timestamp(moment)) == moment.astimezone(UTC).replace(microsecond=0)
+@given(times)
+def test_timestamp_round_trips_in_utc(time: datetime) -> None:
+    parsed = parse_time(micro_timestamp(time))
+    assert parsed == time
+    assert parsed.tzinfo is UTC
+    assert parse_time(timestamp(time)) == time.astimezone(UTC).replace(microsecond=0)
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("2024-02-29T13:04:05Z", MOMENT.replace(microsecond=0)),
-        ("2024-02-29T21:04:05+08:00", MOMENT.replace(microsecond=0)),
-        ("2024-02-28T23:34:05.678901-13:30", MOMENT),
-        ("2024-02-29T13:04:05.678901Z", MOMENT),
-        ("2024-02-29T13:04:05.678901999Z", MOMENT),
-        ("2024-02-29T13:04:05.6Z", MOMENT.replace(microsecond=600000)),
+        ("2024-02-29T13:04:05Z", TIME.replace(microsecond=0)),
+        ("2024-02-29T21:04:05+08:00", TIME.replace(microsecond=0)),
+        ("2024-02-28T23:34:05.678901-13:30", TIME),
+        ("2024-02-29T13:04:05.678901Z", TIME),
+        ("2024-02-29T13:04:05.678901999Z", TIME),
+        ("2024-02-29T13:04:05.6Z", TIME.replace(microsecond=600000)),
     ],
 )
-def test_any_offset_and_number_of_digits_is_read(text: str, expected: datetime) -> None:
+def test_any_offset_and_precision_is_parsed(text: str, expected: datetime) -> None:
     assert parse_time(text) == expected
 
 
@@ -77,14 +77,14 @@ def test_any_offset_and_number_of_digits_is_read(text: str, expected: datetime) 
         *("0000-01-01T00:00:00Z", "0001-01-01T00:00:00+01:00", "9999-12-31T23:59:59-01:00"),
     ],
 )
-def test_what_is_no_time_is_refused_by_its_path(text: str) -> None:
+def test_invalid_time_is_rejected_with_path(text: str) -> None:
     with pytest.raises(ValueError) as caught:
         parse_time(text, "spec.renewTime")
     assert str(caught.value) == f"spec.renewTime: {text!r} is not a time; write it as 2006-01-02T15:04:05Z"
 
 
 @pytest.mark.parametrize(
-    ("text", "span"),
+    ("text", "duration"),
     [
         ("0", timedelta()),
         ("0s", timedelta()),
@@ -106,31 +106,31 @@ def test_what_is_no_time_is_refused_by_its_path(text: str) -> None:
         ("9223372036854775807ns", timedelta(microseconds=9223372036854776)),
     ],
 )
-def test_a_go_duration_is_read(text: str, span: timedelta) -> None:
-    assert parse_duration(text) == span
+def test_go_duration_is_parsed(text: str, duration: timedelta) -> None:
+    assert parse_duration(text) == duration
 
 
 @pytest.mark.parametrize("text", ["1ns", "0.5us", "-1ns"])
-def test_a_span_below_a_microsecond_does_not_become_none(text: str) -> None:
+def test_nanoseconds_round_up_to_a_microsecond(text: str) -> None:
     assert abs(parse_duration(text)) == timedelta(microseconds=1)
 
 
 @pytest.mark.parametrize(
     "text", ["", "1", "s", ".s", "1d", "1h 30m", "1h-30m", "--1s", "1S", "1.2.3s", "1e3s", "1s\n", "00", "1" * 99 + "s"]
 )
-def test_what_is_no_duration_is_refused_by_its_path(text: str) -> None:
+def test_invalid_duration_is_rejected_with_path(text: str) -> None:
     with pytest.raises(ValueError, match=r"^spec\.timeout: '.*' is not a duration; write it as 1h30m, 10s or 500ms$"):
         parse_duration(text, "spec.timeout")
 
 
 @pytest.mark.parametrize("text", ["2562048h", "9" * 40 + "h", "-9223372036.854775808s"])
-def test_a_duration_that_go_cannot_hold_is_refused(text: str) -> None:
+def test_duration_beyond_go_limit_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="is too long"):
         parse_duration(text)
 
 
 @pytest.mark.parametrize(
-    ("span", "text"),
+    ("duration", "text"),
     [
         (timedelta(), "0s"),
         (timedelta(microseconds=7), "7µs"),
@@ -148,10 +148,10 @@ def test_a_duration_that_go_cannot_hold_is_refused(text: str) -> None:
         (timedelta(microseconds=-1), "-1µs"),
     ],
 )
-def test_a_span_is_written_as_go_does(span: timedelta, text: str) -> None:
-    assert duration_text(span) == text
+def test_duration_is_written_as_in_go(duration: timedelta, text: str) -> None:
+    assert duration_text(duration) == text
 
 
-@given(spans)
-def test_a_written_span_is_read_back(span: timedelta) -> None:
-    assert parse_duration(duration_text(span)) == span
+@given(durations)
+def test_written_duration_round_trips(duration: timedelta) -> None:
+    assert parse_duration(duration_text(duration)) == duration

@@ -1,1 +1,1 @@
-"""Server-side apply: who owns which fields, and what becomes of an object that several apply."""
+"""Server-side apply: field ownership (managedFields) and merging of applied configurations."""

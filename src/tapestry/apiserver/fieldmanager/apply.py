@@ -1,7 +1,7 @@
-"""Server-side apply, and the account of who owns which fields that it needs, in the way of a write.
+"""Field manager: track field ownership on writes and execute server-side apply.
 
-Ordinary writes pass by `Ownership.track`, once what they say is complete and before the server adds its own; an apply
-begins with `Ownership.apply`, which makes of the object and of what is stated the object that is wanted.
+Ordinary writes call `FieldManager.track_update` after defaulting and before admission plugins change the object. An
+apply request calls `FieldManager.apply` first, which merges the applied configuration into the live object.
 """
 
 from collections.abc import Callable
@@ -32,46 +32,46 @@ from tapestry.kube.times import timestamp
 
 MAX_MANAGER_NAME_LENGTH = 128
 KUBECTL = "kubectl"
-"""The manager that used to keep its own account, in an annotation, and is let move on from it without conflicts."""
+"""Manager that kept its own record in an annotation. It may move to server-side apply without conflicts."""
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 UNTRACKED_SUBRESOURCES = frozenset({"binding"})
-"""Subresources whose writes are nobody's."""
+"""Subresources whose writes change no ownership."""
 
 
 @dataclass(frozen=True)
 class FieldManager:
-    """Keeps `metadata.managedFields`."""
+    """Maintains `metadata.managedFields`."""
 
     schemas: MergeSchemas
     now: Callable[[], datetime]
     tracks_from_creation: bool = True
-    """Whether account is kept of every object; else only of those that somebody applied once, from then on."""
+    """True tracks every object from its creation. False tracks an object from its first apply on."""
 
     # -- ordinary writes
 
     async def track_update(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        """A step: the writer owns what they changed."""
+        """Write stage: give the writer ownership of the fields that it changed."""
         if new is None or request.content_type == APPLY_PATCH or request.target.subresource in UNTRACKED_SUBRESOURCES:
             return new or old or {}
         entries = new["metadata"].get("managedFields")
-        bare = without_field(new, "metadata", "managedFields") if entries is not None else new
+        plain = without_field(new, "metadata", "managedFields") if entries is not None else new
         managed = previous_entries(request, old, entries)
         if not managed and (old is not None or not self.tracks_from_creation):
-            return bare
-        row, entry, ignored = request.target.info, self.new_entry(request, "Update"), ignored_fields(request)
-        shape, nothing = self.schemas.schema_for(row), self.schemas.empty_object(row)
+            return plain
+        info, entry, ignored = request.target.info, self.new_entry(request, "Update"), ignored_fields(request)
+        schema, empty = self.schemas.schema_for(info), self.schemas.empty_object(info)
         if old is None and not managed:
-            fields = managed_fields.fields_of_created(shape, nothing, bare, ignored)
+            fields = managed_fields.fields_of_created(schema, empty, plain, ignored)
             return with_managed_fields(
-                bare, {entry.manager: ManagedFieldsEntry(entry.manager, fields, entry.time)} if fields else {}
+                plain, {entry.manager: ManagedFieldsEntry(entry.manager, fields, entry.time)} if fields else {}
             )
-        before = nothing if old is None else {**nothing, **without_field(old, "metadata", "managedFields")}
+        before = empty if old is None else {**empty, **without_field(old, "metadata", "managedFields")}
         return with_managed_fields(
-            bare, managed_fields.entries_after_update(shape, before, {**nothing, **bare}, managed, entry, ignored)
+            plain, managed_fields.entries_after_update(schema, before, {**empty, **plain}, managed, entry, ignored)
         )
 
     async def ignore_timestamp_changes(self, _: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        """A step, the last one: to have written again what was there is no change."""
+        """Last write stage: treat a write that changes only timestamps as no change."""
         if old is None or new is None:
             return new or old or {}
         return old if managed_fields.is_equal_except_timestamps(old, new) else new
@@ -90,36 +90,36 @@ class FieldManager:
     # -- apply
 
     def apply(self, request: WriteRequest, live: Object | None, body: Any) -> Object:
-        """The object that is wanted once `body` is applied; `live` is None where there is none yet."""
-        row = request.target.info
+        """Return the object that results from applying `body`. `live` is None if the object does not exist."""
+        info = request.target.info
         config = applied_configuration(request, body)
-        shape = self.schemas.schema_for(row)
-        validate_configuration(shape, config, request)
+        schema = self.schemas.schema_for(info)
+        validate_configuration(schema, config, request)
         entry = self.new_entry(request, "Apply")
         if live is None:
             if uid := uid_of(config):
-                why = f"uid mismatch: the provided object specified uid {uid}, and no existing object was found"
-                raise api_errors.conflict(row.resource, request.target.name, why)
-            nothing = self.schemas.empty_object(row)
+                message = f"uid mismatch: the provided object specified uid {uid}, and no existing object was found"
+                raise api_errors.conflict(info.resource, request.target.name, message)
+            empty = self.schemas.empty_object(info)
             _, managed = managed_fields.apply_configuration(
-                shape, nothing, config, {}, entry, ignored_fields(request), force=True
+                schema, empty, config, {}, entry, ignored_fields(request), force=True
             )
             return with_managed_fields(config, managed)
         current = without_field(live, "metadata", "managedFields")
-        managed = previous_entries(request, live, None) or self.entries_before_apply(request, shape, current)
+        managed = previous_entries(request, live, None) or self.entries_before_apply(request, schema, current)
         try:
-            made, managed = self.merge(request, shape, current, config, managed, entry)
+            merged, managed = self.merge(request, schema, current, config, managed, entry)
         except Conflicts as error:
             raise conflict_error(error) from error
-        if entry.manager.name == KUBECTL and annotations_of(made).get(LAST_APPLIED):
-            made = with_value(made, ("metadata", "annotations", LAST_APPLIED), last_applied_annotation(config))
-        return with_managed_fields(made, managed)
+        if entry.manager.name == KUBECTL and annotations_of(merged).get(LAST_APPLIED):
+            merged = with_value(merged, ("metadata", "annotations", LAST_APPLIED), last_applied_annotation(config))
+        return with_managed_fields(merged, managed)
 
     def entries_before_apply(self, request: WriteRequest, schema: MergeSchema, current: Object) -> EntriesByManager:
-        """What is owned of an object that no account was kept of: everything, by nobody in particular."""
+        """Return one entry, `before-first-apply`, that owns all fields of an untracked object."""
         entry = self.new_entry(request, "Update", BEFORE_APPLY)
-        nothing = self.schemas.empty_object(request.target.info)
-        return managed_fields.entries_after_update(schema, nothing, current, {}, entry, ignored_fields(request))
+        empty = self.schemas.empty_object(request.target.info)
+        return managed_fields.entries_after_update(schema, empty, current, {}, entry, ignored_fields(request))
 
     def merge(
         self,
@@ -140,9 +140,9 @@ class FieldManager:
 
 
 def previous_entries(request: WriteRequest, old: Object | None, entries: Any) -> EntriesByManager:
-    """What is owned before a write: by what the writer says of it, or else by the object as it is.
+    """Return the entries before a write: those in the request if it sends any, else those of the live object.
 
-    Writes to subresources have no say in it, and what is no account of anything counts as none.
+    Writes to subresources cannot change the entries. Invalid entries are ignored.
     """
     if old is None and entries is None:
         return {}
@@ -151,10 +151,10 @@ def previous_entries(request: WriteRequest, old: Object | None, entries: Any) ->
         entries = live
     elif is_managed_fields_reset(entries):
         return {}
-    for each in (entries, live):
+    for candidate in (entries, live):
         try:
-            if found := managed_fields.decode_managed_fields(each):
-                return found
+            if decoded := managed_fields.decode_managed_fields(candidate):
+                return decoded
         except ValueError:
             continue
     return {}
@@ -167,11 +167,11 @@ def with_managed_fields(obj: Object, managed: EntriesByManager) -> Object:
 
 
 def ignored_fields(request: WriteRequest) -> FieldSet:
-    """Fields that a write does not reach: to the status what is wanted, to the object its status."""
-    row = request.target.info
+    """Fields that a write cannot change: `spec` for a status write, `status` for any other write."""
+    info = request.target.info
     if request.target.subresource == "status":
-        return BESIDE_CUSTOM_STATUS if row.is_custom else BESIDE_STATUS
-    return STATUS if row.has_status else LEAF
+        return BESIDE_CUSTOM_STATUS if info.is_custom else BESIDE_STATUS
+    return STATUS if info.has_status else LEAF
 
 
 STATUS: FieldSet = {"f:status": LEAF}
@@ -180,14 +180,14 @@ BESIDE_CUSTOM_STATUS: FieldSet = {"f:spec": LEAF, "f:metadata": LEAF}
 
 
 def applied_configuration(request: WriteRequest, body: Any) -> Object:
-    """What is applied, complete with its place, and without nulls, which state nothing."""
+    """Return the validated applied configuration without nulls."""
     resource = request.target.info.resource
     if not request.query.get("fieldManager"):
-        why = "Required value: is required for apply patch"
-        raise api_errors.invalid_field(api_errors.PATCH_OPTIONS, "", "fieldManager", why)
+        message = "Required value: is required for apply patch"
+        raise api_errors.invalid_field(api_errors.PATCH_OPTIONS, "", "fieldManager", message)
     if not isinstance(body, dict):
-        found = api_errors.unmarshal_message(body, "Go value of type map[string]interface {}")
-        raise api_errors.bad_request(f"error decoding YAML: {found}")
+        detail = api_errors.unmarshal_message(body, "Go value of type map[string]interface {}")
+        raise api_errors.bad_request(f"error decoding YAML: {detail}")
     if (body.get("apiVersion"), body.get("kind")) != (resource.api_version, resource.kind):
         group, _, version = f"/{body.get('apiVersion', '')}".rpartition("/")
         raise api_errors.bad_request(f"invalid object type: {group.lstrip('/')}/{version}, Kind={body.get('kind', '')}")
@@ -206,35 +206,35 @@ def without_nulls(value: Any) -> Any:
 
 
 def validate_configuration(schema: MergeSchema, config: Object, request: WriteRequest) -> None:
-    """Refuse what cannot be owned, for it is not in the schema or there twice."""
-    faults = [f"{path}: {why}" for path, why in islice(schema.faults(config), MAX_FAULTS)]
+    """Raise an error for fields that are not in the schema and for duplicate list items."""
+    faults = [f"{path}: {reason}" for path, reason in islice(schema.faults(config), MAX_FAULTS)]
     if not faults:
         return
     target, resource = request.target, request.target.info.resource
-    what = f"{target.namespace}/{target.name}; {resource.group}/{resource.version}, Kind={resource.kind}"
-    listed = faults[0] if len(faults) == 1 else "errors:\n  " + "\n  ".join(faults)
-    raise ServerError(500, "", f"failed to create typed patch object ({what}): {listed}")
+    identity = f"{target.namespace}/{target.name}; {resource.group}/{resource.version}, Kind={resource.kind}"
+    details = faults[0] if len(faults) == 1 else "errors:\n  " + "\n  ".join(faults)
+    raise ServerError(500, "", f"failed to create typed patch object ({identity}): {details}")
 
 
 def last_applied_fields(schema: MergeSchema, live: Object) -> FieldSet:
-    """The fields that are still as the annotation says that kubectl has applied them."""
+    """Fields whose live value equals the value in kubectl's last-applied annotation."""
     try:
         last = msgspec.json.decode(annotations_of(live).get(LAST_APPLIED, "null"))
     except (msgspec.DecodeError, RecursionError):
         return {}
     if not isinstance(last, dict) or last.get("apiVersion") != live.get("apiVersion"):
         return {}
-    stated: FieldSet = schema.applied_fields(last) or {}
-    for part in schema.compare(last, live):
-        stated = field_difference(stated, part or {})
-    return stated
+    unchanged: FieldSet = schema.applied_fields(last) or {}
+    for changes in schema.compare(last, live):
+        unchanged = field_difference(unchanged, changes or {})
+    return unchanged
 
 
 def last_applied_annotation(config: Object) -> str:
-    """The text of the annotation."""
+    """Value of the last-applied annotation for a configuration."""
     annotations = {key: each for key, each in annotations_of(config).items() if key != LAST_APPLIED}
-    bare = with_value(config, ("metadata", "annotations"), annotations) if annotations_of(config) else config
-    return msgspec.json.encode(bare, order="sorted").decode() + "\n"
+    plain = with_value(config, ("metadata", "annotations"), annotations) if annotations_of(config) else config
+    return msgspec.json.encode(plain, order="sorted").decode() + "\n"
 
 
 def conflict_error(error: Conflicts) -> Conflict:

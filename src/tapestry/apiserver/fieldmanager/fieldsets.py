@@ -1,12 +1,12 @@
-"""Sets of fields, in the form in which Kubernetes writes them down (FieldsV1), and what can be done with them.
+"""Field sets in the FieldsV1 format and the set operations on them.
 
-A set is a tree of plain dicts.  A key names a step down: `f:name` to a field, `k:{"name":"a"}` to the item of a list
-that has that key, `v:"x"` to the item of a set, `i:0` to an index.  Below a key, `{}` says that the field is in the set
-and nothing below it is; `.` among other keys says that the field itself is, too:
+A field set is a tree of plain dicts. Each key is a path element: `f:name` is a field, `k:{"name":"a"}` is the list item
+with that key, `v:"x"` is an item of a set, `i:0` is an index. A value of `{}` means that the field is in the set and
+none of its children are. The key `.` means that the field itself is in the set in addition to the listed children:
 
     {"f:metadata": {"f:labels": {".": {}, "f:app": {}}}}     has .metadata.labels and .metadata.labels.app
 
-The outermost dict is no field: `{}` is the empty set there.  Sets are never changed, and share what they can.
+The outermost dict is not a field: `{}` is the empty set there. Field sets are immutable and share subtrees.
 """
 
 import json
@@ -19,13 +19,13 @@ FieldSet = dict[str, Any]
 
 SELF = "."
 LEAF: FieldSet = {}
-"""Below a key: this field and nothing under it."""
+"""Value of a key whose field is in the set without children."""
 PATH_ELEMENT_RANKS = {"f": 0, "k": 1, "v": 2, "i": 3}
-"""The kinds of steps, in the order in which Kubernetes names fields."""
+"""Types of path elements, in the order in which Kubernetes lists fields."""
 
 
 def is_member(node: FieldSet) -> bool:
-    """Whether the field that the node stands for is in the set itself."""
+    """Return True if the field of this node is itself in the set."""
     return not node or SELF in node
 
 
@@ -36,21 +36,21 @@ def with_self(node: FieldSet | None) -> FieldSet:
 def union(left: FieldSet, right: FieldSet) -> FieldSet:
     if not left or not right:
         return left or right
-    found = dict(left)
+    merged = dict(left)
     for key, node in right.items():
-        had = found.get(key)
-        found[key] = node if had is None else union_nodes(had, node)
-    return found
+        existing = merged.get(key)
+        merged[key] = node if existing is None else union_nodes(existing, node)
+    return merged
 
 
 def union_all(sets: Iterable[FieldSet]) -> FieldSet:
-    """The union of many sets, by halves: each field is copied a few times, however many sets there are."""
-    waiting = list(sets)
-    while len(waiting) > 1:
-        pairs = zip(waiting[::2], waiting[1::2], strict=False)
-        odd = waiting[-1:] if len(waiting) % 2 else []
-        waiting = [union(left, right) for left, right in pairs] + odd
-    return waiting[0] if waiting else {}
+    """Return the union of many sets, merged pairwise so that each field is copied only O(log n) times."""
+    pending = list(sets)
+    while len(pending) > 1:
+        pairs = zip(pending[::2], pending[1::2], strict=False)
+        unpaired = pending[-1:] if len(pending) % 2 else []
+        pending = [union(left, right) for left, right in pairs] + unpaired
+    return pending[0] if pending else {}
 
 
 def union_nodes(left: FieldSet, right: FieldSet) -> FieldSet:
@@ -60,34 +60,34 @@ def union_nodes(left: FieldSet, right: FieldSet) -> FieldSet:
 
 
 def field_difference(left: FieldSet, right: FieldSet) -> FieldSet:
-    """What is in `left` and not in `right`; a field in `right` does not take along what is below it."""
+    """Return the fields of `left` that are not in `right`. Children of a field in `right` are not removed."""
     if left.keys().isdisjoint(right):
         return left
-    found = {}
+    difference = {}
     for key, node in left.items():
         other = right.get(key)
         rest = node if other is None else combine_nodes(node, other, keep=False)
         if rest is not None:
-            found[key] = rest
-    return found
+            difference[key] = rest
+    return difference
 
 
 def intersection(left: FieldSet, right: FieldSet) -> FieldSet:
-    found = {}
+    shared = {}
     for key, node in left.items():
         other = right.get(key)
         common = None if other is None else combine_nodes(node, other, keep=True)
         if common is not None:
-            found[key] = common
-    return found
+            shared[key] = common
+    return shared
 
 
 def combine_nodes(node: FieldSet, other: FieldSet, *, keep: bool) -> FieldSet | None:
-    """What two nodes have in common, or what only the first has; None where that is nothing."""
-    below = (intersection if keep else field_difference)(children_of(node), children_of(other))
+    """Return the intersection (`keep`) or the difference of two nodes; None if it is empty."""
+    children = (intersection if keep else field_difference)(children_of(node), children_of(other))
     if is_member(node) and is_member(other) is keep:
-        return {SELF: LEAF, **below} if below else LEAF
-    return below or None
+        return {SELF: LEAF, **children} if children else LEAF
+    return children or None
 
 
 def children_of(node: FieldSet) -> FieldSet:
@@ -95,21 +95,21 @@ def children_of(node: FieldSet) -> FieldSet:
 
 
 def recursive_difference(left: FieldSet, right: FieldSet) -> FieldSet:
-    """`left` without the fields of `right` and everything below them."""
-    found = {}
+    """Return `left` without the fields of `right` and without their children."""
+    difference = {}
     for key, node in left.items():
         other = right.get(key)
         if other is None:
-            found[key] = node
+            difference[key] = node
         elif not is_member(other):
-            below = recursive_difference(children_of(node), other)
-            if below or is_member(node):
-                found[key] = with_self(below) if is_member(node) else below
-    return found
+            children = recursive_difference(children_of(node), other)
+            if children or is_member(node):
+                difference[key] = with_self(children) if is_member(node) else children
+    return difference
 
 
 def field_paths(fields: FieldSet) -> Iterator[tuple[str, ...]]:
-    """The fields in the order in which Kubernetes lists them: those of a level first, then what is below each."""
+    """Yield the paths of all fields in the order of Kubernetes: the fields of one level first, then their children."""
     ordered = sorted(children_of(fields), key=path_element_sort_key)
     yield from ((key,) for key in ordered if is_member(fields[key]))
     for key in ordered:
@@ -128,13 +128,13 @@ def path_element_sort_key(key: str) -> tuple[int, Any]:
 
 
 def value_sort_key(value: Any) -> tuple[str, Any]:
-    """Numbers before texts before truths: values of different kinds cannot be compared as they are."""
+    """Return a sort key that orders numbers before strings before booleans."""
     kind = {float: "1", int: "1", str: "2", bool: "3"}.get(type(value), "4")
     return kind, value if kind != "4" else json.dumps(value)
 
 
 def path_text(path: Sequence[str]) -> str:
-    """As people read it: `.spec.containers[name="a"].image`."""
+    """Return the path as shown to users: `.spec.containers[name="a"].image`."""
     return "".join(map(path_element_text, path))
 
 
@@ -153,32 +153,32 @@ def path_element_text(key: str) -> str:
 
 
 def list_item_key(values: dict[str, Any]) -> str:
-    """The step to the item of a list that has these values in its key fields."""
+    """Return the path element of the list item with these key fields."""
     return "k:" + msgspec.json.encode(values, order="sorted").decode()
 
 
 def set_item_key(value: Any) -> str:
-    """The step to an item of a set."""
+    """Return the path element of an item of a set."""
     return "v:" + msgspec.json.encode(value).decode()
 
 
 def decode_field_set(encoded: Any) -> FieldSet:
-    """A set that somebody else wrote down, each step in the one form that we compare; ValueError where it is none.
+    """Decode a FieldsV1 value into its canonical form. Raise ValueError if it is malformed.
 
-    A kind of step that we do not know is left out, with all that is below.
+    Path elements of an unknown type are dropped together with their children.
     """
     if not isinstance(encoded, dict):
         raise ValueError(f"fieldsV1: {encoded!r} is not a set of fields")
-    found: FieldSet = {}
+    decoded: FieldSet = {}
     for key, node in encoded.items():
         kind, colon, text = key.partition(":")
         if key == SELF:
-            found[key] = LEAF
+            decoded[key] = LEAF
         elif not colon:
             raise ValueError(f"fieldsV1: {key!r} has no colon")
         elif kind in PATH_ELEMENT_RANKS:
-            found[canonical_path_element(kind, text)] = decode_field_set(node)
-    return found
+            decoded[canonical_path_element(kind, text)] = decode_field_set(node)
+    return decoded
 
 
 def canonical_path_element(kind: str, text: str) -> str:

@@ -1,8 +1,9 @@
-"""Who owns which fields of an object, and what an apply makes of that: pure functions.
+"""Ownership rules of server-side apply: managers, entries and conflicts, as pure functions.
 
-Whoever writes a field owns it (`updated`).  Whoever applies owns what they state (`applied`): a field that somebody
-else owns with another value is a conflict unless it is forced, one with the same value is owned by both, and one that
-they stated before, no longer state, and nobody else owns, is removed.
+An update owns the fields that it changes (`entries_after_update`). An apply owns the fields of its configuration
+(`apply_configuration`). A field that another manager owns with a different value is a conflict unless the apply is
+forced. A field with the same value is owned by both managers. A field that the previous configuration contained and
+that no manager owns any more is removed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,15 +30,15 @@ Operation = Literal["Apply", "Update"]
 
 MAX_UPDATE_MANAGERS = 10
 ANCIENT_CHANGES = "ancient-changes"
-"""In whose name the oldest updates are owned, once there are too many."""
+"""Manager name of merged entries of the oldest updates."""
 MAX_LISTED_CONFLICTS = 1_000
-"""Conflicts that are named."""
+"""Limit of conflicts listed in one error."""
 BEFORE_APPLY = "before-first-apply"
-"""In whose name everything is owned that was there before anybody's fields were kept account of."""
+"""Manager name that owns all fields that an object had before its first apply."""
 STANDARD_OBJECT_FIELDS = {"apiVersion", "kind", "metadata", "spec", "status"}
-"""What there is to one."""
+"""Top-level fields of an ordinary object."""
 MAX_OUTLINE_BYTES = 1 << 11
-"""Bytes of an outline by which something is remembered: many may be, for each spec."""
+"""Limit in bytes of a metadata outline used as a cache key. Each spec can have many such keys."""
 UNOWNED_FIELDS: FieldSet = {
     "f:apiVersion": LEAF,
     "f:kind": LEAF,
@@ -52,11 +53,11 @@ UNOWNED_FIELDS: FieldSet = {
         },
     },
 }
-"""Fields that are nobody's: an object's identity, and what the server writes."""
+"""Fields that no manager can own: the identity of an object and fields that the server sets."""
 
 
 class Manager(NamedTuple):
-    """Who owns fields, and by what."""
+    """Owner of fields: a client name with the operation, API version and subresource of its writes."""
 
     name: str
     operation: Operation
@@ -65,31 +66,29 @@ class Manager(NamedTuple):
 
     @property
     def key(self) -> "Manager":
-        """Which entry is theirs: who applies has one for all versions."""
+        """Key of the manager's entry. An applier has one entry for all API versions."""
         return self._replace(api_version="") if self.operation == "Apply" else self
 
     def __str__(self) -> str:
-        """As conflicts name it."""
-        found = f'"{self.name}"'
+        """Return the manager as conflict messages name it."""
+        text = f'"{self.name}"'
         if self.subresource:
-            found += f' with subresource "{self.subresource}"'
-        return f"{found} using {self.api_version}" if self.operation == "Update" else found
+            text += f' with subresource "{self.subresource}"'
+        return f"{text} using {self.api_version}" if self.operation == "Update" else text
 
 
 class ManagedFieldsEntry(NamedTuple):
-    """The fields of one manager."""
-
     manager: Manager
     fields: FieldSet
     time: str = ""
 
 
 EntriesByManager = Mapping[Manager, ManagedFieldsEntry]
-"""Entries by the keys of their managers."""
+"""Entries by `Manager.key`."""
 
 
 class Conflicts(Exception):
-    """Fields that would get another value belong to others."""
+    """An apply would change fields that other managers own."""
 
     def __init__(self, fields: Mapping[Manager, FieldSet]) -> None:
         self.paths = [
@@ -105,21 +104,21 @@ class Conflicts(Exception):
             [(manager, path)] = self.paths
             return f"Apply failed with 1 conflict: conflict with {manager}: {path}"
         lines: list[str] = []
-        known: set[Manager] = set()
+        listed: set[Manager] = set()
         for manager, path in self.paths[:MAX_LISTED_CONFLICTS]:
-            if manager not in known:
+            if manager not in listed:
                 lines.append(f"conflicts with {manager}:")
-                known.add(manager)
+                listed.add(manager)
             lines.append(f"- {path}")
         return f"Apply failed with {len(self.paths)} conflicts: " + "\n".join(lines)
 
 
-# -- as written in an object
+# -- encoding
 
 
 def decode_managed_fields(entries: Iterable[Any]) -> EntriesByManager:
-    """The entries of `metadata.managedFields`; ValueError where they are no account of anything."""
-    found = {}
+    """Decode the entries of `metadata.managedFields`. Raise ValueError if an entry is malformed."""
+    decoded = {}
     for each in entries:
         if each.get("operation") not in ("Apply", "Update") or not each.get("apiVersion"):
             raise ValueError("metadata.managedFields: an entry needs an operation, Apply or Update, and an apiVersion")
@@ -127,17 +126,17 @@ def decode_managed_fields(entries: Iterable[Any]) -> EntriesByManager:
             raise ValueError(f"metadata.managedFields: fieldsType {each.get('fieldsType')!r} is not FieldsV1")
         manager = Manager(each.get("manager", ""), each["operation"], each["apiVersion"], each.get("subresource", ""))
         fields = decode_fields_v1(msgspec.json.encode(each.get("fieldsV1", {})))
-        found[manager.key] = ManagedFieldsEntry(manager, fields, each.get("time", ""))
-    return found
+        decoded[manager.key] = ManagedFieldsEntry(manager, fields, each.get("time", ""))
+    return decoded
 
 
-@bounded_cache(512, 1 << 15)  # objects made by one template have the same fields
+@bounded_cache(512, 1 << 15)  # objects of one template have the same fields
 def decode_fields_v1(text: bytes) -> FieldSet:
     return fieldsets.decode_field_set(msgspec.json.decode(text))
 
 
 def encode_managed_fields(managed: EntriesByManager) -> list[Object]:
-    """As they stand in an object: who applies before who updates, the oldest first."""
+    """Encode the entries in their stored order: applies before updates, the oldest first."""
     entries: Iterable[ManagedFieldsEntry] = managed.values()
     if len(managed) > 1:
         entries = sorted(entries, key=lambda each: (each.manager.operation, each.time, each.manager))
@@ -146,38 +145,38 @@ def encode_managed_fields(managed: EntriesByManager) -> list[Object]:
 
 def encode_entry(entry: ManagedFieldsEntry) -> Object:
     name, operation, api_version, subresource = entry.manager
-    found: Object = {"manager": name, "operation": operation, "apiVersion": api_version}
+    encoded: Object = {"manager": name, "operation": operation, "apiVersion": api_version}
     if entry.time:
-        found["time"] = entry.time
-    found["fieldsType"], found["fieldsV1"] = "FieldsV1", entry.fields
+        encoded["time"] = entry.time
+    encoded["fieldsType"], encoded["fieldsV1"] = "FieldsV1", entry.fields
     if subresource:
-        found["subresource"] = subresource
-    return found
+        encoded["subresource"] = subresource
+    return encoded
 
 
 def is_managed_fields_reset(entries: Any) -> bool:
-    """Whether a writer wants all account of managers to be forgotten."""
+    """Return True if the writer asks to clear all entries."""
     return entries in ([], [{}])
 
 
 def is_equal_except_timestamps(left: Object, right: Object) -> bool:
-    """Whether two objects differ in nothing but when their managers wrote last."""
+    """Return True if the objects differ only in the timestamps of their managers."""
     if without_field(left, "metadata") != without_field(right, "metadata"):
         return False
-    ours, theirs = left["metadata"], right["metadata"]
-    if without_field(ours, "managedFields") != without_field(theirs, "managedFields"):
+    first, second = left["metadata"], right["metadata"]
+    if without_field(first, "managedFields") != without_field(second, "managedFields"):
         return False
-    timeless = [[without_field(each, "time") for each in part.get("managedFields", ())] for part in (ours, theirs)]
+    timeless = [[without_field(each, "time") for each in part.get("managedFields", ())] for part in (first, second)]
     return timeless[0] == timeless[1]
 
 
-# -- what a write makes of it
+# -- ownership after a write
 
 
 def fields_of_created(schema: MergeSchema, empty_object: Object, new: Object, ignored: FieldSet) -> FieldSet:
-    """What a writer owns who makes `new` of nothing.
+    """Return the fields that the creator of `new` owns.
 
-    It follows from which fields there are, and not from what is in most of them: replicas have the same.
+    The result depends on the field names, not on most values. Replicas therefore share a cached result.
     """
 
     def owned() -> FieldSet:
@@ -192,7 +191,7 @@ def fields_of_created(schema: MergeSchema, empty_object: Object, new: Object, ig
 
 
 def metadata_outline(metadata: Object) -> Object:
-    """Metadata with the same fields, and without what differs between replicas."""
+    """Return the metadata with the same keys but without the values that differ between replicas."""
     return {
         key: dict.fromkeys(value, "") if type(value) is dict else value if type(value) is list else ""
         for key, value in metadata.items()
@@ -207,37 +206,37 @@ def entries_after_update(
     entry: ManagedFieldsEntry,
     ignored: FieldSet = LEAF,
 ) -> EntriesByManager:
-    """What is owned after a writer, who is the manager of `entry`, has made `new` out of `old`.
+    """Return the entries after the manager of `entry` changed `old` to `new`.
 
-    `ignored` are fields that a write of this kind does not reach, whatever it says of them.
+    `ignored` contains the fields that this type of write cannot change.
     """
-    changed, gone = compare_objects(schema, old, new, ignored)
-    found = remaining_entries(managed, changed, gone)
-    taken = field_difference(changed, UNOWNED_FIELDS)
-    if not taken:
-        return found
+    changed, removed = compare_objects(schema, old, new, ignored)
+    remaining = remaining_entries(managed, changed, removed)
+    owned = field_difference(changed, UNOWNED_FIELDS)
+    if not owned:
+        return remaining
     key = entry.manager.key
-    had = found[key].fields if key in found else LEAF
-    return cap_update_managers({**found, key: entry._replace(fields=union(had, taken))})
+    previous = remaining[key].fields if key in remaining else LEAF
+    return cap_update_managers({**remaining, key: entry._replace(fields=union(previous, owned))})
 
 
 def compare_objects(schema: MergeSchema, old: Object, new: Object, ignored: FieldSet) -> tuple[FieldSet, FieldSet]:
-    """What changed and what is gone."""
-    changed, gone = schema.compare(old, new)
-    return recursive_difference(changed or {}, ignored), recursive_difference(gone or {}, ignored)
+    """Return the changed fields and the removed fields, both without `ignored`."""
+    changed, removed = schema.compare(old, new)
+    return recursive_difference(changed or {}, ignored), recursive_difference(removed or {}, ignored)
 
 
 def remaining_entries(
     managed: EntriesByManager, changed: FieldSet, removed: FieldSet
 ) -> dict[Manager, ManagedFieldsEntry]:
-    """What managers own once somebody else has changed some fields, and removed others."""
+    """Return the entries without the fields that another manager changed or removed."""
     lost = union(changed, removed)
-    found = {key: (each, field_difference(each.fields, lost)) for key, each in managed.items()}
-    return {key: each._replace(fields=fields) for key, (each, fields) in found.items() if fields}
+    remaining = {key: (each, field_difference(each.fields, lost)) for key, each in managed.items()}
+    return {key: each._replace(fields=fields) for key, (each, fields) in remaining.items() if fields}
 
 
 def cap_update_managers(managed: dict[Manager, ManagedFieldsEntry]) -> EntriesByManager:
-    """The same, the oldest of too many updates in one entry for each version."""
+    """Merge the oldest update entries into one entry per API version while there are too many."""
     if len(managed) <= MAX_UPDATE_MANAGERS:
         return managed
     updates = [each for each in managed.values() if each.manager.operation == "Update"]
@@ -246,23 +245,23 @@ def cap_update_managers(managed: dict[Manager, ManagedFieldsEntry]) -> EntriesBy
     for each in sorted(updates, key=lambda each: (each.time, each.manager)):
         if excess <= 0:
             break
-        same = oldest.setdefault(each.manager.api_version, [])
+        merged = oldest.setdefault(each.manager.api_version, [])
         if (
-            not same
-            and (known := managed.get(Manager(ANCIENT_CHANGES, "Update", each.manager.api_version))) is not None
+            not merged
+            and (existing := managed.get(Manager(ANCIENT_CHANGES, "Update", each.manager.api_version))) is not None
         ):
-            same.append(known)
-        if each not in same[:1]:
-            excess -= bool(same)
-            same.append(each)
-    found = dict(managed)
+            merged.append(existing)
+        if each not in merged[:1]:
+            excess -= bool(merged)
+            merged.append(each)
+    capped = dict(managed)
     for version, entries in oldest.items():
         if len(entries) > 1:
             for each in entries:
-                del found[each.manager.key]
+                del capped[each.manager.key]
             bucket = Manager(ANCIENT_CHANGES, "Update", version)
-            found[bucket] = ManagedFieldsEntry(bucket, union_all(each.fields for each in entries), entries[-1].time)
-    return found
+            capped[bucket] = ManagedFieldsEntry(bucket, union_all(each.fields for each in entries), entries[-1].time)
+    return capped
 
 
 def apply_configuration(
@@ -275,40 +274,42 @@ def apply_configuration(
     *,
     force: bool,
 ) -> tuple[Object, EntriesByManager]:
-    """The object once `config` is applied to it, and what is owned then; `live` itself where nothing changes.
+    """Apply `config` to `live`. Return the new object and its entries; the object is `live` itself if nothing changes.
 
-    Raises Conflicts, unless others' fields are taken by `force`.
+    Raise Conflicts if other managers own changed fields and `force` is False.
     """
     key = entry.manager.key
     before = managed[key].fields if key in managed else LEAF
-    stated = recursive_difference(schema.applied_fields(config) or {}, ignored)
-    managers = {**managed, key: entry._replace(fields=stated)}
+    applied = recursive_difference(schema.applied_fields(config) or {}, ignored)
+    managers = {**managed, key: entry._replace(fields=applied)}
     new = schema.merge(live, config)
     if before:
         new = prune_unowned(schema, new, before, [each.fields for each in managers.values()])
     others = {each: managed[each] for each in managed if each != key}
-    changed, gone = compare_objects(schema, live, new, ignored)
-    contested = {each.manager: intersection(each.fields, changed) for each in others.values()}
-    if not force and any(contested.values()):
-        raise Conflicts({manager: fields for manager, fields in contested.items() if fields})
-    found = remaining_entries(others, changed, gone)
+    changed, removed = compare_objects(schema, live, new, ignored)
+    conflicts = {each.manager: intersection(each.fields, changed) for each in others.values()}
+    if not force and any(conflicts.values()):
+        raise Conflicts({manager: fields for manager, fields in conflicts.items() if fields})
+    entries = remaining_entries(others, changed, removed)
     is_same = new == live
-    if owned := field_difference(stated, UNOWNED_FIELDS):
+    if owned := field_difference(applied, UNOWNED_FIELDS):
         last = managed[key].time if key in managed else ""
-        found[key] = entry._replace(fields=owned, time=last if is_same else entry.time)
-    return live if is_same else new, found
+        entries[key] = entry._replace(fields=owned, time=last if is_same else entry.time)
+    return live if is_same else new, entries
 
 
 def prune_unowned(schema: MergeSchema, merged: Object, before: FieldSet, owned: Iterable[FieldSet]) -> Object:
-    """`merged` without what was stated `before` and that nobody owns now.
+    """Remove from `merged` the fields of the previous configuration (`before`) that no manager owns now.
 
-    An item of a list goes with everything in it: whoever owns a field of it only does not hold it.
+    A list item is removed as a whole. A manager that owns only some fields of an item does not keep the item.
     """
-    last = schema.with_named_members(before)
-    kept = union_all(owned)
-    there = children_of(schema.all_fields(merged))
-    bare = children_of(schema.all_fields(schema.without_fields(merged, last)))
-    owned_only = schema.without_fields(merged, field_difference(there, union(bare, schema.with_named_members(kept))))
-    gone = field_difference(there, children_of(schema.all_fields(owned_only)))
-    found: Object = schema.without_fields(merged, intersection(gone, last))
-    return found
+    previous = schema.with_named_members(before)
+    owned_now = union_all(owned)
+    present = children_of(schema.all_fields(merged))
+    unapplied = children_of(schema.all_fields(schema.without_fields(merged, previous)))
+    owned_only = schema.without_fields(
+        merged, field_difference(present, union(unapplied, schema.with_named_members(owned_now)))
+    )
+    removable = field_difference(present, children_of(schema.all_fields(owned_only)))
+    pruned: Object = schema.without_fields(merged, intersection(removable, previous))
+    return pruned

@@ -1,8 +1,8 @@
-"""Shapes: into which fields a value divides, by its schema, and what follows from it for comparing and merging.
+"""Merge schemas: how a value divides into fields, for comparing and merging (structured-merge-diff).
 
-A scalar is one field; so is a list or map that is atomic.  A struct or map has the fields of its keys, a list of type
-`map` those of its items by their key fields, a list of type `set` its items.  What a schema leaves open is divided by
-what is there: objects by their keys, anything else not at all.
+A scalar is one field, and so is an atomic list or map. A struct or map has one field per key. A list of type `map` has
+one field per item, identified by its key fields. A list of type `set` has one field per item. Values without a schema
+are divided by content: objects by their keys, all other values not at all.
 """
 
 from collections import deque
@@ -33,22 +33,22 @@ LIST_TYPE, LIST_KEYS, MAP_TYPE = "x-kubernetes-list-type", "x-kubernetes-list-ma
 PATCH_STRATEGY, PATCH_MERGE_KEY = "x-kubernetes-patch-strategy", "x-kubernetes-patch-merge-key"
 
 ABSENT: Any = object()
-"""In the place of a value that is not there: null is one that is."""
+"""Placeholder for a missing value. A null is not missing."""
 
 Comparison = tuple[FieldSet | None, FieldSet | None]
-"""What is new or another value, and what is gone; None where that is nothing."""
+"""Changed or added fields, and removed fields. None stands for an empty set."""
 NO_CHANGE: Comparison = (None, None)
 
 
 class MergeSchema:
-    """A value that is one field.  The other shapes redefine what they know better."""
+    """Schema of an atomic value, which is one field. Subclasses override what differs."""
 
     def all_fields(self, value: Any) -> FieldSet:  # noqa: ARG002
-        """Every field in a value, also those that have fields themselves: what a writer takes who makes it."""
+        """Return all fields of a value, including fields with children: those that its creator owns."""
         return LEAF
 
     def applied_fields(self, value: Any) -> FieldSet | None:  # noqa: ARG002
-        """The fields that somebody names who applies the value; None where it names none."""
+        """Return the fields that an applier of the value owns; None if there are none."""
         return LEAF
 
     def compare(self, old: Any, new: Any) -> Comparison:
@@ -59,23 +59,23 @@ class MergeSchema:
         return NO_CHANGE if old == new else (LEAF, None)
 
     def merge(self, old: Any, new: Any) -> Any:  # noqa: ARG002
-        """`old` as one who applies `new` wants it."""
+        """Return `old` with the applied configuration `new` merged into it."""
         return new
 
     def without_fields(self, value: Any, fields: FieldSet) -> Any:  # noqa: ARG002
-        """The value without these fields; what they leave empty is there, and empty."""
+        """Return the value without these fields. Containers that become empty stay."""
         return value
 
     def with_named_members(self, fields: FieldSet) -> FieldSet:
-        """The set with every declared field in it that has fields in it."""
+        """Add every declared field that has children in the set to the set."""
         return fields
 
     def faults(self, value: Any) -> Iterator[tuple[str, str]]:  # noqa: ARG002
-        """What nobody may apply: where, and why."""
+        """Yield the path and the message of each error that forbids applying the value."""
         yield from ()
 
     def zero_value(self) -> Any:
-        """What Go has in a field of this type that nobody set."""
+        """Value that Go has in an unset field of this type."""
         return None
 
 
@@ -83,17 +83,17 @@ ATOMIC = MergeSchema()
 
 
 class MapSchema(MergeSchema):
-    """A struct, a map, or both.  Its fields may be filled in after it was made: types refer to themselves."""
+    """Schema of a struct, a map, or both. Fields can be declared later because types refer to themselves."""
 
     def __init__(self, values: MergeSchema | None = None) -> None:
-        """`values` is the shape of what is under a key that is not declared; None where there may be none."""
+        """`values` is the schema of undeclared keys; None forbids undeclared keys."""
         self.values = values
         self.fields: dict[str, tuple[str, MergeSchema]] = {}
         self.zero_fields: dict[str, bool] = {}
-        """Fields that Go has even where nobody set them, and whether as a struct rather than as null."""
+        """Fields that Go always has. The value is True for a struct and False for a null."""
 
     def declare(self, fields: Mapping[str, MergeSchema]) -> None:
-        self.fields.update({name: (f"f:{name}", shape) for name, shape in fields.items()})
+        self.fields.update({name: (f"f:{name}", schema) for name, schema in fields.items()})
 
     def field_at(self, key: str) -> tuple[str, MergeSchema]:
         return self.fields.get(key) or (f"f:{key}", self.values or ATOMIC)
@@ -101,25 +101,25 @@ class MapSchema(MergeSchema):
     def all_fields(self, value: Any) -> FieldSet:
         if not value or type(value) is not dict:
             return LEAF
-        found = {SELF: LEAF}
+        fields = {SELF: LEAF}
         declared, at = self.fields.get, self.field_at
         for key, each in value.items():
-            step, shape = declared(key) or at(key)
-            found[step] = LEAF if shape is ATOMIC else shape.all_fields(each)
-        return found
+            element, schema = declared(key) or at(key)
+            fields[element] = LEAF if schema is ATOMIC else schema.all_fields(each)
+        return fields
 
     def applied_fields(self, value: Any) -> FieldSet | None:
         if not value or type(value) is not dict:
             return LEAF
-        found = {}
+        fields = {}
         for key, each in value.items():
-            step, shape = self.field_at(key)
-            node = LEAF if each is None else shape.applied_fields(each)
+            element, schema = self.field_at(key)
+            node = LEAF if each is None else schema.applied_fields(each)
             if key not in self.fields:
                 node = with_self(node)
             if node is not None:
-                found[step] = node
-        return found or None
+                fields[element] = node
+        return fields or None
 
     def compare(self, old: Any, new: Any) -> Comparison:
         if old is ABSENT or new is ABSENT or old == new:
@@ -128,34 +128,34 @@ class MapSchema(MergeSchema):
             return self.all_fields(new), children_of(self.all_fields(old)) or None
         if not old and not new:
             return LEAF, None
-        had, has = old or {}, new or {}
-        if all(each is None for each in had.values()):
-            return compare_with_zero_value(has, self, tuple(had))
-        return self.compare_fields(had, has)
+        old_fields, new_fields = old or {}, new or {}
+        if all(each is None for each in old_fields.values()):
+            return compare_with_zero_value(new_fields, self, tuple(old_fields))
+        return self.compare_fields(old_fields, new_fields)
 
-    def compare_fields(self, had: Object, has: Object) -> Comparison:
+    def compare_fields(self, before: Object, after: Object) -> Comparison:
         changed: FieldSet = {}
-        gone: FieldSet = {}
+        removed: FieldSet = {}
         declared = self.fields.get
-        for key, new in has.items():
-            old = had.get(key, ABSENT)
+        for key, new in after.items():
+            old = before.get(key, ABSENT)
             if old is new:
                 continue
-            step, shape = declared(key) or self.field_at(key)
-            if shape is ATOMIC:
+            element, schema = declared(key) or self.field_at(key)
+            if schema is ATOMIC:
                 if old != new:
-                    changed[step] = LEAF
+                    changed[element] = LEAF
                 continue
-            more, less = shape.compare(old, new)
-            if more is not None:
-                changed[step] = more
-            if less is not None:
-                gone[step] = less
-        for key, old in had.items():
-            if key not in has:
-                step, shape = self.field_at(key)
-                gone[step] = shape.all_fields(old)
-        return changed or None, gone or None
+            field_changed, field_removed = schema.compare(old, new)
+            if field_changed is not None:
+                changed[element] = field_changed
+            if field_removed is not None:
+                removed[element] = field_removed
+        for key, old in before.items():
+            if key not in after:
+                element, schema = self.field_at(key)
+                removed[element] = schema.all_fields(old)
+        return changed or None, removed or None
 
     def merge(self, old: Any, new: Any) -> Any:
         if type(old) is not dict or not new or type(new) is not dict:
@@ -168,21 +168,21 @@ class MapSchema(MergeSchema):
     def without_fields(self, value: Any, fields: FieldSet) -> Any:
         if type(value) is not dict:
             return value
-        found = {}
+        remaining = {}
         for key, each in value.items():
-            step, shape = self.field_at(key)
-            node = fields.get(step)
+            element, schema = self.field_at(key)
+            node = fields.get(element)
             if node is None or not is_member(node):
-                found[key] = each if node is None else shape.without_fields(each, node)
-        return found
+                remaining[key] = each if node is None else schema.without_fields(each, node)
+        return remaining
 
     def with_named_members(self, fields: FieldSet) -> FieldSet:
-        found = {}
-        for step, node in fields.items():
-            key = step[2:]
-            below = self.field_at(key)[1].with_named_members(node) if node else node
-            found[step] = with_self(below) if key in self.fields and step != SELF else below
-        return found
+        members = {}
+        for element, node in fields.items():
+            key = element[2:]
+            children = self.field_at(key)[1].with_named_members(node) if node else node
+            members[element] = with_self(children) if key in self.fields and element != SELF else children
+        return members
 
     def faults(self, value: Any) -> Iterator[tuple[str, str]]:
         if type(value) is not dict:
@@ -191,23 +191,23 @@ class MapSchema(MergeSchema):
             if key not in self.fields and self.values is None:
                 yield f".{key}", "field not declared in schema"
             else:
-                yield from ((f".{key}{path}", why) for path, why in self.field_at(key)[1].faults(each))
+                yield from ((f".{key}{path}", message) for path, message in self.field_at(key)[1].faults(each))
 
     def zero_value(self) -> Any:
-        found = {
-            name: self.fields[name][1].zero_value() if inside else None for name, inside in self.zero_fields.items()
+        zero = {
+            name: self.fields[name][1].zero_value() if struct else None for name, struct in self.zero_fields.items()
         }
-        return found if self.fields else None
+        return zero if self.fields else None
 
 
 @memoized
 def compare_with_zero_value(value: Object, schema: MapSchema, nulls: tuple[str, ...]) -> Comparison:
-    """How a struct differs from one that nobody set: some fields are null in it."""
+    """Compare a struct with its zero value, in which the fields `nulls` are null."""
     return schema.compare_fields(dict.fromkeys(nulls), value)
 
 
 class ListSchema(MergeSchema):
-    """A list whose items are found by what is in them: `keys` of theirs, or all of them in a set."""
+    """Schema of a list whose items are identified by `keys`, or by their value if it is a set."""
 
     def __init__(
         self, item: MergeSchema, keys: tuple[str, ...] = (), defaults: Mapping[str, Any] | None = None
@@ -219,32 +219,32 @@ class ListSchema(MergeSchema):
     def path_element(self, item: Any) -> str:
         if not self.keys or type(item) is not dict:
             return set_item_key(item)
-        if len(self.keys) == 1 and (value := item.get(self.keys[0])) is not None:  # nearly always
+        if len(self.keys) == 1 and (value := item.get(self.keys[0])) is not None:  # the most common case
             return f'k:{{"{self.keys[0]}":{msgspec.json.encode(value).decode()}}}'
-        found = {key: item.get(key, self.defaults.get(key)) for key in self.keys}
-        return list_item_key({key: value for key, value in found.items() if value is not None})
+        key_values = {key: item.get(key, self.defaults.get(key)) for key in self.keys}
+        return list_item_key({key: value for key, value in key_values.items() if value is not None})
 
     def items_by_path_element(self, items: Any) -> dict[str, list[Any]]:
-        found: dict[str, list[Any]] = {}
+        by_element: dict[str, list[Any]] = {}
         for each in items if type(items) is list else ():
-            found.setdefault(self.path_element(each), []).append(each)
-        return found
+            by_element.setdefault(self.path_element(each), []).append(each)
+        return by_element
 
     def all_fields(self, value: Any) -> FieldSet:
         if not value or type(value) is not list:
             return LEAF
-        found = {SELF: LEAF}
+        fields = {SELF: LEAF}
         for each in value:
-            step = self.path_element(each)
-            found[step] = LEAF if step in found else self.item.all_fields(each)
-        return found
+            element = self.path_element(each)
+            fields[element] = LEAF if element in fields else self.item.all_fields(each)
+        return fields
 
     def applied_fields(self, value: Any) -> FieldSet | None:
         if type(value) is not list:
             return LEAF
         return {
-            step: with_self(self.item.applied_fields(same[0]))
-            for step, same in self.items_by_path_element(value).items()
+            element: with_self(self.item.applied_fields(duplicates[0]))
+            for element, duplicates in self.items_by_path_element(value).items()
         } or None
 
     def compare(self, old: Any, new: Any) -> Comparison:
@@ -254,51 +254,58 @@ class ListSchema(MergeSchema):
             return LEAF, None
         if not is_null_or_type(list, old) or not is_null_or_type(list, new):
             return self.all_fields(new), children_of(self.all_fields(old)) or None
-        had, has = self.items_by_path_element(old), self.items_by_path_element(new)
-        return compare_pairs(self.item_pair(step, had.get(step, []), has.get(step, [])) for step in {**had, **has})
+        before, after = self.items_by_path_element(old), self.items_by_path_element(new)
+        return compare_pairs(
+            self.item_pair(element, before.get(element, []), after.get(element, [])) for element in {**before, **after}
+        )
 
-    def item_pair(self, step: str, old: list[Any], new: list[Any]) -> tuple[str, MergeSchema, Any, Any]:
-        """Items with the same key; several on one side are one field, as nobody could say which of them is meant."""
+    def item_pair(self, element: str, old: list[Any], new: list[Any]) -> tuple[str, MergeSchema, Any, Any]:
+        """Return the items with one key for comparison. Duplicates are compared as one atomic field."""
         if len(old) > 1 or len(new) > 1:
-            return step, ATOMIC, old or ABSENT, new or ABSENT
-        return step, self.item, *(each[0] if each else ABSENT for each in (old, new))
+            return element, ATOMIC, old or ABSENT, new or ABSENT
+        return element, self.item, *(each[0] if each else ABSENT for each in (old, new))
 
     def merge(self, old: Any, new: Any) -> Any:
         if type(old) is not list or not old or type(new) is not list:
             return new
-        had, has = self.items_by_path_element(old), self.items_by_path_element(new)
-        found = []
-        for step, index in merged_order([self.path_element(each) for each in old], list(has)):
-            if step not in has:
-                found.append(old[index])
+        before, after = self.items_by_path_element(old), self.items_by_path_element(new)
+        merged = []
+        for element, index in merged_order([self.path_element(each) for each in old], list(after)):
+            if element not in after:
+                merged.append(old[index])
             else:
-                same = had.get(step, ())
-                found.append(self.item.merge(same[0], has[step][0]) if len(same) == 1 else has[step][0])
-        return found
+                existing = before.get(element, ())
+                merged.append(
+                    self.item.merge(existing[0], after[element][0]) if len(existing) == 1 else after[element][0]
+                )
+        return merged
 
     def without_fields(self, value: Any, fields: FieldSet) -> Any:
         if type(value) is not list:
             return value
-        found = []
+        remaining = []
         for each in value:
             node = fields.get(self.path_element(each))
             if node is None or not is_member(node):
-                found.append(each if node is None else self.item.without_fields(each, node))
-        return found
+                remaining.append(each if node is None else self.item.without_fields(each, node))
+        return remaining
 
     def with_named_members(self, fields: FieldSet) -> FieldSet:
-        return {step: self.item.with_named_members(node) if node else node for step, node in fields.items()}
+        return {element: self.item.with_named_members(node) if node else node for element, node in fields.items()}
 
     def faults(self, value: Any) -> Iterator[tuple[str, str]]:
-        for step, same in self.items_by_path_element(value).items():
-            where = path_element_text(step)
-            if len(same) > 1:
-                yield "", f"duplicate entries for key {where}"
-            if step == "k:{}":
-                listed = "[" + " ".join(f'"{key}"' for key in self.keys) + "]"
-                why = f"associative list with keys has an element that omits all key fields {listed}"
-                yield "", f"element {value.index(same[0])}: {why} (and doesn't have default values for any key fields)"
-            yield from ((where + path, why) for path, why in self.item.faults(same[0]))
+        for element, items in self.items_by_path_element(value).items():
+            element_text = path_element_text(element)
+            if len(items) > 1:
+                yield "", f"duplicate entries for key {element_text}"
+            if element == "k:{}":
+                key_list = "[" + " ".join(f'"{key}"' for key in self.keys) + "]"
+                message = f"associative list with keys has an element that omits all key fields {key_list}"
+                yield (
+                    "",
+                    f"element {value.index(items[0])}: {message} (and doesn't have default values for any key fields)",
+                )
+            yield from ((element_text + path, message) for path, message in self.item.faults(items[0]))
 
 
 def is_null_or_type(kind: type, value: Any) -> bool:
@@ -306,52 +313,52 @@ def is_null_or_type(kind: type, value: Any) -> bool:
 
 
 def compare_pairs(pairs: Iterator[tuple[str, MergeSchema, Any, Any]]) -> Comparison:
-    """What differs under the steps of one level."""
+    """Compare pairs of values and collect the results by path element."""
     changed: FieldSet = {}
-    gone: FieldSet = {}
-    for step, shape, old, new in pairs:
+    removed: FieldSet = {}
+    for element, schema, old, new in pairs:
         if old is not new:
-            more, less = shape.compare(old, new)
-            if more is not None:
-                changed[step] = more
-            if less is not None:
-                gone[step] = less
-    return changed or None, gone or None
+            field_changed, field_removed = schema.compare(old, new)
+            if field_changed is not None:
+                changed[element] = field_changed
+            if field_removed is not None:
+                removed[element] = field_removed
+    return changed or None, removed or None
 
 
 def merged_order(old: list[str], new: list[str]) -> Iterator[tuple[str, int]]:
-    """The order of a merged list, with indices into `old` for what only it has.
+    """Yield the items of a merged list in order, with an index into `old` for items that only `old` has.
 
-    What both have comes in the order of `new`; what only `old` has stays behind what it was behind, as far as it can.
+    Items in both lists come in the order of `new`. Items only in `old` stay after their predecessor where possible.
     """
-    known, wanted = set(old), set(new)
-    shared = deque(step for step in new if step in known)
-    done: set[str] = set()
-    here = there = 0
-    while here < len(old) or there < len(new):
-        step = old[here] if here < len(old) else ""
-        if step and step not in wanted:
-            yield step, here
-            here += 1
-        elif step and there < len(new) and step != new[there] and shared and shared[0] != step:
-            here += 1  # it comes when its turn in `new` does
+    old_elements, new_elements = set(old), set(new)
+    shared = deque(element for element in new if element in old_elements)
+    yielded: set[str] = set()
+    old_index = new_index = 0
+    while old_index < len(old) or new_index < len(new):
+        element = old[old_index] if old_index < len(old) else ""
+        if element and element not in new_elements:
+            yield element, old_index
+            old_index += 1
+        elif element and new_index < len(new) and element != new[new_index] and shared and shared[0] != element:
+            old_index += 1  # yielded later, in the order of `new`
         else:
-            here += bool(step) and (step in done or step == new[there])
-            if there < len(new):
-                if shared and shared[0] == new[there]:
+            old_index += bool(element) and (element in yielded or element == new[new_index])
+            if new_index < len(new):
+                if shared and shared[0] == new[new_index]:
                     shared.popleft()
-                done.add(new[there])
-                yield new[there], -1
-                there += 1
+                yielded.add(new[new_index])
+                yield new[new_index], -1
+                new_index += 1
 
 
 SCHEMALESS = MapSchema()
 SCHEMALESS.values = SCHEMALESS
-"""What no schema describes."""
+"""Schema of values that no schema describes."""
 
 
 class MergeSchemas:
-    """The shapes of kinds: of built-in ones by the published types, of custom ones by their own schemas."""
+    """Merge schemas of all kinds: from the published types for built-in kinds, from the CRD for custom resources."""
 
     def __init__(self, types: Mapping[str, Any]) -> None:
         self._types = types
@@ -362,47 +369,47 @@ class MergeSchemas:
     def schema_for(self, resource_info: ResourceInfo) -> MergeSchema:
         if not resource_info.is_custom:
             return self.type_schema(resource_info.schema_name)
-        where = f"{resource_info.resource.name}/{resource_info.resource.version}"
-        schema, shape = self._custom.get(where, (None, ATOMIC))
-        if schema is not resource_info.schema:  # another definition than the last time
-            shape = self.custom_schema(resource_info.schema)
-            self._custom[where] = resource_info.schema, shape
-        return shape
+        key = f"{resource_info.resource.name}/{resource_info.resource.version}"
+        schema, built = self._custom.get(key, (None, ATOMIC))
+        if schema is not resource_info.schema:  # the definition changed
+            built = self.custom_schema(resource_info.schema)
+            self._custom[key] = resource_info.schema, built
+        return built
 
     def empty_object(self, resource_info: ResourceInfo) -> Object:
-        """An object before anything is written into it: structs that Go always has are there."""
-        where = resource_info.resource.name, resource_info.resource.version
-        found = self._empty_objects.get(where)
-        if found is None:
-            kind = {"apiVersion": resource_info.resource.api_version, "kind": resource_info.resource.kind}
-            found = self._empty_objects[where] = (
-                kind if resource_info.is_custom else {**(self.schema_for(resource_info).zero_value() or {}), **kind}
+        """Return an object before any write. It contains the structs that are never nil in Go."""
+        key = resource_info.resource.name, resource_info.resource.version
+        empty = self._empty_objects.get(key)
+        if empty is None:
+            meta = {"apiVersion": resource_info.resource.api_version, "kind": resource_info.resource.kind}
+            empty = self._empty_objects[key] = (
+                meta if resource_info.is_custom else {**(self.schema_for(resource_info).zero_value() or {}), **meta}
             )
-        return found
+        return empty
 
     def custom_schema(self, schema: Object) -> MergeSchema:
-        found = self.build(schema)
-        if isinstance(found, MapSchema):
-            found.declare({"apiVersion": ATOMIC, "kind": ATOMIC, "metadata": self.type_schema(OBJECT_META)})
-        return found
+        built = self.build(schema)
+        if isinstance(built, MapSchema):
+            built.declare({"apiVersion": ATOMIC, "kind": ATOMIC, "metadata": self.type_schema(OBJECT_META)})
+        return built
 
     def type_schema(self, name: str) -> MergeSchema:
-        found = self._by_type_name.get(name)
-        if found is None:
+        built = self._by_type_name.get(name)
+        if built is None:
             schema = self._types[name]
             if name in ATOMIC_TYPES:
                 return ATOMIC
             if "properties" not in schema:
                 return self.build(schema)
-            found = self._by_type_name[name] = self.new_object_schema(schema, preserve=False)
-            self.declare_fields(found, schema, preserve=False)
-        return found
+            built = self._by_type_name[name] = self.new_object_schema(schema, preserve=False)
+            self.declare_fields(built, schema, preserve=False)
+        return built
 
     def build(self, schema: Object, *, preserve: bool = False) -> MergeSchema:
         preserve = preserve or bool(schema.get(PRESERVE_UNKNOWN_FIELDS))
         if schema.get(MAP_TYPE) == "atomic":
             return ATOMIC
-        if schema.get(MAP_TYPE) == "granular" and "$ref" in schema:  # its type is atomic everywhere else
+        if schema.get(MAP_TYPE) == "granular" and "$ref" in schema:  # the type is atomic everywhere else
             return self.build({**self._types[schema["$ref"]], MAP_TYPE: ""}, preserve=preserve)
         if "$ref" in schema:
             return self.type_schema(schema["$ref"])
@@ -410,12 +417,12 @@ class MergeSchemas:
             return self.list_schema(schema, preserve=preserve)
         if schema.get("type", "object") != "object" or schema.get("x-kubernetes-int-or-string"):
             return ATOMIC
-        found = self.new_object_schema(schema, preserve=preserve)
-        self.declare_fields(found, schema, preserve=preserve)
-        return found
+        merge_schema = self.new_object_schema(schema, preserve=preserve)
+        self.declare_fields(merge_schema, schema, preserve=preserve)
+        return merge_schema
 
     def new_object_schema(self, schema: Object, *, preserve: bool) -> MergeSchema:
-        """An object's shape, before its fields are known."""
+        """Return the schema of an object without its declared fields."""
         values = schema.get("additionalProperties")
         if schema.get(MAP_TYPE) == "atomic":
             return ATOMIC
@@ -433,21 +440,21 @@ class MergeSchemas:
         merge_schema.declare({name: self.build(each, preserve=preserve) for name, each in properties.items()})
         required = schema.get("required", ())
         structs = {name: each.get("default") == {} for name, each in properties.items()}
-        merge_schema.zero_fields = {name: inside for name, inside in structs.items() if inside or name in required}
+        merge_schema.zero_fields = {name: struct for name, struct in structs.items() if struct or name in required}
 
     def list_schema(self, schema: Object, *, preserve: bool) -> MergeSchema:
         keys = list_item_keys(schema)
         if keys is None:
             return ATOMIC
         items = schema.get("items", {})
-        shown = self._types[items["$ref"]] if "$ref" in items else items
-        fields = shown.get("properties", {})
+        item_schema = self._types[items["$ref"]] if "$ref" in items else items
+        fields = item_schema.get("properties", {})
         defaults = {key: fields[key]["default"] for key in keys if "default" in fields.get(key, {})}
         return ListSchema(self.build(items, preserve=preserve), keys, defaults)
 
 
 def list_item_keys(schema: Object) -> tuple[str, ...] | None:
-    """The key fields of a list's items, none for a set; None for a list that is one field."""
+    """Return the key fields of the items: empty for a set, None for an atomic list."""
     match schema.get(LIST_TYPE):
         case "map":
             return tuple(schema.get(LIST_KEYS, ()))

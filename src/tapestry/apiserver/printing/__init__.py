@@ -1,1 +1,1 @@
-"""What `kubectl get` prints of the objects of each kind, made by the server: people and scripts read it."""
+"""Table rendering for `kubectl get`: the printed columns of every kind."""

@@ -1,4 +1,4 @@
-"""What others write down here, in a table: namespaces, settings, events, leases, claims of devices, served groups."""
+"""Table columns of namespaces, config maps, secrets, events, leases, resource claims and API services."""
 
 from datetime import datetime
 
@@ -22,16 +22,15 @@ def involved_object(event: Object) -> Object:
 
 
 def event_object(event: Object) -> str:
-    about = involved_object(event)
-    return "/".join(filter(None, (about.get("kind", "").lower(), about.get("name"))))
+    reference = involved_object(event)
+    return "/".join(filter(None, (reference.get("kind", "").lower(), reference.get("name"))))
 
 
 def event_source(event: Object) -> str:
-    """Who reported it, and where from."""
     source = event.get("source") or event.get("deprecatedSource") or {}
-    who = source.get("component") or event.get("reportingComponent") or event.get("reportingController") or ""
-    where = source.get("host") or event.get("reportingInstance") or ""
-    return f"{who}, {where}" if where else who
+    component = source.get("component") or event.get("reportingComponent") or event.get("reportingController") or ""
+    host = source.get("host") or event.get("reportingInstance") or ""
+    return f"{component}, {host}" if host else component
 
 
 def event_first_seen(event: Object, now: datetime) -> str:
@@ -54,7 +53,6 @@ def event_count(event: Object) -> int:
 
 
 def resource_claim_state(obj: Object) -> str:
-    """What has become of a claim of devices."""
     states = ["deleted"] if "deletionTimestamp" in obj["metadata"] else []
     if value_at(obj, "status", "allocation") is None:
         return "".join(states) or "pending"
@@ -63,18 +61,18 @@ def resource_claim_state(obj: Object) -> str:
 
 
 def api_service_backend(obj: Object) -> str:
-    about = value_at(obj, "spec", "service")
-    return "Local" if about is None else f"{about.get('namespace', '')}/{about.get('name', '')}"
+    service = value_at(obj, "spec", "service")
+    return "Local" if service is None else f"{service.get('namespace', '')}/{service.get('name', '')}"
 
 
 def api_service_availability(obj: Object) -> str:
-    found = find_condition(value_at(obj, "status", "conditions"), "Available") or {}
-    status, reason = found.get("status", "Unknown"), found.get("reason")
+    condition = find_condition(value_at(obj, "status", "conditions"), "Available") or {}
+    status, reason = condition.get("status", "Unknown"), condition.get("reason")
     return f"{status} ({reason})" if reason and status != "True" else str(status)
 
 
 def component_health_column(field: str) -> TableColumn:
-    """What is known of a component, if anything is."""
+    """Column with a field of a component's Healthy condition; empty without a condition."""
     return TableColumn(
         field.capitalize(),
         computed_cell(lambda obj: (find_condition(obj.get("conditions"), "Healthy") or {}).get(field, "")),
@@ -82,8 +80,8 @@ def component_health_column(field: str) -> TableColumn:
 
 
 def component_health(obj: Object) -> str:
-    found = find_condition(obj.get("conditions"), "Healthy")
-    return "Unknown" if found is None else "Healthy" if found.get("status") == "True" else "Unhealthy"
+    condition = find_condition(obj.get("conditions"), "Healthy")
+    return "Unknown" if condition is None else "Healthy" if condition.get("status") == "True" else "Unhealthy"
 
 
 COLUMNS: ColumnsByResource = {

@@ -1,4 +1,4 @@
-"""Services, ingresses and what they are made of, in a table."""
+"""Table columns of services, ingresses, endpoints, endpoint slices and network policies."""
 
 from tapestry.apiserver.printing.table_columns import (
     AGE,
@@ -20,40 +20,39 @@ from tapestry.kube.objects import Object, value_at
 
 def service_ports_text(service: Object) -> str:
     ports = value_at(service, "spec", "ports", default=[])
-    shown = [
+    texts = [
         f"{each['port']}{':' + str(each['nodePort']) if each.get('nodePort') else ''}/{each.get('protocol', 'TCP')}"
         for each in ports
     ]
-    return ",".join(shown) or NONE
+    return ",".join(texts) or NONE
 
 
 def external_addresses(service: Object) -> str:
     spec = service.get("spec") or {}
-    own: list[str] = spec.get("externalIPs") or []
+    external_ips: list[str] = spec.get("externalIPs") or []
     match spec.get("type"):
         case "ClusterIP" | "NodePort":
-            return ",".join(own) or NONE
+            return ",".join(external_ips) or NONE
         case "LoadBalancer":
-            return ",".join([*load_balancer_addresses(service), *own]) or "<pending>"
+            return ",".join([*load_balancer_addresses(service), *external_ips]) or "<pending>"
         case "ExternalName":
             return str(spec.get("externalName", ""))
     return UNKNOWN
 
 
 def load_balancer_addresses(obj: Object) -> list[str]:
-    """Where a load balancer lets traffic in."""
-    points = value_at(obj, "status", "loadBalancer", "ingress", default=[])
-    return sorted({each.get("ip") or each.get("hostname") or "" for each in points} - {""})
+    ingress = value_at(obj, "status", "loadBalancer", "ingress", default=[])
+    return sorted({each.get("ip") or each.get("hostname") or "" for each in ingress} - {""})
 
 
 def endpoint_addresses(obj: Object) -> str:
     subsets = obj.get("subsets") or ()
-    found: list[str] = []
+    endpoints: list[str] = []
     for subset in subsets:
         addresses = [each["ip"] for each in subset.get("addresses") or ()]
         ports = [each["port"] for each in subset.get("ports") or ()]
-        found += [host_port(ip, port) for port in ports for ip in addresses] if ports else addresses
-    return abbreviated_list(found) if subsets else NONE
+        endpoints += [host_port(ip, port) for port in ports for ip in addresses] if ports else addresses
+    return abbreviated_list(endpoints) if subsets else NONE
 
 
 def host_port(ip: str, port: int) -> str:
@@ -71,28 +70,28 @@ def slice_addresses_text(obj: Object) -> str:
 
 
 def ingress_hosts(obj: Object) -> str:
-    """The first hosts; all rules after them count as more, with a host of their own or not."""
+    """Return the first hosts. All further rules count as more, with or without a host."""
     rules = value_at(obj, "spec", "rules", default=[])
-    places = [number for number, each in enumerate(rules) if each.get("host")][:MAX_LISTED]
-    shown = ",".join(rules[number]["host"] for number in places) or "*"
-    is_more = len(places) == MAX_LISTED and places[-1] + 1 < len(rules)
-    return f"{shown} + {len(rules) - MAX_LISTED} more..." if is_more else shown
+    indexes = [number for number, each in enumerate(rules) if each.get("host")][:MAX_LISTED]
+    hosts = ",".join(rules[number]["host"] for number in indexes) or "*"
+    is_more = len(indexes) == MAX_LISTED and indexes[-1] + 1 < len(rules)
+    return f"{hosts} + {len(rules) - MAX_LISTED} more..." if is_more else hosts
 
 
 def ingress_class_parameters(obj: Object) -> str:
-    found = value_at(obj, "spec", "parameters")
-    if found is None:
+    parameters = value_at(obj, "spec", "parameters")
+    if parameters is None:
         return NONE
-    group = f".{found['apiGroup']}" if found.get("apiGroup") else ""
-    return f"{found['kind']}{group}/{found['name']}"
+    group = f".{parameters['apiGroup']}" if parameters.get("apiGroup") else ""
+    return f"{parameters['kind']}{group}/{parameters['name']}"
 
 
 def parent_reference(obj: Object) -> str:
-    found = value_at(obj, "spec", "parentRef")
-    if found is None:
+    parent = value_at(obj, "spec", "parentRef")
+    if parent is None:
         return NONE
-    resource = ".".join(filter(None, (found.get("resource"), found.get("group")))).lower()
-    return "/".join([resource, *filter(None, [found.get("namespace")]), found.get("name", "")])
+    resource = ".".join(filter(None, (parent.get("resource"), parent.get("group")))).lower()
+    return "/".join([resource, *filter(None, [parent.get("namespace")]), parent.get("name", "")])
 
 
 COLUMNS: ColumnsByResource = {

@@ -1,4 +1,4 @@
-"""Pods and nodes in a table: how far a pod has come is told in one word, which takes a look at its containers."""
+"""Table columns of pods and nodes, with the one-word pod status computed from container statuses."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ TERMINAL_PHASE_MESSAGES = {"Succeeded": "The pod has completed successfully.", "
 
 @dataclass(frozen=True, slots=True)
 class ContainersSummary:
-    """How far some containers have come; `reason` is what keeps them from going on, if anything does."""
+    """State of a group of containers. `reason` says why they are not running, if they are not."""
 
     reason: str = ""
     ready: int = 0
@@ -32,42 +32,44 @@ class ContainersSummary:
 
 
 def containers_summary(pod: Object) -> ContainersSummary:
-    """Of a pod whose first containers are still at work, theirs; else that of its containers and of its sidecars."""
+    """Summary of the init containers while they run, else of the containers and the sidecars."""
     status = pod.get("status") or {}
-    begun, sidecars = init_containers_summary(pod)
-    if begun.reason and not is_condition_true(pod, "Initialized"):
-        return begun
+    init, sidecars = init_containers_summary(pod)
+    if init.reason and not is_condition_true(pod, "Initialized"):
+        return init
     statuses = status.get("containerStatuses") or []
     states = [(each, each.get("state") or {}) for each in statuses]
     running = sum(bool(each.get("ready")) and is_running(state) for each, state in states)
-    counted = restart_summary([*sidecars, *statuses])
+    restarts = restart_summary([*sidecars, *statuses])
     reason = next(
-        (word for _, state in states if (word := container_state_reason(state))),
-        begun.reason or pod_reason_or_phase(pod),
+        (state_reason for _, state in states if (state_reason := container_state_reason(state))),
+        init.reason or pod_reason_or_phase(pod),
     )
     if reason == "Completed" and running:
         reason = "Running" if is_condition_true(pod, "Ready") else "NotReady"
-    return ContainersSummary(reason, begun.ready + running, *counted)
+    return ContainersSummary(reason, init.ready + running, *restarts)
 
 
 def init_containers_summary(pod: Object) -> tuple[ContainersSummary, list[Object]]:
-    """How far the containers that run first have come, and the statuses of those among them that stay."""
+    """Return the summary of the init containers and the statuses of the sidecars among them."""
     containers = value_at(pod, "spec", "initContainers", default=[])
-    staying = {each["name"] for each in containers if each.get("restartPolicy") == "Always"}
-    seen: list[Object] = []
+    sidecars = {each["name"] for each in containers if each.get("restartPolicy") == "Always"}
+    started: list[Object] = []
     reason, ready = "", 0
-    for number, each in enumerate(value_at(pod, "status", "initContainerStatuses", default=[])):
-        seen.append(each)
+    for index, each in enumerate(value_at(pod, "status", "initContainerStatuses", default=[])):
+        started.append(each)
         state = each.get("state") or {}
         if state.get("terminated") is not None and not state["terminated"].get("exitCode"):
             continue
-        if each["name"] in staying and each.get("started"):
+        if each["name"] in sidecars and each.get("started"):
             ready += bool(each.get("ready"))
             continue
         word = container_state_reason(state)
-        reason = f"Init:{word}" if word not in ("", "PodInitializing") else f"Init:{number}/{len(containers)}"
+        reason = f"Init:{word}" if word not in ("", "PodInitializing") else f"Init:{index}/{len(containers)}"
         break
-    return ContainersSummary(reason, ready, *restart_summary(seen)), [each for each in seen if each["name"] in staying]
+    return ContainersSummary(reason, ready, *restart_summary(started)), [
+        each for each in started if each["name"] in sidecars
+    ]
 
 
 def is_running(state: Object) -> bool:
@@ -75,7 +77,7 @@ def is_running(state: Object) -> bool:
 
 
 def container_state_reason(state: Object) -> str:
-    """Why a container waits, or how it ended."""
+    """Reason why a container waits or has terminated."""
     if reason := value_at(state, "waiting", "reason", default=""):
         return str(reason)
     if (ended := state.get("terminated")) is None:
@@ -85,13 +87,12 @@ def container_state_reason(state: Object) -> str:
 
 
 def restart_summary(statuses: Sequence[Object]) -> tuple[int, str]:
-    """How often they were started again, and when last."""
-    ends = [value_at(each, "lastState", "terminated", "finishedAt", default="") for each in statuses]
-    return sum(each.get("restartCount", 0) for each in statuses), max(ends, default="")
+    """Return the number of restarts and the time of the last one."""
+    finish_times = [value_at(each, "lastState", "terminated", "finishedAt", default="") for each in statuses]
+    return sum(each.get("restartCount", 0) for each in statuses), max(finish_times, default="")
 
 
 def pod_reason_or_phase(pod: Object) -> str:
-    """What is said of the pod itself."""
     status = pod.get("status") or {}
     scheduled = find_condition(status.get("conditions"), "PodScheduled") or {}
     if scheduled.get("reason") == "SchedulingGated":
@@ -109,25 +110,25 @@ def pod_status(pod: Object) -> str:
 
 
 def ready_containers(pod: Object) -> str:
-    first = value_at(pod, "spec", "initContainers", default=[])
+    init_containers = value_at(pod, "spec", "initContainers", default=[])
     total = len(value_at(pod, "spec", "containers", default=[]))
-    total += sum(each.get("restartPolicy") == "Always" for each in first)
+    total += sum(each.get("restartPolicy") == "Always" for each in init_containers)
     return f"{containers_summary(pod).ready}/{total}"
 
 
 def pod_restarts(pod: Object, now: datetime) -> str:
-    found = containers_summary(pod)
-    when = f" ({age_since(found.last_restart, now)} ago)" if found.restarts and found.last_restart else ""
-    return f"{found.restarts}{when}"
+    summary = containers_summary(pod)
+    last_restart = f" ({age_since(summary.last_restart, now)} ago)" if summary.restarts and summary.last_restart else ""
+    return f"{summary.restarts}{last_restart}"
 
 
 def readiness_gates(pod: Object) -> str:
-    listed = [each.get("conditionType", "") for each in value_at(pod, "spec", "readinessGates", default=[])]
-    return f"{sum(is_condition_true(pod, each) for each in listed)}/{len(listed)}" if listed else NONE
+    gates = [each.get("conditionType", "") for each in value_at(pod, "spec", "readinessGates", default=[])]
+    return f"{sum(is_condition_true(pod, each) for each in gates)}/{len(gates)}" if gates else NONE
 
 
 def completed_condition(pod: Object) -> Object:
-    """What the row of a pod has beside its cells, once the pod will not run again."""
+    """Return the `Completed` condition of the table row of a terminated pod, or nothing."""
     phase = value_at(pod, "status", "phase")
     if phase not in TERMINAL_PHASE_MESSAGES:
         return {}
@@ -143,10 +144,10 @@ def completed_condition(pod: Object) -> Object:
 
 def node_status(node: Object) -> str:
     ready = find_condition(value_at(node, "status", "conditions"), "Ready")
-    words = ["Unknown" if ready is None else "Ready" if ready.get("status") == "True" else "NotReady"]
+    states = ["Unknown" if ready is None else "Ready" if ready.get("status") == "True" else "NotReady"]
     if value_at(node, "spec", "unschedulable"):
-        words.append("SchedulingDisabled")
-    return ",".join(words)
+        states.append("SchedulingDisabled")
+    return ",".join(states)
 
 
 def node_roles(node: Object) -> str:
@@ -158,11 +159,11 @@ def node_roles(node: Object) -> str:
 
 
 def node_address(kind: str) -> Callable[[Object], str]:
-    def show(node: Object) -> str:
+    def address(node: Object) -> str:
         addresses = value_at(node, "status", "addresses", default=[])
         return next((each["address"] for each in addresses if each.get("type") == kind), NONE)
 
-    return show
+    return address
 
 
 COLUMNS: ColumnsByResource = {

@@ -1,4 +1,4 @@
-"""Who may do what and how much of it, in a table: roles, quotas, admission, priorities, certificates."""
+"""Table columns of roles, quotas, admission policies, webhooks, priorities and certificate requests."""
 
 from tapestry.apiserver.printing.table_columns import (
     AGE,
@@ -20,14 +20,14 @@ from tapestry.kube.objects import Object, value_at
 
 
 def quota_column(kind: str) -> TableColumn:
-    """What is used of what: of limits, or of all the rest."""
+    """Column with used and hard amounts: of `limits.*` for the kind `Limit`, else of everything else."""
 
-    def show(obj: Object) -> str:
+    def usage(obj: Object) -> str:
         hard, used = (value_at(obj, "status", field, default={}) for field in ("hard", "used"))
         names = [each for each in sorted(hard) if each.startswith("limits.") is (kind == "Limit")]
         return ", ".join(f"{each}: {used.get(each, 0)}/{hard[each]}" for each in names)
 
-    return TableColumn(kind, computed_cell(show))
+    return TableColumn(kind, computed_cell(usage))
 
 
 def role_reference(binding: Object) -> str:
@@ -35,21 +35,20 @@ def role_reference(binding: Object) -> str:
 
 
 def subjects_column(kind: str) -> TableColumn:
-    """Those of a binding that are of a kind; an account is named with its namespace."""
+    """Column with the subjects of one kind in a binding. Service accounts include their namespace."""
 
-    def show(obj: Object) -> str:
-        those = [each for each in obj.get("subjects") or () if each.get("kind") == kind]
-        return ", ".join("/".join(filter(None, (each.get("namespace"), each.get("name")))) for each in those)
+    def subjects(obj: Object) -> str:
+        matching = [each for each in obj.get("subjects") or () if each.get("kind") == kind]
+        return ", ".join("/".join(filter(None, (each.get("namespace"), each.get("name")))) for each in matching)
 
-    return TableColumn(f"{kind}s", computed_cell(show), priority=1)
+    return TableColumn(f"{kind}s", computed_cell(subjects), priority=1)
 
 
 def signing_request_condition(obj: Object) -> str:
-    """What became of a request for a certificate."""
     types = {each.get("type") for each in value_at(obj, "status", "conditions", default=[])}
-    words = [next((each for each in ("Denied", "Approved") if each in types), "Pending")]
-    words += ["Failed"] if "Failed" in types else []
-    return ",".join([*words, *(["Issued"] if value_at(obj, "status", "certificate") else [])])
+    states = [next((each for each in ("Denied", "Approved") if each in types), "Pending")]
+    states += ["Failed"] if "Failed" in types else []
+    return ",".join([*states, *(["Issued"] if value_at(obj, "status", "certificate") else [])])
 
 
 def requested_duration(obj: Object) -> str:
@@ -58,19 +57,19 @@ def requested_duration(obj: Object) -> str:
 
 
 def parameter_kind(obj: Object) -> str:
-    found = value_at(obj, "spec", "paramKind")
-    return f"{found.get('apiVersion', '')}/{found.get('kind', '')}" if found is not None else UNSET
+    param_kind = value_at(obj, "spec", "paramKind")
+    return f"{param_kind.get('apiVersion', '')}/{param_kind.get('kind', '')}" if param_kind is not None else UNSET
 
 
 def parameter_reference(obj: Object) -> str:
-    found = value_at(obj, "spec", "paramRef", default={})
-    if found.get("name"):
-        return f"{found.get('namespace') or '*'}/{found['name']}"
-    return go_selector_text(found["selector"]) if found.get("selector") is not None else UNSET
+    param_ref = value_at(obj, "spec", "paramRef", default={})
+    if param_ref.get("name"):
+        return f"{param_ref.get('namespace') or '*'}/{param_ref['name']}"
+    return go_selector_text(param_ref["selector"]) if param_ref.get("selector") is not None else UNSET
 
 
 def go_selector_text(spec: Object) -> str:
-    """A selector as Go prints a value of its type, which is what Kubernetes shows here."""
+    """Return a selector as Go prints the struct, which is what kube-apiserver shows here."""
     labels = "".join(f"{key}: {value}," for key, value in sorted((spec.get("matchLabels") or {}).items()))
     expressions = "".join(
         f"LabelSelectorRequirement{{Key:{each['key']},Operator:{each['operator']},"
@@ -82,8 +81,8 @@ def go_selector_text(spec: Object) -> str:
 
 
 def dangling_status(obj: Object) -> str:
-    found = find_condition(value_at(obj, "status", "conditions"), "Dangling")
-    return str(found["status"]) if found is not None else "?"
+    condition = find_condition(value_at(obj, "status", "conditions"), "Dangling")
+    return str(condition["status"]) if condition is not None else "?"
 
 
 QUEUING_PATH = ("spec", "limited", "limitResponse", "queuing")

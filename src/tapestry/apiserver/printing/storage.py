@@ -1,4 +1,4 @@
-"""Volumes, claims, and what storage drivers say of themselves, in a table."""
+"""Table columns of persistent volumes, claims, storage classes, attachments and CSI drivers."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -50,12 +50,12 @@ def storage_class_of(obj: Object) -> str:
 
 
 def volume_claim_key(volume: Object) -> str:
-    about = value_at(volume, "spec", "claimRef")
-    return f"{about.get('namespace', '')}/{about.get('name', '')}" if about else ""
+    claim_ref = value_at(volume, "spec", "claimRef")
+    return f"{claim_ref.get('namespace', '')}/{claim_ref.get('name', '')}" if claim_ref else ""
 
 
 def only_if_bound(compute: Callable[[Object], str]) -> Callable[[Object], str]:
-    """What is known of a claim once it has a volume."""
+    """Return a cell function that is empty for a claim without a volume."""
     return lambda claim: compute(claim) if value_at(claim, "spec", "volumeName") else ""
 
 
@@ -103,7 +103,7 @@ COLUMNS: ColumnsByResource = {
         VOLUME_MODE_COLUMN,
     ),
     "storageclasses.storage.k8s.io": (
-        replace(NAME, show=computed_cell(storage_class_name)),
+        replace(NAME, cell=computed_cell(storage_class_name)),
         TableColumn("Provisioner", value_cell("provisioner")),
         TableColumn("ReclaimPolicy", value_cell("reclaimPolicy", default="Delete")),
         TableColumn("VolumeBindingMode", value_cell("volumeBindingMode", default="Immediate")),

@@ -1,4 +1,4 @@
-"""Prints: what a column of a table is, and the common ways to fill one."""
+"""Table column type and the common functions that compute cells."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,29 +10,29 @@ from tapestry.kube.times import parse_time
 
 NONE, UNKNOWN, UNSET = "<none>", "<unknown>", "<unset>"
 MAX_LISTED = 3
-"""How many addresses or hosts are shown of many."""
+"""Number of addresses or hosts listed before the rest is abbreviated."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """One column: its head, and what it shows of an object at a moment."""
+    """One column: its header and the function that computes its cell from an object and the current time."""
 
     name: str
-    show: Callable[[Object, datetime], Any]
+    cell: Callable[[Object, datetime], Any]
     type: str = "string"
     priority: int = 0
-    """Columns of any but 0 are shown to who asks for wide tables."""
+    """Columns with a priority above 0 are shown only with `-o wide`."""
     format: str = ""
     description: str = ""
 
 
 ColumnsByResource = Mapping[str, tuple[TableColumn, ...]]
-"""The columns of kinds, by the name under which they are stored."""
+"""Columns by the storage name of the resource."""
 
 
 def value_cell(*steps: str | int, default: Any = "") -> Callable[[Object, datetime], Any]:
-    """What is there; empty is as good as missing."""
-    return lambda obj, _: found if (found := value_at(obj, *steps, default=default)) != "" else default
+    """Return a cell function for the value at a path. An empty string counts as missing."""
+    return lambda obj, _: value if (value := value_at(obj, *steps, default=default)) != "" else default
 
 
 def computed_cell(compute: Callable[[Object], Any]) -> Callable[[Object, datetime], Any]:
@@ -47,27 +47,26 @@ def count_cell(*steps: str | int) -> Callable[[Object, datetime], Any]:
     return lambda obj, _: len(value_at(obj, *steps, default=[]))
 
 
-def age_since(moment: str | None, now: datetime) -> str:
-    """How long ago that was."""
-    if not moment:
+def age_since(time: str | None, now: datetime) -> str:
+    if not time:
         return UNKNOWN
     try:
-        return human_duration((now - parse_time(moment)).total_seconds())
+        return human_duration((now - parse_time(time)).total_seconds())
     except ValueError:
         return UNKNOWN
 
 
 def human_duration(seconds: float) -> str:
-    """A span of time in at most two units, as short as it can be said without misleading."""
-    whole = int(seconds)
-    if whole < -1:
+    """Return a duration in at most two units, in the format of kubectl."""
+    total = int(seconds)
+    if total < -1:
         return "<invalid>"
-    whole = max(whole, 0)
-    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
-    if whole < 120:
-        return f"{whole}s"
+    total = max(total, 0)
+    minutes, hours, days = total // 60, total // 3600, total // 86400
+    if total < 120:
+        return f"{total}s"
     if minutes < 10:
-        return f"{minutes}m{whole % 60}s" if whole % 60 else f"{minutes}m"
+        return f"{minutes}m{total % 60}s" if total % 60 else f"{minutes}m"
     if minutes < 180:
         return f"{minutes}m"
     if hours < 8:
@@ -84,18 +83,18 @@ def human_duration(seconds: float) -> str:
 
 
 def abbreviated_list(values: list[str]) -> str:
-    """The first few, and how many more there are."""
+    """Join the first values and append the number of values left out."""
     more = f" + {len(values) - MAX_LISTED} more..." if len(values) > MAX_LISTED else ""
     return ",".join(values[:MAX_LISTED]) + more
 
 
 def labels_text(labels: Mapping[str, str] | None) -> str:
-    """Labels, or a selector that is nothing but labels."""
+    """Return labels, or a selector that consists of labels only, as text."""
     return ",".join(f"{key}={value}" for key, value in sorted((labels or {}).items())) or NONE
 
 
 def selector_text(spec: Object | None) -> str:
-    """A selector with `matchLabels` and `matchExpressions`."""
+    """Return a selector with `matchLabels` and `matchExpressions` as text."""
     labels = (spec or {}).get("matchLabels") or {}
     expressions = (spec or {}).get("matchExpressions") or ()
     terms = [*((key, f"{key}={value}") for key, value in labels.items()), *map(requirement_text, expressions)]
@@ -115,13 +114,13 @@ def requirement_text(expression: Object) -> tuple[str, str]:
 
 
 def container_columns(*steps: str, priority: int = 1) -> tuple[TableColumn, TableColumn]:
-    """The names and the images of the containers of a template."""
+    """Return columns with the names and the images of the containers in a pod template."""
 
-    def shown(field: str) -> Callable[[Object, datetime], Any]:
+    def cell(field: str) -> Callable[[Object, datetime], Any]:
         return computed_cell(lambda obj: ",".join(each.get(field, "") for each in value_at(obj, *steps, default=[])))
 
-    return TableColumn("Containers", shown("name"), priority=priority), TableColumn(
-        "Images", shown("image"), priority=priority
+    return TableColumn("Containers", cell("name"), priority=priority), TableColumn(
+        "Images", cell("image"), priority=priority
     )
 
 

@@ -1,4 +1,4 @@
-"""Tables: the rows and the heads of what a client wants to see as a table."""
+"""Table responses: columns and rows of the objects in a list or watch."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -25,27 +25,26 @@ PODS, FLOW_SCHEMAS = "pods", "flowschemas.flowcontrol.apiserver.k8s.io"
 
 
 def columns_for(resource_info: ResourceInfo) -> Sequence[TableColumn]:
-    """The columns of a resource."""
     if resource_info.is_custom:
         return NAME, *map(custom_resource_column, resource_info.printer_columns)
     return COLUMNS.get(resource_info.storage, (NAME, AGE))
 
 
 def custom_resource_column(column: PrinterColumn) -> TableColumn:
-    """A column that a definition asks for; a date is shown as an age."""
+    """Return the column for a printer column of a CRD. A date is shown as an age."""
 
-    def show(obj: Object, now: datetime) -> Any:
+    def cell(obj: Object, now: datetime) -> Any:
         try:
-            found = find_first(obj, column.path)
+            value = find_first(obj, column.path)
         except JsonPathError:
             return None
-        if found is None:
+        if value is None:
             return None
         if column.type == "date":
-            return age_since(str(found), now)
-        return found if isinstance(found, bool | int | float) and column.type != "string" else cell_text(found)
+            return age_since(str(value), now)
+        return value if isinstance(value, bool | int | float) and column.type != "string" else cell_text(value)
 
-    return TableColumn(column.name, show, column.type, column.priority, column.format, column.description)
+    return TableColumn(column.name, cell, column.type, column.priority, column.format, column.description)
 
 
 def cell_text(value: Any) -> str:
@@ -53,7 +52,7 @@ def cell_text(value: Any) -> str:
 
 
 class TableRowEncoder:
-    """Makes the rows of a Table one by one."""
+    """Encodes the rows of a Table one at a time."""
 
     def __init__(self, resource_info: ResourceInfo, include: str) -> None:
         self._columns = columns_for(resource_info)
@@ -62,26 +61,25 @@ class TableRowEncoder:
         self._now = datetime.now(UTC)
 
     def empty_table(self, metadata: Object) -> Object:
-        """A Table without rows."""
         return table_from_columns(self._columns, (), metadata, self._include)
 
     def encode_row(self, raw: bytes) -> bytes:
         obj: Object = msgspec.json.decode(raw)
         charge(len(self._columns))
-        found = table_row(self._columns, obj, self._now, self._include)
-        return msgspec.json.encode({**found, **pods.completed_condition(obj)} if self._is_pods else found)
+        row = table_row(self._columns, obj, self._now, self._include)
+        return msgspec.json.encode({**row, **pods.completed_condition(obj)} if self._is_pods else row)
 
 
 def table(resource_info: ResourceInfo, objects: Sequence[Object], metadata: Object, include: str) -> Object:
-    """A Table of `objects`; each row has the object with it as far as `include` says."""
+    """Return a Table of `objects`. `include` is the includeObject parameter: None, Metadata or Object."""
     if resource_info.storage == FLOW_SCHEMAS:
         objects = sorted(objects, key=matching_precedence)
-    found = table_from_columns(columns_for(resource_info), objects, metadata, include)
+    result = table_from_columns(columns_for(resource_info), objects, metadata, include)
     if resource_info.storage == PODS:
-        found["rows"] = [
-            {**each, **pods.completed_condition(obj)} for each, obj in zip(found["rows"], objects, strict=True)
+        result["rows"] = [
+            {**each, **pods.completed_condition(obj)} for each, obj in zip(result["rows"], objects, strict=True)
         ]
-    return found
+    return result
 
 
 def table_from_columns(
@@ -98,11 +96,11 @@ def table_from_columns(
 
 
 def table_row(table_columns: Sequence[TableColumn], obj: Object, now: datetime, include: str) -> Object:
-    return {"cells": [each.show(obj, now) for each in table_columns], "object": row_object(obj, include)}
+    return {"cells": [each.cell(obj, now) for each in table_columns], "object": row_object(obj, include)}
 
 
 def matching_precedence(schema: Object) -> tuple[int, str]:
-    """Flow schemas are listed as they are tried."""
+    """Sort key that lists flow schemas in the order in which they are matched."""
     return value_at(schema, "spec", "matchingPrecedence", default=0), name_of(schema)
 
 
@@ -123,5 +121,4 @@ def row_object(obj: Object, include: str) -> Object | None:
 
 
 def partial_object_metadata(obj: Object) -> Object:
-    """The metadata of an object, as an object."""
     return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": obj["metadata"]}

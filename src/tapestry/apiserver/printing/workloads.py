@@ -1,4 +1,4 @@
-"""What makes pods, in a table: controllers, jobs, autoscalers and disruption budgets."""
+"""Table columns of workload controllers, jobs, autoscalers and disruption budgets."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -32,9 +32,9 @@ def ready_replicas(obj: Object) -> str:
 
 
 def job_status(job: Object) -> str:
-    ended = next((type for type in JOB_TERMINAL_CONDITIONS if is_condition_true(job, type)), "")
-    if ended or "deletionTimestamp" in job["metadata"]:
-        return ended or "Terminating"
+    terminal = next((type for type in JOB_TERMINAL_CONDITIONS if is_condition_true(job, type)), "")
+    if terminal or "deletionTimestamp" in job["metadata"]:
+        return terminal or "Terminating"
     return next((type for type in JOB_STATE_CONDITIONS if is_condition_true(job, type)), "Running")
 
 
@@ -43,11 +43,11 @@ JOB_STATE_CONDITIONS = ("Suspended", "FailureTarget", "SuccessCriteriaMet")
 
 
 def job_completions(job: Object) -> str:
-    done, wanted = value_at(job, "status", "succeeded", default=0), value_at(job, "spec", "completions")
-    if wanted is not None:
-        return f"{done}/{wanted}"
-    parallel = value_at(job, "spec", "parallelism", default=0)
-    return f"{done}/1 of {parallel}" if parallel > 1 else f"{done}/1"
+    succeeded, completions = value_at(job, "status", "succeeded", default=0), value_at(job, "spec", "completions")
+    if completions is not None:
+        return f"{succeeded}/{completions}"
+    parallelism = value_at(job, "spec", "parallelism", default=0)
+    return f"{succeeded}/1 of {parallelism}" if parallelism > 1 else f"{succeeded}/1"
 
 
 def job_duration(job: Object, now: datetime) -> str:
@@ -62,8 +62,8 @@ def suspend_text(job: Object) -> str:
 
 
 def last_schedule(job: Object, now: datetime) -> str:
-    moment = value_at(job, "status", "lastScheduleTime")
-    return age_since(moment, now) if moment else NONE
+    scheduled = value_at(job, "status", "lastScheduleTime")
+    return age_since(scheduled, now) if scheduled else NONE
 
 
 def controller_name(obj: Object) -> str:
@@ -79,33 +79,33 @@ def controller_name(obj: Object) -> str:
 
 
 def metric_targets(obj: Object) -> str:
-    """What an autoscaler has and wants of each of its metrics."""
+    """Return the current and target value of each metric of an autoscaler."""
     spec, status = obj.get("spec") or {}, obj.get("status") or {}
-    if (wanted := spec.get("targetCPUUtilizationPercentage")) is not None:  # the form of its first version
-        return f"cpu: {percent_text(status.get('currentCPUUtilizationPercentage'), UNKNOWN)}/{wanted}%"
+    if (target := spec.get("targetCPUUtilizationPercentage")) is not None:  # autoscaling/v1
+        return f"cpu: {percent_text(status.get('currentCPUUtilizationPercentage'), UNKNOWN)}/{target}%"
     current: Sequence[Object] = status.get("currentMetrics") or []
-    found = [
-        metric_target(each, current[number] if number < len(current) else {})
-        for number, each in enumerate(spec.get("metrics") or ())
+    targets = [
+        metric_target(each, current[index] if index < len(current) else {})
+        for index, each in enumerate(spec.get("metrics") or ())
     ]
-    more = f" + {len(found) - 2} more..." if len(found) > 2 else ""
-    return ", ".join(found[:2]) + more or NONE
+    more = f" + {len(targets) - 2} more..." if len(targets) > 2 else ""
+    return ", ".join(targets[:2]) + more or NONE
 
 
 def metric_target(metric: Object, current: Object) -> str:
     field = METRIC_FIELDS.get(metric.get("type", ""))
     if field is None:
         return "<unknown type>"
-    about, now = metric.get(field) or {}, (current.get(field) or {}).get("current") or {}
-    wanted, is_resource = about.get("target") or {}, field in ("resource", "containerResource")
-    head = f"{about.get('name')}: " if is_resource else ""
-    if (average := wanted.get("averageValue")) is not None:
+    source, observed = metric.get(field) or {}, (current.get(field) or {}).get("current") or {}
+    target, is_resource = source.get("target") or {}, field in ("resource", "containerResource")
+    head = f"{source.get('name')}: " if is_resource else ""
+    if (average := target.get("averageValue")) is not None:
         tail = " (avg)" if field in ("object", "external") else ""
-        return f"{head}{now.get('averageValue', UNKNOWN)}/{average}{tail}"
+        return f"{head}{observed.get('averageValue', UNKNOWN)}/{average}{tail}"
     if is_resource:
-        utilization = percent_text(now.get("averageUtilization"), UNKNOWN)
-        return f"{head}{utilization}/{percent_text(wanted.get('averageUtilization'), '<auto>')}"
-    return f"{now.get('value', UNKNOWN)}/{wanted.get('value', '<nil>')}"
+        utilization = percent_text(observed.get("averageUtilization"), UNKNOWN)
+        return f"{head}{utilization}/{percent_text(target.get('averageUtilization'), '<auto>')}"
+    return f"{observed.get('value', UNKNOWN)}/{target.get('value', '<nil>')}"
 
 
 METRIC_FIELDS = {
@@ -122,8 +122,8 @@ def percent_text(value: int | None, default: str) -> str:
 
 
 def scale_target(obj: Object) -> str:
-    about = value_at(obj, "spec", "scaleTargetRef", default={})
-    return f"{about.get('kind', '')}/{about.get('name', '')}"
+    reference = value_at(obj, "spec", "scaleTargetRef", default={})
+    return f"{reference.get('kind', '')}/{reference.get('name', '')}"
 
 
 CONTAINER_COLUMNS = container_columns("spec", "template", "spec", "containers")
@@ -149,7 +149,7 @@ SCALE_COLUMNS = (
     TableColumn("Available", value_cell("status", "replicas", default=0), INTEGER),
     AGE,
 )
-"""Of the scale of any of them."""
+"""Columns of the Scale subresource of any workload."""
 COLUMNS: ColumnsByResource = {
     "deployments.apps": (
         NAME,

@@ -1,1 +1,1 @@
-"""What Kubernetes accepts as objects of its built-in kinds."""
+"""Validation of built-in kinds with the rules and messages of kube-apiserver."""

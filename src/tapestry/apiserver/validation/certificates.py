@@ -1,4 +1,4 @@
-"""Requests for certificates: what may be asked for, and what may be said to it."""
+"""Validation of CertificateSigningRequests, their approval and their status."""
 
 import base64
 import binascii
@@ -33,10 +33,9 @@ CONDITIONS_PATH, CERTIFICATE_PATH = "status.conditions", "status.certificate"
 
 
 def validate_signing_request(value: Any, _: str) -> Iterator[Fault]:
-    """Faults of a new request."""
     spec = value.get("spec") or {}
-    if why := signing_request_error(spec.get("request", "")):
-        yield invalid_value("spec.request", spec.get("request", ""), why)
+    if msg := signing_request_error(spec.get("request", "")):
+        yield invalid_value("spec.request", spec.get("request", ""), msg)
     usages = spec.get("usages") or []
     if not usages:
         yield required_value("spec.usages")
@@ -48,15 +47,15 @@ def validate_signing_request(value: Any, _: str) -> Iterator[Fault]:
     yield from validate_signer_name(spec.get("signerName", ""), "spec.signerName")
     seconds = spec.get("expirationSeconds")
     if seconds is not None and seconds < MIN_EXPIRATION_SECONDS:
-        why = "may not specify a duration less than 600 seconds (10 minutes)"
-        yield invalid_value("spec.expirationSeconds", seconds, why)
+        msg = "may not specify a duration less than 600 seconds (10 minutes)"
+        yield invalid_value("spec.expirationSeconds", seconds, msg)
 
 
 def signing_request_error(text: str) -> str:
-    """What keeps a text from being a request that whoever has the key has signed."""
+    """Return the error of a certificate request whose PEM text or signature is invalid; empty if it is valid."""
     try:
-        found = parse_request(text)
-        return "" if found.is_signature_valid else "x509: signature verification failed"
+        request = parse_request(text)
+        return "" if request.is_signature_valid else "x509: signature verification failed"
     except (ValueError, UnsupportedAlgorithm):
         return NOT_A_REQUEST
 
@@ -75,24 +74,23 @@ def validate_signer_name(value: str, path: str) -> Iterator[Fault]:
 
 
 def validate_approval_update(old: Object, new: Object) -> Iterator[Fault]:
-    """Faults of a decision."""
     yield from validate_conditions(new)
     yield from validate_conditions_not_removed(old, new, PERMANENT_CONDITIONS)
 
 
 def validate_signing_request_status(old: Object, new: Object) -> Iterator[Fault]:
-    """Faults of a status, which decides nothing."""
+    """Validate a status update, which must not approve or deny the request."""
     yield from validate_conditions(new)
     yield from validate_conditions_not_removed(old, new, PERMANENT_CONDITIONS)
     for type in DECISION_TYPES:
         if len(conditions_of_type(new, type)) > len(conditions_of_type(old, type)):
             yield forbidden_field(CONDITIONS_PATH, f'updates may not add a condition of type "{type}"')
-    before, after = (value_at(each, "status", "certificate", default="") for each in (old, new))
-    if before and before != after:
+    old_certificate, new_certificate = (value_at(each, "status", "certificate", default="") for each in (old, new))
+    if old_certificate and old_certificate != new_certificate:
         yield forbidden_field(CERTIFICATE_PATH, "updates may not modify existing certificate content")
-    elif after and after != before:
+    elif new_certificate and new_certificate != old_certificate:
         try:
-            x509.load_pem_x509_certificates(base64.b64decode(after))
+            x509.load_pem_x509_certificates(base64.b64decode(new_certificate))
         except (ValueError, binascii.Error):
             yield invalid_value(CERTIFICATE_PATH, "<certificate data>", "no PEM-encoded certificates found")
 

@@ -1,4 +1,4 @@
-"""ConfigMaps and Secrets."""
+"""Validation of ConfigMaps and Secrets."""
 
 import base64
 import binascii
@@ -31,8 +31,8 @@ REQUIRED_KEYS = {
 
 def validate_data_keys(value: Any, path: str) -> Iterator[Fault]:
     for key in value:
-        for why in names.config_key_errors(key):
-            yield invalid_value(f"{path}[{key}]", key, why)
+        for msg in names.config_key_errors(key):
+            yield invalid_value(f"{path}[{key}]", key, msg)
 
 
 def validate_config_map(obj: Object, _: str = "") -> Iterator[Fault]:

@@ -1,4 +1,4 @@
-"""Containers: their ports, environment, mounts, probes and resources."""
+"""Validation of containers: ports, environment, mounts, probes and resources."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ validate_protocol = one_of(*PROTOCOLS)
 
 @dataclass(frozen=True, slots=True)
 class PodReferences:
-    """What containers can refer to."""
+    """Parts of a pod that its containers can refer to."""
 
     spec: Object
     volumes: dict[str, Object]
@@ -66,8 +66,8 @@ def validate_container_ports(value: Any, path: str) -> Iterator[Fault]:
     for number, each in enumerate(value):
         at = f"{path}[{number}]"
         if name := each.get("name"):
-            if complaints := names.port_name_errors(name):
-                yield from (invalid_value(f"{at}.name", name, why) for why in complaints)
+            if errors := names.port_name_errors(name):
+                yield from (invalid_value(f"{at}.name", name, msg) for msg in errors)
             elif name in seen:
                 yield duplicate_value(f"{at}.name", name)
             seen.add(name)
@@ -81,7 +81,7 @@ def validate_container_ports(value: Any, path: str) -> Iterator[Fault]:
 
 
 def validate_host_ports(containers: list[Object], path: str) -> Iterator[Fault]:
-    """A port of the node can be had once."""
+    """Validate that containers do not share a host port."""
     seen: set[str] = set()
     for number, container in enumerate(containers):
         for index, each in enumerate(container.get("ports") or ()):
@@ -114,8 +114,8 @@ ENV_VALUE_SOURCES: dict[str, Validator] = {
 def validate_env(value: Any, path: str) -> Iterator[Fault]:
     for number, each in enumerate(value):
         if name := each.get("name"):
-            for why in names.env_var_name_errors(name):
-                yield invalid_value(f"{path}[{number}].name", name, why)
+            for msg in names.env_var_name_errors(name):
+                yield invalid_value(f"{path}[{number}].name", name, msg)
         else:
             yield required_value(f"{path}[{number}].name")
         if (source := each.get("valueFrom")) is not None:
@@ -123,14 +123,14 @@ def validate_env(value: Any, path: str) -> Iterator[Fault]:
 
 
 def validate_env_value_from(source: Object, variable: Object, path: str) -> Iterator[Fault]:
-    found = [kind for kind in ENV_VALUE_SOURCES if source.get(kind) is not None]
-    for kind in found:
+    kinds = [kind for kind in ENV_VALUE_SOURCES if source.get(kind) is not None]
+    for kind in kinds:
         yield from ENV_VALUE_SOURCES[kind](source[kind], f"{path}.{kind}")
-    if not found:
+    if not kinds:
         yield invalid_value(path, "", ENV_SOURCES_MESSAGE)
     elif variable.get("value"):
         yield invalid_value(path, "", "may not be specified when `value` is not empty")
-    elif len(found) > 1:
+    elif len(kinds) > 1:
         yield invalid_value(path, "", "may not have more than one field specified at a time")
 
 
@@ -142,12 +142,12 @@ def validate_env_from(value: Any, path: str) -> Iterator[Fault]:
         at = f"{path}[{number}]"
         if prefix := each.get("prefix"):
             yield from format_validator(names.env_var_name_errors)(prefix, f"{at}.prefix")
-        found = [kind for kind in ("configMapRef", "secretRef") if each.get(kind) is not None]
-        for kind in found:
+        kinds = [kind for kind in ("configMapRef", "secretRef") if each.get(kind) is not None]
+        for kind in kinds:
             yield from validate_local_reference(each[kind], f"{at}.{kind}")
-        if not found:
+        if not kinds:
             yield invalid_value(path, "", "must specify one of: `configMapRef` or `secretRef`")
-        elif len(found) > 1:
+        elif len(kinds) > 1:
             yield invalid_value(path, "", "may not have more than one field specified at a time")
 
 
@@ -174,22 +174,22 @@ HANDLER_VALIDATORS: dict[str, Validator] = {
 
 
 def validate_handler(value: Any, path: str, grace_seconds: int | None) -> Iterator[Fault]:
-    found = [kind for kind in (*HANDLER_VALIDATORS, "sleep") if value.get(kind) is not None]
-    if not found:
+    kinds = [kind for kind in (*HANDLER_VALIDATORS, "sleep") if value.get(kind) is not None]
+    if not kinds:
         yield required_value(path, "must specify a handler type")
-    for kind in found[:1]:
+    for kind in kinds[:1]:
         if kind == "sleep":
             yield from validate_sleep_action(value["sleep"].get("seconds", 0), f"{path}.sleep", grace_seconds)
         else:
             yield from HANDLER_VALIDATORS[kind](value[kind], f"{path}.{kind}")
-    for kind in found[1:]:
+    for kind in kinds[1:]:
         yield forbidden_field(f"{path}.{kind}", "may not specify more than 1 handler type")
 
 
 def validate_sleep_action(seconds: int, path: str, grace_seconds: int | None) -> Iterator[Fault]:
     if grace_seconds is not None and not 0 <= seconds <= grace_seconds:
-        why = f"must be non-negative and less than terminationGracePeriodSeconds ({grace_seconds})"
-        yield invalid_value(path, seconds, why)
+        msg = f"must be non-negative and less than terminationGracePeriodSeconds ({grace_seconds})"
+        yield invalid_value(path, seconds, msg)
 
 
 validate_probe_numbers = struct_validator(
@@ -222,7 +222,7 @@ def validate_lifecycle(value: Any, path: str, spec: Object) -> Iterator[Fault]:
 
 
 def validate_lifecycle_and_probes(container: Object, path: str, spec: Object) -> Iterator[Fault]:
-    """Of a container that runs on: what watches over it."""
+    """Validate the hooks and probes of a regular container or a sidecar."""
     if container.get("lifecycle") is not None:
         yield from validate_lifecycle(container["lifecycle"], f"{path}.lifecycle", spec)
     for kind in ("livenessProbe", "readinessProbe", "startupProbe"):
@@ -234,7 +234,7 @@ def validate_lifecycle_and_probes(container: Object, path: str, spec: Object) ->
 
 
 def validate_container_common(container: Object, path: str, pod_references: PodReferences) -> Iterator[Fault]:
-    """What holds for containers of all three sorts."""
+    """Validate the fields that regular, init and ephemeral containers share."""
     if name := container.get("name"):
         if names.dns_label_errors(name):
             yield from validate_dns_label(name, f"{path}.name")
@@ -329,12 +329,12 @@ EPHEMERAL_CONTAINER_FIELDS = frozenset(
 def validate_ephemeral_containers(
     containers: list[Object], path: str, pod_references: PodReferences
 ) -> Iterator[Fault]:
-    others = {
+    other_names = {
         each.get("name", "")
         for field in ("containers", "initContainers")
         for each in pod_references.spec.get(field) or ()
     }
-    seen = set(others)
+    seen = set(other_names)
     for number, each in enumerate(containers):
         at = f"{path}[{number}]"
         yield from validate_container_common(each, at, pod_references)
@@ -342,7 +342,7 @@ def validate_ephemeral_containers(
             yield duplicate_value(f"{at}.name", name)
         seen.add(name)
         target = each.get("targetContainerName")
-        if target and target not in others:
+        if target and target not in other_names:
             yield value_not_found(f"{at}.targetContainerName", target)
         for field, value in each.items():
             if field not in EPHEMERAL_CONTAINER_FIELDS and value:

@@ -1,4 +1,4 @@
-"""Two values, line by line, as people read what differs."""
+"""Line-by-line diff of two JSON values for error messages."""
 
 import difflib
 import json
@@ -6,5 +6,5 @@ from typing import Any
 
 
 def json_diff(old: Any, new: Any) -> str:
-    before, after = (json.dumps(each, indent=1, sort_keys=True).splitlines(keepends=True) for each in (old, new))
-    return "".join(list(difflib.unified_diff(before, after))[2:])
+    old_lines, new_lines = (json.dumps(each, indent=1, sort_keys=True).splitlines(keepends=True) for each in (old, new))
+    return "".join(list(difflib.unified_diff(old_lines, new_lines))[2:])

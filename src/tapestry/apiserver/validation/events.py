@@ -1,4 +1,4 @@
-"""Events, which are about an object of their own namespace, and once written only count on."""
+"""Validation of Events of both APIs (v1 and events.k8s.io)."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ IMMUTABLE_FIELDS = ("reason", "type", "action", "related", "reportingController"
 
 
 def is_events_v1(obj: Object) -> bool:
-    """Whether an event is written as events.k8s.io has it, whose rules are stricter."""
+    """Return True for an event of events.k8s.io, which has stricter rules."""
     return bool(obj["apiVersion"] != "v1")
 
 
@@ -30,15 +30,15 @@ def validate_event(obj: Object, _: str = "") -> Iterator[Fault]:
 
 
 def validate_event_common(obj: Object) -> Iterator[Fault]:
-    """What both forms have in common."""
+    """Validate the rules that both APIs share."""
     namespace = obj["metadata"].get("namespace", "")
-    about = (obj.get("involvedObject") or obj.get("regarding") or {}).get("namespace", "")
+    involved = (obj.get("involvedObject") or obj.get("regarding") or {}).get("namespace", "")
     if not obj.get("eventTime"):
-        if about != namespace and (about or namespace != "default"):
-            yield invalid_value("involvedObject.namespace", about, "does not match event.namespace")
+        if involved != namespace and (involved or namespace != "default"):
+            yield invalid_value("involvedObject.namespace", involved, "does not match event.namespace")
         return
-    if not about and namespace not in ("default", "kube-system"):
-        yield invalid_value("involvedObject.namespace", about, "does not match event.namespace")
+    if not involved and namespace not in ("default", "kube-system"):
+        yield invalid_value("involvedObject.namespace", involved, "does not match event.namespace")
     field = "reportingController" if is_events_v1(obj) else "reportingComponent"
     if not obj.get(field):
         yield required_value(field)
@@ -58,16 +58,16 @@ def validate_events_v1(obj: Object) -> Iterator[Fault]:
         yield required_value("eventTime")
     if obj.get("type") not in ("Normal", "Warning"):
         yield invalid_value("type", "", f"has invalid value: {obj.get('type', '')}")
-    for shown, field in {**DEPRECATED_FIELDS, "count": "deprecatedCount", "source": "deprecatedSource"}.items():
+    for reported, field in {**DEPRECATED_FIELDS, "count": "deprecatedCount", "source": "deprecatedSource"}.items():
         if obj.get(field):
-            yield invalid_value(shown, "", "needs to be unset")
+            yield invalid_value(reported, "", "needs to be unset")
 
 
 def validate_series(obj: Object) -> Iterator[Fault]:
-    if (found := obj.get("series")) is not None:
-        if found.get("count", 0) < 2:
+    if (series := obj.get("series")) is not None:
+        if series.get("count", 0) < 2:
             yield invalid_value("series.count", "", "should be at least 2")
-        if not found.get("lastObservedTime"):
+        if not series.get("lastObservedTime"):
             yield required_value("series.lastObservedTime")
 
 

@@ -1,7 +1,7 @@
-"""Faults in Kubernetes' own words, and the pieces that rules are made of.
+"""Faults with the messages of kube-apiserver, and combinators that build validators.
 
-A rule takes a value and its path, and yields what is wrong with it, in the order in which Kubernetes reports it.  Rules
-for objects are tables: a field and the rule for it; what an object does not have, nobody looks at.
+A validator takes a value and its path. It yields the faults in the order in which kube-apiserver reports them. A struct
+validator is a table of fields and their validators. It skips fields that the object does not have.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from tapestry.kube.budget import checkpoint
 
 Validator = Callable[[Any, str], Iterator[Fault]]
 FormatCheck = Callable[[str], Sequence[str]]
-"""What keeps a text from being what it should be, one sentence for each reason."""
+"""Function that returns the error messages for a string; none if the string is valid."""
 
 NEGATIVE_MESSAGE = "must be greater than or equal to 0"
 NOT_POSITIVE_MESSAGE = "must be greater than zero"
@@ -22,7 +22,7 @@ IMMUTABLE_MESSAGE = "field is immutable"
 
 
 def json_text(value: Any) -> str:
-    """A value as messages quote it."""
+    """Return a value as messages quote it."""
     return msgspec.json.encode(value).decode()
 
 
@@ -43,8 +43,8 @@ def forbidden_field(path: str, detail: str) -> Fault:
 
 
 def unsupported_value(path: str, value: Any, supported: Iterable[str]) -> Fault:
-    listed = ", ".join(map(json_text, supported))
-    return Fault(path, "FieldValueNotSupported", f"Unsupported value: {json_text(value)}: supported values: {listed}")
+    values = ", ".join(map(json_text, supported))
+    return Fault(path, "FieldValueNotSupported", f"Unsupported value: {json_text(value)}: supported values: {values}")
 
 
 def duplicate_value(path: str, value: Any, detail: str = "") -> Fault:
@@ -63,11 +63,11 @@ def too_many(path: str, count: int, limit: int) -> Fault:
     return Fault(path, "FieldValueTooMany", f"Too many: {count}: must have at most {limit} items")
 
 
-# -- rules
+# -- validators
 
 
 def struct_validator(*field_validators: tuple[str, Validator]) -> Validator:
-    """A rule for objects: one for each field that is there, in order; under no name, one for the object as a whole."""
+    """Return a validator for objects: one validator per field, in order. An empty name stands for the whole object."""
 
     def faults(value: Any, path: str) -> Iterator[Fault]:
         for name, rule in field_validators:
@@ -80,8 +80,6 @@ def struct_validator(*field_validators: tuple[str, Validator]) -> Validator:
 
 
 def item_validator(validator: Validator) -> Validator:
-    """A rule for the items of a list."""
-
     def faults(value: Any, path: str) -> Iterator[Fault]:
         for number, each in enumerate(value):
             if number % 64 == 63:
@@ -92,17 +90,17 @@ def item_validator(validator: Validator) -> Validator:
 
 
 def format_validator(check: FormatCheck) -> Validator:
-    """A rule for a text."""
+    """Return a validator for strings."""
 
     def faults(value: Any, path: str) -> Iterator[Fault]:
-        for why in check(value):
-            yield invalid_value(path, value, why)
+        for msg in check(value):
+            yield invalid_value(path, value, msg)
 
     return faults
 
 
 def one_of(*supported: str) -> Validator:
-    """A rule for a text that is one of a few; Kubernetes lists some of them sorted, some as they are."""
+    """Return a validator for an enum. Messages list the values in the given order, as kube-apiserver does."""
 
     def faults(value: Any, path: str) -> Iterator[Fault]:
         if value not in supported:
@@ -130,7 +128,7 @@ def at_least(minimum: int, detail: str) -> Validator:
 
 
 def required_fields(*names: str, detail: str = "") -> tuple[str, Validator]:
-    """A part of a struct: these fields have to be there, and to be something."""
+    """Return an entry of a struct validator that requires these fields to be set and not empty."""
 
     def faults(value: Any, path: str) -> Iterator[Fault]:
         for name in names:
@@ -141,7 +139,7 @@ def required_fields(*names: str, detail: str = "") -> tuple[str, Validator]:
 
 
 def validate_unique_items(name: str, values: Sequence[Any], path: str) -> Iterator[Fault]:
-    """Faults for those of a list whose field `name` one before them has, too."""
+    """Yield a fault for each item whose field `name` repeats the value of an earlier item."""
     seen = set()
     for number, each in enumerate(values):
         if (value := each.get(name)) in seen:
@@ -154,7 +152,7 @@ def accept_any(_: Any, __: str) -> Iterator[Fault]:
 
 
 def validate_immutable_field(old: Any, new: Any, path: str) -> Iterator[Fault]:
-    if (old or None) != (new or None):  # empty is absent
+    if (old or None) != (new or None):  # an empty value equals an absent one
         yield invalid_value(path, new, IMMUTABLE_MESSAGE)
 
 

@@ -1,4 +1,4 @@
-"""Jobs and cron jobs, with the schedules of the latter."""
+"""Validation of Jobs and CronJobs, including cron schedules."""
 
 import re
 from collections.abc import Iterator
@@ -53,8 +53,8 @@ def validate_completion_mode(spec: Any, path: str) -> Iterator[Fault]:
         if spec.get("completions") is None:
             yield required_value(f"{path}.completions", "when completion mode is Indexed")
         if parallelism > MAX_INDEXED_PARALLELISM:
-            why = f"must be less than or equal to {MAX_INDEXED_PARALLELISM} when completion mode is Indexed"
-            yield invalid_value(f"{path}.parallelism", parallelism, why)
+            msg = f"must be less than or equal to {MAX_INDEXED_PARALLELISM} when completion mode is Indexed"
+            yield invalid_value(f"{path}.parallelism", parallelism, msg)
         if (failed := spec.get("maxFailedIndexes", 0)) > spec.get("completions", failed):
             yield invalid_value(f"{path}.maxFailedIndexes", failed, "must be less than or equal to completions")
     elif mode == "NonIndexed":
@@ -73,7 +73,7 @@ def validate_managed_by(value: Any, path: str) -> Iterator[Fault]:
     if not (host and slash and rest):
         yield invalid_value(path, value, 'must be a domain-prefixed path (such as "acme.io/foo")')
     else:
-        yield from (invalid_value(path, host, why) for why in names.dns_subdomain_errors(host))
+        yield from (invalid_value(path, host, msg) for msg in names.dns_subdomain_errors(host))
     if len(value) > MAX_MANAGED_BY_LENGTH:
         yield too_long(path, MAX_MANAGED_BY_LENGTH)
 
@@ -129,43 +129,43 @@ def validate_job(obj: Object, _: str = "") -> Iterator[Fault]:
     yield from validate_generated_selector(spec)
     yield from validate_job_spec(spec, "spec")
     if spec.get("completionMode") == "Indexed" and spec.get("completions"):
-        host = f"{obj['metadata']['name']}-{spec['completions'] - 1}"
-        if names.dns_label_errors(host):
-            why = f"will not able to create pod with invalid DNS label: {host}"
-            yield invalid_value("metadata.name", obj["metadata"]["name"], why)
+        hostname = f"{obj['metadata']['name']}-{spec['completions'] - 1}"
+        if names.dns_label_errors(hostname):
+            msg = f"will not able to create pod with invalid DNS label: {hostname}"
+            yield invalid_value("metadata.name", obj["metadata"]["name"], msg)
 
 
 def validate_generated_selector(spec: Object) -> Iterator[Fault]:
-    """A fault where a job chooses more than the server made it choose: its own pods."""
+    """Require a generated selector to match only the job's own pods."""
     labels, selector = value_at(spec, "template", "metadata", "labels", default={}), spec.get("selector") or {}
-    own = {key: value for key, value in labels.items() if key.rpartition("/")[2] in ("controller-uid", "job-name")}
+    owned = {key: value for key, value in labels.items() if key.rpartition("/")[2] in ("controller-uid", "job-name")}
     with suppress(SelectorError):
-        if not spec.get("manualSelector") and not selector_of(selector).matches(own):
+        if not spec.get("manualSelector") and not selector_of(selector).matches(owned):
             yield invalid_value("spec.selector", selector, "`selector` not auto-generated")
 
 
 def validate_job_update(old: Object, new: Object) -> Iterator[Fault]:
-    """Faults of a changed job: little of it may be, more as long as it has not started."""
+    """Validate a job update. Few fields are mutable, and some only before the job starts."""
     before, after = old["spec"], new["spec"]
     yield from validate_job_spec(after, "spec")
     if after.get("completionMode") != "Indexed":
         yield from validate_immutable_field(before.get("completions"), after.get("completions"), "spec.completions")
     elif before.get("completions") != after.get("completions") != after.get("parallelism"):
-        why = "can only be modified in tandem with spec.parallelism"
-        yield invalid_value("spec.completions", after.get("completions"), why)
+        msg = "can only be modified in tandem with spec.parallelism"
+        yield invalid_value("spec.completions", after.get("completions"), msg)
     yield from validate_immutable_field(before.get("selector"), after.get("selector"), "spec.selector")
-    waiting = before.get("suspend") and value_at(old, "status", "startTime") is None
-    then, now = (
-        without_scheduling_fields(each["template"]) if waiting else each["template"] for each in (before, after)
+    is_suspended = before.get("suspend") and value_at(old, "status", "startTime") is None
+    old_template, new_template = (
+        without_scheduling_fields(each["template"]) if is_suspended else each["template"] for each in (before, after)
     )
-    if then != now:
+    if old_template != new_template:
         yield invalid_value("spec.template", after["template"], "field is immutable")
     for field in IMMUTABLE_FIELDS:
         yield from validate_immutable_field(before.get(field), after.get(field), f"spec.{field}")
 
 
 def without_scheduling_fields(template: Object) -> Object:
-    """A template without what says where its pods run."""
+    """Return a pod template without the fields that decide where its pods run."""
     spec = {key: value for key, value in (template.get("spec") or {}).items() if key not in SCHEDULING_FIELDS}
     affinity = without_field(spec.get("affinity") or {}, "nodeAffinity")
     return {"spec": {**without_field(spec, "affinity"), **({"affinity": affinity} if affinity else {})}}
@@ -187,8 +187,8 @@ def validate_schedule(spec: Any, path: str) -> Iterator[Fault]:
     text, at = spec.get("schedule", ""), f"{path}.schedule"
     if not text:
         yield required_value(at)
-    elif why := schedule_error(text):
-        yield invalid_value(at, text, why)
+    elif msg := schedule_error(text):
+        yield invalid_value(at, text, msg)
     if "TZ" in text:
         yield invalid_value(at, text, "cannot use TZ or CRON_TZ in schedule, use timeZone field instead")
 
@@ -199,8 +199,8 @@ def validate_time_zone(value: Any, path: str) -> Iterator[Fault]:
         yield invalid_value(path, value, f"unknown time zone {value}")
         return
     if value.lower() == "local":
-        why = "timeZone must be an explicit time zone as defined in https://www.iana.org/time-zones"
-        yield invalid_value(path, value, why)
+        msg = "timeZone must be an explicit time zone as defined in https://www.iana.org/time-zones"
+        yield invalid_value(path, value, msg)
         return
     try:
         ZoneInfo(value)
@@ -237,17 +237,17 @@ SCHEDULE_FIELD_BOUNDS: tuple[tuple[int, int, tuple[str, ...]], ...] = (
     (0, 6, DAYS),
 )
 MAX_NUMBER_DIGITS = 18
-"""Digits of a number in a schedule."""
+"""Limit of digits in one number of a schedule."""
 DESCRIPTORS = ("@yearly", "@annually", "@monthly", "@weekly", "@daily", "@midnight", "@hourly")
 DURATION = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)((\d+(\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h))*")
 
 
 class ScheduleError(ValueError):
-    """A schedule is none; the message is that of the parser that Kubernetes uses."""
+    """The cron schedule is invalid. The message is that of the parser that Kubernetes uses."""
 
 
 def schedule_error(text: str) -> str:
-    """What keeps a text from being a schedule; empty where nothing does."""
+    """Return the error of an invalid schedule; empty if it is valid."""
     try:
         check_schedule(text)
     except ScheduleError as error:
@@ -260,8 +260,8 @@ def check_schedule(text: str) -> None:
         text = text.partition(" ")[2].strip()
     if text.startswith("@every "):
         if not DURATION.fullmatch(text.removeprefix("@every ")):
-            given = text.removeprefix("@every ")
-            raise ScheduleError(f'failed to parse duration {text}: time: invalid duration "{given}"')
+            duration = text.removeprefix("@every ")
+            raise ScheduleError(f'failed to parse duration {text}: time: invalid duration "{duration}"')
         return
     if text.startswith("@"):
         if text not in DESCRIPTORS:
@@ -277,16 +277,16 @@ def check_schedule(text: str) -> None:
             check_range(part, *bounds)
 
 
-def check_range(text: str, minimum: int, maximum: int, words: tuple[str, ...]) -> None:
-    span, *steps = text.split("/")
-    low, *highs = span.split("-")
+def check_range(text: str, minimum: int, maximum: int, month_names: tuple[str, ...]) -> None:
+    range_text, *steps = text.split("/")
+    low, *highs = range_text.split("-")
     if low in ("*", "?"):
         start, end = minimum, maximum
     else:
-        start = parse_schedule_number(low, words, minimum)
+        start = parse_schedule_number(low, month_names, minimum)
         if len(highs) > 1:
             raise ScheduleError(f"too many hyphens: {text}")
-        end = parse_schedule_number(highs[0], words, minimum) if highs else start
+        end = parse_schedule_number(highs[0], month_names, minimum) if highs else start
     if len(steps) > 1:
         raise ScheduleError(f"too many slashes: {text}")
     step = parse_schedule_number(steps[0], (), minimum) if steps else 1
@@ -302,9 +302,9 @@ def check_range(text: str, minimum: int, maximum: int, words: tuple[str, ...]) -
         raise ScheduleError(f"step of range should be a positive number: {text}")
 
 
-def parse_schedule_number(text: str, words: tuple[str, ...], least: int) -> int:
-    if text.lower() in words:
-        return words.index(text.lower()) + least
+def parse_schedule_number(text: str, month_names: tuple[str, ...], minimum: int) -> int:
+    if text.lower() in month_names:
+        return month_names.index(text.lower()) + minimum
     if not re.fullmatch("[+-]?[0-9]+", text):
         raise ScheduleError(f'failed to parse int from {text}: strconv.Atoi: parsing "{text}": invalid syntax')
     if len(text) > MAX_NUMBER_DIGITS:

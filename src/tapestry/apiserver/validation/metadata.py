@@ -1,4 +1,4 @@
-"""The metadata of every object: its name, by the rule of its kind, labels, annotations, owners and finalizers."""
+"""Validation of object metadata: name, labels, annotations, owner references and finalizers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,47 +14,47 @@ UNQUALIFIED_FINALIZER_MESSAGE = "name is neither a standard finalizer name nor i
 
 
 def validate_new_metadata(metadata: Object, name_check: FormatCheck, *, is_core: bool) -> Iterator[Fault]:
-    """Faults of a new object; `is_core` tells Kubernetes' own kinds from custom resources."""
+    """Validate the metadata of a new object. `is_core` is False for custom resources."""
     if base := metadata.get("generateName"):
-        for why in name_check(names.mask_trailing_dash(base)):
-            yield invalid_value("metadata.generateName", base, why)
-    for why in name_check(metadata["name"]):
-        yield invalid_value("metadata.name", metadata["name"], why)
+        for msg in name_check(names.mask_trailing_dash(base)):
+            yield invalid_value("metadata.generateName", base, msg)
+    for msg in name_check(metadata["name"]):
+        yield invalid_value("metadata.name", metadata["name"], msg)
     yield from validate_metadata(metadata, is_core=is_core)
 
 
 def validate_metadata(metadata: Object, *, is_core: bool) -> Iterator[Fault]:
-    """Faults of what an update may change, too."""
-    if found := metadata.get("labels"):
-        yield from validate_labels(found, "metadata.labels")
-    if found := metadata.get("annotations"):
-        yield from validate_annotations(found, "metadata.annotations")
-    if found := metadata.get("ownerReferences"):
-        yield from validate_owner_references(found, "metadata.ownerReferences")
-    if found := metadata.get("finalizers"):
-        yield from validate_finalizers(found, "metadata.finalizers", is_core=is_core)
+    """Validate the metadata fields that updates can change."""
+    if value := metadata.get("labels"):
+        yield from validate_labels(value, "metadata.labels")
+    if value := metadata.get("annotations"):
+        yield from validate_annotations(value, "metadata.annotations")
+    if value := metadata.get("ownerReferences"):
+        yield from validate_owner_references(value, "metadata.ownerReferences")
+    if value := metadata.get("finalizers"):
+        yield from validate_finalizers(value, "metadata.finalizers", is_core=is_core)
 
 
 def validate_labels(value: Any, path: str) -> Iterator[Fault]:
     for key, text in value.items():
-        for why in names.qualified_name_errors(key):
-            yield invalid_value(path, key, why)
-        for why in names.label_value_errors(text):
-            yield invalid_value(path, text, why)
+        for msg in names.qualified_name_errors(key):
+            yield invalid_value(path, key, msg)
+        for msg in names.label_value_errors(text):
+            yield invalid_value(path, text, msg)
 
 
 def validate_annotations(value: Any, path: str) -> Iterator[Fault]:
     size = 0
     for key, text in value.items():
         size += len(key) + len(text)
-        for why in names.annotation_key_errors(key):
-            yield invalid_value(path, key, why)
+        for msg in names.annotation_key_errors(key):
+            yield invalid_value(path, key, msg)
     if size > ANNOTATIONS_LIMIT:
         yield too_long(path, ANNOTATIONS_LIMIT)
 
 
 def validate_owner_references(value: Any, path: str) -> Iterator[Fault]:
-    first = ""
+    first_owner = ""
     for each in value:
         if not each.get("apiVersion", "").rpartition("/")[2]:
             yield invalid_value(f"{path}.apiVersion", each.get("apiVersion", ""), "version must not be empty")
@@ -65,16 +65,16 @@ def validate_owner_references(value: Any, path: str) -> Iterator[Fault]:
             yield invalid_value(path, each, "/v1, Kind=Event is disallowed from being an owner")
         if each.get("controller"):
             current = f"{each.get('kind', '')}/{each.get('name', '')}"
-            if first:
-                why = 'Only one reference can have Controller set to true. Found "true" in references for '
-                yield invalid_value(path, value, f"{why}{first} and {current}")
-            first = first or current
+            if first_owner:
+                msg = 'Only one reference can have Controller set to true. Found "true" in references for '
+                yield invalid_value(path, value, f"{msg}{first_owner} and {current}")
+            first_owner = first_owner or current
 
 
 def validate_finalizers(value: Any, path: str, *, is_core: bool) -> Iterator[Fault]:
     for each in value:
-        for why in names.qualified_name_errors(each):
-            yield invalid_value(path, each, why)
+        for msg in names.qualified_name_errors(each):
+            yield invalid_value(path, each, msg)
     if {"orphan", "foregroundDeletion"} <= set(value):
         yield invalid_value(path, value, "finalizer orphan and foregroundDeletion cannot be both set")
     for number, each in enumerate(value):
@@ -83,12 +83,12 @@ def validate_finalizers(value: Any, path: str, *, is_core: bool) -> Iterator[Fau
 
 
 def finalizer_warnings(old: Object | None, new: Object) -> Iterator[str]:
-    """Warnings of new finalizers of custom resources that others may have thought of, too."""
-    why = "prefer a domain-qualified finalizer name to avoid accidental conflicts with other finalizer writers"
-    had = old["metadata"].get("finalizers", ()) if old is not None else ()
+    """Yield a warning for each new finalizer of a custom resource without a domain prefix."""
+    msg = "prefer a domain-qualified finalizer name to avoid accidental conflicts with other finalizer writers"
+    previous = old["metadata"].get("finalizers", ()) if old is not None else ()
     for each in new["metadata"]["finalizers"]:
-        if each not in had and "/" not in each and each not in STANDARD_FINALIZERS:
-            yield f'metadata.finalizers: "{each}": {why}'
+        if each not in previous and "/" not in each and each not in STANDARD_FINALIZERS:
+            yield f'metadata.finalizers: "{each}": {msg}'
 
 
 def validate_label_selector(value: Any, path: str) -> Iterator[Fault]:
@@ -110,8 +110,8 @@ def validate_selector_requirement(value: Any, path: str) -> Iterator[Fault]:
             )
     else:
         yield invalid_value(f"{path}.operator", operator, "not a valid selector operator")
-    for why in names.qualified_name_errors(value.get("key", "")):
-        yield invalid_value(f"{path}.key", value.get("key", ""), why)
+    for msg in names.qualified_name_errors(value.get("key", "")):
+        yield invalid_value(f"{path}.key", value.get("key", ""), msg)
     for number, each in enumerate(values):
-        for why in names.label_value_errors(each):
-            yield invalid_value(f"{path}.values[{number}]", each, why)
+        for msg in names.label_value_errors(each):
+            yield invalid_value(f"{path}.values[{number}]", each, msg)

@@ -1,6 +1,7 @@
-"""What may be a name of what, in Kubernetes' words: each function says what keeps a text from being one.
+"""Validation of names, keys and addresses, with the messages of kube-apiserver.
 
-Answers are remembered: a cluster writes the same few thousand texts over and over.
+Each `*_errors` function returns the error messages for a string; none if it is valid. Results are cached because a
+cluster writes the same few thousand strings again and again.
 """
 
 import ipaddress
@@ -27,27 +28,27 @@ def max_length_error(limit: int) -> str:
 
 
 def regex_error(message: str, pattern: str, *examples: str) -> str:
-    listed = " or ".join(f"'{each}', " for each in examples)
-    return f"{message} (e.g. {listed}regex used for validation is '{pattern}')"
+    quoted = " or ".join(f"'{each}', " for each in examples)
+    return f"{message} (e.g. {quoted}regex used for validation is '{pattern}')"
 
 
 def pattern_check(expression: str, message: str, *examples: str, limit: int = 0) -> FormatCheck:
-    """Complaints of texts that are too long, or that do not match."""
+    """Return a cached check of a string's length and pattern."""
     return bounded_cache(4096)(uncached_pattern(expression, message, *examples, limit=limit))
 
 
 def uncached_pattern(expression: str, message: str, *examples: str, limit: int = 0) -> FormatCheck:
-    """The same for whoever remembers what is made of the answer."""
+    """Return an uncached check, for callers that cache their own result."""
     compiled = re.compile(expression)
     mismatch = regex_error(message, expression, *examples)
 
-    def complaints(text: str) -> tuple[str, ...]:
+    def errors(text: str) -> tuple[str, ...]:
         if limit and len(text) > limit:
-            long = (max_length_error(limit),)
-            return long if compiled.fullmatch(text) else (*long, mismatch)
+            too_long = (max_length_error(limit),)
+            return too_long if compiled.fullmatch(text) else (*too_long, mismatch)
         return () if compiled.fullmatch(text) else (mismatch,)
 
-    return complaints
+    return errors
 
 
 dns_subdomain_errors = pattern_check(
@@ -121,31 +122,31 @@ HAS_LETTER = re.compile("[a-z]")
 
 @bounded_cache(4096)
 def dns_label_errors(text: str) -> tuple[str, ...]:
-    found = _dns_label_errors(text)
-    if found and not IS_LABEL.fullmatch(text) and IS_SUBDOMAIN.fullmatch(text):
-        return *found[:-1], "must not contain dots"
-    return found
+    errors = _dns_label_errors(text)
+    if errors and not IS_LABEL.fullmatch(text) and IS_SUBDOMAIN.fullmatch(text):
+        return *errors[:-1], "must not contain dots"
+    return errors
 
 
 @bounded_cache(4096)
 def qualified_name_errors(text: str) -> tuple[str, ...]:
-    """A label's key: a name, perhaps with a domain before it."""
+    """Return the errors of a label key: a name with an optional DNS prefix."""
     prefix, slash, name = text.partition("/")
     if "/" in name:
         optional = "with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
         return (f"a qualified name {_name_part_errors('')[0]} {optional}",)
-    found: list[str] = []
+    errors: list[str] = []
     if not slash:
         name = prefix
     elif not prefix:
-        found.append("prefix part must be non-empty")
+        errors.append("prefix part must be non-empty")
     else:
-        found += (f"prefix part {each}" for each in dns_subdomain_errors(prefix))
+        errors += (f"prefix part {each}" for each in dns_subdomain_errors(prefix))
     if not name:
-        found.append("name part must be non-empty")
+        errors.append("name part must be non-empty")
     elif len(name) > LABEL_LIMIT:
-        found.append(f"name part {max_length_error(LABEL_LIMIT)}")
-    return (*found, *(f"name part {each}" for each in _name_part_errors(name)))
+        errors.append(f"name part {max_length_error(LABEL_LIMIT)}")
+    return (*errors, *(f"name part {each}" for each in _name_part_errors(name)))
 
 
 def annotation_key_errors(text: str) -> tuple[str, ...]:
@@ -154,18 +155,18 @@ def annotation_key_errors(text: str) -> tuple[str, ...]:
 
 @bounded_cache(4096)
 def config_key_errors(text: str) -> tuple[str, ...]:
-    """A key of a ConfigMap or a Secret, which becomes the name of a file."""
-    found = _config_key_errors(text)
+    """Return the errors of a key of a ConfigMap or Secret, which can become a file name."""
+    errors = _config_key_errors(text)
     if not text.startswith("."):
-        return found
+        return errors
     if text in (".", ".."):
-        return *found, f"must not be '{text}'"
-    return (*found, "must not start with '..'") if text.startswith("..") else found
+        return *errors, f"must not be '{text}'"
+    return (*errors, "must not start with '..'") if text.startswith("..") else errors
 
 
 @bounded_cache(4096)
 def env_var_name_errors(text: str) -> tuple[str, ...]:
-    """A name in the environment: whatever can be printed."""
+    """Return the errors of an environment variable name: printable ASCII except `=`."""
     if all(" " <= each <= "~" and each != "=" for each in text):
         return ()
     return ("a valid environment variable name must consist only of printable ASCII characters other than '='",)
@@ -173,20 +174,20 @@ def env_var_name_errors(text: str) -> tuple[str, ...]:
 
 @bounded_cache(1024)
 def port_name_errors(text: str) -> tuple[str, ...]:
-    found = [max_length_error(PORT_NAME_LIMIT)] if len(text) > PORT_NAME_LIMIT else []
+    errors = [max_length_error(PORT_NAME_LIMIT)] if len(text) > PORT_NAME_LIMIT else []
     if not IS_PORT_NAME.fullmatch(text):
-        found.append("must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)")
+        errors.append("must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)")
     if not HAS_LETTER.search(text):
-        found.append("must contain at least one letter (a-z)")
+        errors.append("must contain at least one letter (a-z)")
     if "--" in text:
-        found.append("must not contain consecutive hyphens")
+        errors.append("must not contain consecutive hyphens")
     if text.startswith("-") or text.endswith("-"):
-        found.append("must not begin or end with a hyphen")
-    return tuple(found)
+        errors.append("must not begin or end with a hyphen")
+    return tuple(errors)
 
 
 def path_segment_errors(text: str) -> tuple[str, ...]:
-    """What can stand in a URL, the least that any name has to fulfil."""
+    """Return the errors of a URL path segment. Every object name must be one."""
     if text in (".", ".."):
         return (f"may not be '{text}'",)
     return tuple(f"may not contain '{each}'" for each in "/%" if each in text)
@@ -197,10 +198,10 @@ def ip_errors(text: str) -> tuple[str, ...]:
 
 
 def canonical_ip_errors(text: str) -> tuple[str, ...]:
-    found = parsed_ip(text)
-    if found is None:
+    ip = parsed_ip(text)
+    if ip is None:
         return (IP_MESSAGE,)
-    return () if str(found) == text else (f'must be in canonical form ("{found}")',)
+    return () if str(ip) == text else (f'must be in canonical form ("{ip}")',)
 
 
 def cidr_errors(text: str) -> tuple[str, ...]:
@@ -208,12 +209,12 @@ def cidr_errors(text: str) -> tuple[str, ...]:
 
 
 def canonical_cidr_errors(text: str) -> tuple[str, ...]:
-    found = parsed_cidr(text)
-    if found is None:
+    cidr = parsed_cidr(text)
+    if cidr is None:
         return (CIDR_MESSAGE,)
-    if str(found.network_address) != text.partition("/")[0]:
+    if str(cidr.network_address) != text.partition("/")[0]:
         return ("must not have bits set beyond the prefix length",)
-    return () if str(found) == text else (f'must be in canonical form ("{found}")',)
+    return () if str(cidr) == text else (f'must be in canonical form ("{cidr}")',)
 
 
 def parsed_ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -231,5 +232,5 @@ def parsed_cidr(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | No
 
 
 def mask_trailing_dash(text: str) -> str:
-    """What stands for a generateName when it is judged as a name: something follows its last dash."""
+    """Return a generateName in a form that can be validated as a name: the trailing dash is replaced."""
     return f"{text[:-2]}a" if len(text) > 1 and text.endswith("-") else text

@@ -1,4 +1,4 @@
-"""Ingresses, network policies, and the addresses of services as objects."""
+"""Validation of Ingresses, IngressClasses, NetworkPolicies, IPAddresses and ServiceCIDRs."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -139,13 +139,13 @@ def validate_ingress(obj: Object, _: str = "") -> Iterator[Fault]:
     yield from validate_ingress_spec(obj.get("spec") or {}, "spec")
     annotation = (obj["metadata"].get("annotations") or {}).get(INGRESS_CLASS_ANNOTATION)
     if annotation is not None and value_at(obj, "spec", "ingressClassName") not in (None, annotation):
-        why = "must match `ingressClassName` when both are specified"
-        yield invalid_value(f"annotations.{INGRESS_CLASS_ANNOTATION}", annotation, why)
+        msg = "must match `ingressClassName` when both are specified"
+        yield invalid_value(f"annotations.{INGRESS_CLASS_ANNOTATION}", annotation, msg)
 
 
 def validate_ingress_status_update(_: Object, new: Object) -> Iterator[Fault]:
-    found = value_at(new, "status", "loadBalancer", "ingress", default=())
-    return item_validator(validate_load_balancer_ingress)(found, "status.loadBalancer.ingress")
+    ingress = value_at(new, "status", "loadBalancer", "ingress", default=())
+    return item_validator(validate_load_balancer_ingress)(ingress, "status.loadBalancer.ingress")
 
 
 def validate_ingress_controller(spec: Any, path: str) -> Iterator[Fault]:
@@ -158,7 +158,7 @@ def validate_ingress_controller(spec: Any, path: str) -> Iterator[Fault]:
     elif not (domain and slash and rest):
         yield invalid_value(at, value, 'must be a domain-prefixed path (such as "acme.io/foo")')
     else:
-        yield from (invalid_value(at, domain, why) for why in names.dns_subdomain_errors(domain))
+        yield from (invalid_value(at, domain, msg) for msg in names.dns_subdomain_errors(domain))
 
 
 def validate_ingress_class_parameters(value: Any, path: str) -> Iterator[Fault]:
@@ -202,8 +202,8 @@ def validate_network_policy_port(value: Any, path: str) -> Iterator[Fault]:
             yield from validate_port_number(end, f"{path}.endPort")
         return
     if end is not None:
-        why = "non-numeric" if port is not None else "not specified"
-        yield invalid_value(f"{path}.endPort", end, f"may not be specified when `port` is {why}")
+        msg = "non-numeric" if port is not None else "not specified"
+        yield invalid_value(f"{path}.endPort", end, f"may not be specified when `port` is {msg}")
     if port is not None:
         yield from format_validator(names.port_name_errors)(port, f"{path}.port")
 
@@ -213,27 +213,27 @@ def validate_ip_block(value: Any, path: str) -> Iterator[Fault]:
         yield required_value(f"{path}.cidr")
         return
     yield from format_validator(names.cidr_errors)(value["cidr"], f"{path}.cidr")
-    if (whole := names.parsed_cidr(value["cidr"])) is None:
+    if (block := names.parsed_cidr(value["cidr"])) is None:
         return
     for number, each in enumerate(value.get("except") or ()):
         at = f"{path}.except[{number}]"
         yield from format_validator(names.cidr_errors)(each, at)
         part = names.parsed_cidr(each)
         if part is not None and (
-            part.version != whole.version or part.network_address not in whole or part.prefixlen <= whole.prefixlen
+            part.version != block.version or part.network_address not in block or part.prefixlen <= block.prefixlen
         ):
             yield invalid_value(at, each, "must be a strict subset of `cidr`")
 
 
 def validate_network_policy_peer(value: Any, path: str) -> Iterator[Fault]:
-    found = [field for field in ("podSelector", "namespaceSelector", "ipBlock") if value.get(field) is not None]
-    for field in found:
+    fields = [field for field in ("podSelector", "namespaceSelector", "ipBlock") if value.get(field) is not None]
+    for field in fields:
         yield from (validate_ip_block if field == "ipBlock" else validate_label_selector)(
             value[field], f"{path}.{field}"
         )
-    if not found:
+    if not fields:
         yield required_value(path, "must specify a peer")
-    elif len(found) > 1 and "ipBlock" in found:
+    elif len(fields) > 1 and "ipBlock" in fields:
         yield forbidden_field(path, "may not specify both ipBlock and another peer")
 
 
@@ -268,7 +268,7 @@ validate_network_policy_spec = struct_validator(
 )
 
 
-# -- addresses of services
+# -- IP addresses and service CIDRs
 
 
 validate_parent_reference = struct_validator(
@@ -298,16 +298,16 @@ def validate_ip_address_update(old: Object, new: Object) -> Iterator[Fault]:
 
 
 def validate_service_cidr_spec(spec: Any, path: str) -> Iterator[Fault]:
-    found, at = spec.get("cidrs") or [], f"{path}.cidrs"
-    if not found:
+    cidrs, at = spec.get("cidrs") or [], f"{path}.cidrs"
+    if not cidrs:
         yield required_value(at, "at least one CIDR required")
-    elif len(found) > 2:
-        yield invalid_value(at, {"CIDRs": found}, "may only hold up to 2 values")
+    elif len(cidrs) > 2:
+        yield invalid_value(at, {"CIDRs": cidrs}, "may only hold up to 2 values")
     else:
-        yield from item_validator(format_validator(names.canonical_cidr_errors))(found, at)
-        if len(found) == 2 and (":" in found[0]) == (":" in found[1]):
-            why = "may specify no more than one IP for each IP family, i.e 192.168.0.0/24 and 2001:db8::/64"
-            yield invalid_value(at, found, why)
+        yield from item_validator(format_validator(names.canonical_cidr_errors))(cidrs, at)
+        if len(cidrs) == 2 and (":" in cidrs[0]) == (":" in cidrs[1]):
+            msg = "may specify no more than one IP for each IP family, i.e 192.168.0.0/24 and 2001:db8::/64"
+            yield invalid_value(at, cidrs, msg)
 
 
 def validate_service_cidr_update(old: Object, new: Object) -> Iterator[Fault]:
@@ -315,8 +315,8 @@ def validate_service_cidr_update(old: Object, new: Object) -> Iterator[Fault]:
     if len(after) not in (len(before), 2) or (len(before) == 2 and len(after) != 2):
         yield invalid_value("spec.cidrs", after, IMMUTABLE_MESSAGE)
         return
-    for number, (then, now) in enumerate(zip(before, after, strict=False)):
-        if then != now:
-            yield invalid_value(f"spec.cidrs[{number}]", now, IMMUTABLE_MESSAGE)
+    for number, (old_cidr, new_cidr) in enumerate(zip(before, after, strict=False)):
+        if old_cidr != new_cidr:
+            yield invalid_value(f"spec.cidrs[{number}]", new_cidr, IMMUTABLE_MESSAGE)
     if len(after) > len(before):
         yield from validate_service_cidr_spec(new["spec"], "spec")

@@ -1,4 +1,4 @@
-"""Pods, and the templates of pods: their specs when they are made, and what may change of them afterwards."""
+"""Validation of pods and pod templates, on creation and on update."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -44,7 +44,6 @@ validate_dns_label, validate_dns_subdomain = (
 
 
 def validate_pod(obj: Object, _: str = "") -> Iterator[Fault]:
-    """Faults of a pod that is made."""
     spec: Object = obj.get("spec") or {}
     yield from validate_pod_always(obj, spec)
     if spec.get("ephemeralContainers"):
@@ -54,29 +53,29 @@ def validate_pod(obj: Object, _: str = "") -> Iterator[Fault]:
 
 
 def validate_pod_always(obj: Object, spec: Object) -> Iterator[Fault]:
-    """What holds for a pod at any time."""
-    if found := obj["metadata"].get("annotations"):
-        yield from validate_pod_annotations(found, spec, "metadata.annotations")
+    """Validate the rules that hold on creation and on every update."""
+    if annotations := obj["metadata"].get("annotations"):
+        yield from validate_pod_annotations(annotations, spec, "metadata.annotations")
     yield from pod_spec_errors(spec)
 
 
 @memoized
 def pod_spec_errors(spec: Object) -> Sequence[Fault]:
-    """Faults of a pod's own spec."""
-    found = [*validate_pod_spec(spec, "spec", is_pod=True)]
+    """Return the faults of the spec of a pod (not of a template)."""
+    faults = [*validate_pod_spec(spec, "spec", is_pod=True)]
     if not spec.get("serviceAccountName"):
-        found += validate_no_token_projections(spec)
+        faults += validate_no_token_projections(spec)
     for field in ("containers", "initContainers"):
         for number, each in enumerate(spec.get(field) or ()):
             image = each.get("image", "")
             if image != image.strip():
                 at = f"spec.{field}[{number}].image"
-                found.append(invalid_value(at, image, "must not have leading or trailing whitespace"))
-    return found
+                faults.append(invalid_value(at, image, "must not have leading or trailing whitespace"))
+    return faults
 
 
 def validate_no_token_projections(spec: Object) -> Iterator[Fault]:
-    """Of a pod without an account, which can have no token of one."""
+    """Forbid service account token projections in a pod without a service account."""
     for number, volume in enumerate(spec.get("volumes") or ()):
         for index, source in enumerate((volume.get("projected") or {}).get("sources") or ()):
             if source.get("serviceAccountToken") is not None:
@@ -85,7 +84,6 @@ def validate_no_token_projections(spec: Object) -> Iterator[Fault]:
 
 
 def validate_pod_template(value: Any, path: str) -> Iterator[Fault]:
-    """Faults of a template for pods."""
     metadata, spec = value.get("metadata") or {}, value.get("spec") or {}
     if metadata.get("labels"):
         yield from validate_labels(metadata["labels"], f"{path}.labels")
@@ -99,8 +97,8 @@ def validate_pod_template(value: Any, path: str) -> Iterator[Fault]:
 
 def validate_pod_annotations(value: Any, spec: Object, path: str) -> Iterator[Fault]:
     if MIRROR_POD_ANNOTATION in value and not spec.get("nodeName"):
-        why = "must set spec.nodeName if mirror pod annotation is set"
-        yield invalid_value(f"{path}[{MIRROR_POD_ANNOTATION}]", value[MIRROR_POD_ANNOTATION], why)
+        msg = "must set spec.nodeName if mirror pod annotation is set"
+        yield invalid_value(f"{path}[{MIRROR_POD_ANNOTATION}]", value[MIRROR_POD_ANNOTATION], msg)
     cost = value.get("controller.kubernetes.io/pod-deletion-cost")
     if cost is not None and not is_int32(cost):
         yield invalid_value(f"{path}[controller.kubernetes.io/pod-deletion-cost]", cost, "must be a 32bit integer")
@@ -113,21 +111,21 @@ def is_int32(text: str) -> bool:
     return INTEGER.fullmatch(text) is not None and -(2**31) <= int(text) < 2**31
 
 
-# -- the spec
+# -- spec
 
 
 def validate_pod_spec(spec: Object, path: str, *, is_pod: bool = False) -> Iterator[Fault]:
-    found = list(validate_volumes(spec["volumes"], f"{path}.volumes")) if spec.get("volumes") else []
-    yield from found
-    around = containers.PodReferences(
-        spec, mountable_volumes(spec, found), {each.get("name") for each in spec.get("resourceClaims") or ()}
+    volume_faults = list(validate_volumes(spec["volumes"], f"{path}.volumes")) if spec.get("volumes") else []
+    yield from volume_faults
+    references = containers.PodReferences(
+        spec, mountable_volumes(spec, volume_faults), {each.get("name") for each in spec.get("resourceClaims") or ()}
     )
-    yield from containers.validate_containers(spec.get("containers") or [], f"{path}.containers", around)
+    yield from containers.validate_containers(spec.get("containers") or [], f"{path}.containers", references)
     if spec.get("initContainers"):
-        yield from containers.validate_init_containers(spec["initContainers"], f"{path}.initContainers", around)
+        yield from containers.validate_init_containers(spec["initContainers"], f"{path}.initContainers", references)
     if spec.get("ephemeralContainers"):
         yield from containers.validate_ephemeral_containers(
-            spec["ephemeralContainers"], f"{path}.ephemeralContainers", around
+            spec["ephemeralContainers"], f"{path}.ephemeralContainers", references
         )
     if spec.get("hostNetwork"):
         yield from validate_host_network_ports(spec, f"{path}.containers", is_pod=is_pod)
@@ -138,7 +136,7 @@ def validate_pod_spec(spec: Object, path: str, *, is_pod: bool = False) -> Itera
 
 
 def mountable_volumes(spec: Object, faults: list[Fault]) -> dict[str, Object]:
-    """The volumes that can be mounted, those without a fault, by their names."""
+    """Return the volumes without faults by name. Containers can mount only these."""
     bad = {fault.path.partition("volumes[")[2].partition("]")[0] for fault in faults}
     return {
         each.get("name", ""): each for number, each in enumerate(spec.get("volumes") or ()) if str(number) not in bad
@@ -156,8 +154,8 @@ def validate_host_network_ports(spec: Object, path: str, *, is_pod: bool) -> Ite
 
 def validate_process_namespace(value: Any, path: str) -> Iterator[Fault]:
     if value.get("hostPID") and value.get("shareProcessNamespace"):
-        why = "ShareProcessNamespace and HostPID cannot both be enabled"
-        yield invalid_value(f"{path}.securityContext.shareProcessNamespace", True, why)
+        msg = "ShareProcessNamespace and HostPID cannot both be enabled"
+        yield invalid_value(f"{path}.securityContext.shareProcessNamespace", True, msg)
 
 
 def validate_dns(value: Any, path: str) -> Iterator[Fault]:
@@ -167,8 +165,8 @@ def validate_dns(value: Any, path: str) -> Iterator[Fault]:
             yield required_value(at, "must provide `dnsConfig` when `dnsPolicy` is None")
             return
         if not config.get("nameservers"):
-            why = "must provide at least one DNS nameserver when `dnsPolicy` is None"
-            yield required_value(f"{at}.nameservers", why)
+            msg = "must provide at least one DNS nameserver when `dnsPolicy` is None"
+            yield required_value(f"{at}.nameservers", msg)
             return
     if config:
         yield from validate_dns_config(config, at)
@@ -182,8 +180,8 @@ def validate_dns_config(value: Object, path: str) -> Iterator[Fault]:
     if len(searches) > MAX_SEARCH_PATHS:
         yield invalid_value(f"{path}.searches", searches, f"must not have more than {MAX_SEARCH_PATHS} search paths")
     if len(" ".join(searches)) > MAX_SEARCH_LIST_LENGTH:
-        why = f"must not have more than {MAX_SEARCH_LIST_LENGTH} characters (including spaces) in the search list"
-        yield invalid_value(f"{path}.searches", searches, why)
+        msg = f"must not have more than {MAX_SEARCH_LIST_LENGTH} characters (including spaces) in the search list"
+        yield invalid_value(f"{path}.searches", searches, msg)
     for number, each in enumerate(searches):
         if each != ".":
             yield from format_validator(names.underscored_subdomain_errors)(
@@ -248,11 +246,11 @@ validate_remaining_fields = struct_validator(
 )
 
 
-# -- changes
+# -- updates
 
 
 def validate_pod_update(old: Object, new: Object) -> Iterator[Fault]:
-    """Faults of a pod that was changed: little of its spec may be."""
+    """Validate a pod update. Few fields of the spec are mutable."""
     before, after = old.get("spec") or {}, new.get("spec") or {}
     yield from validate_pod_always(new, after)
     yield from validate_mirror_annotation(old["metadata"], new["metadata"])
@@ -262,11 +260,11 @@ def validate_pod_update(old: Object, new: Object) -> Iterator[Fault]:
         if len(before.get(field) or ()) != len(after.get(field) or ()):
             yield forbidden_field(f"spec.{field}", "pod updates may not add or remove containers")
             return
-    deadline = list(
+    deadline_faults = list(
         validate_active_deadline_update(before.get("activeDeadlineSeconds"), after.get("activeDeadlineSeconds"))
     )
-    yield from deadline
-    if deadline and after.get("activeDeadlineSeconds") is not None:
+    yield from deadline_faults
+    if deadline_faults and after.get("activeDeadlineSeconds") is not None:
         return
     yield from validate_tolerations_update(before.get("tolerations") or [], after.get("tolerations") or [])
     yield from validate_scheduling_gates_update(before.get("schedulingGates") or [], after.get("schedulingGates") or [])
@@ -274,15 +272,16 @@ def validate_pod_update(old: Object, new: Object) -> Iterator[Fault]:
     for field in ("containers", "initContainers"):
         if after.get(field):
             changed[field] = [
-                {**now, "image": then.get("image")} for then, now in zip(before[field], after[field], strict=True)
+                {**current, "image": previous.get("image")}
+                for previous, current in zip(before[field], after[field], strict=True)
             ]
     if before.get("terminationGracePeriodSeconds", 0) < 0 and after.get("terminationGracePeriodSeconds") == 1:
         changed["terminationGracePeriodSeconds"] = before["terminationGracePeriodSeconds"]
     if before.get("schedulingGates"):
         changed |= {"nodeSelector": before.get("nodeSelector"), "affinity": before.get("affinity")}
     if without_nulls(changed) != without_nulls(before):
-        why = f"pod updates may not change fields other than {MUTABLE_FIELDS_MESSAGE}"
-        yield forbidden_field("spec", f"{why}\n{json_diff(before, without_nulls(changed))}")
+        msg = f"pod updates may not change fields other than {MUTABLE_FIELDS_MESSAGE}"
+        yield forbidden_field("spec", f"{msg}\n{json_diff(before, without_nulls(changed))}")
 
 
 MUTABLE_FIELDS = ("activeDeadlineSeconds", "tolerations", "schedulingGates")
@@ -293,11 +292,11 @@ def without_nulls(spec: Object) -> Object:
 
 
 def validate_mirror_annotation(old: Object, new: Object) -> Iterator[Fault]:
-    then, now = ((each.get("annotations") or {}).get(MIRROR_POD_ANNOTATION) for each in (old, new))
-    if then != now:
-        doing = "add" if then is None else "remove or update"
+    old_value, new_value = ((each.get("annotations") or {}).get(MIRROR_POD_ANNOTATION) for each in (old, new))
+    if old_value != new_value:
+        action = "add" if old_value is None else "remove or update"
         yield forbidden_field(
-            f"metadata.annotations[{MIRROR_POD_ANNOTATION}]", f"may not {doing} mirror pod annotation"
+            f"metadata.annotations[{MIRROR_POD_ANNOTATION}]", f"may not {action} mirror pod annotation"
         )
 
 
@@ -310,32 +309,32 @@ def validate_active_deadline_update(old: int | None, new: int | None) -> Iterato
 
 
 def validate_tolerations_update(old: list[Object], new: list[Object]) -> Iterator[Fault]:
-    kept = [without_field(each, "tolerationSeconds") for each in new]
-    if any(without_field(each, "tolerationSeconds") not in kept for each in old):
-        why = "existing toleration can not be modified except its tolerationSeconds"
-        yield forbidden_field("spec.tolerations", why)
+    allowed = [without_field(each, "tolerationSeconds") for each in new]
+    if any(without_field(each, "tolerationSeconds") not in allowed for each in old):
+        msg = "existing toleration can not be modified except its tolerationSeconds"
+        yield forbidden_field("spec.tolerations", msg)
 
 
 def validate_scheduling_gates_update(old: list[Object], new: list[Object]) -> Iterator[Fault]:
-    had = {each.get("name") for each in old}
+    old_names = {each.get("name") for each in old}
     for number, each in enumerate(new):
-        if each.get("name") not in had:
-            why = f"only deletion is allowed, but found new scheduling gate '{each.get('name')}'"
-            yield forbidden_field(f"spec.schedulingGates[{number}].name", why)
+        if each.get("name") not in old_names:
+            msg = f"only deletion is allowed, but found new scheduling gate '{each.get('name')}'"
+            yield forbidden_field(f"spec.schedulingGates[{number}].name", msg)
 
 
 def validate_ephemeral_containers_update(old: Object, new: Object) -> Iterator[Fault]:
-    """Faults of a write to the ephemeral containers of a pod: they only get more."""
+    """Validate that ephemeral containers were only added."""
     at = "spec.ephemeralContainers"
     yield from validate_pod_always(new, new["spec"])
-    now = {each.get("name"): each for each in new["spec"].get("ephemeralContainers") or ()}
+    by_name = {each.get("name"): each for each in new["spec"].get("ephemeralContainers") or ()}
     for each in old["spec"].get("ephemeralContainers") or ():
         name = each.get("name")
-        if name not in now:
+        if name not in by_name:
             yield forbidden_field(at, f'existing ephemeral containers "{name}" may not be removed\n')
-        elif now[name] != each:
-            why = f'existing ephemeral containers "{name}" may not be changed\n{json_diff(each, now[name])}'
-            yield forbidden_field(at, why)
+        elif by_name[name] != each:
+            msg = f'existing ephemeral containers "{name}" may not be changed\n{json_diff(each, by_name[name])}'
+            yield forbidden_field(at, msg)
 
 
 # -- status

@@ -1,4 +1,4 @@
-"""What bounds others: quotas, limit ranges, disruption budgets, priorities, autoscalers, leases; and nodes."""
+"""Validation of namespaces, nodes, quotas, limit ranges, PDBs, priorities, leases and autoscalers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -57,11 +57,10 @@ def validate_namespace_finalizers(value: Any, path: str) -> Iterator[Fault]:
 
 
 def validate_namespace_status_update(_: Object, new: Object) -> Iterator[Fault]:
-    """Faults of a namespace's status."""
-    phase, wanted = value_at(new, "status", "phase", default=""), "Terminating" if is_deleting(new) else "Active"
-    if phase != wanted:
-        word = "not empty" if is_deleting(new) else "empty"
-        yield invalid_value("status.Phase", phase, f"may only be '{wanted}' if `deletionTimestamp` is {word}")
+    phase, expected = value_at(new, "status", "phase", default=""), "Terminating" if is_deleting(new) else "Active"
+    if phase != expected:
+        state = "not empty" if is_deleting(new) else "empty"
+        yield invalid_value("status.Phase", phase, f"may only be '{expected}' if `deletionTimestamp` is {state}")
 
 
 def validate_node(obj: Object, _: str = "") -> Iterator[Fault]:
@@ -108,17 +107,17 @@ def is_resource_in_scope(scope: str, resource: str) -> bool:
 
 
 def validate_quota_scopes(spec: Any, path: str) -> Iterator[Fault]:
-    found, hard = spec.get("scopes") or [], sorted(spec.get("hard") or ())
+    scopes, hard = spec.get("scopes") or [], sorted(spec.get("hard") or ())
     at = f"{path}.scopes"
-    for each in found:
+    for each in scopes:
         if each not in QUOTA_SCOPES:
-            yield invalid_value(at, found, "unsupported scope")
+            yield invalid_value(at, scopes, "unsupported scope")
         for name in hard:
             if name in QUOTA_RESOURCES and not is_resource_in_scope(each, name):
-                yield invalid_value(at, found, "unsupported scope applied to resource")
+                yield invalid_value(at, scopes, "unsupported scope applied to resource")
     for pair in CONFLICTING_SCOPES:
-        if pair <= set(found):
-            yield invalid_value(at, found, "conflicting scopes")
+        if pair <= set(scopes):
+            yield invalid_value(at, scopes, "conflicting scopes")
 
 
 def validate_scope_selector(value: Any, path: str) -> Iterator[Fault]:
@@ -129,13 +128,13 @@ def validate_scope_selector(value: Any, path: str) -> Iterator[Fault]:
             yield invalid_value(f"{at}.scopeName", scope, "unsupported scope")
         if operator in ("In", "NotIn"):
             if not values:
-                why = "must be at least one value when `operator` is 'In' or 'NotIn' for scope selector"
-                yield required_value(f"{at}.values", why)
+                msg = "must be at least one value when `operator` is 'In' or 'NotIn' for scope selector"
+                yield required_value(f"{at}.values", msg)
         elif operator not in ("Exists", "DoesNotExist"):
             yield invalid_value(f"{at}.operator", operator, "not a valid selector operator")
         elif values:
-            why = "must be no value when `operator` is 'Exist' or 'DoesNotExist' for scope selector"
-            yield invalid_value(f"{at}.values", values, why)
+            msg = "must be no value when `operator` is 'Exist' or 'DoesNotExist' for scope selector"
+            yield invalid_value(f"{at}.values", values, msg)
 
 
 validate_quota_spec = struct_validator(
@@ -160,8 +159,8 @@ def validate_limit_range_items(value: Any, path: str) -> Iterator[Fault]:
     seen: set[str] = set()
     for number, each in enumerate(value):
         at, kind = f"{path}[{number}]", each.get("type", "")
-        if complaints := names.qualified_name_errors(kind):
-            yield from (invalid_value(f"{at}.type", kind, why) for why in complaints)
+        if errors := names.qualified_name_errors(kind):
+            yield from (invalid_value(f"{at}.type", kind, msg) for msg in errors)
         elif "/" not in kind and kind not in ("Pod", "Container", "PersistentVolumeClaim"):
             yield invalid_value(f"{at}.type", kind, "must be a standard limit type or fully qualified")
         if kind in seen:
@@ -173,17 +172,17 @@ def validate_limit_range_items(value: Any, path: str) -> Iterator[Fault]:
 def validate_limit_range_item(value: Object, path: str, kind: str) -> Iterator[Fault]:
     name_rule = validate_container_resource_name if kind in ("Pod", "Container") else validate_resource_name
     for field in LIMIT_FIELDS:
-        found = value.get(field) or {}
-        if kind == "Pod" and field.startswith("default") and found:
+        amounts = value.get(field) or {}
+        if kind == "Pod" and field.startswith("default") and amounts:
             yield forbidden_field(f"{path}.{field}", "may not be specified when `type` is 'Pod'")
             continue
-        for name in found:
+        for name in amounts:
             yield from name_rule(name, f"{path}.{field}[{name}]")
     if kind == "PersistentVolumeClaim" and not any("storage" in (value.get(field) or {}) for field in ("min", "max")):
-        why = "either minimum or maximum storage value is required, but neither was provided"
-        yield required_value(f"{path}.limits", why)
-    names_here = dict.fromkeys(name for field in LIMIT_FIELDS for name in value.get(field) or ())
-    for name in names_here:
+        msg = "either minimum or maximum storage value is required, but neither was provided"
+        yield required_value(f"{path}.limits", msg)
+    resource_names = dict.fromkeys(name for field in LIMIT_FIELDS for name in value.get(field) or ())
+    for name in resource_names:
         yield from validate_limit_order(value, path, name)
 
 
@@ -195,23 +194,23 @@ LIMIT_ORDER_RULES = (
     ("min", "default", "default", "min value {} is greater than default value {}"),
     ("default", "max", "default", "default value {} is greater than max value {}"),
 )
-"""What may not be greater than what, where that is said, and in which words."""
+"""Fields that must not exceed other fields: smaller field, larger field, reported field, message."""
 REPORTED_LIMIT_FIELDS = {"default": {"min": "min", "default": "max"}}
 
 
 def validate_limit_order(value: Object, path: str, name: str) -> Iterator[Fault]:
-    found = {field: parse_quantity(value[field][name]) for field in LIMIT_FIELDS if name in (value.get(field) or {})}
-    for small, large, field, words in LIMIT_ORDER_RULES:
-        if small in found and large in found and found[small] > found[large]:
-            quoted = found[REPORTED_LIMIT_FIELDS.get(field, {}).get(small, field)]
-            yield invalid_value(f"{path}.{field}[{name}]", str(quoted), words.format(found[small], found[large]))
-    ratio = found.get("maxLimitRequestRatio")
+    amounts = {field: parse_quantity(value[field][name]) for field in LIMIT_FIELDS if name in (value.get(field) or {})}
+    for small, large, field, text in LIMIT_ORDER_RULES:
+        if small in amounts and large in amounts and amounts[small] > amounts[large]:
+            reported = amounts[REPORTED_LIMIT_FIELDS.get(field, {}).get(small, field)]
+            yield invalid_value(f"{path}.{field}[{name}]", str(reported), text.format(amounts[small], amounts[large]))
+    ratio = amounts.get("maxLimitRequestRatio")
     if ratio is not None and ratio < ONE:
         yield invalid_value(f"{path}.maxLimitRequestRatio[{name}]", str(ratio), f"ratio {ratio} is less than 1")
-    usual, request = found.get("default"), found.get("defaultRequest")
-    if not is_overcommit_allowed(name) and usual is not None and request is not None and usual != request:
-        why = f"default value {usual} must equal to defaultRequest value {request} in {name}"
-        yield invalid_value(f"{path}.defaultRequest[{name}]", str(request), why)
+    default, request = amounts.get("default"), amounts.get("defaultRequest")
+    if not is_overcommit_allowed(name) and default is not None and request is not None and default != request:
+        msg = f"default value {default} must equal to defaultRequest value {request} in {name}"
+        yield invalid_value(f"{path}.defaultRequest[{name}]", str(request), msg)
 
 
 validate_limit_range_spec = struct_validator(("limits", validate_limit_range_items))
@@ -227,13 +226,13 @@ def validate_int_or_share(value: Any, path: str) -> Iterator[Fault]:
 
 def validate_single_budget_field(spec: Any, path: str) -> Iterator[Fault]:
     if spec.get("minAvailable") is not None and spec.get("maxUnavailable") is not None:
-        shown = {
+        reported = {
             "MinAvailable": spec["minAvailable"],
             "Selector": spec.get("selector"),
             "MaxUnavailable": spec["maxUnavailable"],
             "UnhealthyPodEvictionPolicy": spec.get("unhealthyPodEvictionPolicy"),
         }
-        yield invalid_value(path, shown, "minAvailable and maxUnavailable cannot be both set")
+        yield invalid_value(path, reported, "minAvailable and maxUnavailable cannot be both set")
 
 
 validate_disruption_budget_spec = struct_validator(
@@ -251,9 +250,9 @@ validate_disruption_budget_spec = struct_validator(
 def validate_priority_class(obj: Object, _: str = "") -> Iterator[Fault]:
     name, value = obj["metadata"]["name"], obj.get("value", 0)
     if name.startswith("system-"):
-        if why := system_priority_error(name, value, obj.get("globalDefault", False)):
+        if msg := system_priority_error(name, value, obj.get("globalDefault", False)):
             reserved = "priority class names with 'system-' prefix are reserved for system use only. error: "
-            yield forbidden_field("metadata.name", reserved + why)
+            yield forbidden_field("metadata.name", reserved + msg)
     elif value > MAX_USER_PRIORITY:
         yield forbidden_field("value", f"maximum allowed value of a user defined priority is {MAX_USER_PRIORITY}")
     yield from struct_validator(("preemptionPolicy", one_of("PreemptLowerPriority", "Never")))(obj, "")
@@ -320,13 +319,13 @@ METRIC_TYPES = ("ContainerResource", "External", "Object", "Pods", "Resource")
 
 
 def validate_replica_bounds(spec: Any, path: str) -> Iterator[Fault]:
-    least, most = spec.get("minReplicas"), spec.get("maxReplicas", 0)
-    if least is not None and least < 1:
-        yield invalid_value(f"{path}.minReplicas", least, "must be greater than or equal to 1")
-    if most < 1:
-        yield invalid_value(f"{path}.maxReplicas", most, "must be greater than 0")
-    if least is not None and most < least:
-        yield invalid_value(f"{path}.maxReplicas", most, "must be greater than or equal to `minReplicas`")
+    minimum, maximum = spec.get("minReplicas"), spec.get("maxReplicas", 0)
+    if minimum is not None and minimum < 1:
+        yield invalid_value(f"{path}.minReplicas", minimum, "must be greater than or equal to 1")
+    if maximum < 1:
+        yield invalid_value(f"{path}.maxReplicas", maximum, "must be greater than 0")
+    if minimum is not None and maximum < minimum:
+        yield invalid_value(f"{path}.maxReplicas", maximum, "must be greater than or equal to `minReplicas`")
 
 
 def validate_metric(value: Any, path: str) -> Iterator[Fault]:
@@ -349,16 +348,16 @@ def validate_scale_target_group(value: Any, path: str) -> Iterator[Fault]:
     version = value.get("apiVersion", "")
     if version.count("/") > 1:
         yield invalid_value(f"{path}.apiVersion", version, f"unexpected GroupVersion string: {version}")
-    elif "/" not in version and value.get("kind") != "ReplicationController":  # nothing else without a group scales
+    elif "/" not in version and value.get("kind") != "ReplicationController":  # no other core kind can be scaled
         yield invalid_value(f"{path}.apiVersion", version, "apiVersion must specify API group")
 
 
 def validate_metrics(spec: Any, path: str) -> Iterator[Fault]:
-    found = spec.get("metrics") or ()
-    yield from item_validator(validate_metric)(found, f"{path}.metrics")
-    if spec.get("minReplicas") == 0 and not any(each.get("type") in ("Object", "External") for each in found):
-        why = "must specify at least one Object or External metric to support scaling to zero replicas"
-        yield forbidden_field(f"{path}.metrics", why)
+    metrics = spec.get("metrics") or ()
+    yield from item_validator(validate_metric)(metrics, f"{path}.metrics")
+    if spec.get("minReplicas") == 0 and not any(each.get("type") in ("Object", "External") for each in metrics):
+        msg = "must specify at least one Object or External metric to support scaling to zero replicas"
+        yield forbidden_field(f"{path}.metrics", msg)
 
 
 validate_scale_target = struct_validator(

@@ -1,4 +1,4 @@
-"""Roles, and to whom they are bound."""
+"""Validation of roles and role bindings."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,8 +30,8 @@ def policy_rule_validator(*, is_namespaced: bool) -> Validator:
                     f"{path}.nonResourceURLs", urls, "namespaced rules cannot apply to non-resource URLs"
                 )
             if any(value.get(field) for field in ("apiGroups", "resources", "resourceNames")):
-                why = "rules cannot apply to both regular resources and non-resource URLs"
-                yield invalid_value(f"{path}.nonResourceURLs", urls, why)
+                msg = "rules cannot apply to both regular resources and non-resource URLs"
+                yield invalid_value(f"{path}.nonResourceURLs", urls, msg)
             return
         if not value.get("apiGroups"):
             yield required_value(f"{path}.apiGroups", "resource rules must supply at least one api group")
@@ -73,7 +73,7 @@ def validate_subject(value: Any, path: str, *, is_namespaced: bool) -> Iterator[
 
 
 def binding_validator(*kinds: str) -> Validator:
-    """A rule for bindings that may refer to roles of these kinds."""
+    """Return a validator for bindings whose roleRef may have these kinds."""
     in_namespace = len(kinds) > 1
 
     def faults(obj: Any, _: str) -> Iterator[Fault]:
@@ -103,11 +103,11 @@ def binding_update_validator(validator: Validator) -> Callable[[Object, Object],
         yield from validator(new, "")
         if old.get("roleRef") != new.get("roleRef"):
             reference = new.get("roleRef") or {}
-            shown = {
+            reported = {
                 "APIGroup": reference.get("apiGroup"),
                 "Kind": reference.get("kind"),
                 "Name": reference.get("name"),
             }
-            yield invalid_value("roleRef", shown, "cannot change roleRef")
+            yield invalid_value("roleRef", reported, "cannot change roleRef")
 
     return faults

@@ -1,4 +1,4 @@
-"""Amounts of resources: requests and limits, quotas, and what resources may be called."""
+"""Validation of resource names, quantities, requests, limits and claims."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -55,10 +55,10 @@ def is_quota_huge_page_resource(name: str) -> bool:
 
 
 def validate_resource_name(name: str, path: str) -> Iterator[Fault]:
-    complaints = names.qualified_name_errors(name)
-    for why in complaints:
-        yield invalid_value(path, name, why)
-    if not complaints and "/" not in name and name not in STANDARD_RESOURCES and not is_quota_huge_page_resource(name):
+    errors = names.qualified_name_errors(name)
+    for msg in errors:
+        yield invalid_value(path, name, msg)
+    if not errors and "/" not in name and name not in STANDARD_RESOURCES and not is_quota_huge_page_resource(name):
         yield invalid_value(path, name, "must be a standard resource type or fully qualified")
 
 
@@ -80,7 +80,7 @@ def validate_quota_resource_name(name: str, path: str) -> Iterator[Fault]:
 
 
 def validate_resource_quantity(name: str, text: Any, path: str) -> Iterator[Fault]:
-    """Faults of an amount of something: it is not below zero, and whole where it counts things."""
+    """Validate that a quantity is not negative, and is an integer for countable resources."""
     quantity = parse_quantity(text)
     if quantity.nano < 0:
         yield invalid_value(path, str(quantity), NEGATIVE_MESSAGE)
@@ -107,7 +107,7 @@ def validate_positive_quantity(value: Any, path: str) -> Iterator[Fault]:
 
 
 def validate_resource_requirements(value: Any, path: str) -> Iterator[Fault]:
-    """Of a container."""
+    """Validate the requests and limits of a container."""
     limits, requests = value.get("limits") or {}, value.get("requests") or {}
     for name, text in limits.items():
         at = f"{path}.limits[{name}]"
@@ -120,8 +120,8 @@ def validate_resource_requirements(value: Any, path: str) -> Iterator[Fault]:
         yield from validate_resource_quantity(name, text, at)
         yield from validate_request_against_limit(name, text, limits, path)
         yield from validate_huge_pages(name, text, at)
-    both = {**limits, **requests}
-    if not both.keys() & {"cpu", "memory"} and any(name.startswith(HUGE_PAGES_PREFIX) for name in both):
+    combined = {**limits, **requests}
+    if not combined.keys() & {"cpu", "memory"} and any(name.startswith(HUGE_PAGES_PREFIX) for name in combined):
         yield forbidden_field(path, "HugePages require cpu or memory")
 
 
@@ -130,11 +130,11 @@ def validate_request_against_limit(name: str, text: Any, limits: Object, path: s
         if not is_overcommit_allowed(name):
             yield required_value(f"{path}.limits", "Limit must be set for non overcommitable resources")
         return
-    asked, limit = parse_quantity(text), parse_quantity(limits[name])
-    if asked != limit and not is_overcommit_allowed(name):
-        yield invalid_value(f"{path}.requests", str(asked), f"must be equal to {name} limit of {limit}")
-    elif asked > limit:
-        yield invalid_value(f"{path}.requests", str(asked), f"must be less than or equal to {name} limit of {limit}")
+    request, limit = parse_quantity(text), parse_quantity(limits[name])
+    if request != limit and not is_overcommit_allowed(name):
+        yield invalid_value(f"{path}.requests", str(request), f"must be equal to {name} limit of {limit}")
+    elif request > limit:
+        yield invalid_value(f"{path}.requests", str(request), f"must be less than or equal to {name} limit of {limit}")
 
 
 def validate_huge_pages(name: str, text: Any, path: str) -> Iterator[Fault]:
@@ -152,7 +152,7 @@ def huge_page_size(name: str) -> Quantity:
 
 
 def validate_resource_claims(value: Any, path: str, pod_claims: set[str]) -> Iterator[Fault]:
-    """Claims of a container, which have to be claims of its pod."""
+    """Validate that each claim of a container is a claim of its pod."""
     seen: set[str] = set()
     for number, each in enumerate(value):
         at, name = f"{path}[{number}]", each.get("name", "")
@@ -164,5 +164,5 @@ def validate_resource_claims(value: Any, path: str, pod_claims: set[str]) -> Ite
             yield duplicate_value(at, key)
         seen.add(key)
         if name not in pod_claims:
-            which = ": " + ", ".join(sorted(pod_claims)) if pod_claims else " which is empty"
-            yield value_not_found(at, name, f"must be one of the names in pod.spec.resourceClaims{which}")
+            supported = ": " + ", ".join(sorted(pod_claims)) if pod_claims else " which is empty"
+            yield value_not_found(at, name, f"must be one of the names in pod.spec.resourceClaims{supported}")

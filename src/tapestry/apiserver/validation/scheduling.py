@@ -1,4 +1,4 @@
-"""Where pods may run: tolerations, affinity, spreading, and the taints of nodes."""
+"""Validation of tolerations, affinity, topology spread constraints and node taints."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -39,14 +39,14 @@ def validate_toleration(value: Any, path: str) -> Iterator[Fault]:
     if value.get("key"):
         yield from validate_label_key(value["key"], f"{path}.key")
     elif operator != "Exists":
-        why = 'operator must be Exists when `key` is empty, which means "match all values and all keys"'
-        yield invalid_value(f"{path}.operator", operator, why)
+        msg = 'operator must be Exists when `key` is empty, which means "match all values and all keys"'
+        yield invalid_value(f"{path}.operator", operator, msg)
     if value.get("tolerationSeconds") is not None and value.get("effect") != "NoExecute":
-        why = "effect must be 'NoExecute' when `tolerationSeconds` is set"
-        yield invalid_value(f"{path}.effect", value.get("effect", ""), why)
+        msg = "effect must be 'NoExecute' when `tolerationSeconds` is set"
+        yield invalid_value(f"{path}.effect", value.get("effect", ""), msg)
     if operator in ("", "Equal"):
-        if complaints := names.label_value_errors(text):
-            yield invalid_value(f"{path}.operator", text, ";".join(complaints))
+        if errors := names.label_value_errors(text):
+            yield invalid_value(f"{path}.operator", text, ";".join(errors))
     elif operator != "Exists":
         yield unsupported_value(f"{path}.operator", operator, ("Equal", "Exists"))
     elif text:
@@ -60,23 +60,23 @@ def validate_taints(value: Any, path: str) -> Iterator[Fault]:
     for number, each in enumerate(value):
         at = f"{path}[{number}]"
         yield from validate_label_key(each.get("key", ""), f"{at}.key")
-        if complaints := names.label_value_errors(each.get("value", "")):
-            yield invalid_value(f"{at}.value", each["value"], ";".join(complaints))
+        if errors := names.label_value_errors(each.get("value", "")):
+            yield invalid_value(f"{at}.value", each["value"], ";".join(errors))
         yield from (
             validate_taint_effect(each["effect"], f"{at}.effect")
             if each.get("effect")
             else (required_value(f"{at}.effect"),)
         )
-        pair = each.get("key"), each.get("effect")
-        if pair in seen:
-            shown = {
-                "Key": pair[0],
+        identity = each.get("key"), each.get("effect")
+        if identity in seen:
+            reported = {
+                "Key": identity[0],
                 "Value": each.get("value", ""),
-                "Effect": pair[1],
+                "Effect": identity[1],
                 "TimeAdded": each.get("timeAdded"),
             }
-            yield duplicate_value(at, shown, "taints must be unique by key and effect pair")
-        seen.add(pair)
+            yield duplicate_value(at, reported, "taints must be unique by key and effect pair")
+        seen.add(identity)
 
 
 # -- affinity
@@ -100,8 +100,8 @@ def validate_node_field_requirement(value: Any, path: str) -> Iterator[Fault]:
     if value.get("operator") not in ("In", "NotIn"):
         yield invalid_value(f"{path}.operator", value.get("operator", ""), "not a valid selector operator")
     elif len(value.get("values") or ()) != 1:
-        why = "must be only one value when `operator` is 'In' or 'NotIn' for node field selector"
-        yield required_value(f"{path}.values", why)
+        msg = "must be only one value when `operator` is 'In' or 'NotIn' for node field selector"
+        yield required_value(f"{path}.values", msg)
     if value.get("key") != "metadata.name":
         yield invalid_value(f"{path}.key", value.get("key", ""), "not a valid field selector key")
     else:
@@ -179,16 +179,16 @@ def validate_topology_spread_constraints(value: Any, path: str) -> Iterator[Faul
 
 
 def validate_min_domains(constraint: Any, path: str) -> Iterator[Fault]:
-    least, action = constraint.get("minDomains"), constraint.get("whenUnsatisfiable", "")
-    if least is not None:
-        yield from validate_positive(least, path)
+    minimum, action = constraint.get("minDomains"), constraint.get("whenUnsatisfiable", "")
+    if minimum is not None:
+        yield from validate_positive(minimum, path)
         if action != "DoNotSchedule":
-            why = f"can only use minDomains if whenUnsatisfiable=DoNotSchedule, not {action}"
-            yield invalid_value(path, least, why)
+            msg = f"can only use minDomains if whenUnsatisfiable=DoNotSchedule, not {action}"
+            yield invalid_value(path, minimum, msg)
 
 
 def present_or_default(name: str, validator: Validator, default: Any = "") -> tuple[str, Validator]:
-    """A part of a struct whose rule counts for what is absent, too."""
+    """Return an entry of a struct validator that validates `default` if the field is absent."""
 
     def faults(value: Any, path: str) -> Iterator[Fault]:
         return validator(value.get(name, default), f"{path}.{name}")

@@ -1,4 +1,4 @@
-"""Security contexts: of a pod, and of a container."""
+"""Validation of security contexts of pods and containers."""
 
 import re
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ validate_id = between(0, 2**31 - 1)
 
 
 def profile_validator(kind: str) -> Any:
-    """The rule for a profile of seccomp or AppArmor."""
+    """Return a validator for a seccomp or AppArmor profile."""
 
     def faults(value: Any, path: str) -> Iterator[Fault]:
         type, file = value.get("type", ""), value.get("localhostProfile")
@@ -65,7 +65,7 @@ def validate_sysctls(value: Any, path: str, spec: Object) -> Iterator[Fault]:
 
 
 def validate_pod_security_context(spec: Object, path: str) -> Iterator[Fault]:
-    """Of a pod; some of what its security context says depends on the rest of the spec."""
+    """Validate the security context of a pod. Some rules depend on other fields of the spec."""
     if not (context := spec.get("securityContext")):
         return
     yield from validate_ids(context, path)
@@ -95,8 +95,8 @@ def validate_privilege_escalation(value: Any, path: str) -> Iterator[Fault]:
     if value.get("privileged"):
         yield invalid_value(path, value, "cannot set `allowPrivilegeEscalation` to false and `privileged` to true")
     if "CAP_SYS_ADMIN" in ((value.get("capabilities") or {}).get("add") or ()):
-        why = "cannot set `allowPrivilegeEscalation` to false and `capabilities.Add` CAP_SYS_ADMIN"
-        yield invalid_value(path, value, why)
+        msg = "cannot set `allowPrivilegeEscalation` to false and `capabilities.Add` CAP_SYS_ADMIN"
+        yield invalid_value(path, value, msg)
 
 
 validate_container_security_context = struct_validator(

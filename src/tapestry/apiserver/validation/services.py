@@ -1,4 +1,4 @@
-"""Services, and the endpoints behind them."""
+"""Validation of Services, Endpoints and EndpointSlices."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -111,27 +111,27 @@ def validate_port_uniqueness(ports: list[Object], path: str, type: str) -> Itera
         for number, each in enumerate(ports):
             if each.get("nodePort"):
                 yield forbidden_field(f"{path}[{number}].nodePort", "may not be used when `type` is 'ClusterIP'")
-    taken = set()
+    node_ports = set()
     for number, each in enumerate(ports):
         if each.get("nodePort"):
             pair = each.get("protocol"), each["nodePort"]
-            if pair in taken:
+            if pair in node_ports:
                 yield duplicate_value(f"{path}[{number}].nodePort", each["nodePort"])
-            taken.add(pair)
-    used = set()
+            node_ports.add(pair)
+    port_keys = set()
     for number, each in enumerate(ports):
         key = each.get("protocol", ""), each.get("port", 0)
-        if key in used:
+        if key in port_keys:
             yield duplicate_value(f"{path}[{number}]", go_service_port(*key))
-        used.add(key)
+        port_keys.add(key)
 
 
 def go_service_port(protocol: str, port: int) -> Object:
-    """A port as Kubernetes shows it when two are the same."""
+    """Return a service port as Go prints it in a duplicate-port message."""
     return {"Name": "", "Protocol": protocol, "AppProtocol": None, "Port": port, "TargetPort": 0, "NodePort": 0}
 
 
-# -- sessions
+# -- session affinity
 
 
 def validate_session_affinity(spec: Any, path: str) -> Iterator[Fault]:
@@ -143,8 +143,8 @@ def validate_session_affinity(spec: Any, path: str) -> Iterator[Fault]:
         if seconds is None:
             yield required_value(at, "when session affinity type is ClientIP")
         else:
-            why = f"must be greater than 0 and less than {MAX_AFFINITY_SECONDS}"
-            yield from between(1, MAX_AFFINITY_SECONDS, why)(seconds, f"{at}.clientIP.timeoutSeconds")
+            msg = f"must be greater than 0 and less than {MAX_AFFINITY_SECONDS}"
+            yield from between(1, MAX_AFFINITY_SECONDS, msg)(seconds, f"{at}.clientIP.timeoutSeconds")
     elif kind == "None" and config is not None:
         yield forbidden_field(at, "must not be set when session affinity is None")
 
@@ -164,20 +164,20 @@ def validate_cluster_ips(spec: Object, path: str, old: Object | None) -> Iterato
     elif ips and not first:
         yield invalid_value(f"{path}.clusterIPs", ips, "must be empty when `clusterIP` is not specified")
     yield from validate_ip_families(spec, path)
-    known = (old or {}).get("clusterIPs") or []
-    bad = False
+    old_ips = (old or {}).get("clusterIPs") or []
+    has_faults = False
     for number, each in enumerate(ips):
         if number == 0 and each == "None":
             if len(ips) > 1:
-                bad = True
+                has_faults = True
                 yield invalid_value(f"{path}.clusterIPs", ips, "'None' must be the first and only value")
             continue
-        if each not in known and names.ip_errors(each):
-            bad = True
+        if each not in old_ips and names.ip_errors(each):
+            has_faults = True
             yield from format_validator(names.ip_errors)(each, f"{path}.clusterIPs[{number}]")
     if len(ips) > 2:
         yield invalid_value(f"{path}.clusterIPs", ips, "may only hold up to 2 values")
-    if not bad:
+    if not has_faults:
         yield from validate_ips_match_families(spec, ips, path)
 
 
@@ -205,11 +205,11 @@ def validate_ips_match_families(spec: Object, ips: list[str], path: str) -> Iter
         return
     for number, (ip, family) in enumerate(zip(ips, spec.get("ipFamilies") or (), strict=False)):
         if family in IP_FAMILIES and ip_family_of(ip) != family:
-            why = f"expected an {family} value as indicated by `ipFamilies[{number}]`"
-            yield invalid_value(f"{path}.clusterIPs[{number}]", ip, why)
+            msg = f"expected an {family} value as indicated by `ipFamilies[{number}]`"
+            yield invalid_value(f"{path}.clusterIPs[{number}]", ip, msg)
 
 
-# -- load balancers and policies
+# -- load balancers and traffic policies
 
 
 def validate_load_balancer_fields(spec: Object, path: str) -> Iterator[Fault]:
@@ -235,15 +235,15 @@ def validate_traffic_policies(spec: Object, path: str) -> Iterator[Fault]:
     )
     if not is_external:
         if policy:
-            why = "may only be set for externally-accessible services"
-            yield invalid_value(f"{path}.externalTrafficPolicy", policy, why)
+            msg = "may only be set for externally-accessible services"
+            yield invalid_value(f"{path}.externalTrafficPolicy", policy, msg)
     elif not policy:
         yield required_value(f"{path}.externalTrafficPolicy")
     else:
         yield from one_of("Cluster", "Local")(policy, f"{path}.externalTrafficPolicy")
     if port and not needs_health_check(spec):
-        why = "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'"
-        yield invalid_value(f"{path}.healthCheckNodePort", port, why)
+        msg = "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'"
+        yield invalid_value(f"{path}.healthCheckNodePort", port, msg)
     yield from validate_internal_traffic_fields(spec, path)
 
 
@@ -253,47 +253,46 @@ validate_internal_traffic_fields = struct_validator(
 )
 
 
-# -- changes
+# -- updates
 
 
 def validate_service_update(old: Object, new: Object) -> Iterator[Fault]:
     before, after = old["spec"], new["spec"]
     if "ExternalName" not in (before.get("type"), after.get("type")):
-        if unsound := list(validate_cluster_ips(after, "spec", before)):
-            yield from unsound
+        if ip_faults := list(validate_cluster_ips(after, "spec", before)):
+            yield from ip_faults
             return
         yield from validate_cluster_ips_update(before, after)
         yield from validate_ip_families_update(before, after)
-    stays = before.get("type") == after.get("type") == "LoadBalancer"
-    if stays and before.get("loadBalancerClass") != after.get("loadBalancerClass"):
+    is_balanced = before.get("type") == after.get("type") == "LoadBalancer"
+    if is_balanced and before.get("loadBalancerClass") != after.get("loadBalancerClass"):
         yield invalid_value("spec.loadBalancerClass", after.get("loadBalancerClass"), "may not change once set")
-    checked = needs_health_check(before) and needs_health_check(after)
-    if checked and before.get("healthCheckNodePort") != after.get("healthCheckNodePort"):
+    is_checked = needs_health_check(before) and needs_health_check(after)
+    if is_checked and before.get("healthCheckNodePort") != after.get("healthCheckNodePort"):
         yield forbidden_field("spec.healthCheckNodePort", "field is immutable")
     yield from validate_service_spec(after, "spec", before)
 
 
 def validate_cluster_ips_update(before: Object, after: Object) -> Iterator[Fault]:
-    then, now = before.get("clusterIPs") or [], after.get("clusterIPs") or []
-    if then == now == ["None"]:
+    old_ips, new_ips = before.get("clusterIPs") or [], after.get("clusterIPs") or []
+    if old_ips == new_ips == ["None"]:
         return
-    if then and not now:
+    if old_ips and not new_ips:
         yield invalid_value("spec.clusterIPs[0]", None, "primary clusterIP can not be unset")
-    for number, (old, new) in enumerate(zip(then, now, strict=False)):
-        if old != new and (number == 0 or len(then) == len(now)):
-            yield invalid_value(f"spec.clusterIPs[{number}]", now, "may not change once set")
+    for number, (old, new) in enumerate(zip(old_ips, new_ips, strict=False)):
+        if old != new and (number == 0 or len(old_ips) == len(new_ips)):
+            yield invalid_value(f"spec.clusterIPs[{number}]", new_ips, "may not change once set")
 
 
 def validate_ip_families_update(before: Object, after: Object) -> Iterator[Fault]:
-    then, now = before.get("ipFamilies") or [], after.get("ipFamilies") or []
+    old_families, new_families = before.get("ipFamilies") or [], after.get("ipFamilies") or []
     if is_headless(before) or is_headless(after):
         return
-    if then and now and then[0] != now[0]:
-        yield invalid_value("spec.ipFamilies[0]", now, "may not change once set")
+    if old_families and new_families and old_families[0] != new_families[0]:
+        yield invalid_value("spec.ipFamilies[0]", new_families, "may not change once set")
 
 
 def validate_service_status_update(_: Object, new: Object) -> Iterator[Fault]:
-    """Faults of a service's status."""
     ingress = ((new.get("status") or {}).get("loadBalancer") or {}).get("ingress") or ()
     if ingress and new["spec"].get("type") != "LoadBalancer":
         yield forbidden_field("status.loadBalancer.ingress", "may only be used when `spec.type` is 'LoadBalancer'")
@@ -316,18 +315,18 @@ validate_load_balancer_ingress = struct_validator(
 
 
 def validate_endpoint_ip(value: Any, path: str) -> Iterator[Fault]:
-    """Faults of an address that traffic is sent to."""
-    found = names.parsed_ip(value)
-    if found is None:
+    """Validate an endpoint address: not loopback, link-local or unspecified."""
+    ip = names.parsed_ip(value)
+    if ip is None:
         yield invalid_value(path, value, "must be a valid IP address")
         return
-    if found.is_unspecified:
+    if ip.is_unspecified:
         yield invalid_value(path, value, f"may not be unspecified ({value})")
-    if found.is_loopback:
+    if ip.is_loopback:
         yield invalid_value(path, value, "may not be in the loopback range (127.0.0.0/8, ::1/128)")
-    if found.is_link_local:
+    if ip.is_link_local:
         yield invalid_value(path, value, "may not be in the link-local range (169.254.0.0/16, fe80::/10)")
-    if str(found).startswith(("224.0.0.", "ff02:")):
+    if str(ip).startswith(("224.0.0.", "ff02:")):
         yield invalid_value(path, value, "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)")
 
 
@@ -358,7 +357,7 @@ def validate_endpoint_subset(value: Any, path: str) -> Iterator[Fault]:
 validate_endpoints = struct_validator(("subsets", item_validator(validate_endpoint_subset)))
 
 
-# -- slices
+# -- endpoint slices
 
 
 def validate_slice_ports(value: Any, path: str) -> Iterator[Fault]:
@@ -382,20 +381,20 @@ def validate_slice_address(kind: str, value: str, path: str, number: int) -> Ite
     if kind not in IP_FAMILIES:
         yield from validate_dns_subdomain(value, at) if kind == "FQDN" else ()
         return
-    complaints = names.ip_errors(value) if kind == "IPv4" else names.canonical_ip_errors(value)
-    yield from (invalid_value(at, value, why) for why in complaints)
-    if not complaints:
+    errors = names.ip_errors(value) if kind == "IPv4" else names.canonical_ip_errors(value)
+    yield from (invalid_value(at, value, msg) for msg in errors)
+    if not errors:
         if ip_family_of(value) != kind:
             yield invalid_value(path, value, f"must be an {kind} address")
         yield from validate_endpoint_ip(value, at)
 
 
 def validate_slice_endpoints(obj: Any, _: str) -> Iterator[Fault]:
-    found, kind = obj.get("endpoints") or (), obj.get("addressType", "")
-    if len(found) > MAX_SLICE_ENDPOINTS:
-        yield too_many("endpoints", len(found), MAX_SLICE_ENDPOINTS)
+    endpoints, kind = obj.get("endpoints") or (), obj.get("addressType", "")
+    if len(endpoints) > MAX_SLICE_ENDPOINTS:
+        yield too_many("endpoints", len(endpoints), MAX_SLICE_ENDPOINTS)
         return
-    for number, each in enumerate(found):
+    for number, each in enumerate(endpoints):
         at = f"endpoints[{number}]"
         ips = each.get("addresses") or ()
         if not ips:

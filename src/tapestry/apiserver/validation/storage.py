@@ -1,4 +1,4 @@
-"""Claims, volumes, and classes of storage."""
+"""Validation of persistent volumes, claims, storage classes, attachments and CSI objects."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -49,24 +49,24 @@ def validate_access_modes(value: Any, path: str) -> Iterator[Fault]:
         yield forbidden_field(path, "may not use ReadWriteOncePod with other access modes")
 
 
-# -- claims
+# -- persistent volume claims
 
 
 def validate_claim_size(spec: Any, path: str) -> Iterator[Fault]:
     at = f"{path}.resources[storage]"
-    asked = value_at(spec, "resources", "requests", "storage")
-    if asked is None:
+    request = value_at(spec, "resources", "requests", "storage")
+    if request is None:
         yield required_value(at)
     else:
-        yield from validate_positive_quantity(asked, at)
+        yield from validate_positive_quantity(request, at)
 
 
 def validate_data_source(value: Any, path: str) -> Iterator[Fault]:
     yield from struct_validator(required_fields("name", "kind"))(value, path)
     if not value.get("apiGroup"):
         if value.get("kind") != "PersistentVolumeClaim":
-            why = "must be 'PersistentVolumeClaim' when referencing the default apiGroup"
-            yield invalid_value(path, value.get("kind", ""), why)
+            msg = "must be 'PersistentVolumeClaim' when referencing the default apiGroup"
+            yield invalid_value(path, value.get("kind", ""), msg)
     else:
         yield from validate_dns_subdomain(value["apiGroup"], f"{path}.apiGroup")
 
@@ -83,14 +83,14 @@ validate_claim_spec = struct_validator(
 
 
 def validate_claim_update(old: Object, new: Object) -> Iterator[Fault]:
-    """Faults of a changed claim: it can be bound, and once it is, it can grow."""
+    """Validate a claim update. A claim can be bound once, and a bound claim can only grow."""
     yield from validate_claim_spec(new["spec"], "spec")
     before, after = old["spec"], new["spec"]
-    then, now = (
+    old_class, new_class = (
         (each["metadata"].get("annotations") or {}).get(BETA_STORAGE_CLASS_ANNOTATION, "") for each in (old, new)
     )
-    if then != now:
-        yield invalid_value(f"metadata.annotations.{BETA_STORAGE_CLASS_ANNOTATION}", now, "field is immutable")
+    if old_class != new_class:
+        yield invalid_value(f"metadata.annotations.{BETA_STORAGE_CLASS_ANNOTATION}", new_class, "field is immutable")
     expected = before
     for field in ("volumeName", "storageClassName"):
         if not before.get(field) and after.get(field):
@@ -115,22 +115,22 @@ def only_field(obj: Object, field: str) -> Object:
 
 
 def validate_claim_not_shrinking(old: Object, new: Object) -> Iterator[Fault]:
-    then, now = (value_at(each, "spec", "resources", "requests", "storage", default="0") for each in (old, new))
-    has = value_at(old, "status", "capacity", "storage", default="0")
-    if parse_quantity(now) < parse_quantity(then) and parse_quantity(now) <= parse_quantity(has):
+    before, after = (value_at(each, "spec", "resources", "requests", "storage", default="0") for each in (old, new))
+    capacity = value_at(old, "status", "capacity", "storage", default="0")
+    if parse_quantity(after) < parse_quantity(before) and parse_quantity(after) <= parse_quantity(capacity):
         yield forbidden_field("spec.resources.requests.storage", "field can not be less than status.capacity")
 
 
-# -- volumes
+# -- persistent volumes
 
 
 def validate_volume_capacity(spec: Any, path: str) -> Iterator[Fault]:
-    found, at = spec.get("capacity") or {}, f"{path}.capacity"
-    if not found:
+    capacity, at = spec.get("capacity") or {}, f"{path}.capacity"
+    if not capacity:
         yield required_value(at)
-    if list(found) != ["storage"]:
-        yield unsupported_value(at, found or None, ("storage",))
-    for name, text in found.items():
+    if list(capacity) != ["storage"]:
+        yield unsupported_value(at, capacity or None, ("storage",))
+    for name, text in capacity.items():
         if (quantity := parse_quantity(text)).nano < 0:
             yield invalid_value(f"{at}[{name}]", quantity.value(), "must be a valid resource quantity")
         if quantity.nano <= 0:
@@ -152,18 +152,18 @@ PERSISTENT_SOURCE_VALIDATORS: dict[str, Validator] = {
 
 
 def validate_persistent_volume_source(spec: Any, path: str) -> Iterator[Fault]:
-    found = [kind for kind in PERSISTENT_SOURCE_VALIDATORS if spec.get(kind) is not None]
-    for kind in found[:1]:
+    kinds = [kind for kind in PERSISTENT_SOURCE_VALIDATORS if spec.get(kind) is not None]
+    for kind in kinds[:1]:
         yield from PERSISTENT_SOURCE_VALIDATORS[kind](spec[kind], f"{path}.{kind}")
-    for kind in found[1:]:
+    for kind in kinds[1:]:
         yield forbidden_field(f"{path}.{kind}", "may not specify more than 1 volume type")
-    if not found:
+    if not kinds:
         yield required_value(path, "must specify a volume type")
-    if "local" in found and not spec.get("nodeAffinity"):
+    if "local" in kinds and not spec.get("nodeAffinity"):
         yield required_value(f"{path}.nodeAffinity", "Local volume requires node affinity")
     if value_at(spec, "hostPath", "path") == "/" and spec.get("persistentVolumeReclaimPolicy") == "Recycle":
-        why = "may not be 'recycle' for a hostPath mount of '/'"
-        yield forbidden_field(f"{path}.persistentVolumeReclaimPolicy", why)
+        msg = "may not be 'recycle' for a hostPath mount of '/'"
+        yield forbidden_field(f"{path}.persistentVolumeReclaimPolicy", msg)
 
 
 validate_volume_spec = struct_validator(
@@ -188,8 +188,8 @@ def validate_volume_update(old: Object, new: Object) -> Iterator[Fault]:
     ):
         after["csi"] = without_field(after["csi"], "controllerExpandSecretRef")
     if before != after:
-        why = f"spec.persistentvolumesource is immutable after creation\n{json_diff(before, after)}"
-        yield forbidden_field("spec.persistentvolumesource", why)
+        msg = f"spec.persistentvolumesource is immutable after creation\n{json_diff(before, after)}"
+        yield forbidden_field("spec.persistentvolumesource", msg)
     yield from validate_immutable_field(old["spec"].get("volumeMode"), new["spec"].get("volumeMode"), "volumeMode")
     if old["spec"].get("nodeAffinity") is not None:
         yield from validate_immutable_field(
@@ -197,7 +197,7 @@ def validate_volume_update(old: Object, new: Object) -> Iterator[Fault]:
         )
 
 
-# -- classes
+# -- storage classes
 
 
 def validate_driver_name(value: Any, path: str) -> Iterator[Fault]:
@@ -221,8 +221,8 @@ def validate_allowed_topologies(value: Any, path: str) -> Iterator[Fault]:
             values = each.get("values") or []
             if not values:
                 yield required_value(f"{at}[{index}].values")
-            for place, text in duplicates(values):
-                yield duplicate_value(f"{at}[{index}].values[{place}]", text)
+            for position, text in duplicates(values):
+                yield duplicate_value(f"{at}[{index}].values[{position}]", text)
             yield from format_validator(names.qualified_name_errors)(each.get("key", ""), f"{at}[{index}].key")
 
 
@@ -262,12 +262,12 @@ def validate_volume_attributes_class_update(old: Object, new: Object) -> Iterato
 
 
 def validate_attachment_source(value: Any, path: str) -> Iterator[Fault]:
-    inline, name = value.get("inlineVolumeSpec"), value.get("persistentVolumeName")
-    why = "must specify exactly one of inlineVolumeSpec and persistentVolumeName"
-    if inline is None and name is None:
-        yield required_value(path, why)
-    elif inline is not None and name is not None:
-        yield forbidden_field(path, why)
+    inline_spec, name = value.get("inlineVolumeSpec"), value.get("persistentVolumeName")
+    msg = "must specify exactly one of inlineVolumeSpec and persistentVolumeName"
+    if inline_spec is None and name is None:
+        yield required_value(path, msg)
+    elif inline_spec is not None and name is not None:
+        yield forbidden_field(path, msg)
     elif name == "":
         yield required_value(f"{path}.persistentVolumeName", "must specify non empty persistentVolumeName")
 
@@ -318,7 +318,7 @@ def validate_node_drivers(value: Any, path: str) -> Iterator[Fault]:
         at = f"{path}[{number}]"
         yield from struct_validator(
             required_fields("name"),
-            ("", lambda found, path: validate_csi_driver_name(found.get("name", ""), f"{path}.name")),
+            ("", lambda driver, path: validate_csi_driver_name(driver.get("name", ""), f"{path}.name")),
             required_fields("nodeID"),
             ("allocatable", struct_validator(("count", validate_nonnegative))),
         )(each, at)

@@ -1,7 +1,7 @@
-"""The table of built-in kinds: what holds for a new object of each, for a changed one, and for its status.
+"""Validation strategies: the validators of each built-in kind for create, update and status update.
 
-`step` is validation as a step of the pipeline: it comes when an object is as it would be stored, and everything that is
-wrong with it is reported together, as Kubernetes does.
+`validation_step` is the validation stage of a write. It runs on the object as it would be stored. All faults of an
+object are reported together, as kube-apiserver does.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -33,20 +33,20 @@ from tapestry.kube.objects import Object, name_of
 from tapestry.kube.resources import EVENTS
 
 UpdateValidator = Callable[[Object, Object], Iterator[Fault]]
-"""What is wrong with an object that was another before: (old, new)."""
+"""Function that yields the faults of an update from `old` to `new`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValidationStrategy:
     validate: Validator = accept_any
-    """Of a new object, and of a changed one where `changed` is not given."""
+    """Validator for new objects, and for updated objects if `validate_update` is None."""
     validate_update: UpdateValidator | None = None
     validate_status_update: UpdateValidator | None = None
     name_check: FormatCheck = names.dns_subdomain_errors
 
 
 def spec_validator(validator: Validator) -> Validator:
-    """A rule for objects that is about their specs."""
+    """Return a validator for objects that validates only the spec."""
     return lambda obj, _: validator(obj.get("spec") or {}, "spec")
 
 
@@ -55,7 +55,7 @@ def status_validator(validator: Validator) -> UpdateValidator:
 
 
 def accept_any_update(_: Object, __: Object) -> Iterator[Fault]:
-    """Of kinds that change as their writers please."""
+    """Accept every update, for kinds whose fields are all mutable."""
     return iter(())
 
 
@@ -228,11 +228,11 @@ STRATEGIES: Mapping[str, ValidationStrategy] = {
 GROUPS_WITH_FREE_FINALIZERS = frozenset(
     {"apiextensions.k8s.io", "apiregistration.k8s.io", "admissionregistration.k8s.io", "coordination.k8s.io"}
 )
-"""Groups whose finalizers can be called anything, as those of custom resources."""
+"""Groups whose finalizers need no domain prefix, like those of custom resources."""
 DEFAULT_STRATEGY = ValidationStrategy()
-"""Every other kind, custom resources among them: what is said of all metadata."""
+"""Strategy of all other kinds, including custom resources: only metadata is validated."""
 UNVALIDATED_SUBRESOURCES = frozenset({"binding"})
-"""Subresources whose handlers have checked all there is."""
+"""Subresources that their handlers validate completely."""
 
 
 async def validation_step(request: WriteRequest, old: Object | None, new: Object | None) -> Object:
@@ -248,23 +248,23 @@ async def validation_step(request: WriteRequest, old: Object | None, new: Object
 
 
 def object_faults(resource_info: ResourceInfo, subresource: str, old: Object | None, new: Object) -> Iterator[Fault]:
-    """What keeps `new` from being stored in the place of `old`."""
-    kind = STRATEGIES.get(resource_info.storage, DEFAULT_STRATEGY)
+    """Yield the faults that prevent storing `new` in place of `old`."""
+    rules = STRATEGIES.get(resource_info.storage, DEFAULT_STRATEGY)
     is_core = not resource_info.is_custom and resource_info.resource.group not in GROUPS_WITH_FREE_FINALIZERS
     if subresource in UNVALIDATED_SUBRESOURCES:
         return
     if old is None:
-        yield from metadata.validate_new_metadata(new["metadata"], kind.name_check, is_core=is_core)
-        yield from kind.validate(new, "")
+        yield from metadata.validate_new_metadata(new["metadata"], rules.name_check, is_core=is_core)
+        yield from rules.validate(new, "")
         return
     yield from metadata.validate_metadata(new["metadata"], is_core=is_core)
     if subresource in ("", "scale"):
-        yield from kind.validate_update(old, new) if kind.validate_update is not None else kind.validate(new, "")
+        yield from rules.validate_update(old, new) if rules.validate_update is not None else rules.validate(new, "")
     elif subresource == "ephemeralcontainers":
         yield from pods.validate_ephemeral_containers_update(old, new)
     elif subresource == "resize":
         yield from pod_resize.validate_pod_resize(old, new)
     elif subresource == "approval":
         yield from certificates.validate_approval_update(old, new)
-    elif subresource == "status" and kind.validate_status_update is not None:
-        yield from kind.validate_status_update(old, new)
+    elif subresource == "status" and rules.validate_status_update is not None:
+        yield from rules.validate_status_update(old, new)

@@ -1,4 +1,4 @@
-"""Volumes of pods: what each kind of them needs, and the paths they are mounted at."""
+"""Validation of pod volumes, volume sources and mounts."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -65,11 +65,11 @@ def validate_file_path(value: Any, path: str) -> Iterator[Fault]:
         yield invalid_value(path, value, "must not start with '..'")
 
 
-# -- what is taken from the pod
+# -- references to pod fields
 
 
 def field_reference_validator(supported: tuple[str, ...]) -> Validator:
-    """A reference to a field of the pod itself."""
+    """Return a validator for a reference to a field of the pod."""
 
     def faults(value: Any, path: str) -> Iterator[Fault]:
         field: str = value.get("fieldPath", "")
@@ -79,16 +79,14 @@ def field_reference_validator(supported: tuple[str, ...]) -> Validator:
         name, bracket, subscript = field.partition("[")
         if bracket and subscript.endswith("']"):
             if name in SUBSCRIPTABLE_FIELDS:
-                complaints = (
-                    names.annotation_key_errors if name == SUBSCRIPTABLE_FIELDS[0] else names.qualified_name_errors
-                )
-                yield from format_validator(complaints)(subscript[1:-2], path)
+                errors = names.annotation_key_errors if name == SUBSCRIPTABLE_FIELDS[0] else names.qualified_name_errors
+                yield from format_validator(errors)(subscript[1:-2], path)
             else:
-                why = f"error converting fieldPath: field label does not support subscript: {name}"
-                yield invalid_value(f"{path}.fieldPath", field, why)
+                msg = f"error converting fieldPath: field label does not support subscript: {name}"
+                yield invalid_value(f"{path}.fieldPath", field, msg)
         elif field not in POD_FIELDS and field not in DOWNWARD_FILE_FIELDS:
-            why = f"error converting fieldPath: field label not supported: {field}"
-            yield invalid_value(f"{path}.fieldPath", field, why)
+            msg = f"error converting fieldPath: field label not supported: {field}"
+            yield invalid_value(f"{path}.fieldPath", field, msg)
         elif field not in supported:
             yield unsupported_value(f"{path}.fieldPath", field, supported)
 
@@ -96,7 +94,7 @@ def field_reference_validator(supported: tuple[str, ...]) -> Validator:
 
 
 def resource_reference_validator(*, in_volume: bool) -> Validator:
-    """A reference to what a container asks for."""
+    """Return a validator for a reference to a container's requests or limits."""
 
     def faults(value: Any, path: str) -> Iterator[Fault]:
         resource = value.get("resource", "")
@@ -132,7 +130,7 @@ def validate_downward_file(value: Any, path: str) -> Iterator[Fault]:
 
 def validate_downward_files(value: Any, path: str) -> Iterator[Fault]:
     for each in value.get("items") or ():
-        yield from validate_downward_file(each, path)  # without its number, as Kubernetes has it
+        yield from validate_downward_file(each, path)  # path without the index, as in kube-apiserver
 
 
 def validate_token_projection(value: Any, path: str) -> Iterator[Fault]:
@@ -142,7 +140,7 @@ def validate_token_projection(value: Any, path: str) -> Iterator[Fault]:
     if seconds > TOKEN_EXPIRATION_BOUNDS[1]:
         yield invalid_value(f"{path}.expirationSeconds", seconds, "may not specify a duration larger than 2^32 seconds")
     if not value.get("path"):
-        yield required_value(f"{path.partition('.sources')[0]}.path")  # of the volume, as Kubernetes has it
+        yield required_value(f"{path.partition('.sources')[0]}.path")  # path of the volume, as in kube-apiserver
 
 
 PROJECTION_VALIDATORS: dict[str, Validator] = {
@@ -157,17 +155,17 @@ PROJECTION_VALIDATORS: dict[str, Validator] = {
 
 def validate_projected_volume(value: Any, path: str) -> Iterator[Fault]:
     yield from struct_validator(("defaultMode", validate_file_mode))(value, path)
-    taken: set[str] = set()
+    paths: set[str] = set()
     for number, each in enumerate(value.get("sources") or ()):
         at = f"{path}.sources[{number}]"
-        found = [kind for kind in PROJECTION_VALIDATORS if each.get(kind) is not None]
-        for kind in found:
+        kinds = [kind for kind in PROJECTION_VALIDATORS if each.get(kind) is not None]
+        for kind in kinds:
             yield from PROJECTION_VALIDATORS[kind](each[kind], f"{at}.{kind}")
             for file in projected_paths(each[kind]):
-                if file in taken:
+                if file in paths:
                     yield invalid_value(path, each[kind].get("name") or file, "conflicting duplicate paths")
-                taken.add(file)
-        if len(found) > 1:
+                paths.add(file)
+        if len(kinds) > 1:
             yield forbidden_field(at, "may not specify more than 1 volume type per source")
 
 
@@ -180,8 +178,8 @@ def projected_paths(source: Object) -> Iterator[str]:
 def validate_csi_driver_name(value: Any, path: str) -> Iterator[Fault]:
     if len(value) > names.LABEL_LIMIT:
         yield too_long(path, names.LABEL_LIMIT)
-    for why in names.dns_subdomain_errors(value.lower()):
-        yield invalid_value(path, value, why)
+    for msg in names.dns_subdomain_errors(value.lower()):
+        yield invalid_value(path, value, msg)
 
 
 def validate_size_limit(value: Any, path: str) -> Iterator[Fault]:
@@ -246,18 +244,18 @@ VOLUME_SOURCE_VALIDATORS: dict[str, Validator] = {
 
 
 def validate_volumes(value: Any, path: str) -> Iterator[Fault]:
-    """Faults of the volumes of a pod; see `usable` for those that containers can mount."""
+    """Validate the volumes of a pod. `pods.mountable_volumes` returns those that containers can mount."""
     seen: set[str] = set()
     for number, each in enumerate(value):
         at, name = f"{path}[{number}]", each.get("name", "")
-        found = [kind for kind in each if kind in VOLUME_SOURCE_VALIDATORS]
-        if len(found) > 1:  # the first that Kubernetes comes to is the one that is meant
-            found.sort(key=list(VOLUME_SOURCE_VALIDATORS).index)
-        for kind in found[:1]:
+        kinds = [kind for kind in each if kind in VOLUME_SOURCE_VALIDATORS]
+        if len(kinds) > 1:  # kube-apiserver uses the first type in this order
+            kinds.sort(key=list(VOLUME_SOURCE_VALIDATORS).index)
+        for kind in kinds[:1]:
             yield from VOLUME_SOURCE_VALIDATORS[kind](each[kind], f"{at}.{kind}")
-        for kind in found[1:]:
+        for kind in kinds[1:]:
             yield forbidden_field(f"{at}.{kind}", "may not specify more than 1 volume type")
-        if not found:
+        if not kinds:
             yield required_value(at, "must specify a volume type")
         if name:
             yield from validate_dns_label(name, f"{at}.name")
@@ -272,41 +270,40 @@ validate_dns_label = format_validator(names.dns_label_errors)
 
 
 def validate_volume_mounts(container: Object, mountable: set[str], path: str) -> Iterator[Fault]:
-    """Faults of the mounts of a container."""
-    points: set[str] = set()
+    mount_paths: set[str] = set()
     devices = {each.get("name"): each.get("devicePath") for each in container.get("volumeDevices") or ()}
     for number, each in enumerate(container["volumeMounts"]):
-        at, name, point = f"{path}[{number}]", each.get("name", ""), each.get("mountPath", "")
+        at, name, mount_path = f"{path}[{number}]", each.get("name", ""), each.get("mountPath", "")
         if not name:
             yield required_value(f"{at}.name")
         if name not in mountable:
             yield value_not_found(f"{at}.name", name)
-        if not point:
+        if not mount_path:
             yield required_value(f"{at}.mountPath")
-        if point in points:
-            yield invalid_value(f"{at}.mountPath", point, "must be unique")
-        points.add(point)
+        if mount_path in mount_paths:
+            yield invalid_value(f"{at}.mountPath", mount_path, "must be unique")
+        mount_paths.add(mount_path)
         if name in devices:
             yield invalid_value(f"{at}.name", name, "must not already exist in volumeDevices")
-        if point in devices.values():
-            yield invalid_value(f"{at}.mountPath", point, "must not already exist as a path in volumeDevices")
+        if mount_path in devices.values():
+            yield invalid_value(f"{at}.mountPath", mount_path, "must not already exist as a path in volumeDevices")
         if len(each) > 2:
             yield from validate_mount_options(container, each, path, at)
 
 
 def validate_mount_options(container: Object, mount: Object, path: str, at: str) -> Iterator[Fault]:
-    if below := mount.get("subPath"):
-        yield from validate_relative_path(below, f"{path}.subPath")
+    if sub_path := mount.get("subPath"):
+        yield from validate_relative_path(sub_path, f"{path}.subPath")
     if expression := mount.get("subPathExpr"):
-        if below:
-            why = "subPathExpr and subPath are mutually exclusive"
-            yield invalid_value(f"{at}.subPathExpr", expression, why)
+        if sub_path:
+            msg = "subPathExpr and subPath are mutually exclusive"
+            yield invalid_value(f"{at}.subPathExpr", expression, msg)
         yield from validate_relative_path(expression, f"{path}.subPathExpr")
     if propagation := mount.get("mountPropagation"):
         yield from one_of("Bidirectional", "HostToContainer", "None")(propagation, f"{path}.mountPropagation")
         if propagation == "Bidirectional" and not (container.get("securityContext") or {}).get("privileged"):
-            why = "Bidirectional mount propagation is available only to privileged containers"
-            yield forbidden_field(f"{path}.mountPropagation", why)
+            msg = "Bidirectional mount propagation is available only to privileged containers"
+            yield forbidden_field(f"{path}.mountPropagation", msg)
     if recursive := mount.get("recursiveReadOnly"):
         at = f"{path}.recursiveReadOnly"
         yield from one_of("Disabled", "Enabled", "IfPossible")(recursive, at)
@@ -315,7 +312,6 @@ def validate_mount_options(container: Object, mount: Object, path: str, at: str)
 
 
 def validate_volume_devices(container: Object, sources: dict[str, Object], path: str) -> Iterator[Fault]:
-    """Faults of the raw devices of a container."""
     seen: set[str] = set()
     for number, each in enumerate(container["volumeDevices"]):
         at, name = f"{path}[{number}]", each.get("name", "")
@@ -326,8 +322,8 @@ def validate_volume_devices(container: Object, sources: dict[str, Object], path:
         if name not in sources:
             yield value_not_found(f"{at}.name", name)
         elif not sources[name].keys() & {"persistentVolumeClaim", "ephemeral"}:
-            why = "can only use volume source type of PersistentVolumeClaim or Ephemeral for block mode"
-            yield invalid_value(f"{at}.name", name, why)
+            msg = "can only use volume source type of PersistentVolumeClaim or Ephemeral for block mode"
+            yield invalid_value(f"{at}.name", name, msg)
         if not each.get("devicePath"):
             yield required_value(f"{at}.devicePath")
         seen.add(name)

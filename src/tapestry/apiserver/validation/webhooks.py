@@ -1,4 +1,4 @@
-"""Webhook configurations, and what they share with the conversions of custom resources: whom to call, and how."""
+"""Validation of webhook configurations and of the conversion webhooks of CRDs."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -32,7 +32,7 @@ MAX_MATCH_CONDITIONS = 64
 URL_FORMAT_HINT = "; desired format: https://host[/path]"
 
 
-# -- whom to call
+# -- client configuration
 
 
 def validate_client_config(value: Any, path: str) -> Iterator[Fault]:
@@ -89,13 +89,13 @@ def validate_service_path(value: str, path: str) -> Iterator[Fault]:
         if not each:
             yield invalid_value(path, value, f"segment[{number}] may not be empty")
             continue
-        for why in names.dns_subdomain_errors(each):
-            yield invalid_value(path, value, f"segment[{number}]: {why}")
+        for msg in names.dns_subdomain_errors(each):
+            yield invalid_value(path, value, f"segment[{number}]: {msg}")
 
 
 def validate_review_versions(value: Sequence[str], path: str, detail: str = "") -> Iterator[Fault]:
-    """Versions of reviews: one at least has to be one that the server can send."""
-    listed = ", ".join(REVIEW_VERSIONS)
+    """Require at least one review version that this server can send."""
+    supported = ", ".join(REVIEW_VERSIONS)
     if not value:
         yield required_value(path, detail)
         return
@@ -105,10 +105,10 @@ def validate_review_versions(value: Sequence[str], path: str, detail: str = "") 
             yield invalid_value(f"{path}[{number}]", each, "duplicate version")
             continue
         seen.add(each)
-        for complaint in names.dns_1035_label_errors(each):
-            yield invalid_value(f"{path}[{number}]", each, complaint)
+        for msg in names.dns_1035_label_errors(each):
+            yield invalid_value(f"{path}[{number}]", each, msg)
     if not set(value) & set(REVIEW_VERSIONS):
-        yield invalid_value(path, value, f"must include at least one of {listed}")
+        yield invalid_value(path, value, f"must include at least one of {supported}")
 
 
 # -- configurations
@@ -122,7 +122,7 @@ def validate_webhook_name(value: str, path: str) -> Iterator[Fault]:
 
 
 def exclusive_wildcard_validator(noun: str) -> Validator:
-    """A rule for lists in which `*` stands alone."""
+    """Return a validator for lists in which `*` must be the only item."""
 
     def faults(value: Any, path: str) -> Iterator[Fault]:
         if len(value) > 1 and "*" in value:
@@ -144,7 +144,7 @@ def validate_not_empty(value: Any, path: str) -> Iterator[Fault]:
 
 
 def validate_rule_resources(value: Any, path: str) -> Iterator[Fault]:
-    wide: set[str] = set()
+    wildcards: set[str] = set()
     for number, each in enumerate(value):
         at = f"{path}[{number}]"
         if not each:
@@ -153,15 +153,15 @@ def validate_rule_resources(value: Any, path: str) -> Iterator[Fault]:
         if not slash:
             continue
         for pattern in (f"{plural}/*", f"*/{subresource}"):
-            if pattern in wide:
+            if pattern in wildcards:
                 yield invalid_value(at, each, f"if '{pattern}' is present, must not specify {each}")
         if "*" in (plural, subresource):
-            wide.add(each)
+            wildcards.add(each)
     if len(value) > 1 and "*/*" in value:
         yield invalid_value(path, value, "if '*/*' is present, must not specify other resources")
     if "*" in value and any("/" not in each and each != "*" for each in value):
-        why = "if '*' is present, must not specify other resources without subresources"
-        yield invalid_value(path, value, why)
+        msg = "if '*' is present, must not specify other resources without subresources"
+        yield invalid_value(path, value, msg)
 
 
 validate_webhook_rule = struct_validator(
@@ -179,9 +179,9 @@ validate_webhook_rule = struct_validator(
 
 
 def validate_admission_review_versions(value: Any, path: str) -> Iterator[Fault]:
-    why = f"must specify one of {', '.join(REVIEW_VERSIONS)}"
+    msg = f"must specify one of {', '.join(REVIEW_VERSIONS)}"
     yield from validate_review_versions(
-        value.get("admissionReviewVersions") or (), f"{path}.admissionReviewVersions", why
+        value.get("admissionReviewVersions") or (), f"{path}.admissionReviewVersions", msg
     )
 
 
@@ -198,8 +198,8 @@ def validate_match_conditions(value: Any, path: str) -> Iterator[Fault]:
         if not each.get("name"):
             yield required_value(f"{at}.name")
             continue
-        for why in names.qualified_name_errors(each["name"]):
-            yield invalid_value(f"{at}.name", each["name"], why)
+        for msg in names.qualified_name_errors(each["name"]):
+            yield invalid_value(f"{at}.name", each["name"], msg)
     yield from validate_unique_items("name", [each for each in value if each.get("name")], path)
 
 
@@ -252,7 +252,7 @@ validate_validating_configuration = configuration_validator(webhook_validator())
 
 
 def validate_conversion(definition: Any, _: str) -> Iterator[Fault]:
-    """Paths are those of a form of definitions that is no longer served, as in Kubernetes."""
+    """Validate a CRD's conversion. Paths are those of v1beta1 definitions, as in kube-apiserver."""
     value, path = definition["spec"].get("conversion") or {"strategy": "None"}, "spec.conversion"
     webhook = value.get("webhook") or {}
     client, reviews = webhook.get("clientConfig"), webhook.get("conversionReviewVersions") or ()
@@ -265,6 +265,6 @@ def validate_conversion(definition: Any, _: str) -> Iterator[Fault]:
             yield from validate_client_config(client, at)
         yield from validate_review_versions(reviews, versions_at)
         return
-    for found, where in ((client, at), (reviews, versions_at)):
-        if found:
-            yield forbidden_field(where, "should not be set when strategy is not set to Webhook")
+    for part, field_path in ((client, at), (reviews, versions_at)):
+        if part:
+            yield forbidden_field(field_path, "should not be set when strategy is not set to Webhook")

@@ -1,4 +1,4 @@
-"""Workloads: sets of pods made from a template, which they find again by a selector."""
+"""Validation of Deployments, ReplicaSets, ReplicationControllers, StatefulSets and DaemonSets."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,7 +32,7 @@ STATEFUL_SET_UPDATE_MESSAGE = (
     "'revisionHistoryLimit', 'persistentVolumeClaimRetentionPolicy' and 'minReadySeconds' are forbidden"
 )
 
-# -- numbers that may be shares
+# -- numbers or percentages
 
 
 def validate_int_or_percent(value: Any, path: str) -> Iterator[Fault]:
@@ -57,7 +57,7 @@ def int_or_percent_value(value: Any) -> int:
 
 
 def selector_validator(noun: str) -> Validator:
-    """A rule for a spec: its selector is there, chooses something, and chooses the pods of its template."""
+    """Return a validator for a spec whose selector must be set, not empty and match the pod template."""
 
     def faults(spec: Any, path: str) -> Iterator[Fault]:
         selector = spec.get("selector")
@@ -72,28 +72,28 @@ def selector_validator(noun: str) -> Validator:
 
 
 def validate_selector_matches_template(spec: Any, path: str) -> Iterator[Fault]:
-    """A fault where the selector does not choose the template."""
+    """Yield a fault if the selector does not match the labels of the pod template."""
     labels = value_at(spec, "template", "metadata", "labels", default={})
     try:
-        chooses = spec.get("selector") is not None and selector_of(spec["selector"]).matches(labels)
+        is_match = spec.get("selector") is not None and selector_of(spec["selector"]).matches(labels)
     except SelectorError:
         yield invalid_value(f"{path}.selector", spec["selector"], "invalid label selector")
         return
-    if not chooses:
+    if not is_match:
         yield invalid_value(f"{path}.template.metadata.labels", labels or None, SELECTOR_MISMATCH_MESSAGE)
 
 
 def restart_always_validator(noun: str) -> Validator:
-    """A rule for a spec: its pods never end."""
+    """Return a validator for a spec whose pods must have the restart policy Always."""
 
     def faults(spec: Any, path: str) -> Iterator[Fault]:
-        found = value_at(spec, "template", "spec", default={})
-        policy = found.get("restartPolicy", "")
+        pod_spec = value_at(spec, "template", "spec", default={})
+        policy = pod_spec.get("restartPolicy", "")
         if policy != "Always":
             yield unsupported_value(f"{path}.template.spec.restartPolicy", policy, ("Always",))
-        if found.get("activeDeadlineSeconds") is not None:
-            why = f"activeDeadlineSeconds in {noun} is not Supported"
-            yield forbidden_field(f"{path}.template.spec.activeDeadlineSeconds", why)
+        if pod_spec.get("activeDeadlineSeconds") is not None:
+            msg = f"activeDeadlineSeconds in {noun} is not Supported"
+            yield forbidden_field(f"{path}.template.spec.activeDeadlineSeconds", msg)
 
     return faults
 
@@ -124,8 +124,8 @@ def validate_deployment_strategy(value: Any, path: str) -> Iterator[Fault]:
         case "RollingUpdate":
             yield from validate_deployment_rolling_update(value.get("rollingUpdate") or {}, f"{path}.rollingUpdate")
         case other:
-            found = {"Type": other or "", "RollingUpdate": value.get("rollingUpdate")}
-            yield unsupported_value(path, found, ("Recreate", "RollingUpdate"))
+            reported = {"Type": other or "", "RollingUpdate": value.get("rollingUpdate")}
+            yield unsupported_value(path, reported, ("Recreate", "RollingUpdate"))
 
 
 def validate_progress_deadline(spec: Any, path: str) -> Iterator[Fault]:
@@ -158,7 +158,7 @@ validate_replica_set_spec = struct_validator(
 
 
 def validate_replication_controller_template(spec: Any, path: str) -> Iterator[Fault]:
-    """Of a replication controller, whose selector is nothing but labels."""
+    """Validate the template of a ReplicationController, whose selector is a map of labels."""
     selector, labels = spec.get("selector") or {}, value_at(spec, "template", "metadata", "labels", default={})
     if not selector:
         yield required_value(f"{path}.selector")
@@ -192,13 +192,13 @@ def validate_stateful_set_strategy(value: Any, path: str) -> Iterator[Fault]:
     match value.get("type"):
         case "OnDelete":
             if update is not None:
-                shown = {"Partition": update.get("partition", 0), "MaxUnavailable": update.get("maxUnavailable")}
-                yield invalid_value(f"{path}.rollingUpdate", shown, "only allowed for updateStrategy 'RollingUpdate'")
+                rolling = {"Partition": update.get("partition", 0), "MaxUnavailable": update.get("maxUnavailable")}
+                yield invalid_value(f"{path}.rollingUpdate", rolling, "only allowed for updateStrategy 'RollingUpdate'")
         case "RollingUpdate":
             yield from struct_validator(("partition", validate_nonnegative))(update or {}, f"{path}.rollingUpdate")
         case other:
-            found = {"Type": other or "", "RollingUpdate": update}
-            yield invalid_value(path, found, "must be 'RollingUpdate' or 'OnDelete'")
+            strategy = {"Type": other or "", "RollingUpdate": update}
+            yield invalid_value(path, strategy, "must be 'RollingUpdate' or 'OnDelete'")
 
 
 def validate_claim_retention_policy(value: Any, path: str) -> Iterator[Fault]:
@@ -213,16 +213,14 @@ def validate_volume_claim_templates(value: Any, path: str) -> Iterator[Fault]:
 
 
 def validate_stateful_set_template(spec: Any, path: str) -> Iterator[Fault]:
-    """Of a stateful set, whose pods have the claims as volumes, too."""
+    """Validate the template of a StatefulSet with its claim templates added as volumes."""
     template = spec.get("template") or {}
-    names_of_claims = [
-        value_at(each, "metadata", "name", default="") for each in spec.get("volumeClaimTemplates") or ()
-    ]
-    if names_of_claims:
-        made = [{"name": each, "persistentVolumeClaim": {"claimName": each}} for each in names_of_claims]
-        own = value_at(template, "spec", "volumes", default=[])
-        both = [*made, *(each for each in own if each.get("name") not in names_of_claims)]
-        template = {**template, "spec": {**(template.get("spec") or {}), "volumes": both}}
+    claim_names = [value_at(each, "metadata", "name", default="") for each in spec.get("volumeClaimTemplates") or ()]
+    if claim_names:
+        claim_volumes = [{"name": each, "persistentVolumeClaim": {"claimName": each}} for each in claim_names]
+        volumes = value_at(template, "spec", "volumes", default=[])
+        all_volumes = [*claim_volumes, *(each for each in volumes if each.get("name") not in claim_names)]
+        template = {**template, "spec": {**(template.get("spec") or {}), "volumes": all_volumes}}
     return pods.validate_pod_template(template, f"{path}.template")
 
 
@@ -281,8 +279,8 @@ def validate_daemon_set_strategy(value: Any, path: str) -> Iterator[Fault]:
         case "RollingUpdate":
             yield from validate_daemon_set_rolling_update(value.get("rollingUpdate") or {}, f"{path}.rollingUpdate")
         case other:
-            found = {"Type": other or "", "RollingUpdate": value.get("rollingUpdate")}
-            yield unsupported_value(path, found, ("RollingUpdate", "OnDelete"))
+            reported = {"Type": other or "", "RollingUpdate": value.get("rollingUpdate")}
+            yield unsupported_value(path, reported, ("RollingUpdate", "OnDelete"))
 
 
 def validate_daemon_set_selector(spec: Any, path: str) -> Iterator[Fault]:
@@ -304,7 +302,7 @@ validate_daemon_set_spec = struct_validator(
 
 
 def immutable_selector_validator(validator: Validator) -> Callable[[Object, Object], Iterator[Fault]]:
-    """What holds for a changed workload: what holds for a new one, and its selector stays."""
+    """Return an update validator that applies `validator` and requires an unchanged selector."""
 
     def faults(old: Object, new: Object) -> Iterator[Fault]:
         yield from validator(new["spec"], "spec")
@@ -317,14 +315,14 @@ def immutable_selector_validator(validator: Validator) -> Callable[[Object, Obje
 
 
 def counter_validator(*counters: str, upper_bounds: tuple[tuple[str, str], ...] = ()) -> Validator:
-    """A rule for a status: numbers of pods, some of which cannot be greater than others."""
+    """Return a validator for a status: counters are not negative and some have an upper bound."""
 
     def faults(status: Any, path: str) -> Iterator[Fault]:
         for each in counters:
             yield from validate_nonnegative(status.get(each, 0), f"{path}.{each}")
         for small, large in upper_bounds:
             if status.get(small, 0) > status.get(large, 0):
-                word = f"status.{large}" if large == "replicas" else large
-                yield invalid_value(f"{path}.{small}", status[small], f"cannot be greater than {word}")
+                bound_name = f"status.{large}" if large == "replicas" else large
+                yield invalid_value(f"{path}.{small}", status[small], f"cannot be greater than {bound_name}")
 
     return faults

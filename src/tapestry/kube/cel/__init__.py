@@ -1,1 +1,1 @@
-"""CEL as Kubernetes speaks it: expressions that are checked before they run, and end."""
+"""Common Expression Language as in Kubernetes: type-checked expressions with a bounded cost."""

@@ -1,7 +1,7 @@
-"""From a tree to a program: every node gets a type and becomes a function of the variables.
+"""Compiler from a CEL syntax tree to a typed program of Python closures.
 
-Checking and compiling are one walk, because what a call does is known as soon as its types are.  A function of a
-program takes a frame: the variables by name, those of macros by a name that no other has, and the meter.
+Type checking and compilation are one pass, because argument types determine which overload a call uses. A compiled
+function takes an activation: the variables by name, comprehension variables under unique names, and the meter.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,39 +32,39 @@ from tapestry.kube.cel.values import OPTIONAL_NONE, OptionalValue, TypeValue, ty
 MAX_DEPTH = 120
 CONVERSION_FUNCTIONS = ("int", "uint", "double", "bool", "string", "bytes")
 LITERAL_CHECKED_FUNCTIONS = ("duration", "timestamp", "matches")
-"""Functions whose literal arguments are tried when the expression is compiled."""
+"""Functions whose literal arguments are validated at compile time."""
 
 Typed = tuple[Type, Code]
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """An expression, ready to be asked as often as one likes."""
+    """Compiled expression that can be evaluated any number of times."""
 
     text: str
     type: Type
     variable_names: frozenset[str]
-    """The variables that it refers to."""
+    """Names of the declared variables that the expression uses."""
     size: int
     code: Code
     cost: int = 0
-    """What it costs at least where all that it looks at is as large as it can be."""
+    """Estimated minimum cost if all inputs have their maximum size."""
 
     def evaluate(self, variables: Mapping[str, Any], meter: Meter) -> Any:
-        """Its value; raises EvaluationError or CostExceeded."""
+        """Return the value of the expression. Raise EvaluationError or CostExceeded."""
         meter.charge(self.size)
         try:
             return self.code({**variables, METER_VARIABLE: meter})
         except (TypeError, ValueError, AttributeError, KeyError, RecursionError, OverflowError) as error:
-            # data that are not of the type they were said to be: strangers write them
+            # untrusted data whose types differ from the declared types
             raise no_overload_error() from error
 
 
 def compile_expression(text: str, variables: Mapping[str, Type]) -> Program:
-    """The program of an expression; raises CompileError."""
+    """Compile an expression. Raise CompileError."""
     compiler = Compiler(variables)
     try:
-        found, code = compiler.compile_node(parser.parse_expression(text))
+        type_, code = compiler.compile_node(parser.parse_expression(text))
     except RecursionError:
         raise CompileError(text, [Issue(0, "expression recursion limit exceeded")]) from None
     if compiler.issues or compiler.mixed_type_issues:
@@ -72,7 +72,7 @@ def compile_expression(text: str, variables: Mapping[str, Type]) -> Program:
     if compiler.folding_error:
         raise FoldingError(compiler.folding_error)
     return Program(
-        text, compiler.unifier.resolve(found), frozenset(compiler.variable_names), compiler.size, code, compiler.cost
+        text, compiler.unifier.resolve(type_), frozenset(compiler.variable_names), compiler.size, code, compiler.cost
     )
 
 
@@ -80,14 +80,14 @@ class Compiler:
     def __init__(self, variables: Mapping[str, Type]) -> None:
         self.issues: list[Issue] = []
         self.mixed_type_issues: list[Issue] = []
-        """Lists and maps of more than one type: complained of where there is nothing else to complain of."""
+        """Lists and maps with mixed types. They are reported only if there are no other issues."""
         self.folding_error = ""
-        """What is wrong with a constant."""
+        """First error in a constant subexpression."""
         self.variable_names: set[str] = set()
         self.size = 0
         self.cost = 0
         self.unifier = TypeUnifier()
-        self._scope: dict[str, tuple[str, Type]] = {name: (name, found) for name, found in variables.items()}
+        self._scope: dict[str, tuple[str, Type]] = {name: (name, declared) for name, declared in variables.items()}
         self._declared_variables = frozenset(variables)
         self._depth = 0
 
@@ -96,9 +96,9 @@ class Compiler:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise RecursionError
-        found = self._compile_node(node)
+        typed = self._compile_node(node)
         self._depth -= 1
-        return found
+        return typed
 
     def _compile_node(self, node: parser.Node) -> Typed:
         match node:
@@ -132,11 +132,11 @@ class Compiler:
     def ident(self, node: parser.Ident) -> Typed:
         name = node.name
         if name in self._scope:
-            slot, found = self._scope[name]
+            slot, declared = self._scope[name]
             self.cost += 1
             if slot in self._declared_variables:
                 self.variable_names.add(slot)
-            return found, lambda frame: frame[slot]
+            return declared, lambda frame: frame[slot]
         if name in TYPE_NAMES or name == "type":
             return type_of(Type(name)), constant(TypeValue(name))
         return self.report_issue(node, f"undeclared reference to '{name}' (in container '')")
@@ -148,29 +148,29 @@ class Compiler:
             return self.ident(parser.Ident(node.at, name))
         operand, code = self.compile_node(node.operand)
         operand = self.unifier.resolve(operand)
-        within = operand.parameters[0] if is_optional(operand) else operand
-        found, name = self.field(node, within)
-        self.cost += not node.test and within not in (DYN, ERROR)
+        container = operand.parameters[0] if is_optional(operand) else operand
+        field_type, name = self.field(node, container)
+        self.cost += not node.test and container not in (DYN, ERROR)
         if node.test:
             return BOOL, presence_code(code, name)
         if node.optional or is_optional(operand):
-            return found if is_optional(found) else optional_of(found), optional_select_code(code, name)
-        return found, select_code(code, name)
+            return field_type if is_optional(field_type) else optional_of(field_type), optional_select_code(code, name)
+        return field_type, select_code(code, name)
 
-    def field(self, node: parser.Select, within: Type) -> tuple[Type, str]:
-        """The type of a field, and its name in the data."""
-        if within.fields is not None:
-            found = within.fields.get(node.field)
-            if found is None and node.field in parser.RESERVED:
-                found = within.fields.get(f"__{node.field}__")
-            if found is not None:
-                return found.type, found.name
+    def field(self, node: parser.Select, container: Type) -> tuple[Type, str]:
+        """Return the type of a field and its name in the data."""
+        if container.fields is not None:
+            declared = container.fields.get(node.field)
+            if declared is None and node.field in parser.RESERVED:
+                declared = container.fields.get(f"__{node.field}__")
+            if declared is not None:
+                return declared.type, declared.name
             return self.report_issue(node, f"undefined field '{node.field}'")[0], node.field
-        if within.name == "map":
-            return within.parameters[1], node.field
-        if within.name in ("dyn", ERROR.name):
+        if container.name == "map":
+            return container.parameters[1], node.field
+        if container.name in ("dyn", ERROR.name):
             return DYN, node.field
-        return self.report_issue(node, f"type '{within}' does not support field selection")[0], node.field
+        return self.report_issue(node, f"type '{container}' does not support field selection")[0], node.field
 
     # -- calls
 
@@ -195,14 +195,14 @@ class Compiler:
             if name in GLOBALS or name in MEMBERS:
                 return self.report_no_overload(node, name, types, is_member=is_member)
             return self.report_issue(node, f"undeclared reference to '{name}' (in container '')")
-        mixed = name == "format"  # whose values are of any type each
+        allow_mixed = name == "format"  # values of a format may have different types
         typed = [
-            self.list_literal(each, allow_mixed=mixed)
+            self.list_literal(each, allow_mixed=allow_mixed)
             if isinstance(each, parser.ListLiteral)
             else self.compile_node(each)
             for each in args
         ]
-        types, codes = [found for found, _ in typed], [code for _, code in typed]
+        types, codes = [arg_type for arg_type, _ in typed], [code for _, code in typed]
         fitting, result = self.resolve(overloads, types)
         if not fitting:
             return self.report_no_overload(node, name, types, is_member=is_member)
@@ -211,14 +211,14 @@ class Compiler:
         return result, call_code(fitting, codes, is_known=self.is_known(types))
 
     def resolve(self, overloads: Sequence[Overload], types: Sequence[Type]) -> tuple[list[Overload], Type]:
-        """The overloads that could be meant, and what comes of them."""
+        """Return the matching overloads and their common result type."""
         fitting: list[Overload] = []
         result = DYN
         for each in overloads:
-            *wanted, made = self.unifier.with_fresh_variables([*each.args, each.result])
-            if self.unifier.unify(wanted, types):
-                same = not fitting or self.unifier.resolve(made) == self.unifier.resolve(result)
-                result = made if same else DYN
+            *expected, returned = self.unifier.with_fresh_variables([*each.args, each.result])
+            if self.unifier.unify(expected, types):
+                is_same = not fitting or self.unifier.resolve(returned) == self.unifier.resolve(result)
+                result = returned if is_same else DYN
                 fitting.append(each)
         return fitting, result
 
@@ -228,27 +228,27 @@ class Compiler:
     def report_no_overload(
         self, node: parser.Node, name: str, types: Sequence[Type], *, is_member: bool = False
     ) -> Typed:
-        shown = [str(self.unifier.resolve(each)) for each in types]
-        applied = f"{shown[0]}.({', '.join(shown[1:])})" if is_member else f"({', '.join(shown)})"
+        type_names = [str(self.unifier.resolve(each)) for each in types]
+        applied = f"{type_names[0]}.({', '.join(type_names[1:])})" if is_member else f"({', '.join(type_names)})"
         return self.report_issue(node, f"found no matching overload for '{name}' applied to '{applied}'")
 
     def check_literals(
         self, node: parser.Call, name: str, args: Sequence[parser.Node], fitting: list[Overload]
     ) -> None:
-        """Find out now what no data will change."""
+        """Report errors in literal arguments at compile time."""
         last = args[-1] if args else None
         if name == "format" and isinstance(args[0], parser.Literal) and isinstance(last, parser.ListLiteral):
             values = [each.value if isinstance(each, parser.Literal) else UNKNOWN for each, _ in last.items]
-            for number, why in format_errors(args[0].value, values):
-                self.issues.append(Issue(node.at if number is None else last.items[number][0].at, why))
+            for number, message in format_errors(args[0].value, values):
+                self.issues.append(Issue(node.at if number is None else last.items[number][0].at, message))
         if not isinstance(last, parser.Literal) or not isinstance(last.value, str | int | float):
             return
         if name in LITERAL_CHECKED_FUNCTIONS and isinstance(last.value, str):
-            tried = ("", last.value) if len(args) > 1 else (last.value,)
-            if self.literal_error(fitting, tried):
+            arguments = ("", last.value) if len(args) > 1 else (last.value,)
+            if self.literal_error(fitting, arguments):
                 self.issues.append(Issue(last.at, f"invalid {name} argument"))
-        elif name in CONVERSION_FUNCTIONS and (why := self.literal_error(fitting, (last.value,))):
-            self.folding_error = self.folding_error or why
+        elif name in CONVERSION_FUNCTIONS and (message := self.literal_error(fitting, (last.value,))):
+            self.folding_error = self.folding_error or message
 
     def literal_error(self, fitting: list[Overload], values: tuple[Any, ...]) -> str:
         try:
@@ -258,34 +258,34 @@ class Compiler:
         return ""
 
     def logical_operation(self, node: parser.Call) -> Typed:
-        codes, before, dearest = [], self.cost, self.cost
+        codes, before, highest = [], self.cost, self.cost
         for each in node.args:
             self.cost = before
-            found, code = self.compile_node(each)
+            operand_type, code = self.compile_node(each)
             codes.append(code)
-            dearest = max(dearest, self.cost)  # one of them may decide
-            if not self.unifier.unify([BOOL], [found]):
-                self.report_issue(each, f"expected type 'bool' but found '{self.unifier.resolve(found)}'")
-        self.cost = dearest
+            highest = max(highest, self.cost)  # the cost of the most expensive operand
+            if not self.unifier.unify([BOOL], [operand_type]):
+                self.report_issue(each, f"expected type 'bool' but found '{self.unifier.resolve(operand_type)}'")
+        self.cost = highest
         return BOOL, comprehensions.logical_operator(codes, deciding_value=node.function == "_||_")
 
     def conditional(self, node: parser.Call) -> Typed:
-        asked, condition = self.compile_node(node.args[0])
+        condition_type, condition = self.compile_node(node.args[0])
         before = self.cost
-        first, yes = self.compile_node(node.args[1])
-        dear, self.cost = self.cost, before
-        second, no = self.compile_node(node.args[2])
-        self.cost = max(self.cost, dear)
-        joined = self.unifier.join(first, second) if self.unifier.unify([BOOL], [asked]) else None
+        true_type, if_true = self.compile_node(node.args[1])
+        true_cost, self.cost = self.cost, before
+        false_type, if_false = self.compile_node(node.args[2])
+        self.cost = max(self.cost, true_cost)
+        joined = self.unifier.join(true_type, false_type) if self.unifier.unify([BOOL], [condition_type]) else None
         if joined is None:
-            return self.report_no_overload(node, node.function, [asked, first, second])
+            return self.report_no_overload(node, node.function, [condition_type, true_type, false_type])
 
         def run(frame: Activation) -> Any:
             value = condition(frame)
             if value is True:
-                return yes(frame)
+                return if_true(frame)
             if value is False:
-                return no(frame)
+                return if_false(frame)
             raise no_overload_error()
 
         return joined, run
@@ -296,12 +296,12 @@ class Compiler:
         codes: list[Code] = []
         joined = self.unifier.fresh_variable()
         for each, optional in node.items:
-            found, code = self.compile_node(each)
+            item_type, code = self.compile_node(each)
             codes.append(code)
             joined = (
                 DYN
                 if allow_mixed
-                else self.join_types(each, joined, self.unwrap_optional(each, found) if optional else found)
+                else self.join_types(each, joined, self.unwrap_optional(each, item_type) if optional else item_type)
             )
         if any(optional for _, optional in node.items):
             flags = [optional for _, optional in node.items]
@@ -318,23 +318,23 @@ class Compiler:
             entries.append((key_code, value_code, optional))
 
         def run(frame: Activation) -> Any:
-            found = {}
+            result = {}
             for key_code, value_code, optional in entries:
                 key, value = key_code(frame), value_code(frame)
-                if optional and not value.is_there:
+                if optional and not value.has_value:
                     continue
-                found[key] = value.value if optional else value
-            return found
+                result[key] = value.value if optional else value
+            return result
 
         return map_of(keys, values), run
 
     def join_types(self, node: parser.Node, joined: Type, found: Type) -> Type:
-        both = self.unifier.join(joined, found)
-        if both is None:
-            wanted, shown = self.unifier.resolve(joined), self.unifier.resolve(found)
-            self.mixed_type_issues.append(Issue(node.at, f"expected type '{wanted}' but found '{shown}'"))
+        common = self.unifier.join(joined, found)
+        if common is None:
+            expected, actual = self.unifier.resolve(joined), self.unifier.resolve(found)
+            self.mixed_type_issues.append(Issue(node.at, f"expected type '{expected}' but found '{actual}'"))
             return DYN
-        return both
+        return common
 
     def unwrap_optional(self, node: parser.Node, found: Type) -> Type:
         found = self.unifier.resolve(found)
@@ -349,40 +349,40 @@ class Compiler:
     # -- macros
 
     def comprehension(self, node: parser.Comprehension) -> Typed:
-        found, source = self.compile_node(node.source)
-        elements = self.iteration_types(node, self.unifier.resolve(found), len(node.variables))
+        source_type, source = self.compile_node(node.source)
+        elements = self.iteration_types(node, self.unifier.resolve(source_type), len(node.variables))
         if elements is None:
             return ERROR, source
-        before, size, cost = self._scope, self.size, self.cost
+        outer_scope, size, cost = self._scope, self.size, self.cost
         slots = [f"{name}@{size}" for name in node.variables]
-        self._scope = {**before, **dict(zip(node.variables, zip(slots, elements, strict=True), strict=True))}
+        self._scope = {**outer_scope, **dict(zip(node.variables, zip(slots, elements, strict=True), strict=True))}
         typed = [self.compile_node(each) for each in node.args]
-        self._scope = before
-        most = self.unifier.resolve(found).max_size
-        self.cost = cost + (self.cost - cost) * (1 if most is None else most)
+        self._scope = outer_scope
+        max_size = self.unifier.resolve(source_type).max_size
+        self.cost = cost + (self.cost - cost) * (1 if max_size is None else max_size)
         *conditions, (body_type, body) = typed
         needs_bool = node.macro in ("all", "exists", "exists_one", "filter")
-        for asked, each in zip([kind for kind, _ in typed], node.args, strict=True):
+        for arg_type, each in zip([kind for kind, _ in typed], node.args, strict=True):
             is_condition = needs_bool or each is not node.args[-1]
-            if is_condition and not self.unifier.unify([BOOL], [asked]):
+            if is_condition and not self.unifier.unify([BOOL], [arg_type]):
                 if node.macro not in ("all", "exists"):
                     lists = [list_of(elements[0] if node.macro == "filter" else body_type)] * 2
-                    return self.report_no_overload(node, "_?_:_", [asked, *lists])
-                return self.report_issue(each, f"expected type 'bool' but found '{self.unifier.resolve(asked)}'")
+                    return self.report_no_overload(node, "_?_:_", [arg_type, *lists])
+                return self.report_issue(each, f"expected type 'bool' but found '{self.unifier.resolve(arg_type)}'")
         condition = conditions[0][1] if conditions else None
         result = self.comprehension_type(node, elements, body_type)
         return result, comprehensions.COMPREHENSIONS[node.macro](source, slots, body, condition, self.size - size + 1)
 
     def iteration_types(self, node: parser.Comprehension, found: Type, count: int) -> Sequence[Type] | None:
-        """The types that the variables of a macro get."""
+        """Return the types of the variables of a comprehension."""
         if found.name == "list":
             return (INT, found.parameters[0])[-count:]
         if found.name == "map":
             return found.parameters[:count]
         if found.name in ("dyn", ERROR.name):
             return (DYN, DYN)[:count]
-        why = f"expression of type '{found}' cannot be range of a comprehension (must be list, map, or dynamic)"
-        self.report_issue(node.source, why)
+        message = f"expression of type '{found}' cannot be range of a comprehension (must be list, map, or dynamic)"
+        self.report_issue(node.source, message)
         return None
 
     def comprehension_type(self, node: parser.Comprehension, elements: Sequence[Type], body: Type) -> Type:
@@ -394,28 +394,28 @@ class Compiler:
             case "transformMap":
                 return map_of(elements[0], body)
             case "transformMapEntry":
-                found = self.unifier.resolve(body)
-                return found if found.name == "map" else DYN
+                resolved = self.unifier.resolve(body)
+                return resolved if resolved.name == "map" else DYN
         return BOOL
 
     def optional_map(self, node: parser.OptionalMap) -> Typed:
-        found, target = self.compile_node(node.target)
-        within = self.unwrap_optional(node.target, found)
-        before, slot = self._scope, f"{node.variable}@{self.size}"
-        self._scope = {**before, node.variable: (slot, within)}
-        made, body = self.compile_node(node.body)
-        self._scope = before
+        target_type, target = self.compile_node(node.target)
+        value_type = self.unwrap_optional(node.target, target_type)
+        outer_scope, slot = self._scope, f"{node.variable}@{self.size}"
+        self._scope = {**outer_scope, node.variable: (slot, value_type)}
+        body_type, body = self.compile_node(node.body)
+        self._scope = outer_scope
         if node.flat:
-            made = self.unwrap_optional(node.body, made)
+            body_type = self.unwrap_optional(node.body, body_type)
 
         def run(frame: Activation) -> Any:
             value = target(frame)
-            if not value.is_there:
+            if not value.has_value:
                 return OPTIONAL_NONE
             frame[slot] = value.value
             return body(frame) if node.flat else OptionalValue(body(frame))
 
-        return optional_of(made), run
+        return optional_of(body_type), run
 
 
 def constant(value: Any) -> Code:
@@ -423,7 +423,7 @@ def constant(value: Any) -> Code:
 
 
 def qualified_name(node: parser.Node) -> str:
-    """The name that a chain of selections spells; it is nothing's name where it is no such chain."""
+    """Return the dotted name of a chain of selections, or a name that matches nothing."""
     match node:
         case parser.Ident():
             return node.name
@@ -433,14 +433,14 @@ def qualified_name(node: parser.Node) -> str:
 
 
 def call_code(fitting: list[Overload], codes: Sequence[Code], *, is_known: bool) -> Code:
-    """The code of a call: straight to the one overload there is, where the types are certain."""
+    """Return the code of a call. It calls the overload directly if the types are known, else dispatches at run time."""
     if len(fitting) > 1 or not (is_known or fitting[0].takes_any_type):
-        choose = dynamic_dispatch(fitting)
-        return lambda frame: choose(frame[METER_VARIABLE], *[code(frame) for code in codes])
+        dispatch = dynamic_dispatch(fitting)
+        return lambda frame: dispatch(frame[METER_VARIABLE], *[code(frame) for code in codes])
     run = fitting[0].run
     match fitting[0].metered, codes:
-        case False, [only]:
-            return lambda frame: run(only(frame))
+        case False, [argument]:
+            return lambda frame: run(argument(frame))
         case False, [left, right]:
             return lambda frame: run(left(frame), right(frame))
         case True, [left, right]:
@@ -474,7 +474,7 @@ def optional_select_code(operand: Code, name: str) -> Code:
 
 
 def optional_field(value: OptionalValue, name: str) -> OptionalValue:
-    if not value.is_there:
+    if not value.has_value:
         return OPTIONAL_NONE
     if not isinstance(value.value, dict):
         raise no_overload_error()
@@ -485,7 +485,7 @@ def presence_code(operand: Code, name: str) -> Code:
     def run(frame: Activation) -> Any:
         value = operand(frame)
         if isinstance(value, OptionalValue):
-            return optional_field(value, name).is_there
+            return optional_field(value, name).has_value
         if not isinstance(value, dict):
             raise no_overload_error()
         return name in value
@@ -494,11 +494,11 @@ def presence_code(operand: Code, name: str) -> Code:
 
 
 def without_absent_optionals(values: list[Any], flags: Sequence[bool]) -> list[Any]:
-    """The items of a list, of which some are optional."""
-    found = []
+    """Return the items of a list without optional items that have no value."""
+    result = []
     for value, optional in zip(values, flags, strict=True):
         if not optional:
-            found.append(value)
-        elif value.is_there:
-            found.append(value.value)
-    return found
+            result.append(value)
+        elif value.has_value:
+            result.append(value.value)
+    return result

@@ -1,7 +1,7 @@
-"""What runs over the elements of a list or a map, and what joins conditions.
+"""Run-time code of comprehension macros and logical operators.
 
-Every element is charged for, with what looking at it takes, so that loops within loops end.  `all`, `exists`, `&&` and
-`||` forgive an error where another element decides anyway.
+Each element is charged with the cost of its body, so that nested loops terminate. `all`, `exists`, `&&` and `||` ignore
+an error if another operand decides the result.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,31 +16,31 @@ Macro = Callable[[Code, Sequence[str], Code, Code | None, int], Code]
 
 
 def logical_operator(codes: Sequence[Code], *, deciding_value: bool) -> Code:
-    """`&&`, or `||` where True decides."""
+    """Return the code of `&&`, or of `||` if the deciding value is True."""
 
     def run(frame: Activation) -> Any:
-        failed: EvaluationError | None = None
+        first_error: EvaluationError | None = None
         for code in codes:
             try:
                 value = code(frame)
             except EvaluationError as error:
-                failed = failed or error
+                first_error = first_error or error
                 continue
             if value is deciding_value:
                 return deciding_value
             if value is not (not deciding_value):
-                failed = failed or no_overload_error()
-        if failed is not None:
-            raise failed
+                first_error = first_error or no_overload_error()
+        if first_error is not None:
+            raise first_error
         return not deciding_value
 
     return run
 
 
 def element_iterator(source: Code, slots: Sequence[str], cost: int) -> Callable[[Activation], Iterable[Any]]:
-    """A walk over the elements that puts each into the frame, and yields it."""
+    """Return a generator function that stores each element in the activation and yields it."""
 
-    def steps(frame: Activation) -> Iterable[Any]:
+    def iterate(frame: Activation) -> Iterable[Any]:
         value, meter = source(frame), frame[METER_VARIABLE]
         if not isinstance(value, list | dict):
             raise no_overload_error()
@@ -57,29 +57,29 @@ def element_iterator(source: Code, slots: Sequence[str], cost: int) -> Callable[
             frame[first], frame[second] = key, each
             yield key
 
-    return steps
+    return iterate
 
 
 def quantifier(*, deciding_value: bool) -> Macro:
-    """`exists` where True decides, or `all`."""
+    """Return the macro `exists` if the deciding value is True, else `all`."""
 
     def macro(source: Code, slots: Sequence[str], body: Code, _: Code | None, cost: int) -> Code:
-        steps = element_iterator(source, slots, cost)
+        elements = element_iterator(source, slots, cost)
 
         def run(frame: Activation) -> Any:
-            failed: EvaluationError | None = None
-            for _ in steps(frame):
+            last_error: EvaluationError | None = None
+            for _ in elements(frame):
                 try:
                     value = body(frame)
                 except EvaluationError as error:
-                    failed = error
+                    last_error = error
                     continue
                 if value is deciding_value:
                     return deciding_value
                 if value is not (not deciding_value):
-                    failed = no_overload_error()
-            if failed is not None:
-                raise failed
+                    last_error = no_overload_error()
+            if last_error is not None:
+                raise last_error
             return not deciding_value
 
         return run
@@ -88,44 +88,44 @@ def quantifier(*, deciding_value: bool) -> Macro:
 
 
 def exists_one_macro(source: Code, slots: Sequence[str], body: Code, _: Code | None, cost: int) -> Code:
-    steps = element_iterator(source, slots, cost)
-    return lambda frame: sum(require_bool(body(frame)) for _ in steps(frame)) == 1
+    elements = element_iterator(source, slots, cost)
+    return lambda frame: sum(require_bool(body(frame)) for _ in elements(frame)) == 1
 
 
 def filter_macro(source: Code, slots: Sequence[str], body: Code, _: Code | None, cost: int) -> Code:
-    steps = element_iterator(source, slots, cost)
-    return lambda frame: [each for each in steps(frame) if require_bool(body(frame))]
+    elements = element_iterator(source, slots, cost)
+    return lambda frame: [each for each in elements(frame) if require_bool(body(frame))]
 
 
 def map_macro(source: Code, slots: Sequence[str], body: Code, condition: Code | None, cost: int) -> Code:
-    steps = element_iterator(source, slots, cost)
+    elements = element_iterator(source, slots, cost)
     if condition is None:
-        return lambda frame: [body(frame) for _ in steps(frame)]
-    return lambda frame: [body(frame) for _ in steps(frame) if require_bool(condition(frame))]
+        return lambda frame: [body(frame) for _ in elements(frame)]
+    return lambda frame: [body(frame) for _ in elements(frame) if require_bool(condition(frame))]
 
 
 def transform_map_macro(source: Code, slots: Sequence[str], body: Code, condition: Code | None, cost: int) -> Code:
-    steps = element_iterator(source, slots, cost)
+    elements = element_iterator(source, slots, cost)
     return lambda frame: {
-        key: body(frame) for key in steps(frame) if condition is None or require_bool(condition(frame))
+        key: body(frame) for key in elements(frame) if condition is None or require_bool(condition(frame))
     }
 
 
 def transform_map_entry_macro(
     source: Code, slots: Sequence[str], body: Code, condition: Code | None, cost: int
 ) -> Code:
-    steps = element_iterator(source, slots, cost)
+    elements = element_iterator(source, slots, cost)
 
     def run(frame: Activation) -> Any:
-        found: dict[Any, Any] = {}
-        for _ in steps(frame):
+        result: dict[Any, Any] = {}
+        for _ in elements(frame):
             if condition is not None and not require_bool(condition(frame)):
                 continue
             for key, value in body(frame).items():
-                if key in found:
+                if key in result:
                     raise EvaluationError(f"insert failed: key {key} already exists")
-                found[key] = value
-        return found
+                result[key] = value
+        return result
 
     return run
 

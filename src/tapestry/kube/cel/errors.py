@@ -1,4 +1,4 @@
-"""What can go wrong with an expression: it cannot be meant, it fails, or it takes too long."""
+"""Errors of CEL compilation and evaluation, and the cost meter."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from tapestry.kube.budget import charge
 
 REPORT_INTERVAL_COST = 1_000
-"""Cost after which the budget of the request is charged."""
+"""Cost after which the meter charges the budget of the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """Something that is wrong with the text of an expression, and where: an offset in it."""
+    """Problem in the text of an expression. `at` is an offset in the text."""
 
     at: int
     message: str
 
     def to_display_string(self, text: str) -> str:
-        """As people know it from Kubernetes: with the line, and a finger on the place."""
+        """Return the message as kube-apiserver shows it: with the line and a marker at the position."""
         before = text[: self.at]
         line, column = before.count("\n"), len(before) - (before.rfind("\n") + 1)
         lines = text.split("\n")
@@ -25,7 +25,7 @@ class Issue:
 
 
 class CompileError(ValueError):
-    """The expression cannot be meant."""
+    """The expression is invalid."""
 
     def __init__(self, text: str, issues: Iterable[Issue]) -> None:
         ordered = sorted(dict.fromkeys(issues), key=lambda each: each.at)
@@ -33,22 +33,22 @@ class CompileError(ValueError):
 
 
 class FoldingError(CompileError):
-    """A part of the expression that no data change cannot be evaluated."""
+    """A constant subexpression cannot be evaluated."""
 
     def __init__(self, message: str) -> None:
         ValueError.__init__(self, message)
 
 
 class EvaluationError(Exception):
-    """The expression has no value for these data; `&&`, `||`, `all` and `exists` can do without."""
+    """The expression has no value for this input. `&&`, `||`, `all` and `exists` can ignore this error."""
 
 
 class CostExceeded(Exception):
-    """The expression takes more than it may; nothing can do without."""
+    """The evaluation exceeded its cost limit. Nothing can ignore this error."""
 
 
 class Meter:
-    """What an evaluation may still cost: a unit is about what one operator takes."""
+    """Remaining cost of an evaluation. A unit is about the cost of one operator."""
 
     __slots__ = ("_mark", "_reported", "left")
 
@@ -57,7 +57,7 @@ class Meter:
         self._mark = max(left - REPORT_INTERVAL_COST, 0)
 
     def charge(self, cost: float) -> None:
-        """Call this before doing what costs, with what is made of texts and lists a tenth of their length."""
+        """Charge before doing the work. New strings and lists cost a tenth of their length."""
         self.left -= int(cost)
         if self.left < self._mark:
             self.report()
@@ -65,7 +65,7 @@ class Meter:
                 raise CostExceeded("operation cancelled: actual cost limit exceeded")
 
     def report(self) -> None:
-        """Charge the budget of the request with what was spent since the last time."""
+        """Charge the budget of the request with the cost since the last report."""
         left = max(self.left, 0)
         spent, self._reported = self._reported - left, left
         self._mark = max(left - REPORT_INTERVAL_COST, 0)

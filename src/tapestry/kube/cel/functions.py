@@ -1,9 +1,9 @@
-"""The table of functions: each overload says in its own words what it takes and gives.
+"""Function registry of CEL: overloads declared by their signature.
 
-    @declared("string.contains(string) -> bool")
+    @cel_function("string.contains(string) -> bool")
 
-is a member; without a type in front it is called by its name alone, which may have dots (`sets.contains`).  What is
-declared as `metered` is given the Meter first, and charges for what it makes before it makes it.
+This declares a member function. Without a receiver type it declares a global function, whose name may contain dots
+(`sets.contains`). A `metered` function gets the Meter as its first argument and charges before it creates values.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Implementation)
 
 @dataclass(frozen=True, slots=True)
 class Overload:
-    """One way to call a function; a member has what it is called on as its first argument."""
+    """One overload of a function. The first argument of a member function is its receiver."""
 
     args: tuple[Type, ...]
     result: Type
@@ -29,13 +29,12 @@ class Overload:
 
     @property
     def takes_any_type(self) -> bool:
-        """Whether it takes values of any type."""
-        return all(wanted.name == "dyn" or wanted.is_variable for wanted in self.args)
+        return all(expected.name == "dyn" or expected.is_variable for expected in self.args)
 
     def accepts(self, values: tuple[Any, ...]) -> bool:
         return all(
-            wanted.name == "dyn" or wanted.is_variable or wanted.name == type_name_of(value)
-            for wanted, value in zip(self.args, values, strict=True)
+            expected.name == "dyn" or expected.is_variable or expected.name == type_name_of(value)
+            for expected, value in zip(self.args, values, strict=True)
         )
 
 
@@ -64,7 +63,7 @@ def register_overload(signature: str, run: Implementation, *, metered: bool = Fa
 
 
 def arguments_start(head: str) -> int:
-    """Where the arguments begin: at the parenthesis that the last one closes."""
+    """Return the position of the parenthesis that starts the argument list."""
     depth = 0
     for at in range(len(head) - 1, -1, -1):
         depth += (head[at] == ")") - (head[at] == "(")
@@ -87,7 +86,7 @@ TYPE_NAMES = frozenset(
 
 
 def dynamic_dispatch(overloads: list[Overload]) -> Implementation:
-    """A function of (meter, *values) that looks for the overload that takes the values, as they turn out to be."""
+    """Return a function of (meter, *values) that selects the overload by the types of the values."""
 
     def run(meter: Meter, *values: Any) -> Any:
         for each in overloads:
@@ -99,7 +98,7 @@ def dynamic_dispatch(overloads: list[Overload]) -> Implementation:
 
 
 def as_evaluation_error(message: str) -> Callable[[Implementation], Implementation]:
-    """Have ValueError and OverflowError of Python's be an error of the expression; `{}` is the first argument."""
+    """Return a decorator that converts ValueError and OverflowError to EvaluationError. `{}` is the first argument."""
 
     def guard(run: Implementation) -> Implementation:
         def guarded(*args: Any) -> Any:

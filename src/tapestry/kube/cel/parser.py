@@ -1,7 +1,7 @@
-"""From the text of an expression to a tree: a lexer, and a parser by precedence.
+"""Lexer and precedence parser of CEL.
 
-Macros are nodes of their own (`Fold`, `OptionalMap`), since they bring variables along.  `at` is where in the text an
-error in the node is shown, which is where Kubernetes shows it.
+Macros have their own nodes (`Comprehension`, `OptionalMap`) because they declare variables. `at` is the offset at which
+errors of a node are reported, as in cel-go.
 """
 
 import re
@@ -13,7 +13,7 @@ from tapestry.kube.cel.errors import CompileError, Issue
 from tapestry.kube.cel.values import UInt
 
 MAX_DEPTH = 60
-"""How deep a tree may be: Python's own stack has to hold it, twice."""
+"""Limit of the depth of a tree. Python's stack must hold it twice."""
 
 TOKEN = re.compile(
     r"""(?P<space>(?:[ \t\r\n\f]+|//[^\n]*)+)
@@ -67,7 +67,7 @@ class Select(Node):
     operand: Node
     field: str
     test: bool = False
-    """Whether it asks for the presence of the field: has()."""
+    """True for has(), which tests for the presence of the field."""
     optional: bool = False
 
 
@@ -81,7 +81,7 @@ class Call(Node):
 @dataclass(frozen=True, slots=True)
 class ListLiteral(Node):
     items: tuple[tuple[Node, bool], ...]
-    """Each with whether it is optional."""
+    """Items, each with True if it is optional."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class MapLiteral(Node):
 
 @dataclass(frozen=True, slots=True)
 class Comprehension(Node):
-    """A macro over the elements of a list or a map."""
+    """Macro over the elements of a list or a map."""
 
     macro: str
     source: Node
@@ -118,7 +118,7 @@ MACROS = {
     "transformMap": {3: 2, 4: 2},
     "transformMapEntry": {3: 2, 4: 2},
 }
-"""Macros: by the number of arguments, how many of them are variables."""
+"""Number of variables of each macro, by its number of arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,27 +129,27 @@ class Token:
 
 
 def tokenize(text: str) -> list[Token]:
-    found, at = [], 0
+    tokens, at = [], 0
     while at < len(text):
         match = RAW_STRING.match(text, at) or TOKEN.match(text, at)
         if match is None:
             raise CompileError(text, [Issue(at, f"Syntax error: token recognition error at: '{text[at]}'")])
         kind = match.lastgroup or "string"
         if kind != "space":
-            found.append(Token(kind, match.group(), at))
+            tokens.append(Token(kind, match.group(), at))
         at = match.end()
-    return [*found, Token("end", "<EOF>", len(text))]
+    return [*tokens, Token("end", "<EOF>", len(text))]
 
 
 def parse_expression(text: str) -> Node:
-    """The tree of an expression; raises CompileError."""
+    """Parse an expression. Raise CompileError."""
     parser = Parser(text)
-    found = parser.expression()
+    node = parser.expression()
     if parser.token.kind != "end":
         token = parser.take()
-        said = "extraneous" if parser.token.kind == "end" else "mismatched"
-        raise parser.error(token.at, f"Syntax error: {said} input '{token.text}' expecting <EOF>")
-    return found
+        adjective = "extraneous" if parser.token.kind == "end" else "mismatched"
+        raise parser.error(token.at, f"Syntax error: {adjective} input '{token.text}' expecting <EOF>")
+    return node
 
 
 class Parser:
@@ -167,9 +167,9 @@ class Parser:
         return CompileError(self._text, [Issue(at, message)])
 
     def take(self) -> Token:
-        found = self.token
+        token = self.token
         self._next += 1
-        return found
+        return token
 
     def accept(self, sign: str) -> bool:
         if self.token.kind == "sign" and self.token.text == sign:
@@ -183,39 +183,39 @@ class Parser:
         return self.take()
 
     def accept_separator(self, end: str) -> bool:
-        """Whether another one follows in a list; otherwise its end has been read."""
+        """Return True if another item follows. Otherwise the closing token has been read."""
         if self.accept(","):
             return True
         if not self.accept(end):
-            why = f"Syntax error: mismatched input '{self.token.text}' expecting {{'{end}', ','}}"
-            raise self.error(self.token.at, why)
+            message = f"Syntax error: mismatched input '{self.token.text}' expecting {{'{end}', ','}}"
+            raise self.error(self.token.at, message)
         return False
 
-    # -- by precedence
+    # -- operators by precedence
 
     def expression(self) -> Node:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise self.error(self.token.at, f"expression recursion limit exceeded: {MAX_DEPTH}")
-        found = self.binary(1)
+        node = self.binary(1)
         if self.token.kind == "sign" and self.token.text == "?":
             at = self.take().at
-            yes = self.binary(1)
+            if_true = self.binary(1)
             self.expect(":")
-            found = Call(at, "_?_:_", None, (found, yes, self.expression()))
+            node = Call(at, "_?_:_", None, (node, if_true, self.expression()))
         self._depth -= 1
-        return found
+        return node
 
-    def binary(self, least: int) -> Node:
+    def binary(self, min_precedence: int) -> Node:
         left, length = self.unary(), 0
-        while (found := BINARY_OPERATORS.get(self.token.text)) is not None and self.token.kind in ("sign", "word"):
-            precedence, function = found
-            if precedence < least:
+        while (operator := BINARY_OPERATORS.get(self.token.text)) is not None and self.token.kind in ("sign", "word"):
+            precedence, function = operator
+            if precedence < min_precedence:
                 break
             at = self.take().at
             right = self.binary(precedence + 1)
             if function in ("_&&_", "_||_") and isinstance(left, Call) and left.function == function:
-                left = Call(at, function, None, (*left.args, right))  # a chain of any length is one node
+                left = Call(at, function, None, (*left.args, right))  # a chain of one operator is one node
                 continue
             left, length = Call(at, function, None, (left, right)), length + 1
             if length > MAX_DEPTH:
@@ -239,27 +239,27 @@ class Parser:
         return Call(first.at, f"{sign}_", None, (operand,)) if count % 2 else operand
 
     def member(self, negative: Token | None = None) -> Node:
-        found, length = self.primary(negative), 0
+        node, length = self.primary(negative), 0
         while self.token.kind == "sign" and self.token.text in (".", "["):
             length += 1
             if length > MAX_DEPTH:
                 raise self.error(self.token.at, f"expression recursion limit exceeded: {MAX_DEPTH}")
-            opened = self.take()
+            opening = self.take()
             optional = self.accept("?")
-            if opened.text == "[":
+            if opening.text == "[":
                 index = self.expression()
                 self.expect("]")
-                found = Call(opened.at, "_[?_]" if optional else "_[_]", None, (found, index))
+                node = Call(opening.at, "_[?_]" if optional else "_[_]", None, (node, index))
                 continue
             name = self.take()
             if name.kind != "word" or name.text in ("in", "true", "false", "null"):
-                shown = name.text if name.kind != "end" else ""
-                raise self.error(name.at, f"Syntax error: no viable alternative at input '.{shown}'")
+                name_text = name.text if name.kind != "end" else ""
+                raise self.error(name.at, f"Syntax error: no viable alternative at input '.{name_text}'")
             if not optional and self.token.kind == "sign" and self.token.text == "(":
-                found = self.call(name, found)
+                node = self.call(name, node)
             else:
-                found = Select(opened.at, found, name.text, optional=optional)
-        return found
+                node = Select(opening.at, node, name.text, optional=optional)
+        return node
 
     def call(self, name: Token, target: Node | None) -> Node:
         at = self.expect("(").at
@@ -290,12 +290,12 @@ class Parser:
         return tuple(each.name for each in args if isinstance(each, Ident))
 
     def arguments(self, end: str) -> tuple[Node, ...]:
-        found: list[Node] = []
+        nodes: list[Node] = []
         while not self.accept(end):
-            found.append(self.expression())
+            nodes.append(self.expression())
             if not self.accept_separator(end):
                 break
-        return tuple(found)
+        return tuple(nodes)
 
     # -- primaries
 
@@ -312,17 +312,17 @@ class Parser:
             case "int" | "float", _:
                 return Literal(at, self.number(token, at, minus=negative is not None))
             case "sign", "(":
-                found = self.expression()
+                node = self.expression()
                 self.expect(")")
-                return found
+                return node
             case "sign", ".":
                 return self.identifier(self.take())
             case "sign", "[":
                 return ListLiteral(at, self.items())
             case "sign", "{":
                 return MapLiteral(at, self.entries())
-        said = "mismatched" if token.kind == "end" else "extraneous"
-        raise self.error(at, f"Syntax error: {said} input '{token.text}' expecting {EXPECTED_EXPRESSION_TOKENS}")
+        adjective = "mismatched" if token.kind == "end" else "extraneous"
+        raise self.error(at, f"Syntax error: {adjective} input '{token.text}' expecting {EXPECTED_EXPRESSION_TOKENS}")
 
     def identifier(self, token: Token) -> Node:
         if token.text in RESERVED:
@@ -332,24 +332,24 @@ class Parser:
         return Ident(token.at, token.text)
 
     def items(self) -> tuple[tuple[Node, bool], ...]:
-        found = []
+        nodes = []
         while not self.accept("]"):
             optional = self.accept("?")
-            found.append((self.expression(), optional))
+            nodes.append((self.expression(), optional))
             if not self.accept_separator("]"):
                 break
-        return tuple(found)
+        return tuple(nodes)
 
     def entries(self) -> tuple[tuple[Node, Node, bool], ...]:
-        found = []
+        pairs = []
         while not self.accept("}"):
             optional = self.accept("?")
             key = self.expression()
             self.expect(":")
-            found.append((key, self.expression(), optional))
+            pairs.append((key, self.expression(), optional))
             if not self.accept_separator("}"):
                 break
-        return tuple(found)
+        return tuple(pairs)
 
     def number(self, token: Token, at: int, *, minus: bool) -> Any:
         if token.kind == "float":
@@ -372,7 +372,7 @@ class Parser:
         width = 3 if body[:3] in ('"""', "'''") and len(body) >= 6 else 1
         body = body[width:-width]
         try:
-            text = body if "r" in prefix else ESCAPE.sub(lambda found: unescape(found, as_bytes="b" in prefix), body)
+            text = body if "r" in prefix else ESCAPE.sub(lambda match: unescape(match, as_bytes="b" in prefix), body)
         except ValueError as error:
             raise self.error(token.at, str(error)) from error
         return text.encode("utf-8", "surrogateescape") if "b" in prefix else text
@@ -391,8 +391,8 @@ ESCAPE_CHARACTERS = {
 }
 
 
-def unescape(found: re.Match[str], *, as_bytes: bool) -> str:
-    text = found.group(1)
+def unescape(match: re.Match[str], *, as_bytes: bool) -> str:
+    text = match.group(1)
     if text in ESCAPE_CHARACTERS:
         return ESCAPE_CHARACTERS[text]
     if len(text) == 1:

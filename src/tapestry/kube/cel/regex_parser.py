@@ -1,4 +1,4 @@
-"""RE2's syntax: from the text of a pattern to its parts."""
+"""Parser of RE2 regular expression syntax."""
 
 import unicodedata
 from dataclasses import dataclass, replace
@@ -8,23 +8,23 @@ MAX_NESTING = 100
 
 
 class RegexError(ValueError):
-    """The text is no pattern, in the words of RE2."""
+    """The pattern is invalid. The message is that of RE2."""
 
 
 @dataclass(frozen=True, slots=True)
 class Characters:
-    """A set of characters: by ranges, and by what Unicode says of them."""
+    """Set of characters: code point ranges and Unicode categories."""
 
     ranges: tuple[tuple[int, int], ...]
     categories: tuple[tuple[str, bool], ...] = ()
-    """Each with whether it is of those that are not in it."""
+    """Categories, each with True if it is negated."""
     inverted: bool = False
     folded: bool = False
-    """Whether it is all the same in which case a letter is."""
+    """True for case-insensitive matching."""
 
     def has(self, character: str) -> bool:
-        tried = {character, character.lower(), character.upper()} if self.folded else {character}
-        return any(self._lists(each) for each in tried if len(each) == 1) is not self.inverted
+        variants = {character, character.lower(), character.upper()} if self.folded else {character}
+        return any(self._lists(each) for each in variants if len(each) == 1) is not self.inverted
 
     def _lists(self, character: str) -> bool:
         code = ord(character)
@@ -35,7 +35,7 @@ class Characters:
 
 @dataclass(frozen=True, slots=True)
 class Assertion:
-    """What the characters before and after a place have to be; an edge of the text is an empty one."""
+    """Condition on the characters before and after a position. The character is empty at an edge of the text."""
 
     kind: str
 
@@ -108,21 +108,21 @@ ANY, ANY_IN_LINE = Characters(((0, 0x10FFFF),)), Characters(((10, 10),), inverte
 
 
 def inverse(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    found, start = [], 0
+    result, start = [], 0
     for low, high in sorted(ranges):
         if low > start:
-            found.append((start, low - 1))
+            result.append((start, low - 1))
         start = high + 1
-    return (*found, (start, 0x10FFFF))
+    return (*result, (start, 0x10FFFF))
 
 
 def parse_regex(text: str) -> Part:
-    """The parts of a pattern; raises RegexError."""
-    reader = RegexParser(text)
-    found = reader.alternatives()
-    if reader.next:
+    """Parse a pattern. Raise RegexError."""
+    parser = RegexParser(text)
+    part = parser.alternatives()
+    if parser.next:
         raise RegexError(f"unexpected ): `{text}`")
-    return found
+    return part
 
 
 class RegexParser:
@@ -143,9 +143,9 @@ class RegexParser:
         return False
 
     def take(self) -> str:
-        found = self.next
+        character = self.next
         self.at += 1
-        return found
+        return character
 
     # -- structure
 
@@ -154,12 +154,12 @@ class RegexParser:
         if self._nesting > MAX_NESTING:
             raise RegexError(f"expression nests too deeply: `{self.text}`")
         before = self._flags
-        found = [self.sequence()]
+        options = [self.sequence()]
         while self.accept("|"):
-            found.append(self.sequence())
+            options.append(self.sequence())
         self._flags = before
         self._nesting -= 1
-        return Alternatives(tuple(found)) if len(found) > 1 else found[0]
+        return Alternatives(tuple(options)) if len(options) > 1 else options[0]
 
     def sequence(self) -> Part:
         parts: list[Part] = []
@@ -175,10 +175,10 @@ class RegexParser:
         if bounds is None:
             return part
         lazy = self.accept("?") is not ("U" in self._flags)
-        again = self.at
+        end = self.at
         if self.bounds() is not None:
             raise RegexError(f"invalid nested repetition operator: `{self.text[self.repeat_start(start) : self.at]}`")
-        self.at = again
+        self.at = end
         return Repeat(part, *bounds, lazy)
 
     def repeat_start(self, start: int) -> int:
@@ -203,18 +203,18 @@ class RegexParser:
         end = self.text.find("}", self.at)
         first, comma, second = self.text[self.at + 1 : end].partition(",")
         if end < 0 or not (first.isascii() and first.isdigit()) or (second and not second.isdigit()):
-            return None  # a brace like any other character
-        least = int(first)
-        most = (int(second) if second else None) if comma else least
-        if least > MAX_REPEAT or (most is not None and (most > MAX_REPEAT or most < least)):
+            return None  # a literal brace
+        minimum = int(first)
+        maximum = (int(second) if second else None) if comma else minimum
+        if minimum > MAX_REPEAT or (maximum is not None and (maximum > MAX_REPEAT or maximum < minimum)):
             raise RegexError(f"invalid repeat count: `{self.text[self.at : end + 1]}`")
         self.at = end + 1
-        return least, most
+        return minimum, maximum
 
     # -- atoms
 
     def atom(self) -> Part | None:
-        """What can be repeated; None for flags, which are nothing by themselves."""
+        """Parse what can be repeated. Return None for flags, which match nothing by themselves."""
         match self.next:
             case "(":
                 return self.group()
@@ -250,13 +250,13 @@ class RegexParser:
                 outer = self._flags
                 if not self.flags(start):
                     return None
-                found = self.expect_group_end(self.alternatives())
+                part = self.expect_group_end(self.alternatives())
                 self._flags = outer
-                return found
+                return part
         return self.expect_group_end(self.alternatives())
 
     def flags(self, start: int) -> bool:
-        """Whether a group follows, that they are for alone."""
+        """Parse flags. Return True if a group follows, to which alone they apply."""
         turned_on, flags = True, set(self._flags)
         while True:
             match self.take():
@@ -287,19 +287,19 @@ class RegexParser:
             return Assertion(ASSERTIONS[letter])
         if letter == "Q":
             return self.quoted_literal(start)
-        found = self.class_escape()
-        return found if found is not None else self.literal(self.escaped_code(start))
+        class_part = self.class_escape()
+        return class_part if class_part is not None else self.literal(self.escaped_code(start))
 
     def quoted_literal(self, start: int) -> Part | None:
-        """What is between \\Q and \\E means itself: read it as if every sign had a backslash of its own."""
+        """Replace the text between \\Q and \\E with escaped characters and continue parsing."""
         end = self.text.find("\\E", start)
-        plain, rest = (self.text[start + 2 :], "") if end < 0 else (self.text[start + 2 : end], self.text[end + 2 :])
-        meant = "".join(f"\\{each}" if each.isascii() and not each.isalnum() else each for each in plain)
-        self.text, self.at = self.text[:start] + meant + rest, start
-        return self.atom() if meant else None
+        quoted, rest = (self.text[start + 2 :], "") if end < 0 else (self.text[start + 2 : end], self.text[end + 2 :])
+        escaped = "".join(f"\\{each}" if each.isascii() and not each.isalnum() else each for each in quoted)
+        self.text, self.at = self.text[:start] + escaped + rest, start
+        return self.atom() if escaped else None
 
     def class_escape(self) -> Characters | None:
-        """A class like \\d or \\pL, behind its backslash."""
+        """Parse a class like \\d or \\pL after its backslash."""
         letter = self.next
         if letter and letter.lower() in PERL:
             self.at += 1
@@ -344,17 +344,17 @@ class RegexParser:
     def bracket(self) -> Characters:
         start = self.at
         self.at += 1
-        found = Characters((), inverted=self.accept("^"), folded="i" in self._flags)
+        characters = Characters((), inverted=self.accept("^"), folded="i" in self._flags)
         first = True
         while first or self.next != "]":
             if not self.next:
                 raise RegexError(f"missing closing ]: `{self.text[start:]}`")
-            found, first = self.with_bracket_item(found, start), False
+            characters, first = self.with_bracket_item(characters, start), False
         self.at += 1
-        return found
+        return characters
 
-    def with_bracket_item(self, found: Characters, start: int) -> Characters:
-        """The class with the next of what it lists."""
+    def with_bracket_item(self, result: Characters, start: int) -> Characters:
+        """Return the class with the next item of the bracket expression added."""
         if self.accept("[:"):
             end = self.text.find(":]", self.at)
             name = self.text[self.at : end].removeprefix("^")
@@ -362,13 +362,15 @@ class RegexParser:
                 raise RegexError(f"invalid character class range: `[:{self.text[self.at : end + 2]}`")
             negated = self.text[self.at] == "^"
             self.at = end + 2
-            return replace(found, ranges=found.ranges + (inverse(POSIX[name]) if negated else POSIX[name]))
+            return replace(result, ranges=result.ranges + (inverse(POSIX[name]) if negated else POSIX[name]))
         if self.next == "\\":
             self.at += 1
-            named = self.class_escape()
-            if named is not None:
+            escaped_class = self.class_escape()
+            if escaped_class is not None:
                 return replace(
-                    found, ranges=found.ranges + named.ranges, categories=found.categories + named.categories
+                    result,
+                    ranges=result.ranges + escaped_class.ranges,
+                    categories=result.categories + escaped_class.categories,
                 )
             self.at -= 1
         at = self.at
@@ -379,7 +381,7 @@ class RegexParser:
             high = self.bracket_code(start)
         if high < low:
             raise RegexError(f"invalid character class range: `{self.text[at : self.at]}`")
-        return replace(found, ranges=(*found.ranges, (low, high)))
+        return replace(result, ranges=(*result.ranges, (low, high)))
 
     def bracket_code(self, start: int) -> int:
         if not self.next:

@@ -1,8 +1,8 @@
-"""Regular expressions that cannot run away: RE2's syntax, and time that grows with the text and the pattern alone.
+"""Regular expressions in RE2 syntax with a run time linear in the text.
 
-A pattern becomes a machine of small instructions (`machine_of`), and all the ways to go on are gone at once instead of
-one after the other.  Whether a text matches is remembered as it is found out, state by state and letter by letter, so
-that the next text of the same make costs one look-up a letter; where a match begins and ends takes a slower walk.
+A pattern is compiled to an NFA of small instructions (`Nfa`), and all its paths are followed at the same time.
+`matches` caches the states and transitions that it visits, so further similar texts cost one lookup per character.
+`search`, which also finds the bounds of a match, is slower.
 """
 
 from collections.abc import Iterable
@@ -25,22 +25,22 @@ __all__ = ["Regex", "RegexError", "compile_regex"]
 
 MAX_INSTRUCTIONS = 10_000
 MAX_CACHED_STATES = 50_000
-"""How much of its walks a pattern may remember at a time: places of states, and steps between these."""
+"""Limit of cached NFA positions and transitions of one pattern."""
 MATCH = -1
-"""The instruction that ends a match."""
+"""Instruction index that ends a match."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Go on with one character of a kind."""
+    """Consume one character of a set."""
 
     characters: Characters
-    then: int
+    next: int
 
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Go on here or there; here first."""
+    """Try two paths, `first` with priority."""
 
     first: int
     second: int
@@ -48,17 +48,17 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Go on where the place in the text is right."""
+    """Continue if the assertion holds at this position."""
 
     assertion: Assertion
-    then: int
+    next: int
 
 
 Instruction = Step | Fork | Check
 
 
 class Nfa:
-    """The instructions of a pattern; each part is put before what follows it."""
+    """Instructions of a pattern. Each part is compiled with the instruction that follows it."""
 
     def __init__(self, part: Part) -> None:
         self.instructions: list[Instruction] = []
@@ -70,59 +70,57 @@ class Nfa:
         self.instructions.append(instruction)
         return len(self.instructions) - 1
 
-    def compile_part(self, part: Part, then: int) -> int:
+    def compile_part(self, part: Part, target: int) -> int:
         match part:
             case Characters():
-                return self.add(Step(part, then))
+                return self.add(Step(part, target))
             case Assertion():
-                return self.add(Check(part, then))
+                return self.add(Check(part, target))
             case Sequence(parts):
                 for each in reversed(parts):
-                    then = self.compile_part(each, then)
-                return then
+                    target = self.compile_part(each, target)
+                return target
             case Alternatives(parts):
-                starts = [self.compile_part(each, then) for each in parts]
-                found = starts.pop()
+                starts = [self.compile_part(each, target) for each in parts]
+                fork = starts.pop()
                 for start in reversed(starts):
-                    found = self.add(Fork(start, found))
-                return found
+                    fork = self.add(Fork(start, fork))
+                return fork
             case Repeat():
-                return self.compile_repeat(part, then)
+                return self.compile_repeat(part, target)
             case Empty():
-                return then
+                return target
         raise AssertionError(part)
 
-    def compile_repeat(self, part: Repeat, then: int) -> int:
+    def compile_repeat(self, part: Repeat, target: int) -> int:
         if part.maximum is None:
-            loop = self.add(Fork(then, then))
+            loop = self.add(Fork(target, target))
             body = self.compile_part(part.part, loop)
-            self.instructions[loop] = self.fork(body, then, lazy=part.lazy)
+            self.instructions[loop] = self.fork(body, target, lazy=part.lazy)
             after = loop
         else:
-            after = then
+            after = target
             for _ in range(part.maximum - part.minimum):
-                after = self.add(self.fork(self.compile_part(part.part, after), then, lazy=part.lazy))
+                after = self.add(self.fork(self.compile_part(part.part, after), target, lazy=part.lazy))
         for _ in range(part.minimum):
             after = self.compile_part(part.part, after)
         return after
 
-    def fork(self, body: int, then: int, *, lazy: bool) -> Fork:
-        return Fork(then, body) if lazy else Fork(body, then)
+    def fork(self, body: int, target: int, *, lazy: bool) -> Fork:
+        return Fork(target, body) if lazy else Fork(body, target)
 
 
 @dataclass(slots=True, eq=False)
 class State:
-    """Where a walk may be after some of the text, and what came last."""
+    """Set of NFA positions after some characters, and the class of the last character."""
 
-    places: frozenset[int]
+    positions: frozenset[int]
     before: str
-    after: dict[str, "State"] = field(default_factory=dict)
+    transitions: dict[str, "State"] = field(default_factory=dict)
     is_match: bool = False
 
 
 class Regex:
-    """A compiled pattern."""
-
     def __init__(self, text: str) -> None:
         self.text = text
         self._nfa = Nfa(parse_regex(text))
@@ -133,103 +131,103 @@ class Regex:
 
     @property
     def size(self) -> int:
-        """The instructions that one letter can take."""
+        """Number of instructions that one character can take."""
         return len(self._nfa.instructions)
 
     def matches(self, text: str) -> bool:
-        """Whether some of the text matches."""
+        """Return True if any part of the text matches."""
         state = self._first
         for each in text:
-            following = state.after.get(each)
-            state = following if following is not None else self._next_state(state, each)
+            next_state = state.transitions.get(each)
+            state = next_state if next_state is not None else self._next_state(state, each)
             if state.is_match:
                 return True
-        return MATCH in self._epsilon_closure([*state.places, self._nfa.start], state.before, "")
+        return MATCH in self._epsilon_closure([*state.positions, self._nfa.start], state.before, "")
 
     def search(self, text: str, at: int = 0) -> tuple[int, int] | None:
-        """Where the first match begins and ends, from `at` on; the one that a backtracking search would prefer."""
+        """Return the bounds of the first match from `at` on, with the priorities of a backtracking search."""
         if not at and not self.matches(text):
             return None
-        found: tuple[int, int] | None = None
+        match: tuple[int, int] | None = None
         threads: list[tuple[int, int]] = []
         for number in range(at, len(text) + 1):
-            if found is None:
+            if match is None:
                 threads.append((self._nfa.start, number))
             if not threads:
                 break
-            before, here = text[number - 1 : number] if number else "", text[number : number + 1]
-            threads, ended = self._advance_threads(threads, before, here)
-            if ended is not None:
-                found = ended, number
-        return found
+            before, current = text[number - 1 : number] if number else "", text[number : number + 1]
+            threads, match_start = self._advance_threads(threads, before, current)
+            if match_start is not None:
+                match = match_start, number
+        return match
 
     def _advance_threads(
-        self, threads: Iterable[tuple[int, int]], before: str, here: str
+        self, threads: Iterable[tuple[int, int]], before: str, current: str
     ) -> tuple[list[tuple[int, int]], int | None]:
-        """The threads behind the next character, and where the match began that ends before it."""
-        moved: list[tuple[int, int]] = []
+        """Return the threads after the next character, and the start of a match that ends before it."""
+        advanced: list[tuple[int, int]] = []
         seen: set[int] = set()
-        for place, start in threads:
-            for each in self._epsilon_closure([place], before, here, seen):
+        for position, start in threads:
+            for each in self._epsilon_closure([position], before, current, seen):
                 if each == MATCH:
-                    return moved, start
+                    return advanced, start
                 instruction = self._nfa.instructions[each]
-                if here and isinstance(instruction, Step) and instruction.characters.has(here):
-                    moved.append((instruction.then, start))
-        return moved, None
+                if current and isinstance(instruction, Step) and instruction.characters.has(current):
+                    advanced.append((instruction.next, start))
+        return advanced, None
 
     def _epsilon_closure(
-        self, places: Iterable[int], before: str, here: str, seen: set[int] | None = None
+        self, positions: Iterable[int], before: str, current: str, seen: set[int] | None = None
     ) -> list[int]:
-        """The steps, and perhaps the end, that the places lead to without another character; the preferred first."""
-        found, seen = [], set() if seen is None else seen
-        waiting = list(reversed(list(places)))
-        while waiting:
-            place = waiting.pop()
-            if place in seen:
+        """Return the consuming instructions, and MATCH, reachable without consuming a character, by priority."""
+        reachable, seen = [], set() if seen is None else seen
+        pending = list(reversed(list(positions)))
+        while pending:
+            position = pending.pop()
+            if position in seen:
                 continue
-            seen.add(place)
-            instruction = self._nfa.instructions[place] if place != MATCH else None
+            seen.add(position)
+            instruction = self._nfa.instructions[position] if position != MATCH else None
             match instruction:
                 case Fork(first, second):
-                    waiting += (second, first)
-                case Check(assertion, then):
-                    if assertion.holds(before, here):
-                        waiting.append(then)
+                    pending += (second, first)
+                case Check(assertion, target):
+                    if assertion.holds(before, current):
+                        pending.append(target)
                 case _:
-                    found.append(place)
-        return found
+                    reachable.append(position)
+        return reachable
 
-    def _next_state(self, state: State, here: str) -> State:
-        reached = self._epsilon_closure([*state.places, self._nfa.start], state.before, here)
+    def _next_state(self, state: State, current: str) -> State:
+        reached = self._epsilon_closure([*state.positions, self._nfa.start], state.before, current)
         if MATCH in reached:
-            following = self._matched
+            next_state = self._matched
         else:
-            steps = (self._nfa.instructions[place] for place in reached)
-            then = frozenset(each.then for each in steps if isinstance(each, Step) and each.characters.has(here))
-            following = self._state(then, character_class(here))
+            steps = (self._nfa.instructions[position] for position in reached)
+            target = frozenset(each.next for each in steps if isinstance(each, Step) and each.characters.has(current))
+            next_state = self._state(target, character_class(current))
         self._memory += 1
         if self._memory > MAX_CACHED_STATES:
             self._clear_cache()
-        state.after[here] = following
-        return following
+        state.transitions[current] = next_state
+        return next_state
 
-    def _state(self, places: frozenset[int], before: str) -> State:
-        found = self._states.get((places, before))
-        if found is None:
-            found = self._states[places, before] = State(places, before)
-            self._memory += len(places)
-        return found
+    def _state(self, positions: frozenset[int], before: str) -> State:
+        state = self._states.get((positions, before))
+        if state is None:
+            state = self._states[positions, before] = State(positions, before)
+            self._memory += len(positions)
+        return state
 
     def _clear_cache(self) -> None:
         for each in self._states.values():
-            each.after.clear()
+            each.transitions.clear()
         self._states.clear()
         self._memory = 0
 
 
 def character_class(character: str) -> str:
-    """A character that stands for all that assertions do not tell apart."""
+    """Return a representative of all characters that assertions treat alike."""
     if character == "\n":
         return "\n"
     return "w" if character.isascii() and (character.isalnum() or character == "_") else " "
@@ -237,5 +235,5 @@ def character_class(character: str) -> str:
 
 @lru_cache(maxsize=256)
 def compile_regex(text: str) -> Regex:
-    """The pattern of a text; raises RegexError."""
+    """Compile a pattern. Raise RegexError."""
     return Regex(text)

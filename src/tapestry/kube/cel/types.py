@@ -1,7 +1,7 @@
-"""Types of expressions, and how they are made to agree.
+"""CEL types and type unification.
 
-A type is a value.  A name of one capital letter is a variable: in `list(A)` it stands for whatever the elements are.
-`Agreement` finds out what: it remembers what each variable has come to stand for.
+A type is a value. A name of one capital letter is a type variable: in `list(A)` it stands for the type of the elements.
+`TypeUnifier` records the substitutions of the variables.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,9 @@ class Type:
     name: str
     parameters: tuple["Type", ...] = ()
     fields: Mapping[str, "Field"] | None = field(default=None, compare=False)
-    """Of an object: what it has, by the name that expressions use."""
+    """Fields of an object type, by their name in expressions."""
     max_size: int | None = field(default=None, compare=False)
-    """Of a list or a map: how many elements it can have, where somebody knows."""
+    """Maximum number of elements of a list or map, if known."""
 
     @property
     def is_variable(self) -> bool:
@@ -28,7 +28,7 @@ class Type:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of an object, and the name that it has in data."""
+    """Field of an object type, with its name in the data."""
 
     name: str
     type: Type
@@ -39,7 +39,7 @@ BOOL, INT, UINT, DOUBLE = Type("bool"), Type("int"), Type("uint"), Type("double"
 STRING, BYTES, NULL, DYN = Type("string"), Type("bytes"), Type("null_type"), Type("dyn")
 TIMESTAMP, DURATION = Type("timestamp"), Type("duration")
 ERROR = Type("!error!")
-"""Of what has been complained about already: it agrees with everything."""
+"""Type of an expression whose error has been reported. It unifies with every type."""
 
 
 def list_of(item: Type, max_size: int | None = None) -> Type:
@@ -58,17 +58,17 @@ def type_of(value: Type) -> Type:
     return Type("type", (value,))
 
 
-def is_optional(found: Type) -> bool:
-    return found.name == "optional_type"
+def is_optional(type_: Type) -> bool:
+    return type_.name == "optional_type"
 
 
 def object_type(name: str, fields: Mapping[str, Type]) -> Type:
-    """An object whose fields are called in data what they are called in expressions."""
-    return Type(name, fields={each: Field(each, found) for each, found in fields.items()})
+    """Return an object type whose fields have the same name in expressions and in data."""
+    return Type(name, fields={field_name: Field(field_name, type_) for field_name, type_ in fields.items()})
 
 
 def parse_type(text: str) -> Type:
-    """The type that a text like `map(string, list(A))` says."""
+    """Parse a type like `map(string, list(A))`."""
     name, parenthesis, rest = text.strip().partition("(")
     return (
         Type(name, tuple(parse_type(each) for each in split_type_arguments(rest[:-1]))) if parenthesis else Type(name)
@@ -76,25 +76,25 @@ def parse_type(text: str) -> Type:
 
 
 def split_type_arguments(text: str) -> list[str]:
-    """Divide at the commas that are within no parenthesis."""
-    found, depth, start = [], 0, 0
+    """Split at the commas outside parentheses."""
+    arguments, depth, start = [], 0, 0
     for number, each in enumerate(text):
         depth += (each == "(") - (each == ")")
         if each == "," and not depth:
-            found.append(text[start:number])
+            arguments.append(text[start:number])
             start = number + 1
-    return [*found, text[start:]] if text.strip() else []
+    return [*arguments, text[start:]] if text.strip() else []
 
 
 class TypeUnifier:
-    """What the variables of one expression stand for."""
+    """Substitutions of the type variables of one expression."""
 
     def __init__(self) -> None:
         self._substitutions: dict[str, Type] = {}
         self._count = 0
 
     def with_fresh_variables(self, types: Sequence[Type]) -> list[Type]:
-        """The types with variables that nobody else has."""
+        """Return the types with their variables renamed to unused names."""
         self._count += 1
         return [rename_variables(each, self._count) for each in types]
 
@@ -102,7 +102,7 @@ class TypeUnifier:
         return self.with_fresh_variables([Type("T")])[0]
 
     def resolve(self, found: Type) -> Type:
-        """The type without variables; one that stands for nothing yet is dyn."""
+        """Return the type without variables. An unbound variable becomes dyn."""
         found = self._dereference(found)
         if found.is_variable:
             return DYN
@@ -113,7 +113,7 @@ class TypeUnifier:
         )
 
     def unify(self, expected: Sequence[Type], found: Sequence[Type]) -> bool:
-        """Whether what was found can stand where that is wanted; nothing is remembered where it cannot."""
+        """Unify the types and return True, or change nothing and return False."""
         before = dict(self._substitutions)
         if len(expected) == len(found) and all(map(self._unify_one, expected, found)):
             return True
@@ -121,7 +121,7 @@ class TypeUnifier:
         return False
 
     def join(self, first: Type, second: Type) -> Type | None:
-        """The more general of two types that agree."""
+        """Return the more general of two types, or None if they do not unify."""
         if self.unify([first], [second]):
             return second if self._dereference(second).name == "dyn" else first
         return None
@@ -149,19 +149,19 @@ class TypeUnifier:
         if expected.name != found.name or len(expected.parameters) != len(found.parameters):
             return False
         if expected.name == "type":
-            return True  # types can be compared, whatever they are of
+            return True  # all types are comparable
         return all(map(self._unify_one, expected.parameters, found.parameters))
 
-    def _occurs(self, found: Type, name: str) -> bool:
-        found = self._dereference(found)
-        return found.name == name or any(self._occurs(each, name) for each in found.parameters)
+    def _occurs(self, type_: Type, name: str) -> bool:
+        type_ = self._dereference(type_)
+        return type_.name == name or any(self._occurs(each, name) for each in type_.parameters)
 
 
-def rename_variables(found: Type, number: int) -> Type:
-    if found.is_variable:
-        return Type(f"{found.name}#{number}")
+def rename_variables(type_: Type, number: int) -> Type:
+    if type_.is_variable:
+        return Type(f"{type_.name}#{number}")
     return (
-        Type(found.name, tuple(rename_variables(each, number) for each in found.parameters))
-        if found.parameters
-        else found
+        Type(type_.name, tuple(rename_variables(each, number) for each in type_.parameters))
+        if type_.parameters
+        else type_
     )

@@ -1,7 +1,7 @@
-"""Values: those of JSON as Python has them, and the few kinds that Python lacks.
+"""CEL values: JSON values as Python has them, and classes for the missing types.
 
-`kind_of` is the name of a value's type.  Equality is that of CEL: numbers are equal by their amount, whatever their
-types, a boolean is no number, and lists that Kubernetes calls sets or maps are equal in any order.
+`type_name_of` is the name of a value's type. Equality follows CEL. Numbers of different types are equal if their values
+are. A boolean is not a number. Lists with the Kubernetes type set or map are equal in any order.
 """
 
 from collections.abc import Iterable
@@ -12,44 +12,42 @@ from typing import Any, ClassVar
 from tapestry.kube.cel.errors import Meter
 
 UNLIMITED_METER = Meter(2**62)
-"""For those who compare what they have measured."""
+"""Meter for comparisons whose cost was charged before."""
 INT_RANGE = range(-(2**63), 2**63)
 UINT_RANGE = range(2**64)
 
 
 class UInt(int):
-    """A number that is not negative by its type."""
+    """Unsigned 64-bit integer."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptionalValue:
-    """An optional value."""
-
     kind: ClassVar[str] = "optional_type"
     value: Any = None
-    is_there: bool = True
+    has_value: bool = True
 
 
-OPTIONAL_NONE = OptionalValue(None, is_there=False)
+OPTIONAL_NONE = OptionalValue(None, has_value=False)
 
 
 @dataclass(frozen=True, slots=True)
 class TypeValue:
-    """What `type(x)` gives, and what `int` and its like stand for in an expression."""
+    """Result of `type(x)`, and the value of a type name in an expression."""
 
     kind: ClassVar[str] = "type"
     name: str
 
 
 class SetList(list[Any]):
-    """A list with `x-kubernetes-list-type: set`."""
+    """List with `x-kubernetes-list-type: set`."""
 
     def merge(self, other: list[Any]) -> "SetList":
-        return SetList([*self, *(each for each in other if not any(is_equal(each, mine) for mine in self))])
+        return SetList([*self, *(each for each in other if not any(is_equal(each, item) for item in self))])
 
 
 class MapList(list[Any]):
-    """A list with `x-kubernetes-list-type: map`."""
+    """List with `x-kubernetes-list-type: map`."""
 
     __slots__ = ("keys",)
 
@@ -62,8 +60,8 @@ class MapList(list[Any]):
 
     def merge(self, other: list[Any]) -> "MapList":
         new = {self.item_key(each): each for each in other}
-        kept = [new.pop(self.item_key(each), each) for each in self]
-        return MapList([*kept, *new.values()], self.keys)
+        merged = [new.pop(self.item_key(each), each) for each in self]
+        return MapList([*merged, *new.values()], self.keys)
 
 
 TYPE_NAMES_BY_CLASS: dict[type, str] = {
@@ -85,48 +83,48 @@ NUMERIC_TYPES = frozenset({"int", "uint", "double"})
 
 
 def type_name_of(value: Any) -> str:
-    found = TYPE_NAMES_BY_CLASS.get(type(value))
-    if found is not None:
-        return found
+    name = TYPE_NAMES_BY_CLASS.get(type(value))
+    if name is not None:
+        return name
     if isinstance(value, dict):
         return "map"
-    named: str = value.kind
-    return named
+    kind: str = value.kind
+    return kind
 
 
-def is_equal(one: Any, other: Any, meter: Meter = UNLIMITED_METER) -> bool:
-    """Charges for every element: a list can have one and the same list in it a thousand times."""
-    kind = type_name_of(one)
-    if kind != type_name_of(other):
-        return kind in NUMERIC_TYPES and type_name_of(other) in NUMERIC_TYPES and bool(one == other)
+def is_equal(left: Any, right: Any, meter: Meter = UNLIMITED_METER) -> bool:
+    """Compare two values. Charge for every element, because one list can contain the same list many times."""
+    kind = type_name_of(left)
+    if kind != type_name_of(right):
+        return kind in NUMERIC_TYPES and type_name_of(right) in NUMERIC_TYPES and bool(left == right)
     if kind == "list":
-        return is_equal_list(one, other, meter)
+        return is_equal_list(left, right, meter)
     if kind == "map":
-        meter.charge(len(one))
-        return len(one) == len(other) and all(
-            key in other and is_equal(each, other[key], meter) for key, each in one.items()
+        meter.charge(len(left))
+        return len(left) == len(right) and all(
+            key in right and is_equal(each, right[key], meter) for key, each in left.items()
         )
     if kind == "optional_type":
-        return one.is_there == other.is_there and is_equal(one.value, other.value, meter)
-    return bool(one == other)
+        return left.has_value == right.has_value and is_equal(left.value, right.value, meter)
+    return bool(left == right)
 
 
-def is_equal_list(one: list[Any], other: list[Any], meter: Meter) -> bool:
-    if len(one) != len(other):
+def is_equal_list(left: list[Any], right: list[Any], meter: Meter) -> bool:
+    if len(left) != len(right):
         return False
-    meter.charge(len(one))
-    unordered = one if isinstance(one, SetList | MapList) else other
+    meter.charge(len(left))
+    unordered = left if isinstance(left, SetList | MapList) else right
     if isinstance(unordered, SetList):
-        meter.charge(len(one) * len(other) / 10)
-        return all(any(is_equal(each, mine, meter) for mine in other) for each in one)
+        meter.charge(len(left) * len(right) / 10)
+        return all(any(is_equal(each, item, meter) for item in right) for each in left)
     if isinstance(unordered, MapList):
-        theirs = {unordered.item_key(each): each for each in other}
-        return all((key := unordered.item_key(each)) in theirs and is_equal(each, theirs[key], meter) for each in one)
-    return all(is_equal(each, mine, meter) for each, mine in zip(one, other, strict=True))
+        by_key = {unordered.item_key(each): each for each in right}
+        return all((key := unordered.item_key(each)) in by_key and is_equal(each, by_key[key], meter) for each in left)
+    return all(is_equal(each, item, meter) for each, item in zip(left, right, strict=True))
 
 
 def is_zero_value(value: Any) -> bool:
-    """Whether it is what its type begins with: 0, "", [], null."""
+    """Return True for the zero value of a type: 0, "", [], null."""
     return value is None or (type_name_of(value) in TYPES_WITH_ZERO_VALUE and not value)
 
 

@@ -1,4 +1,4 @@
-"""The functions that expressions can call: each module declares its own into the table when it is imported."""
+"""CEL function library. Each module registers its functions on import."""
 
 from tapestry.kube.cel.functions import GLOBALS, MEMBERS
 from tapestry.kube.cel.library import (

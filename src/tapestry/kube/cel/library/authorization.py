@@ -1,6 +1,6 @@
-"""Questions about rights: `authorizer.group("apps").resource("deployments").check("create").allowed()`.
+"""CEL authorization functions: `authorizer.group("apps").resource("deployments").check("create")`.
 
-Who asks is behind the Authorizer that a program is run with: a function that decides about a Question.
+The Authorizer of a program contains a function that decides AuthorizationAttributes for the requesting user.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ TYPE_PREFIX = "kubernetes.authorization"
 
 @dataclass(frozen=True, slots=True)
 class AuthorizationAttributes:
-    """What is asked about: a path, or a resource."""
+    """Attributes of an authorization check: a path or a resource."""
 
     verb: str = ""
     path: str = ""
@@ -25,7 +25,7 @@ class AuthorizationAttributes:
     namespace: str = ""
     name: str = ""
     account: tuple[str, str] | None = None
-    """The namespace and name of the service account that is meant instead of who asks."""
+    """Namespace and name of the service account to check instead of the requesting user."""
 
 
 Authorize = Callable[[AuthorizationAttributes], bool]
@@ -35,28 +35,28 @@ Authorize = Callable[[AuthorizationAttributes], bool]
 class Authorizer:
     kind: ClassVar[str] = f"{TYPE_PREFIX}.Authorizer"
     decide: Authorize
-    about: AuthorizationAttributes = AuthorizationAttributes()
+    attributes: AuthorizationAttributes = AuthorizationAttributes()
 
 
 @dataclass(frozen=True, slots=True)
 class PathCheck:
     kind: ClassVar[str] = f"{TYPE_PREFIX}.PathCheck"
     decide: Authorize
-    about: AuthorizationAttributes
+    attributes: AuthorizationAttributes
 
 
 @dataclass(frozen=True, slots=True)
 class GroupCheck:
     kind: ClassVar[str] = f"{TYPE_PREFIX}.GroupCheck"
     decide: Authorize
-    about: AuthorizationAttributes
+    attributes: AuthorizationAttributes
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceCheck:
     kind: ClassVar[str] = f"{TYPE_PREFIX}.ResourceCheck"
     decide: Authorize
-    about: AuthorizationAttributes
+    attributes: AuthorizationAttributes
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,39 +69,39 @@ class Decision:
 def authorizer_path(receiver: Authorizer, text: str) -> PathCheck:
     if not text.strip():
         raise EvaluationError("path must not be empty")
-    return PathCheck(receiver.decide, replace(receiver.about, path=text))
+    return PathCheck(receiver.decide, replace(receiver.attributes, path=text))
 
 
 @cel_function(f"{TYPE_PREFIX}.Authorizer.group(string) -> {TYPE_PREFIX}.GroupCheck")
 def authorizer_group(receiver: Authorizer, name: str) -> GroupCheck:
-    return GroupCheck(receiver.decide, replace(receiver.about, group=name))
+    return GroupCheck(receiver.decide, replace(receiver.attributes, group=name))
 
 
 @cel_function(f"{TYPE_PREFIX}.Authorizer.serviceAccount(string, string) -> {TYPE_PREFIX}.Authorizer")
 def authorizer_service_account(receiver: Authorizer, namespace: str, name: str) -> Authorizer:
-    return Authorizer(receiver.decide, replace(receiver.about, account=(namespace, name)))
+    return Authorizer(receiver.decide, replace(receiver.attributes, account=(namespace, name)))
 
 
 @cel_function(f"{TYPE_PREFIX}.GroupCheck.resource(string) -> {TYPE_PREFIX}.ResourceCheck")
 def group_resource(receiver: GroupCheck, plural: str) -> ResourceCheck:
     if not plural.strip():
         raise EvaluationError("resource must not be empty")
-    return ResourceCheck(receiver.decide, replace(receiver.about, resource=plural))
+    return ResourceCheck(receiver.decide, replace(receiver.attributes, resource=plural))
 
 
 @cel_function(f"{TYPE_PREFIX}.ResourceCheck.subresource(string) -> {TYPE_PREFIX}.ResourceCheck")
 def check_subresource(receiver: ResourceCheck, name: str) -> ResourceCheck:
-    return replace(receiver, about=replace(receiver.about, subresource=name))
+    return replace(receiver, attributes=replace(receiver.attributes, subresource=name))
 
 
 @cel_function(f"{TYPE_PREFIX}.ResourceCheck.namespace(string) -> {TYPE_PREFIX}.ResourceCheck")
 def check_namespace(receiver: ResourceCheck, name: str) -> ResourceCheck:
-    return replace(receiver, about=replace(receiver.about, namespace=name))
+    return replace(receiver, attributes=replace(receiver.attributes, namespace=name))
 
 
 @cel_function(f"{TYPE_PREFIX}.ResourceCheck.name(string) -> {TYPE_PREFIX}.ResourceCheck")
 def check_name(receiver: ResourceCheck, name: str) -> ResourceCheck:
-    return replace(receiver, about=replace(receiver.about, name=name))
+    return replace(receiver, attributes=replace(receiver.attributes, name=name))
 
 
 @cel_function(
@@ -109,7 +109,7 @@ def check_name(receiver: ResourceCheck, name: str) -> ResourceCheck:
     f"{TYPE_PREFIX}.ResourceCheck.labelSelector(string) -> {TYPE_PREFIX}.ResourceCheck",
 )
 def ignore_selector(receiver: ResourceCheck, _: str) -> ResourceCheck:
-    """Roles do not look at selectors."""
+    """Ignore the selector, because RBAC does not evaluate selectors."""
     return receiver
 
 
@@ -118,7 +118,7 @@ def ignore_selector(receiver: ResourceCheck, _: str) -> ResourceCheck:
     f"{TYPE_PREFIX}.PathCheck.check(string) -> {TYPE_PREFIX}.Decision",
 )
 def check_verb(receiver: ResourceCheck | PathCheck, verb: str) -> Decision:
-    return Decision(receiver.decide(replace(receiver.about, verb=verb)))
+    return Decision(receiver.decide(replace(receiver.attributes, verb=verb)))
 
 
 @cel_function(f"{TYPE_PREFIX}.Decision.allowed() -> bool")

@@ -1,4 +1,4 @@
-"""From one type to another."""
+"""CEL type conversion functions."""
 
 import math
 import re
@@ -19,10 +19,10 @@ BOOL_STRINGS = {
 @cel_function("int(int) -> int", "int(uint) -> int", "int(double) -> int")
 @as_evaluation_error("integer overflow")
 def int_from_number(value: float) -> int:
-    found = int(value)
-    if found not in INT_RANGE or (isinstance(value, float) and not -(2**63) < value < 2**63):
+    converted = int(value)
+    if converted not in INT_RANGE or (isinstance(value, float) and not -(2**63) < value < 2**63):
         raise OverflowError
-    return found
+    return converted
 
 
 @cel_function("int(string) -> int")
@@ -90,7 +90,7 @@ def string_from_scalar(value: Any) -> str:
 
 
 def double_text(value: float) -> str:
-    """A number with no more digits than it needs, nor a fraction or an exponent."""
+    """Format a double with the fewest digits, without a fraction or exponent where possible."""
     if math.isinf(value) or math.isnan(value):
         return {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}[str(value)]
     if value == int(value) and abs(value) < 1e21:

@@ -1,4 +1,4 @@
-"""Functions of lists and of sets."""
+"""CEL functions on lists and sets."""
 
 from itertools import pairwise
 from typing import Any
@@ -18,7 +18,7 @@ def charge_for_lists(meter: Meter, *lists: list[Any]) -> None:
 @cel_function(*(f"list({each}).isSorted() -> bool" for each in COMPARABLE), metered=True)
 def is_sorted(meter: Meter, items: list[Any]) -> bool:
     charge_for_lists(meter, items)
-    return all(one <= other for one, other in pairwise(items))
+    return all(left <= right for left, right in pairwise(items))
 
 
 @cel_function(*(f"list({each}).sum() -> {each}" for each in ("int", "uint", "double", "duration")), metered=True)
@@ -26,10 +26,10 @@ def list_sum(meter: Meter, items: list[Any]) -> Any:
     charge_for_lists(meter, items)
     if not items:
         return 0
-    found = sum(items[1:], items[0])
+    total = sum(items[1:], items[0])
     if isinstance(items[0], UInt):
-        return checked_uint(int(found))
-    return checked_int(found) if isinstance(found, int) else found
+        return checked_uint(int(total))
+    return checked_int(total) if isinstance(total, int) else total
 
 
 @cel_function(*(f"list({each}).max() -> {each}" for each in COMPARABLE), metered=True)

@@ -1,4 +1,4 @@
-"""URLs, IP addresses and networks."""
+"""CEL functions on URLs, IP addresses and CIDRs."""
 
 import ipaddress
 from dataclasses import dataclass
@@ -34,13 +34,13 @@ class Cidr:
 
 
 def url_in(text: str) -> Url:
-    """Absolute, or a path; raises ValueError."""
+    """Parse an absolute URL or a path. Raise ValueError."""
     parts = urlsplit(text)
     if not parts.scheme and not text.startswith("/"):
         raise ValueError(f'parse "{text}": invalid URI for request')
     if any(ord(each) <= 32 or ord(each) == 127 for each in text):
         raise ValueError(f'parse "{text}": net/url: invalid control character in URL')
-    _ = parts.port  # which is looked at only when asked for
+    _ = parts.port  # urllib validates the port on access
     return Url(parts)
 
 
@@ -73,10 +73,10 @@ def host(value: Url) -> str:
 
 @cel_function("kubernetes.URL.getHostname() -> string")
 def hostname(value: Url) -> str:
-    found = host(value)
-    if found.startswith("["):
-        return found[1:].partition("]")[0]
-    return found.partition(":")[0]
+    host_port = host(value)
+    if host_port.startswith("["):
+        return host_port[1:].partition("]")[0]
+    return host_port.partition(":")[0]
 
 
 @cel_function("kubernetes.URL.getPort() -> string")
@@ -103,8 +103,8 @@ def ip_in(text: str) -> Ip:
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
-        why = f'IP Address "{text}" parse error during conversion from string: ParseAddr("{text}"): unable to parse IP'
-        raise EvaluationError(why) from None
+        msg = f'IP Address "{text}" parse error during conversion from string: ParseAddr("{text}"): unable to parse IP'
+        raise EvaluationError(msg) from None
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         raise EvaluationError(f'IPv4-mapped IPv6 address "{text}" is not allowed')
     return Ip(address)
@@ -146,8 +146,8 @@ def is_loopback(value: Ip) -> bool:
 
 @cel_function("net.IP.isLinkLocalMulticast() -> bool")
 def is_link_local_multicast(value: Ip) -> bool:
-    within = "224.0.0.0/24" if value.address.version == 4 else "ff02::/16"
-    return value.address in ipaddress.ip_network(within)
+    block = "224.0.0.0/24" if value.address.version == 4 else "ff02::/16"
+    return value.address in ipaddress.ip_network(block)
 
 
 @cel_function("net.IP.isLinkLocalUnicast() -> bool")
@@ -179,9 +179,9 @@ def cidr_in(text: str) -> Cidr:
             raise ValueError(text)
         network = ipaddress.ip_interface(text)
     except ValueError:
-        why = f'netip.ParsePrefix("{text}"): ' + ("bad bits after slash" if slash else "no '/'")
-        why = f"network address parse error during conversion from string: {why}"
-        raise EvaluationError(f"network address parse error during conversion from string: {why}") from None
+        msg = f'netip.ParsePrefix("{text}"): ' + ("bad bits after slash" if slash else "no '/'")
+        msg = f"network address parse error during conversion from string: {msg}"
+        raise EvaluationError(f"network address parse error during conversion from string: {msg}") from None
     if isinstance(network.ip, ipaddress.IPv6Address) and network.ip.ipv4_mapped is not None:
         raise EvaluationError(f'IPv4-mapped IPv6 address "{text}" is not allowed')
     return Cidr(network)
@@ -213,8 +213,8 @@ def contains_ip_text(value: Cidr, other: str) -> bool:
 
 @cel_function("net.CIDR.containsCIDR(net.CIDR) -> bool")
 def contains_cidr(value: Cidr, other: Cidr) -> bool:
-    mine: Any = value.network.network
-    return value.network.version == other.network.version and bool(other.network.network.subnet_of(mine))
+    network: Any = value.network.network
+    return value.network.version == other.network.version and bool(other.network.network.subnet_of(network))
 
 
 @cel_function("net.CIDR.containsCIDR(string) -> bool")

@@ -1,4 +1,4 @@
-"""Operators: numbers that know their bounds, equality, order, membership, and what may be absent."""
+"""CEL operators: arithmetic with overflow checks, equality, order, membership and optionals."""
 
 from collections.abc import Callable
 from operator import ge, gt, le, lt
@@ -37,85 +37,85 @@ def checked_uint(value: int) -> UInt:
 
 
 @cel_function("_+_(int, int) -> int")
-def add(one: int, other: int) -> int:
-    return checked_int(one + other)
+def add(left: int, right: int) -> int:
+    return checked_int(left + right)
 
 
 @cel_function("_-_(int, int) -> int")
-def subtract(one: int, other: int) -> int:
-    return checked_int(one - other)
+def subtract(left: int, right: int) -> int:
+    return checked_int(left - right)
 
 
 @cel_function("_*_(int, int) -> int")
-def multiply(one: int, other: int) -> int:
-    return checked_int(one * other)
+def multiply(left: int, right: int) -> int:
+    return checked_int(left * right)
 
 
 @cel_function("_/_(int, int) -> int")
-def divide(one: int, other: int) -> int:
-    return checked_int(quotient(one, other, "division by zero"))
+def divide(left: int, right: int) -> int:
+    return checked_int(quotient(left, right, "division by zero"))
 
 
 @cel_function("_%_(int, int) -> int")
-def remainder(one: int, other: int) -> int:
-    return one - other * quotient(one, other, "modulus by zero")
+def remainder(left: int, right: int) -> int:
+    return left - right * quotient(left, right, "modulus by zero")
 
 
-def quotient(one: int, other: int, message: str) -> int:
-    """Rounded towards zero."""
-    if not other:
+def quotient(left: int, right: int, message: str) -> int:
+    """Return the quotient rounded towards zero."""
+    if not right:
         raise EvaluationError(message)
-    found = abs(one) // abs(other)
-    return found if (one < 0) == (other < 0) else -found
+    magnitude = abs(left) // abs(right)
+    return magnitude if (left < 0) == (right < 0) else -magnitude
 
 
 @cel_function("_+_(uint, uint) -> uint")
-def add_uint(one: int, other: int) -> UInt:
-    return checked_uint(int(one) + int(other))
+def add_uint(left: int, right: int) -> UInt:
+    return checked_uint(int(left) + int(right))
 
 
 @cel_function("_-_(uint, uint) -> uint")
-def subtract_uint(one: int, other: int) -> UInt:
-    return checked_uint(int(one) - int(other))
+def subtract_uint(left: int, right: int) -> UInt:
+    return checked_uint(int(left) - int(right))
 
 
 @cel_function("_*_(uint, uint) -> uint")
-def multiply_uint(one: int, other: int) -> UInt:
-    return checked_uint(int(one) * int(other))
+def multiply_uint(left: int, right: int) -> UInt:
+    return checked_uint(int(left) * int(right))
 
 
 @cel_function("_/_(uint, uint) -> uint")
-def divide_uint(one: int, other: int) -> UInt:
-    return UInt(quotient(int(one), int(other), "division by zero"))
+def divide_uint(left: int, right: int) -> UInt:
+    return UInt(quotient(int(left), int(right), "division by zero"))
 
 
 @cel_function("_%_(uint, uint) -> uint")
-def remainder_uint(one: int, other: int) -> UInt:
-    return UInt(int(one) - int(other) * quotient(int(one), int(other), "modulus by zero"))
+def remainder_uint(left: int, right: int) -> UInt:
+    return UInt(int(left) - int(right) * quotient(int(left), int(right), "modulus by zero"))
 
 
 @cel_function("_+_(double, double) -> double")
-def add_double(one: float, other: float) -> float:
-    return one + other
+def add_double(left: float, right: float) -> float:
+    return left + right
 
 
 @cel_function("_-_(double, double) -> double")
-def subtract_double(one: float, other: float) -> float:
-    return one - other
+def subtract_double(left: float, right: float) -> float:
+    return left - right
 
 
 @cel_function("_*_(double, double) -> double")
-def multiply_double(one: float, other: float) -> float:
-    return one * other
+def multiply_double(left: float, right: float) -> float:
+    return left * right
 
 
 @cel_function("_/_(double, double) -> double")
-def divide_double(one: float, other: float) -> float:
-    if other:
-        return one / other
-    if not one or one != one:
+def divide_double(left: float, right: float) -> float:
+    if right:
+        return left / right
+    if not left or left != left:
         return float("nan")
-    return float("inf") if (one > 0) == (str(other)[0] != "-") else float("-inf")
+    return float("inf") if (left > 0) == (str(right)[0] != "-") else float("-inf")
 
 
 @cel_function("-_(int) -> int")
@@ -133,35 +133,35 @@ def logical_not(value: bool) -> bool:
     return not value
 
 
-# -- texts and lists, put together
+# -- concatenation
 
 
 @cel_function("_+_(string, string) -> string", "_+_(bytes, bytes) -> bytes", metered=True)
-def concatenate(meter: Meter, one: Any, other: Any) -> Any:
-    meter.charge((len(one) + len(other)) / 10)
-    return one + other
+def concatenate(meter: Meter, left: Any, right: Any) -> Any:
+    meter.charge((len(left) + len(right)) / 10)
+    return left + right
 
 
 @cel_function("_+_(list(A), list(A)) -> list(A)", metered=True)
-def concatenate_lists(meter: Meter, one: list[Any], other: list[Any]) -> list[Any]:
-    meter.charge((len(one) + len(other)) / 10)
-    if isinstance(one, SetList | MapList):
-        meter.charge(len(one) * len(other))
-        return one.merge(other)
-    return [*one, *other]
+def concatenate_lists(meter: Meter, left: list[Any], right: list[Any]) -> list[Any]:
+    meter.charge((len(left) + len(right)) / 10)
+    if isinstance(left, SetList | MapList):
+        meter.charge(len(left) * len(right))
+        return left.merge(right)
+    return [*left, *right]
 
 
 # -- equality and order
 
 
 @cel_function("_==_(A, A) -> bool", metered=True)
-def equals(meter: Meter, one: Any, other: Any) -> bool:
-    return is_equal(one, other, meter)
+def equals(meter: Meter, left: Any, right: Any) -> bool:
+    return is_equal(left, right, meter)
 
 
 @cel_function("_!=_(A, A) -> bool", metered=True)
-def not_equals(meter: Meter, one: Any, other: Any) -> bool:
-    return not is_equal(one, other, meter)
+def not_equals(meter: Meter, left: Any, right: Any) -> bool:
+    return not is_equal(left, right, meter)
 
 
 ORDERED_TYPES = (
@@ -170,12 +170,12 @@ ORDERED_TYPES = (
 )
 COMPARABLE_PAIRS = [
     *((each, each) for each in ORDERED_TYPES),
-    *((one, other) for one in ("int", "uint", "double") for other in ("int", "uint", "double") if one != other),
+    *((left, right) for left in ("int", "uint", "double") for right in ("int", "uint", "double") if left != right),
 ]
 
 
 def declare_comparison(sign: str, compare: Callable[[Any, Any], Any]) -> None:
-    cel_function(*(f"_{sign}_({one}, {other}) -> bool" for one, other in COMPARABLE_PAIRS))(compare)
+    cel_function(*(f"_{sign}_({left}, {right}) -> bool" for left, right in COMPARABLE_PAIRS))(compare)
 
 
 for _sign, _compare in (("<", lt), ("<=", le), (">", gt), (">=", ge)):
@@ -186,39 +186,39 @@ for _sign, _compare in (("<", lt), ("<=", le), (">", gt), (">=", ge)):
 
 
 @cel_function("@in(A, list(A)) -> bool", metered=True)
-def is_in_list(meter: Meter, value: Any, within: list[Any]) -> bool:
-    meter.charge(len(within) / 10)
-    return any(is_equal(value, each, meter) for each in within)
+def is_in_list(meter: Meter, value: Any, container: list[Any]) -> bool:
+    meter.charge(len(container) / 10)
+    return any(is_equal(value, each, meter) for each in container)
 
 
 @cel_function("@in(A, map(A, B)) -> bool")
-def is_in_map(value: Any, within: dict[Any, Any]) -> bool:
-    return not isinstance(value, list | dict) and value in within
+def is_in_map(value: Any, container: dict[Any, Any]) -> bool:
+    return not isinstance(value, list | dict) and value in container
 
 
 @cel_function("_[_](list(A), int) -> A")
-def list_item(within: list[Any], at: int) -> Any:
-    if 0 <= at < len(within):
-        return within[at]
-    raise EvaluationError(f"index out of bounds: {at}")
+def list_item(container: list[Any], index: int) -> Any:
+    if 0 <= index < len(container):
+        return container[index]
+    raise EvaluationError(f"index out of bounds: {index}")
 
 
 @cel_function("_[_](map(A, B), A) -> B")
-def map_entry(within: dict[Any, Any], key: Any) -> Any:
+def map_entry(container: dict[Any, Any], key: Any) -> Any:
     try:
-        return within[key]
+        return container[key]
     except KeyError:
         raise EvaluationError(f"no such key: {key}") from None
 
 
 @cel_function("_[?_](list(A), int) -> optional_type(A)")
-def optional_list_item(within: list[Any], at: int) -> OptionalValue:
-    return OptionalValue(within[at]) if 0 <= at < len(within) else OPTIONAL_NONE
+def optional_list_item(container: list[Any], index: int) -> OptionalValue:
+    return OptionalValue(container[index]) if 0 <= index < len(container) else OPTIONAL_NONE
 
 
 @cel_function("_[?_](map(A, B), A) -> optional_type(B)")
-def optional_map_entry(within: dict[Any, Any], key: Any) -> OptionalValue:
-    return OptionalValue(within[key]) if key in within else OPTIONAL_NONE
+def optional_map_entry(container: dict[Any, Any], key: Any) -> OptionalValue:
+    return OptionalValue(container[key]) if key in container else OPTIONAL_NONE
 
 
 @cel_function(
@@ -227,17 +227,17 @@ def optional_map_entry(within: dict[Any, Any], key: Any) -> OptionalValue:
     "_[?_](optional_type(map(A, B)), A) -> optional_type(B)",
     "_[_](optional_type(map(A, B)), A) -> optional_type(B)",
 )
-def optional_index(within: OptionalValue, key: Any) -> OptionalValue:
-    if not within.is_there:
+def optional_index(container: OptionalValue, key: Any) -> OptionalValue:
+    if not container.has_value:
         return OPTIONAL_NONE
     return (
-        optional_list_item(within.value, key)
-        if isinstance(within.value, list)
-        else optional_map_entry(within.value, key)
+        optional_list_item(container.value, key)
+        if isinstance(container.value, list)
+        else optional_map_entry(container.value, key)
     )
 
 
-# -- what may be absent
+# -- optionals
 
 
 @cel_function("optional.of(A) -> optional_type(A)")
@@ -257,27 +257,27 @@ def optional_none() -> OptionalValue:
 
 @cel_function("optional_type(A).hasValue() -> bool")
 def optional_has_value(value: OptionalValue) -> bool:
-    return value.is_there
+    return value.has_value
 
 
 @cel_function("optional_type(A).value() -> A")
 def optional_value(value: OptionalValue) -> Any:
-    if value.is_there:
+    if value.has_value:
         return value.value
     raise EvaluationError("optional.none() dereference")
 
 
 @cel_function("optional_type(A).or(optional_type(A)) -> optional_type(A)")
-def optional_or(value: OptionalValue, other: OptionalValue) -> OptionalValue:
-    return value if value.is_there else other
+def optional_or(value: OptionalValue, right: OptionalValue) -> OptionalValue:
+    return value if value.has_value else right
 
 
 @cel_function("optional_type(A).orValue(A) -> A")
-def optional_or_value(value: OptionalValue, other: Any) -> Any:
-    return value.value if value.is_there else other
+def optional_or_value(value: OptionalValue, right: Any) -> Any:
+    return value.value if value.has_value else right
 
 
-# -- size, and types
+# -- size and type
 
 
 @cel_function(

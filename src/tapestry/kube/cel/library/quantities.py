@@ -1,4 +1,4 @@
-"""Quantities, versions, and the formats that have a name."""
+"""CEL functions on quantities, semantic versions and named formats."""
 
 import base64
 import re
@@ -30,7 +30,7 @@ class Semver:
 
     @property
     def rank(self) -> tuple[tuple[int, int, int], bool, tuple[tuple[bool, int, str], ...]]:
-        """What versions are ordered by: one without a prerelease comes after those with."""
+        """Sort key of a version. A version without a prerelease follows those with one."""
         parts = tuple((not each.isdecimal(), int(each) if each.isdecimal() else 0, each) for each in self.prerelease)
         return self.numbers, not self.prerelease, parts
 
@@ -49,8 +49,8 @@ def quantity_value(text: str) -> QuantityValue:
     try:
         return QuantityValue(quantity.parse_quantity(text))
     except QuantityError:
-        why = "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
-        raise EvaluationError(why) from None
+        message = "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
+        raise EvaluationError(message) from None
 
 
 @cel_function("isQuantity(string) -> bool")
@@ -128,22 +128,22 @@ SEMVER = re.compile(
 
 
 def parse_semver(text: str) -> Semver | None:
-    found = SEMVER.fullmatch(text)
-    if found is None:
+    match = SEMVER.fullmatch(text)
+    if match is None:
         return None
-    prerelease = tuple((found[4] or "").split(".")) if found[4] else ()
+    prerelease = tuple((match[4] or "").split(".")) if match[4] else ()
     if any(each.isdecimal() and len(each) > 1 and each[0] == "0" for each in prerelease):
         return None
-    return Semver((int(found[1]), int(found[2]), int(found[3])), prerelease)
+    return Semver((int(match[1]), int(match[2]), int(match[3])), prerelease)
 
 
 def normalize_semver(text: str) -> str:
-    """With all three numbers, without a leading v or zeros."""
+    """Return a version with three numbers and without a leading `v` or leading zeros."""
     parts = text.removeprefix("v").split(".", 2)
-    for number, each in enumerate(parts):
+    for index, each in enumerate(parts):
         if len(each) > 1:
-            bare = each.lstrip("0")
-            parts[number] = bare if bare[:1].isdecimal() else f"0{bare}"
+            stripped = each.lstrip("0")
+            parts[index] = stripped if stripped[:1].isdecimal() else f"0{stripped}"
     if len(parts) < 3 and re.search("[-+]", parts[-1]):
         return ""
     return ".".join([*parts, *["0"] * (3 - len(parts))])
@@ -151,12 +151,12 @@ def normalize_semver(text: str) -> str:
 
 @cel_function("semver(string) -> kubernetes.Semver")
 def semver(text: str) -> Semver:
-    found = parse_semver(text)
-    if found is None:
+    version = parse_semver(text)
+    if version is None:
         raise EvaluationError(
             "No Major.Minor.Patch elements found" if text.count(".") < 2 else f'Invalid character(s) found in "{text}"'
         )
-    return found
+    return version
 
 
 @cel_function("semver(string, bool) -> kubernetes.Semver")
@@ -216,7 +216,7 @@ def parse_check(parse: Callable[[str], object], message: str) -> Callable[[str],
 
 
 def prefix_check(check: Callable[[str], str | None]) -> Callable[[str], str | None]:
-    """For what a server is still to add to: it may end in a dash."""
+    """Return a check for a name prefix, which may end with a dash."""
     return lambda text: check(text[:-1] + "a" if text.endswith("-") else text)
 
 
@@ -252,6 +252,6 @@ for _format in FORMATS:
 
 @cel_function("kubernetes.NamedFormat.validate(string) -> optional_type(list(string))")
 def validate_named_format(value: NamedFormat, text: str) -> OptionalValue:
-    """What is wrong with the text; nothing where it has the format."""
-    found = FORMATS[value.name](text)
-    return OPTIONAL_NONE if found is None else OptionalValue([found])
+    """Return the errors of the text, or no value if it has the format."""
+    error = FORMATS[value.name](text)
+    return OPTIONAL_NONE if error is None else OptionalValue([error])

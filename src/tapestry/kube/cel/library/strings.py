@@ -1,4 +1,4 @@
-"""Functions of texts."""
+"""CEL functions on strings."""
 
 import math
 import re
@@ -176,25 +176,25 @@ def quoted(text: str) -> str:
 
 @cel_function("string.format(list(dyn)) -> string", metered=True)
 def format_string(meter: Meter, text: str, values: list[Any]) -> str:
-    """The text with the values in the places of its clauses: `%s %d %f %e %x %X %o %b`."""
-    left = enumerate(values)
+    """Format a string with the clauses `%s %d %f %e %x %X %o %b`."""
+    remaining = enumerate(values)
 
-    def put(found: re.Match[str]) -> str:
-        if found.group() == "%%":
+    def replace(match: re.Match[str]) -> str:
+        if match.group() == "%%":
             return "%"
-        precision, clause = parse_clause(found)
-        at, value = next(left, (len(values), UNKNOWN))
+        precision, clause = parse_clause(match)
+        index, value = next(remaining, (len(values), UNKNOWN))
         if value is UNKNOWN:
-            raise EvaluationError(f"index {at} out of range")
+            raise EvaluationError(f"index {index} out of range")
         charge_for_text(meter, value)
         return clause(value, precision)
 
     meter.charge(len(text) / 10)
-    return CLAUSE.sub(put, text)
+    return CLAUSE.sub(replace, text)
 
 
 def charge_for_text(meter: Meter, value: Any) -> None:
-    """Charge for what a value will be as a text."""
+    """Charge for the length of a value as text."""
     match type_name_of(value):
         case "string" | "bytes":
             meter.charge(1 + len(value) / 10)
@@ -209,8 +209,8 @@ def charge_for_text(meter: Meter, value: Any) -> None:
             meter.charge(1)
 
 
-def parse_clause(found: re.Match[str]) -> tuple[int | None, "Clause"]:
-    precision, letter = found.groups()
+def parse_clause(match: re.Match[str]) -> tuple[int | None, "Clause"]:
+    precision, letter = match.groups()
     if not letter:
         raise EvaluationError("unexpected end of string")
     if letter not in CLAUSES:
@@ -219,25 +219,25 @@ def parse_clause(found: re.Match[str]) -> tuple[int | None, "Clause"]:
 
 
 def format_errors(text: str, values: list[Any]) -> Iterator[tuple[int | None, str]]:
-    """What is wrong with a format whatever the UNKNOWN values will be: of which value, or of none in particular."""
-    at = 0
-    for found in CLAUSE.finditer(text):
-        if found.group() == "%%":
+    """Yield errors of a format that do not depend on UNKNOWN values: the index of a value or None, and the message."""
+    index = 0
+    for match in CLAUSE.finditer(text):
+        if match.group() == "%%":
             continue
         try:
-            precision, clause = parse_clause(found)
+            precision, clause = parse_clause(match)
         except EvaluationError as error:
             yield None, str(error)
             return
-        if at >= len(values):
-            yield None, f"index {at} out of range"
+        if index >= len(values):
+            yield None, f"index {index} out of range"
             return
         try:
-            if values[at] is not UNKNOWN:
-                clause(values[at], precision)
+            if values[index] is not UNKNOWN:
+                clause(values[index], precision)
         except EvaluationError as error:
-            yield at, str(error)
-        at += 1
+            yield index, str(error)
+        index += 1
 
 
 UNKNOWN = object()
@@ -280,14 +280,14 @@ def as_text(value: Any, _: int | None) -> str:
 
 
 def as_nested_text(value: Any) -> str:
-    """A value within another one: texts have quotes there."""
-    shown = as_text(value, None)
+    """Return a value nested in another one as text. Strings are quoted."""
+    text = as_text(value, None)
     return (
-        quoted(shown)
+        quoted(text)
         if type_name_of(value) == "string"
-        else f"b{quoted(shown)}"
+        else f"b{quoted(text)}"
         if type_name_of(value) == "bytes"
-        else shown
+        else text
     )
 
 
@@ -300,7 +300,7 @@ def as_decimal(value: Any, _: int | None) -> str:
 
 
 def as_fixed(value: Any, precision: int | None) -> str:
-    """As one writes it in English."""
+    """Format with English thousands separators."""
     if type_name_of(value) != "double":
         raise clause_type_error(value, "doubles", "fixed-point")
     return f"{value:,.{6 if precision is None else precision}f}" if math.isfinite(value) else double_text(value)

@@ -1,4 +1,4 @@
-"""Moments and spans of time."""
+"""CEL functions on timestamps and durations."""
 
 import re
 from collections.abc import Callable
@@ -18,35 +18,35 @@ TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\
 
 
 def parse_duration(text: str) -> timedelta:
-    """The duration that a text like `1h30m` says; raises ValueError."""
-    found = DURATION.fullmatch(text)
-    if found is None:
-        raise ValueError(f"{text!r} is no duration")
+    """Parse a duration like `1h30m`. Raise ValueError."""
+    match = DURATION.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration")
     try:
         total = timedelta(
-            seconds=sum(float(amount) * SECONDS_PER_UNIT[unit] for amount, unit in DURATION_PART.findall(found[2]))
+            seconds=sum(float(amount) * SECONDS_PER_UNIT[unit] for amount, unit in DURATION_PART.findall(match[2]))
         )
     except OverflowError as error:
         raise ValueError(f"{text!r} is too long") from error
-    return -total if found[1] == "-" else total
+    return -total if match[1] == "-" else total
 
 
 def parse_timestamp(text: str) -> datetime:
-    """The timestamp that a text of RFC 3339 says; raises ValueError."""
-    found = TIMESTAMP.fullmatch(text)
-    if found is None:
-        raise ValueError(f"{text!r} is no timestamp")
-    fraction = (found[2] or ".0")[:7]
-    return datetime.fromisoformat(found[1] + fraction.ljust(7, "0") + found[3].replace("Z", "+00:00")).astimezone(UTC)
+    """Parse an RFC 3339 timestamp. Raise ValueError."""
+    match = TIMESTAMP.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a timestamp")
+    fraction = (match[2] or ".0")[:7]
+    return datetime.fromisoformat(match[1] + fraction.ljust(7, "0") + match[3].replace("Z", "+00:00")).astimezone(UTC)
 
 
 def parse_date(text: str) -> datetime:
-    """The beginning of a date; raises ValueError."""
+    """Parse a date into its first instant. Raise ValueError."""
     return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
 
 
 def duration_text(value: timedelta) -> str:
-    """A duration as it is written: seconds."""
+    """Return a duration in seconds, as CEL writes it."""
     seconds = value.total_seconds()
     return f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"
 
@@ -56,7 +56,7 @@ def timestamp_text(value: datetime) -> str:
     return re.sub(r"(\.\d*?)0+Z", r"\1Z", text).replace(".Z", "Z")
 
 
-# -- sums
+# -- arithmetic
 
 
 def checked_sum(make: Callable[[], Any]) -> Any:
@@ -71,8 +71,8 @@ def checked_sum(make: Callable[[], Any]) -> Any:
     "_+_(duration, timestamp) -> timestamp",
     "_+_(duration, duration) -> duration",
 )
-def add_times(one: Any, other: Any) -> Any:
-    return checked_sum(lambda: one + other)
+def add_times(left: Any, right: Any) -> Any:
+    return checked_sum(lambda: left + right)
 
 
 @cel_function(
@@ -80,11 +80,11 @@ def add_times(one: Any, other: Any) -> Any:
     "_-_(timestamp, timestamp) -> duration",
     "_-_(duration, duration) -> duration",
 )
-def subtract_times(one: Any, other: Any) -> Any:
-    return checked_sum(lambda: one - other)
+def subtract_times(left: Any, right: Any) -> Any:
+    return checked_sum(lambda: left - right)
 
 
-# -- parts of a moment
+# -- getters
 
 
 def parse_time_zone(name: str) -> tzinfo:
@@ -120,9 +120,7 @@ DURATION_GETTERS: dict[str, Callable[[timedelta], int]] = {
 
 def declare_timestamp_getter(name: str, part: Callable[[datetime], int]) -> None:
     cel_function(f"timestamp.{name}() -> int")(lambda value: part(value.astimezone(UTC)))
-    cel_function(f"timestamp.{name}(string) -> int")(
-        lambda value, where: part(value.astimezone(parse_time_zone(where)))
-    )
+    cel_function(f"timestamp.{name}(string) -> int")(lambda value, zone: part(value.astimezone(parse_time_zone(zone))))
 
 
 for _name, _part in TIMESTAMP_GETTERS.items():

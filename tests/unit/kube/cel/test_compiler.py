@@ -1,4 +1,4 @@
-"""Expressions that end: what they say is compared with Kubernetes in tests/unit/apiserver/test_rules.py."""
+"""Tests of CEL compilation and cost limits. The tests of CRD rules compare results with Kubernetes."""
 
 import time
 from typing import Any
@@ -14,18 +14,18 @@ def value(text: str, cost: int = 1_000_000, **variables: Any) -> Any:
     return compile_expression(text, dict.fromkeys(variables, DYN)).evaluate(variables, Meter(cost))
 
 
-def test_an_expression_is_compiled_once_and_asked_often() -> None:
+def test_compiled_expression_is_evaluated_repeatedly() -> None:
     program = compile_expression("x.size > 2", {"x": object_type("Thing", {"size": INT})})
     assert program.type == BOOL
     assert program.variable_names == {"x"}
     assert [program.evaluate({"x": {"size": size}}, Meter(100)) for size in (2, 3)] == [False, True]
 
 
-def test_variables_of_macros_shadow_others_and_are_gone_after() -> None:
+def test_macro_variables_shadow_outer_variables() -> None:
     assert value("[1, 2].map(x, [x].map(x, x + 1)) == [[2], [3]] && x == 7", x=7)
 
 
-def test_data_that_are_not_of_their_type_are_an_error_of_the_expression() -> None:
+def test_wrongly_typed_data_raises_evaluation_error() -> None:
     program = compile_expression("x.size > 2", {"x": object_type("Thing", {"size": INT})})
     for wrong in ({"size": "big"}, {"size": None}, 5, None, []):
         with pytest.raises(EvaluationError):
@@ -49,7 +49,7 @@ def test_data_that_are_not_of_their_type_are_an_error_of_the_expression() -> Non
         "('%s' + '%s').format([x.map(a, s), x.map(a, s)]).size() > 0",
     ],
 )
-def test_hostile_expressions_end_soon_with_an_error(text: str) -> None:
+def test_expensive_expressions_exceed_their_cost(text: str) -> None:
     program = compile_expression(text, {"x": list_of(INT), "s": STRING})
     start = time.process_time()
     with pytest.raises(CostExceeded):
@@ -69,37 +69,37 @@ def test_hostile_expressions_end_soon_with_an_error(text: str) -> None:
         "true ? true : " * 2000 + "false",
     ],
 )
-def test_an_expression_that_is_nested_too_deep_is_refused(text: str) -> None:
+def test_deeply_nested_expression_is_rejected(text: str) -> None:
     with pytest.raises(CompileError):
         compile_expression(text, {"a": DYN})
 
 
-def test_a_chain_of_conditions_may_be_long() -> None:
+def test_long_chain_of_conditions_compiles() -> None:
     assert value(" && ".join(["x < 5"] * 2000), x=1) is True
 
 
-def test_errors_show_the_line_and_the_place() -> None:
+def test_errors_show_line_and_position() -> None:
     with pytest.raises(CompileError) as caught:
         compile_expression("x > 1 &&\n  y", {"x": INT})
     assert str(caught.value) == ("ERROR: <input>:2:3: undeclared reference to 'y' (in container '')\n |   y\n | ..^")
 
 
-def test_every_mistake_is_reported_at_once() -> None:
+def test_all_issues_are_reported_together() -> None:
     with pytest.raises(CompileError) as caught:
         compile_expression("a || b", {})
     assert str(caught.value).count("ERROR") == 2
 
 
-def test_types_agree_where_variables_can_stand_for_what_there_is() -> None:
-    agreement = TypeUnifier()
-    [items, item] = agreement.with_fresh_variables([parse_type("list(A)"), parse_type("A")])
-    assert agreement.unify([items, item], [list_of(INT), INT])
-    assert not agreement.unify([items, item], [list_of(INT), STRING])
-    assert agreement.resolve(items) == list_of(INT)
+def test_types_unify_by_substituting_variables() -> None:
+    unifier = TypeUnifier()
+    [items, item] = unifier.with_fresh_variables([parse_type("list(A)"), parse_type("A")])
+    assert unifier.unify([items, item], [list_of(INT), INT])
+    assert not unifier.unify([items, item], [list_of(INT), STRING])
+    assert unifier.resolve(items) == list_of(INT)
     assert str(map_of(STRING, list_of(DYN))) == "map(string, list(dyn))"
 
 
-def test_a_type_cannot_be_a_part_of_itself() -> None:
-    agreement = TypeUnifier()
-    [item] = agreement.with_fresh_variables([parse_type("A")])
-    assert not agreement.unify([item], [list_of(item)])
+def test_type_cannot_contain_itself() -> None:
+    unifier = TypeUnifier()
+    [item] = unifier.with_fresh_variables([parse_type("A")])
+    assert not unifier.unify([item], [list_of(item)])

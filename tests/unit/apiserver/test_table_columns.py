@@ -1,4 +1,4 @@
-"""Columns: what `kubectl get` prints of networks, policies, storage and the rest, as a kube-apiserver printed it."""
+"""Tests of table columns of all kinds, with the output of kube-apiserver as the reference."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -11,7 +11,7 @@ from tapestry.apiserver.resource_registry import ResourceRegistry, published_api
 from tapestry.kube.objects import Object
 
 NOW = datetime(2030, 1, 1, 0, 5, tzinfo=UTC)
-MADE = "2030-01-01T00:00:00Z"
+CREATED = "2030-01-01T00:00:00Z"
 PATHS = [{"path": "/", "pathType": "Prefix"}]
 METRICS = [
     {"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 80}}},
@@ -27,7 +27,7 @@ USERS = [{"kind": "User", "name": "u"}, {"kind": "User", "name": "w"}, {"kind": 
 
 
 @pytest.fixture(scope="module")
-def rows() -> ResourceRegistry:
+def registry() -> ResourceRegistry:
     return ResourceRegistry(published_api().resources)
 
 
@@ -88,7 +88,7 @@ def hosts(*names: str) -> Object:
             {"status": {"hard": {"pods": "5", "limits.memory": "1Gi", "cpu": "1"}, "used": {"pods": "2"}}},
             ["cpu: 0/1, pods: 2/5", "limits.memory: 0/1Gi", "5m"],
         ),
-        ("/LimitRange", {}, [MADE]),
+        ("/LimitRange", {}, [CREATED]),
         (
             "apps/ControllerRevision",
             {
@@ -130,30 +130,30 @@ def hosts(*names: str) -> Object:
         ),
     ],
 )
-def test_a_kind_is_printed_as_kubernetes_does(rows: ResourceRegistry, kind: str, obj: Object, cells: list[Any]) -> None:
-    row = rows.of_kind(*kind.split("/"))
-    assert row is not None
-    whole = {**obj, "metadata": {"name": "o", "creationTimestamp": MADE, **obj.get("metadata", {})}}
-    assert [each.show(whole, NOW) for each in columns_for(row)] == ["o", *cells]
+def test_kind_is_printed_as_by_kubernetes(registry: ResourceRegistry, kind: str, obj: Object, cells: list[Any]) -> None:
+    info = registry.of_kind(*kind.split("/"))
+    assert info is not None
+    complete = {**obj, "metadata": {"name": "o", "creationTimestamp": CREATED, **obj.get("metadata", {})}}
+    assert [each.cell(complete, NOW) for each in columns_for(info)] == ["o", *cells]
 
 
-def test_an_event_says_who_saw_it_how_often(rows: ResourceRegistry) -> None:
-    row = rows.of_kind("", "Event")
-    assert row is not None
+def test_event_columns_show_source_and_count(registry: ResourceRegistry) -> None:
+    info = registry.of_kind("", "Event")
+    assert info is not None
     event = {
         "metadata": {"name": "e"},
         "involvedObject": {"kind": "Pod", "name": "p", "fieldPath": "spec.containers{c}"},
         "source": {"component": "me", "host": "here"},
         "count": 4,
         "firstTimestamp": "2029-12-31T00:05:00Z",
-        "lastTimestamp": MADE,
+        "lastTimestamp": CREATED,
         "type": "Normal",
         "reason": "Because",
         "message": "it was\n",
     }
-    shown = [each.show(event, NOW) for each in columns_for(row)]
-    about = ["5m", "Normal", "Because", "pod/p", "spec.containers{c}", "me, here", "it was"]
-    assert shown == [*about, "24h", 4, "e"]
+    printed = [each.cell(event, NOW) for each in columns_for(info)]
+    expected = ["5m", "Normal", "Because", "pod/p", "spec.containers{c}", "me, here", "it was"]
+    assert printed == [*expected, "24h", 4, "e"]
 
 
 RUNS, ENDED = {"running": {}}, {"terminated": {"exitCode": 0, "reason": "Completed"}}
@@ -165,7 +165,7 @@ def status(name: str, state: Object, *, ready: bool = False, restarts: int = 0, 
 
 
 @pytest.mark.parametrize(
-    ("spec", "found", "cells"),
+    ("spec", "pod_status", "cells"),
     [
         ({}, {"phase": "Pending"}, ["0/1", "Pending", "0"]),
         ({}, {"phase": "Failed", "reason": "Evicted"}, ["0/1", "Evicted", "0"]),
@@ -196,7 +196,7 @@ def status(name: str, state: Object, *, ready: bool = False, restarts: int = 0, 
                         ready=True,
                         restarts=2,
                         started=True,
-                        lastState={"terminated": {"exitCode": 1, "finishedAt": MADE}},
+                        lastState={"terminated": {"exitCode": 1, "finishedAt": CREATED}},
                     )
                 ],
                 "containerStatuses": [status("c", RUNS, ready=True, restarts=1)],
@@ -205,16 +205,16 @@ def status(name: str, state: Object, *, ready: bool = False, restarts: int = 0, 
         ),
     ],
 )
-def test_a_pod_says_in_one_word_how_far_it_has_come(
-    rows: ResourceRegistry, spec: Object, found: Object, cells: list[str]
+def test_pod_columns_summarize_container_states(
+    registry: ResourceRegistry, spec: Object, pod_status: Object, cells: list[str]
 ) -> None:
-    row = rows.of_kind("", "Pod")
-    assert row is not None
-    pod = {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c"}], **spec}, "status": found}
-    assert [each.show(pod, NOW) for each in columns_for(row)][1:4] == cells
+    info = registry.of_kind("", "Pod")
+    assert info is not None
+    pod = {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c"}], **spec}, "status": pod_status}
+    assert [each.cell(pod, NOW) for each in columns_for(info)][1:4] == cells
 
 
-def test_a_selector_is_shown_as_one_would_type_it() -> None:
+def test_selector_is_printed_as_query() -> None:
     spec = {
         "matchLabels": {"b": "1"},
         "matchExpressions": [
