@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from api_tables import TARGET as RESOURCES
+from api_tables import DATA
 
 VERSION = "v0.34.3"
 MODULES = ("k8s.io/api", "k8s.io/apimachinery", "k8s.io/apiextensions-apiserver", "k8s.io/kube-aggregator")
@@ -196,7 +196,7 @@ def tag_value(tag: str, key: str) -> str:
 def kinds() -> dict[str, str]:
     """Return the struct of each kind of a request body, for example of `apps/v1/Deployment`."""
     found = {each: f"{META}.{each}" for each in OF_EVERY_GROUP}
-    for row in json.loads(gzip.decompress(RESOURCES.read_bytes()))["resources"]:
+    for row in json.loads(gzip.decompress((DATA / "kubernetes.json.gz").read_bytes()))["resources"]:
         for each in (row, *row["subresources"]):
             group, version = each.get("group", row["group"]), each.get("version", row["version"])
             folder = ELSEWHERE.get(group) or f"k8s.io/api/{group.partition('.')[0] or 'core'}"
