@@ -66,7 +66,7 @@ class Outcome:
     """Result of one request."""
 
     case: Case
-    begun: float
+    started: float
     ended: float
     status: int
     error: str = ""
@@ -86,8 +86,8 @@ class Run:
     """Memory in megabytes."""
     peak: float = 0.0
 
-    def during(self, begun: float, ended: float) -> list[Sample]:
-        return [each for each in self.samples if each[0] < ended and each[0] + (each[2] or 0.0) > begun]
+    def during(self, started: float, ended: float) -> list[Sample]:
+        return [each for each in self.samples if each[0] < ended and each[0] + (each[2] or 0.0) > started]
 
     def seconds(self, span: tuple[float, float], what: str = "") -> list[float]:
         found = [each for each in self.during(*span) if not what or each[1] == what]
@@ -182,7 +182,7 @@ async def attack(client: Client, cases: Iterable[Case], at_once: int) -> list[Ou
             outcome = await client.ask(case)
             found.append(outcome)
             if at_once == 1:
-                say(f"hostile: {case.category}: {case.name}: {outcome.status} {outcome.ended - outcome.begun:.2f} s")
+                say(f"hostile: {case.category}: {case.name}: {outcome.status} {outcome.ended - outcome.started:.2f} s")
 
     async with asyncio.TaskGroup() as group:
         for _ in range(at_once):
@@ -286,7 +286,7 @@ def rows(name: str, run: Run, worst: float) -> Iterator[Row]:
     yield Row(f"{name}: idle, worst", 1e3 * share(idle, 1.0), "ms", detail=f"p99 {1e3 * share(idle, 0.99):.0f} ms")
     categories = dict.fromkeys(each.case.category for each in run.outcomes)
     for category in categories:
-        found = sorted(each.ended - each.begun for each in run.outcomes if each.case.category == category)
+        found = sorted(each.ended - each.started for each in run.outcomes if each.case.category == category)
         detail = f"p50 {share(found, 0.5):.2f} s, p99 {share(found, 0.99):.2f} s, of {len(found)}"
         yield Row(f"{name}: {category}, answered after at most", share(found, 1.0), "s", detail=detail)
     for what, title in {"livez": "/livez", "get": "GET of a small object"}.items():
@@ -311,9 +311,9 @@ def rows(name: str, run: Run, worst: float) -> Iterator[Row]:
 
 def case_lines(run: Run) -> Iterator[str]:
     for each in run.outcomes:
-        longest = max((seconds or 0.0 for _, _, seconds in run.during(each.begun, each.ended)), default=0.0)
+        longest = max((seconds or 0.0 for _, _, seconds in run.during(each.started, each.ended)), default=0.0)
         yield (
-            f"{each.case.category:18}{each.case.name:36}{each.status:5}{each.ended - each.begun:8.2f} s"
+            f"{each.case.category:18}{each.case.name:36}{each.status:5}{each.ended - each.started:8.2f} s"
             f"{1e3 * longest:8.0f} ms waited  {each.error[:100]}"
         )
 

@@ -62,8 +62,8 @@ class Burst:
     left: int
     """Pods, and copies of objects they refer to, that remained after their deletion."""
 
-    def per_pod(self, wanted: Callable[[Call], bool]) -> float:
-        return sum(count for call, count in self.calls.items() if wanted(call)) / self.pods
+    def per_pod(self, matches: Callable[[Call], bool]) -> float:
+        return sum(count for call, count in self.calls.items() if matches(call)) / self.pods
 
 
 @dataclass
@@ -130,7 +130,7 @@ class Course:
         async with crowd(self.site, f"{name}-first") as first:
             await first.bind(1, self.nodes)
             await first.wait_until_running(1)
-            await self.gone(first)
+            await self.delete_crowd(first)
 
     async def burst(self, pid: int, name: str, count: int, *, token: bool = False) -> Burst:
         async with crowd(self.site, name) as pods:
@@ -142,7 +142,7 @@ class Course:
             calls.subtract(before)
             calls.subtract({("above", "POST", "pods"): count, ("below", "PATCH", "pods/status"): count})
             cpu, deletion_started = cpu_seconds(pid), time.monotonic()
-            left = await self.gone(pods)
+            left = await self.delete_crowd(pods)
             deletion_seconds = time.monotonic() - deletion_started
         return Burst(
             pods=count,
@@ -162,10 +162,10 @@ class Course:
             await pods.bind(STEADY, self.nodes, per_second=PER_SECOND)
             await pods.wait_until_running(STEADY)
             cpu_per_pod = (cpu_seconds(pid) - cpu) / STEADY
-            await self.gone(pods)
+            await self.delete_crowd(pods)
         return sorted(pods.mapped[pod] - bound for pod, bound in pods.bound.items()), cpu_per_pod
 
-    async def gone(self, pods: Crowd) -> int:
+    async def delete_crowd(self, pods: Crowd) -> int:
         """Delete a crowd and return the number of objects that remain."""
         await pods.delete()
         await pods.is_gone()

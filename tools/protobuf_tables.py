@@ -205,7 +205,7 @@ def kinds() -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def samples(source: Source, wanted: dict[str, str]) -> dict[str, Json]:
+def samples(source: Source, structs_by_kind: dict[str, str]) -> dict[str, Json]:
     """Return the bytes and the equivalent JSON of each kind with a sample."""
     found = {}
     for folder in (
@@ -215,7 +215,7 @@ def samples(source: Source, wanted: dict[str, str]) -> dict[str, Json]:
         for path in sorted(folder.glob("*.pb")):
             content = json.loads(path.with_suffix(".json").read_text())
             kind = f"{content.get('apiVersion')}/{content.get('kind')}"
-            if kind in wanted or content.get("kind") in wanted:
+            if kind in structs_by_kind or content.get("kind") in structs_by_kind:
                 found[kind] = {"protobuf": base64.b64encode(path.read_bytes()).decode(), "json": content}
     return found
 
@@ -228,11 +228,11 @@ def write(path: Path, content: Json) -> None:
 
 
 def main() -> None:
-    source, wanted = Source(), kinds()
-    messages = source.table(list(wanted.values()))
-    write(TABLE, {"notice": TABLE_NOTICE, "version": VERSION, "kinds": wanted, "messages": messages})
-    write(SAMPLES, {"notice": SAMPLES_NOTICE, "samples": samples(source, wanted)})
-    print(f"{len(wanted)} kinds, {len(messages)} messages")
+    source, structs_by_kind = Source(), kinds()
+    messages = source.table(list(structs_by_kind.values()))
+    write(TABLE, {"notice": TABLE_NOTICE, "version": VERSION, "kinds": structs_by_kind, "messages": messages})
+    write(SAMPLES, {"notice": SAMPLES_NOTICE, "samples": samples(source, structs_by_kind)})
+    print(f"{len(structs_by_kind)} kinds, {len(messages)} messages")
 
 
 if __name__ == "__main__":

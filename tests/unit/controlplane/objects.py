@@ -8,7 +8,7 @@ from tapestry.kube.objects import Object, owner_reference
 from tapestry.kube.resources import CRDS, Resource
 
 WIDGETS = Resource("example.com", "v1", "Widget", "widgets")
-FINALIZER = "example.com/held"
+FINALIZER = "example.com/test"
 
 
 def a_namespace(name: str) -> Object:

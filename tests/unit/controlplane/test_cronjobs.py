@@ -30,12 +30,12 @@ def a_cron_job(schedule: str = "*/10 * * * *", lasts: str = "30s", code: str = "
 
 async def minutes(client: Client) -> list[int]:
     """Return the scheduled minutes of existing Jobs, from the start of virtual time."""
-    began = parse_time("2024-01-01T00:00:00Z")
+    start = parse_time("2024-01-01T00:00:00Z")
     moments = [
         parse_time(annotations_of(job)["batch.kubernetes.io/cronjob-scheduled-timestamp"])
         for job in await client.list(JOBS)
     ]
-    return sorted(int((moment - began).total_seconds()) // MINUTE for moment in moments)
+    return sorted(int((moment - start).total_seconds()) // MINUTE for moment in moments)
 
 
 async def status(client: Client) -> Object:

@@ -291,7 +291,7 @@ async def test_volume_is_provisioned_before_binding(client: Client) -> None:
 async def test_node_without_volume_is_rejected(client: Client) -> None:
     storage_class = {"metadata": {"name": "late"}, "provisioner": "maker", "volumeBindingMode": "WaitForFirstConsumer"}
     await client.create(STORAGE_CLASSES, storage_class)
-    claim = specimen(PERSISTENT_VOLUME_CLAIMS, "c", "x", annotations={SELECTED_NODE: "gone"})
+    claim = specimen(PERSISTENT_VOLUME_CLAIMS, "c", "x", annotations={SELECTED_NODE: "missing"})
     await client.create(PERSISTENT_VOLUME_CLAIMS, with_late_class(claim))
     await client.create(NODES, a_node("n"))
     await client.create(PODS, a_pod("p", volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]))

@@ -291,7 +291,7 @@ async def test_retention_policy_change_updates_claim_owners(client: Client) -> N
 
 @in_cluster("statefulsets")
 async def test_only_pods_with_matching_name_are_adopted(client: Client) -> None:
-    for name in ("db-1", "stranger"):
+    for name in ("db-1", "other-name"):
         pod = {"metadata": {"name": name, "namespace": "default", "labels": {"app": "db"}}}
         await client.create(PODS, {**pod, "spec": {"containers": [{"name": "c", "image": "db:0"}]}})
     await client.create(STATEFUL_SETS, a_set(2, updateStrategy={"type": "OnDelete"}))
@@ -299,7 +299,7 @@ async def test_only_pods_with_matching_name_are_adopted(client: Client) -> None:
     adopted = await client.get(PODS, "db-1", "default")
     assert [each["name"] for each in adopted["metadata"]["ownerReferences"]] == ["db"]
     assert labels_of(adopted)["apps.kubernetes.io/pod-index"] == "1"
-    assert "ownerReferences" not in (await client.get(PODS, "stranger", "default"))["metadata"]
+    assert "ownerReferences" not in (await client.get(PODS, "other-name", "default"))["metadata"]
 
 
 @in_cluster("statefulsets")
