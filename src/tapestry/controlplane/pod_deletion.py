@@ -1,4 +1,4 @@
-"""Controllers that delete tainted pods, pods of missing nodes, and surplus terminated pods.
+"""Controllers for taint-based eviction and for garbage collection of pods.
 
 A NoExecute taint evicts the pods that do not tolerate it, at once or when their toleration expires. A pod whose node is
 gone has no kubelet to terminate it: it is deleted here once a live read confirms that the node does not exist. The same
