@@ -106,7 +106,7 @@ def test_pod_without_budget_is_preempted_first() -> None:
         (
             [a_pod("a", "n", cpu="2", priority=9)],
             a_pod("p", cpu="2", priority=9),
-            "1 No preemption victims selected_victims for incoming pod.",
+            "1 No preemption victims found for incoming pod.",
         ),
         ([a_pod("a", "n", cpu="2")], a_pod("p", cpu="3", priority=9), "1 Preemption is not helpful for scheduling."),
         (
