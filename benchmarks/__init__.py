@@ -1,4 +1,4 @@
-"""How fast and how small it is: `python -m benchmarks`, from the root of the repository.
+"""Benchmarks of speed and memory: run `python -m benchmarks` in the root of the repository.
 
-One module asks one question; docs/benchmarks.md says what the rows mean.
+Each module answers one question. docs/benchmarks.md explains the rows.
 """

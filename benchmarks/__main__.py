@@ -1,4 +1,4 @@
-"""Every question, one after the other, and a table of the answers.  Exits with 1 if a bar is missed."""
+"""Run all benchmarks and print a table of the results. Exit with 1 if a bar is missed."""
 
 import argparse
 import json
@@ -20,8 +20,10 @@ QUESTIONS = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure Tapestry and print a table.")
-    parser.add_argument("--only", choices=QUESTIONS, action="append", help="ask this question; may come several times")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file too")
+    parser.add_argument(
+        "--only", choices=QUESTIONS, action="append", help="run only this benchmark; may be given several times"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to this file as JSON")
     arguments = parser.parse_args()
     rows = [row for name in arguments.only or QUESTIONS for row in QUESTIONS[name].rows()]
     print(table(rows))

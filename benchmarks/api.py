@@ -1,8 +1,8 @@
-"""What does an API server cost its clients?  Ours against kube-apiserver with etcd, by the same client in one run.
+"""Cost of API requests: the Tapestry API server compared with kube-apiserver and etcd.
 
-Both serve TLS.  Ours syncs every write to disk; etcd does not, which is to its advantage.  The servers take turns, each
-on its own; CPU and memory are those of all processes of a side, by the kernel's account.  What is compared are ratios:
-the client and the servers share the machine.
+Both serve TLS. Tapestry syncs every write to disk and etcd does not, which favours etcd. The servers take turns, each
+on its own. CPU and memory are those of all processes of a side, as counted by the kernel. Only ratios are compared,
+because the client and the servers share the machine.
 """
 
 import asyncio
@@ -32,37 +32,37 @@ LISTS = 20
 WATCHERS, BEATS = 200, 100
 ROUNDS = 2
 OBJECTS = 10_000
-"""That the store holds when a start is timed."""
+"""Number of objects in the store when a start is timed."""
 CPU_BARS = {"create": 4.0, "patch": 4.0, "get": 4.0, "delete": 4.0, "fan-out": 1.5}
-"""How many times less CPU a request must take than kube-apiserver with etcd; of the fan-out, an event."""
+"""Required ratio of the CPU time of kube-apiserver and etcd to ours: per request, or per event for fan-out."""
 MERGE = {"Content-Type": "application/merge-patch+json"}
 ENCODE = msgspec.json.encode
 
 
 @dataclass(frozen=True)
 class Work:
-    """Many requests of one kind."""
+    """Results of many requests of one kind."""
 
     per_second: float
     median: float
     cpu: float
-    """Seconds, the server's, for each."""
+    """CPU seconds of the server per request."""
 
 
 @dataclass
 class Turn:
-    """What one server did in one turn."""
+    """Results of one server in one turn."""
 
     ready: float
     idle: float
-    """Megabytes."""
+    """Memory in megabytes."""
     work: dict[str, Work] = field(default_factory=dict)
     full: float = 0.0
-    """Megabytes, with all pods there."""
+    """Memory in megabytes with all pods stored."""
 
 
 @dataclass(frozen=True)
-class Guest:
+class ApiClient:
     """A client of one server."""
 
     session: aiohttp.ClientSession
@@ -76,10 +76,10 @@ class Guest:
 
     async def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> bytes:
         async with self.session.request(method, self.url + path, data=body, headers=headers) as response:
-            answer = await response.read()
+            content = await response.read()
             if response.status >= 400:
-                raise RuntimeError(f"{method} {path}: {response.status} {answer[:300].decode()}")
-            return answer
+                raise RuntimeError(f"{method} {path}: {response.status} {content[:300].decode()}")
+            return content
 
     def cpu(self) -> float:
         return sum(map(cpu_seconds, self.pids))
@@ -92,57 +92,57 @@ class Guest:
 
         async def worker() -> None:
             for number in numbers:
-                begun = time.perf_counter()
+                started = time.perf_counter()
                 await ask(number)
-                seconds.append(time.perf_counter() - begun)
+                seconds.append(time.perf_counter() - started)
 
-        cpu, begun = self.cpu(), time.perf_counter()
+        cpu, started = self.cpu(), time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for _ in range(at_once):
                 group.create_task(worker())
-        lasted = time.perf_counter() - begun
-        return Work(count / lasted, median(seconds), (self.cpu() - cpu) / count)
+        duration = time.perf_counter() - started
+        return Work(count / duration, median(seconds), (self.cpu() - cpu) / count)
 
     async def fan_out(self) -> Work:
-        """Changes of one pod that many watch; counted in events that arrived."""
+        """Measure changes of one pod with many watchers, counted in received events."""
         version = msgspec.json.decode(await self.ask("GET", f"{self.pods}?limit=1"))["metadata"]["resourceVersion"]
         query = f"watch=1&resourceVersion={version}&fieldSelector=metadata.name%3Dp1"
         sent: dict[bytes, float] = {}
         seconds: list[float] = []
-        begun, all_watch = asyncio.Semaphore(0), asyncio.Semaphore(0)
+        start, watching = asyncio.Semaphore(0), asyncio.Semaphore(0)
 
         async def watch() -> None:
             async with self.session.get(f"{self.url}{self.pods}?{query}") as response:
-                all_watch.release()
-                await begun.acquire()
-                left, rest = BEATS, b""
-                while left:
+                watching.release()
+                await start.acquire()
+                remaining, rest = BEATS, b""
+                while remaining:
                     *lines, rest = (rest + await response.content.readany()).split(b"\n")
-                    moment = time.perf_counter()
+                    received_at = time.perf_counter()
                     for line in lines:
-                        at = line.index(b'"beat":"') + 8
-                        seconds.append(moment - sent[line[at : line.index(b'"', at)]])
-                    left -= len(lines)
+                        begin = line.index(b'"beat":"') + 8
+                        seconds.append(received_at - sent[line[begin : line.index(b'"', begin)]])
+                    remaining -= len(lines)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(WATCHERS):
                 group.create_task(watch())
             for _ in range(WATCHERS):
-                await all_watch.acquire()
+                await watching.acquire()
             cpu, started = self.cpu(), time.perf_counter()
             for _ in range(WATCHERS):
-                begun.release()
+                start.release()
             for number in range(BEATS):
                 sent[b"%d" % number] = time.perf_counter()
                 await self.ask(
                     "PATCH", f"{self.pods}/p1", b'{"metadata":{"annotations":{"beat":"%d"}}}' % number, **MERGE
                 )
-        lasted = time.perf_counter() - started
-        return Work(len(seconds) / lasted, median(seconds), (self.cpu() - cpu) / len(seconds))
+        duration = time.perf_counter() - started
+        return Work(len(seconds) / duration, median(seconds), (self.cpu() - cpu) / len(seconds))
 
 
 def pod(number: int) -> bytes:
-    """About a kilobyte of it."""
+    """Return a pod of about a kilobyte."""
     variables = [{"name": f"E{each}", "value": "v" * 20} for each in range(10)]
     requests = {"cpu": "10m", "memory": "10Mi"}
     container = {"name": "c", "image": "nginx:1.27", "env": variables, "resources": {"requests": requests}}
@@ -168,22 +168,22 @@ async def turn(url: str, ca: Path, token: str, pids: Sequence[int], ready: float
     async with aiohttp.ClientSession(
         headers=headers, connector=connector, timeout=timeout, read_bufsize=1 << 22
     ) as session:
-        guest = Guest(session, url, pids, "bench")
-        found = Turn(ready, guest.megabytes())
+        client = ApiClient(session, url, pids, "bench")
+        found = Turn(ready, client.megabytes())
         account: Object = {"metadata": {"name": "default"}}
-        await guest.ask("POST", "/api/v1/namespaces", ENCODE({"metadata": {"name": guest.namespace}}))
-        with suppress(RuntimeError):  # where no controller makes it; ours does
-            await guest.ask("POST", f"/api/v1/namespaces/{guest.namespace}/serviceaccounts", ENCODE(account))
-        found.work["create"] = await guest.many(PODS, lambda n: guest.ask("POST", guest.pods, pod(n)))
-        found.work["get"] = await guest.many(PODS, lambda n: guest.ask("GET", f"{guest.pods}/p{n}"))
-        found.work["patch"] = await guest.many(
-            PODS, lambda n: guest.ask("PATCH", f"{guest.pods}/p{n}/status", status(n), **MERGE)
+        await client.ask("POST", "/api/v1/namespaces", ENCODE({"metadata": {"name": client.namespace}}))
+        with suppress(RuntimeError):  # a controller of Tapestry may have created it
+            await client.ask("POST", f"/api/v1/namespaces/{client.namespace}/serviceaccounts", ENCODE(account))
+        found.work["create"] = await client.many(PODS, lambda n: client.ask("POST", client.pods, pod(n)))
+        found.work["get"] = await client.many(PODS, lambda n: client.ask("GET", f"{client.pods}/p{n}"))
+        found.work["patch"] = await client.many(
+            PODS, lambda n: client.ask("PATCH", f"{client.pods}/p{n}/status", status(n), **MERGE)
         )
-        found.work["list"] = await guest.many(LISTS, lambda _: guest.ask("GET", guest.pods), at_once=1)
-        found.work["fan-out"] = await guest.fan_out()
-        found.full = guest.megabytes()
-        found.work["delete"] = await guest.many(
-            PODS, lambda n: guest.ask("DELETE", f"{guest.pods}/p{n}", b'{"gracePeriodSeconds":0}')
+        found.work["list"] = await client.many(LISTS, lambda _: client.ask("GET", client.pods), at_once=1)
+        found.work["fan-out"] = await client.fan_out()
+        found.full = client.megabytes()
+        found.work["delete"] = await client.many(
+            PODS, lambda n: client.ask("DELETE", f"{client.pods}/p{n}", b'{"gracePeriodSeconds":0}')
         )
         return found
 
@@ -194,9 +194,9 @@ def ours(folder: Path) -> Turn:
 
 
 def theirs(folder: Path, assets: Path) -> Turn:
-    begun = time.monotonic()
+    started = time.monotonic()
     with ControlPlane(folder, assets, fsync=False) as plane:
-        ready = time.monotonic() - begun
+        ready = time.monotonic() - started
         return uvloop.run(turn(plane.url, plane.ca, plane.token, list(plane.pids().values()), ready))
 
 
@@ -204,12 +204,12 @@ async def fill(server: OwnServer) -> None:
     tls = ssl.create_default_context(cafile=server.ca)
     headers = {"Authorization": f"Bearer {server.token}", "Content-Type": "application/json"}
     async with aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(ssl=tls, limit=0)) as session:
-        guest = Guest(session, server.url, [server.pid], "default")
-        await guest.many(OBJECTS, lambda n: guest.ask("POST", guest.pods, pod(n)))
+        client = ApiClient(session, server.url, [server.pid], "default")
+        await client.many(OBJECTS, lambda n: client.ask("POST", client.pods, pod(n)))
 
 
 def restart(folder: Path) -> float:
-    """Seconds that a start takes with many objects there, after a kill."""
+    """Return the seconds of a start with many objects after a kill."""
     server = OwnServer(folder)
     server.start()
     try:
@@ -236,9 +236,9 @@ def rows() -> Iterator[Row]:
                 folder = Path(name) / f"{side}-{number}"
                 found.append(ours(folder) if side == "ours" else theirs(folder, assets))
         say(f"api: a start with {OBJECTS:,} pods")
-        again = restart(Path(name) / "restart")
+        restart_seconds = restart(Path(name) / "restart")
     yield from compared(turns["ours"], turns["theirs"])
-    yield Row(f"ready again after a kill, {OBJECTS:,} pods", again, "s", at_most=2)
+    yield Row(f"ready again after a kill, {OBJECTS:,} pods", restart_seconds, "s", at_most=2)
 
 
 def compared(own: Sequence[Turn], other: Sequence[Turn]) -> Iterator[Row]:

@@ -1,8 +1,8 @@
-"""How many events can one process handle?  A Controller against a kopf operator, on the same stream.
+"""Rate of handled events: a Controller and a kopf operator on the same stream.
 
-A server in a process of its own sends rounds of MODIFIED events, one for each of 1,000 custom resources of 1.5 kB, the
-next round when the last event of the one before was handled: so neither side can make one pass of two events, and both
-are called 10,000 times.  Neither handler does anything.
+A server process sends rounds of MODIFIED events, one for each of 1,000 custom resources of 1.5 kB. The next round
+starts when the last event of the previous one was handled. Neither side can merge two events, and both are called
+10,000 times. Neither handler does anything.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
-"""A side of a comparison, in a fresh process: nothing that ran before has left memory to reuse or caches to find.
+"""Run one side of a comparison in a new process, without memory or caches of earlier runs.
 
     fresh("benchmarks.sides.informer:paged", path)
 
-calls `paged(path)` of that module over there and returns the JSON object that it returned.
+calls `paged(path)` of that module in the process and returns the JSON object that it returned.
 """
 
 import gc
@@ -24,7 +24,7 @@ def fresh(target: str, *arguments: object) -> dict[str, Any]:
 
 
 def held_bytes() -> int:
-    """The memory of this process that is in use and not given back, garbage left out."""
+    """Return the resident memory of this process in bytes, after a garbage collection."""
     gc.collect()
     (line,) = (line for line in STATUS.read_text().splitlines() if line.startswith("VmRSS:"))
     return int(line.split()[1]) * 1024

@@ -1,11 +1,10 @@
-"""Can one client keep others from being answered?  Hostile and large requests, while another client asks for little.
+"""Response times for one client while another sends hostile and large requests.
 
-The other client polls `/livez` and reads a small object, over connections and in a process of its own.  Its worst
-answer while nothing else happens is printed beside the results: on a machine with other work, that is the best there
-can be.
+The first client polls `/livez` and reads a small object, over its own connections and in its own process. Its slowest
+response without other load is printed with the results: on a machine with other work, this is the lower limit.
 
-`--quick` has fewer objects and sends a third of the cases, once, in about half a minute.  `--each` sends one request at
-a time, and prints for each case the longest answer that the other client waited for meanwhile.
+`--quick` uses fewer objects and sends a third of the cases, once, in about half a minute. `--each` sends one request at
+a time and prints, for each case, the longest response time of the first client.
 """
 
 import argparse
@@ -33,14 +32,14 @@ from tests.integration.servers import OwnServer
 
 from benchmarks.hostile_cases import (
     CRDS,
-    HERE,
     NAMESPACE,
+    NAMESPACE_PATH,
     TENANT,
     Case,
+    an_object,
     hostile,
     large,
     large_definition,
-    made,
     ports,
     widget_definition,
 )
@@ -52,22 +51,22 @@ ENCODE = msgspec.json.encode
 OBJECTS, QUICK_OBJECTS = 10_000, 2_000
 HOSTILE, LARGE = 240, 68
 KNOWN = {"4,000 equal ports", "role of 60 x 60 x 60 x 5", "10,000 operations on a map", "pattern in 40,000 items"}
-"""Cases that blocked the server for more than ten seconds each; they are in every run."""
+"""Cases that once blocked the server for more than ten seconds each. Every run includes them."""
 AT_ONCE = 4
-"""Requests that the hostile client has under way."""
+"""Number of concurrent requests of the hostile client."""
 CONNECTIONS = 500
 IDLE_SECONDS = 3.0
 BEGINNING = 1 << 20
-"""Bytes that are read of an answer without an end."""
+"""Bytes to read of an endless response."""
 P99, WORST, GROWTH = 0.1, 0.25, 200.0
 
 
 @dataclass
 class Outcome:
-    """What became of one request."""
+    """Result of one request."""
 
     case: Case
-    begun: float
+    started: float
     ended: float
     status: int
     error: str = ""
@@ -75,20 +74,20 @@ class Outcome:
 
 @dataclass
 class Run:
-    """What was seen on one backend."""
+    """Measurements on one backend."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     idle: tuple[float, float] = (0.0, 0.0)
-    """From when to when nothing else happened, and the same for what follows."""
+    """Start and end of the idle period. The following fields are periods, too."""
     attacked: tuple[float, float] = (0.0, 0.0)
     crowded: tuple[float, float] = (0.0, 0.0)
     resting: float = 0.0
-    """Megabytes."""
+    """Memory in megabytes."""
     peak: float = 0.0
 
-    def during(self, begun: float, ended: float) -> list[Sample]:
-        return [each for each in self.samples if each[0] < ended and each[0] + (each[2] or 0.0) > begun]
+    def during(self, started: float, ended: float) -> list[Sample]:
+        return [each for each in self.samples if each[0] < ended and each[0] + (each[2] or 0.0) > started]
 
     def seconds(self, span: tuple[float, float], what: str = "") -> list[float]:
         found = [each for each in self.during(*span) if not what or each[1] == what]
@@ -112,19 +111,21 @@ class Client:
         if case.as_tenant:
             headers["Impersonate-User"] = TENANT
         raw = case.body()
-        body = BytesIO(raw) if raw else None  # aiohttp warns of large bodies in bytes, and tests take that as an error
+        body = (
+            BytesIO(raw) if raw else None
+        )  # aiohttp warns about large bodies in bytes, and warnings are errors in tests
         if raw:
             headers["Content-Length"] = str(len(raw))
-        begun, status, why = time.monotonic(), 0, ""
+        started, status, error_text = time.monotonic(), 0, ""
         try:
             async with self.session.request(case.method, self.url + case.path, data=body, headers=headers) as response:
                 status = response.status
                 text = await (response.content.read(BEGINNING) if case.is_stream else response.read())
                 if status >= 400:
-                    why = text[:200].decode(errors="replace")
+                    error_text = text[:200].decode(errors="replace")
         except (aiohttp.ClientError, TimeoutError) as error:
-            why = repr(error)
-        return Outcome(case, begun, time.monotonic(), status, why)
+            error_text = repr(error)
+        return Outcome(case, started, time.monotonic(), status, error_text)
 
     async def make(self, path: str, body: bytes) -> None:
         found = await self.ask(Case("", path, "POST", path, lambda: body))
@@ -133,15 +134,15 @@ class Client:
 
 
 async def prepare(client: Client, objects: int) -> None:
-    """What the cases are about."""
+    """Create the objects that the cases use."""
     for name in (NAMESPACE, f"{NAMESPACE}-full"):
-        await client.make("/api/v1/namespaces", ENCODE(made(name)))
+        await client.make("/api/v1/namespaces", ENCODE(an_object(name)))
     with suppress(RuntimeError):
-        await client.make(f"{HERE}/serviceaccounts", ENCODE(made("default")))
+        await client.make(f"{NAMESPACE_PATH}/serviceaccounts", ENCODE(an_object("default")))
     reference = {"kind": "ClusterRole", "name": "admin", "apiGroup": "rbac.authorization.k8s.io"}
     subjects = [{"kind": "User", "name": TENANT, "apiGroup": "rbac.authorization.k8s.io"}]
     bindings = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/rolebindings"
-    await client.make(bindings, ENCODE(made("tenant", roleRef=reference, subjects=subjects)))
+    await client.make(bindings, ENCODE(an_object("tenant", roleRef=reference, subjects=subjects)))
     widgets = {
         "metadata": {"name": "hostile-widgets", "labels": {"rbac.authorization.k8s.io/aggregate-to-admin": "true"}},
         "rules": [{"apiGroups": ["hostile.example", "discovery.k8s.io"], "resources": ["*"], "verbs": ["*"]}],
@@ -151,11 +152,11 @@ async def prepare(client: Client, objects: int) -> None:
     big = large_definition("bigs", 700_000)
     big["spec"]["names"]["kind"] = "Big"
     await client.make(CRDS, ENCODE(big))
-    await client.make(f"{HERE}/configmaps", ENCODE({**made("small"), "data": {"a": "b"}}))
+    await client.make(f"{NAMESPACE_PATH}/configmaps", ENCODE({**an_object("small"), "data": {"a": "b"}}))
     data = {"a": "b", **{f"key{n}": "v" * 20 for n in range(30_000)}}
-    await client.make(f"{HERE}/configmaps", ENCODE({**made("large"), "data": data}))
+    await client.make(f"{NAMESPACE_PATH}/configmaps", ENCODE({**an_object("large"), "data": data}))
     many = msgspec.json.decode(ports(8_000, containerPort=lambda n: n + 1))
-    await client.make(f"{HERE}/pods", ENCODE({**many, "metadata": {"name": "many"}}))
+    await client.make(f"{NAMESPACE_PATH}/pods", ENCODE({**many, "metadata": {"name": "many"}}))
     numbers = iter(range(objects))
 
     async def fill() -> None:
@@ -172,7 +173,7 @@ async def prepare(client: Client, objects: int) -> None:
 
 
 async def attack(client: Client, cases: Iterable[Case], at_once: int) -> list[Outcome]:
-    """Send every case, some of them at the same time."""
+    """Send all cases, `at_once` at a time."""
     found: list[Outcome] = []
     waiting = iter(cases)
 
@@ -181,7 +182,7 @@ async def attack(client: Client, cases: Iterable[Case], at_once: int) -> list[Ou
             outcome = await client.ask(case)
             found.append(outcome)
             if at_once == 1:
-                say(f"hostile: {case.category}: {case.name}: {outcome.status} {outcome.ended - outcome.begun:.2f} s")
+                say(f"hostile: {case.category}: {case.name}: {outcome.status} {outcome.ended - outcome.started:.2f} s")
 
     async with asyncio.TaskGroup() as group:
         for _ in range(at_once):
@@ -190,8 +191,8 @@ async def attack(client: Client, cases: Iterable[Case], at_once: int) -> list[Ou
 
 
 async def crowd(url: str, count: int) -> None:
-    """Open connections that are never used well: idle ones, halves of heads, bodies that stop, handshakes that stop."""
-    place = urlsplit(url)
+    """Open connections and stall them: idle, incomplete heads, incomplete bodies, incomplete handshakes."""
+    address = urlsplit(url)
     tls = ssl.create_default_context()
     tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
     starts = {
@@ -208,7 +209,7 @@ async def crowd(url: str, count: int) -> None:
                 with suppress(OSError, TimeoutError):
                     context = tls if start is not None else None
                     async with asyncio.timeout(20):
-                        _, writer = await asyncio.open_connection(place.hostname, place.port, ssl=context)
+                        _, writer = await asyncio.open_connection(address.hostname, address.port, ssl=context)
                     stack.push_async_callback(closed, writer)
                     writer.write(b"\x16\x03\x01" if start is None else start)
 
@@ -246,20 +247,20 @@ async def measured(server: OwnServer, *, is_quick: bool, at_once: int) -> Run:
             cases = [*(each for number, each in enumerate(harmful) if not number % 3 or each.name in KNOWN), *harmless]
         else:
             cases = [*islice(cycle(harmful), HOSTILE), *islice(cycle(harmless), LARGE)]
-        await attack(client, harmless[:1], 1)  # the first list of all decides on what is kept
+        await attack(client, harmless[:1], 1)  # the first list fills the caches
         command = [sys.executable, "-m", "benchmarks.sides.poller", server.url, server.ca, server.token]
         poller = await asyncio.create_subprocess_exec(
             *map(str, command),
-            f"{HERE}/configmaps/small",
+            f"{NAMESPACE_PATH}/configmaps/small",
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=Path(__file__).parents[1],
         )
         try:
-            await asyncio.sleep(1.0)  # until it has begun
-            begun = time.monotonic()
+            await asyncio.sleep(1.0)  # until it has started
+            started = time.monotonic()
             await asyncio.sleep(IDLE_SECONDS)
-            run.idle = begun, time.monotonic()
+            run.idle = started, time.monotonic()
             run.resting = rss_megabytes(server.pid)
             say(f"hostile: {len(cases)} requests")
             async with asyncio.TaskGroup() as group:
@@ -270,8 +271,8 @@ async def measured(server: OwnServer, *, is_quick: bool, at_once: int) -> Run:
             say(f"hostile: {CONNECTIONS} connections")
             await crowd(server.url, CONNECTIONS)
             run.crowded = run.attacked[1], time.monotonic()
-            said, _ = await poller.communicate(b"")  # which ends its input
-            run.samples = msgspec.json.decode(said, type=list[Sample])
+            output, _ = await poller.communicate(b"")  # ends its input
+            run.samples = msgspec.json.decode(output, type=list[Sample])
         finally:
             if poller.returncode is None:
                 poller.kill()
@@ -280,12 +281,12 @@ async def measured(server: OwnServer, *, is_quick: bool, at_once: int) -> Run:
 
 
 def rows(name: str, run: Run, worst: float) -> Iterator[Row]:
-    """The results of one backend, against the bars."""
+    """Yield the results of one backend with their bars."""
     idle = run.seconds(run.idle)
     yield Row(f"{name}: idle, worst", 1e3 * share(idle, 1.0), "ms", detail=f"p99 {1e3 * share(idle, 0.99):.0f} ms")
     categories = dict.fromkeys(each.case.category for each in run.outcomes)
     for category in categories:
-        found = sorted(each.ended - each.begun for each in run.outcomes if each.case.category == category)
+        found = sorted(each.ended - each.started for each in run.outcomes if each.case.category == category)
         detail = f"p50 {share(found, 0.5):.2f} s, p99 {share(found, 0.99):.2f} s, of {len(found)}"
         yield Row(f"{name}: {category}, answered after at most", share(found, 1.0), "s", detail=detail)
     for what, title in {"livez": "/livez", "get": "GET of a small object"}.items():
@@ -310,10 +311,10 @@ def rows(name: str, run: Run, worst: float) -> Iterator[Row]:
 
 def case_lines(run: Run) -> Iterator[str]:
     for each in run.outcomes:
-        waited = max((seconds or 0.0 for _, _, seconds in run.during(each.begun, each.ended)), default=0.0)
+        longest = max((seconds or 0.0 for _, _, seconds in run.during(each.started, each.ended)), default=0.0)
         yield (
-            f"{each.case.category:18}{each.case.name:36}{each.status:5}{each.ended - each.begun:8.2f} s"
-            f"{1e3 * waited:8.0f} ms waited  {each.error[:100]}"
+            f"{each.case.category:18}{each.case.name:36}{each.status:5}{each.ended - each.started:8.2f} s"
+            f"{1e3 * longest:8.0f} ms waited  {each.error[:100]}"
         )
 
 
@@ -335,19 +336,21 @@ def runs(backends: Sequence[str], *, is_quick: bool, at_once: int) -> Iterator[t
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.hostile", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--backend", choices=("file", "etcd", "both"), default="both")
     parser.add_argument(
-        "--quick", action="store_true", help="2,000 objects, a third of the cases, once, and a bar of 1 s"
+        "--backend", choices=("file", "etcd", "both"), default="both", help="storage backend of the API server"
     )
-    parser.add_argument("--each", action="store_true", help="one request at a time, and a line for each case")
-    asked = parser.parse_args()
-    backends = ("file", "etcd") if asked.backend == "both" else (asked.backend,)
+    parser.add_argument(
+        "--quick", action="store_true", help="use 2,000 objects, send a third of the cases once, and set the bar to 1 s"
+    )
+    parser.add_argument("--each", action="store_true", help="send one request at a time and print a line for each case")
+    arguments = parser.parse_args()
+    backends = ("file", "etcd") if arguments.backend == "both" else (arguments.backend,)
     found: list[Row] = []
     try:
-        for name, run in runs(backends, is_quick=asked.quick, at_once=1 if asked.each else AT_ONCE):
-            if asked.each:
+        for name, run in runs(backends, is_quick=arguments.quick, at_once=1 if arguments.each else AT_ONCE):
+            if arguments.each:
                 print("\n".join(case_lines(run)), flush=True)
-            found += rows(name, run, 1.0 if asked.quick else WORST)
+            found += rows(name, run, 1.0 if arguments.quick else WORST)
     except AssetsMissing as error:
         found.append(Row("etcd", None, "", at_most=0, detail=str(error)))
     print(table(found))

@@ -1,4 +1,4 @@
-"""Requests that cost a server more than they cost their sender, and requests that are merely large."""
+"""Requests that cost a server more than their sender, and requests that are merely large."""
 
 import base64
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from tapestry.kube.objects import Object
 
 ENCODE = msgspec.json.encode
 NAMESPACE = "hostile"
-HERE = f"/api/v1/namespaces/{NAMESPACE}"
+NAMESPACE_PATH = f"/api/v1/namespaces/{NAMESPACE}"
 RBAC = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}"
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 CUSTOM = f"/apis/hostile.example/v1/namespaces/{NAMESPACE}"
@@ -24,7 +24,7 @@ STRATEGIC, APPLY = "application/strategic-merge-patch+json", "application/apply-
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 METADATA = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
 TENANT = "mallory"
-"""Who has all rights in the namespace, and none elsewhere."""
+"""User with all permissions in the namespace and none elsewhere."""
 DRY = "?dryRun=All"
 LARGEST = 3 << 20
 
@@ -40,27 +40,27 @@ class Case:
     accept: str = JSON
     as_tenant: bool = False
     is_stream: bool = False
-    """Whether the answer goes on until its sender leaves: only its beginning is read."""
+    """True if the response is endless. Only its beginning is read."""
     headers: dict[str, str] = field(default_factory=dict)
 
 
-def made(name: str, **fields: Any) -> Object:
+def an_object(name: str, **fields: Any) -> Object:
     return {"metadata": {"name": name}, **fields}
 
 
 def pod(**spec: Any) -> bytes:
     container = {"name": "c", "image": "i", **spec.pop("container", {})}
-    return ENCODE({**made("large"), "spec": {"containers": [container], **spec}})
+    return ENCODE({**an_object("large"), "spec": {"containers": [container], **spec}})
 
 
 def ports(count: int, **fields: Callable[[int], Any]) -> bytes:
-    listed = [{name: value(number) for name, value in fields.items()} for number in range(count)]
-    return pod(container={"ports": listed})
+    items = [{name: value(number) for name, value in fields.items()} for number in range(count)]
+    return pod(container={"ports": items})
 
 
 def pods() -> Iterator[Case]:
     def case(name: str, body: Callable[[], bytes]) -> Case:
-        return Case("pods", name, "POST", f"{HERE}/pods{DRY}", body, as_tenant=True)
+        return Case("pods", name, "POST", f"{NAMESPACE_PATH}/pods{DRY}", body, as_tenant=True)
 
     yield case("4,000 equal ports", lambda: ports(4_000, containerPort=lambda _: 80))
     yield case("60,000 equal ports", lambda: ports(60_000, containerPort=lambda _: 80))
@@ -91,7 +91,7 @@ def pods() -> Iterator[Case]:
     yield case(
         "20,000 containers",
         lambda: ENCODE(
-            {**made("large"), "spec": {"containers": [{"name": f"c{n}", "image": "i"} for n in range(20_000)]}}
+            {**an_object("large"), "spec": {"containers": [{"name": f"c{n}", "image": "i"} for n in range(20_000)]}}
         ),
     )
     yield case(
@@ -147,7 +147,7 @@ def pods() -> Iterator[Case]:
 
 def rights() -> Iterator[Case]:
     def role(**rule: list[str]) -> bytes:
-        return ENCODE(made("large", rules=[rule]))
+        return ENCODE(an_object("large", rules=[rule]))
 
     def names(prefix: str, count: int) -> list[str]:
         return [f"{prefix}{number}" for number in range(count)]
@@ -167,12 +167,16 @@ def rights() -> Iterator[Case]:
     )
     yield case(
         "role of 20,000 rules",
-        lambda: ENCODE(made("large", rules=[{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}] * 20_000)),
+        lambda: ENCODE(
+            an_object("large", rules=[{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}] * 20_000)
+        ),
     )
     subjects = [{"kind": "User", "name": f"u{n}", "apiGroup": "rbac.authorization.k8s.io"} for n in range(30_000)]
     reference = {"kind": "ClusterRole", "name": "view", "apiGroup": "rbac.authorization.k8s.io"}
     yield case(
-        "binding of 30,000 users", lambda: ENCODE(made("large", subjects=subjects, roleRef=reference)), "rolebindings"
+        "binding of 30,000 users",
+        lambda: ENCODE(an_object("large", subjects=subjects, roleRef=reference)),
+        "rolebindings",
     )
     groups = {
         "spec": {"user": "a", "groups": names("g", 200_000), "nonResourceAttributes": {"path": "/", "verb": "get"}}
@@ -196,7 +200,7 @@ def rights() -> Iterator[Case]:
 
 
 def patches() -> Iterator[Case]:
-    large, many = f"{HERE}/configmaps/large", f"{HERE}/pods/many"
+    large, many = f"{NAMESPACE_PATH}/configmaps/large", f"{NAMESPACE_PATH}/pods/many"
 
     def operations(*listed: Object) -> Callable[[], bytes]:
         return lambda: ENCODE(listed)
@@ -260,7 +264,12 @@ def patches() -> Iterator[Case]:
     yield case(
         "apply 100,000 keys",
         lambda: ENCODE(
-            {"apiVersion": "v1", "kind": "ConfigMap", **made("large"), "data": {f"k{n}": "v" for n in range(100_000)}}
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                **an_object("large"),
+                "data": {f"k{n}": "v" for n in range(100_000)},
+            }
         ),
         APPLY,
     )
@@ -271,7 +280,7 @@ def patches() -> Iterator[Case]:
     }
     yield case(
         "apply 40,000 ports",
-        lambda: ENCODE({"apiVersion": "v1", "kind": "Pod", **made("many"), "spec": {"containers": [container]}}),
+        lambda: ENCODE({"apiVersion": "v1", "kind": "Pod", **an_object("many"), "spec": {"containers": [container]}}),
         APPLY,
         many,
     )
@@ -279,7 +288,7 @@ def patches() -> Iterator[Case]:
         "patches",
         "20,000 managers",
         "POST",
-        f"{HERE}/configmaps{DRY}",
+        f"{NAMESPACE_PATH}/configmaps{DRY}",
         lambda: ENCODE(
             {
                 "metadata": {
@@ -304,15 +313,15 @@ def patches() -> Iterator[Case]:
 
 def bodies() -> Iterator[Case]:
     def case(name: str, body: Callable[[], bytes], kind: str = JSON, path: str = "") -> Case:
-        return Case("bodies", name, "POST", path or f"{HERE}/configmaps{DRY}", body, kind, as_tenant=True)
+        return Case("bodies", name, "POST", path or f"{NAMESPACE_PATH}/configmaps{DRY}", body, kind, as_tenant=True)
 
     yield case("a million brackets", lambda: b"[" * 1_000_000)
     yield case("empty lists", lambda: b'{"data":[%b[]]}' % (b"[]," * 480_000))
     yield case("empty objects", lambda: b'{"metadata":{"name":"a"},"x":[%b{}]}' % (b"{}," * 480_000))
     yield case("numbers", lambda: b'{"metadata":{"name":"a"},"x":[%b1]}' % (b"1," * 1_500_000))
     yield case("repeated keys", lambda: b'{"metadata":{"name":"a"},"data":{%b"a":"b"}}' % (b'"a":"b",' * 350_000))
-    yield case("many keys", lambda: ENCODE({**made("a"), "data": {f"{n:06}": "" for n in range(200_000)}}))
-    yield case("one long text", lambda: ENCODE({**made("a"), "data": {"a": "é" * (1 << 20)}}))
+    yield case("many keys", lambda: ENCODE({**an_object("a"), "data": {f"{n:06}": "" for n in range(200_000)}}))
+    yield case("one long text", lambda: ENCODE({**an_object("a"), "data": {"a": "é" * (1 << 20)}}))
     yield case("escaped text", lambda: b'{"metadata":{"name":"a"},"data":{"a":"%b"}}' % (b"\\u00e9" * 500_000))
     yield case("deep objects", lambda: b'{"a":' * 190 + b"1" + b"}" * 190)
     for name, text in yaml_bombs():
@@ -337,7 +346,7 @@ def yaml_bombs() -> Iterator[tuple[str, bytes]]:
 
 def customs() -> Iterator[Case]:
     def case(name: str, **spec: Any) -> Case:
-        body = {"apiVersion": "hostile.example/v1", "kind": "Widget", **made("large"), "spec": spec}
+        body = {"apiVersion": "hostile.example/v1", "kind": "Widget", **an_object("large"), "spec": spec}
         return Case("custom resources", name, "POST", f"{CUSTOM}/widgets{DRY}", lambda: ENCODE(body), as_tenant=True)
 
     yield case("pattern in 40,000 items", patterns=["a" * 20] * 40_000)
@@ -402,11 +411,11 @@ def definition(plural: str, kind: str, spec: Object, **version: Any) -> Object:
     served = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}, **version}
     names = {"plural": plural, "kind": kind}
     scoped = {"group": "hostile.example", "scope": "Namespaced", "names": names, "versions": [served]}
-    return {**made(f"{plural}.hostile.example"), "spec": scoped}
+    return {**an_object(f"{plural}.hostile.example"), "spec": scoped}
 
 
 def large_definition(plural: str, size: int) -> Object:
-    """One that takes about so many bytes."""
+    """Return a definition of about `size` bytes."""
     field = {"type": "object", "description": "d" * 40, "properties": {"a": {"type": "string", "maxLength": 10}}}
     return definition(plural, "Large", {"type": "object", "properties": {f"f{n}": field for n in range(size // 140)}})
 
@@ -438,7 +447,7 @@ def definitions() -> Iterator[Case]:
     patterns = {f"f{n}": {**text, "pattern": f"^(a{{1,50}}){{1,{n % 100 + 1}}}$"} for n in range(300)}
     yield case("300 patterns", lambda: definition("patterns", "P", {"type": "object", "properties": patterns}))
     variables = [{"name": f"v{n}", "expression": "1"} for n in range(2_000)]
-    policy = made("many", spec={"variables": variables, "validations": [{"expression": "true"}]})
+    policy = an_object("many", spec={"variables": variables, "validations": [{"expression": "true"}]})
     yield Case("definitions", "2,000 variables", "POST", f"{POLICIES}{DRY}", lambda: ENCODE(policy))
 
 
@@ -467,7 +476,7 @@ def queries() -> Iterator[Case]:
 
 
 def large() -> Iterator[Case]:
-    """Requests that somebody may well make."""
+    """Yield large but legitimate requests."""
     lists = f"/api/v1/namespaces/{NAMESPACE}-full/configmaps"
 
     def case(name: str, method: str, path: str, body: Callable[[], bytes] = bytes, **others: Any) -> Case:
@@ -480,27 +489,35 @@ def large() -> Iterator[Case]:
     yield case("metadata", "GET", lists, accept=METADATA)
     yield case("page of 500", "GET", f"{lists}?limit=500")
     yield case("watch of all", "GET", f"{lists}?watch=1", is_stream=True)
-    yield case("object of 3 MiB", "GET", f"{HERE}/configmaps/large")
-    yield case("object of 3 MiB in a Table", "GET", f"{HERE}/configmaps/large", accept=TABLE)
+    yield case("object of 3 MiB", "GET", f"{NAMESPACE_PATH}/configmaps/large")
+    yield case("object of 3 MiB in a Table", "GET", f"{NAMESPACE_PATH}/configmaps/large", accept=TABLE)
     text = "x" * 2_900_000
     yield case(
-        "update of 3 MiB", "PUT", f"{HERE}/configmaps/large", lambda: ENCODE({**made("large"), "data": {"a": text}})
+        "update of 3 MiB",
+        "PUT",
+        f"{NAMESPACE_PATH}/configmaps/large",
+        lambda: ENCODE({**an_object("large"), "data": {"a": text}}),
     )
     yield case(
         "patch of a large object",
         "PATCH",
-        f"{HERE}/configmaps/large",
+        f"{NAMESPACE_PATH}/configmaps/large",
         lambda: b'{"data":{"b":"c"}}',
         content_type=MERGE_PATCH,
     )
     yield case(
         "Secret of 1 MiB",
         "POST",
-        f"{HERE}/secrets{DRY}",
-        lambda: ENCODE({**made("s"), "data": {"a": "QUJD" * 260_000}}),
+        f"{NAMESPACE_PATH}/secrets{DRY}",
+        lambda: ENCODE({**an_object("s"), "data": {"a": "QUJD" * 260_000}}),
     )
     endpoints = [{"addresses": [f"10.{n >> 8}.{n & 255}.1"], "conditions": {"ready": True}} for n in range(1_000)]
-    piece = {**made("slice"), "addressType": "IPv4", "endpoints": endpoints, "ports": [{"port": 80, "name": "http"}]}
+    piece = {
+        **an_object("slice"),
+        "addressType": "IPv4",
+        "endpoints": endpoints,
+        "ports": [{"port": 80, "name": "http"}],
+    }
     slices = f"/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices{DRY}"
     yield case("1,000 endpoints", "POST", slices, lambda: ENCODE(piece))
     yield case("OpenAPI v2", "GET", "/openapi/v2")
@@ -508,7 +525,7 @@ def large() -> Iterator[Case]:
     yield case(
         "discovery", "GET", "/apis", accept="application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
     )
-    widget = {"apiVersion": "hostile.example/v1", "kind": "Big", **made("a"), "spec": {"f1": {"a": "b"}}}
+    widget = {"apiVersion": "hostile.example/v1", "kind": "Big", **an_object("a"), "spec": {"f1": {"a": "b"}}}
     yield case("object of a large definition", "POST", f"{CUSTOM}/bigs{DRY}", lambda: ENCODE(widget))
 
 

@@ -1,7 +1,7 @@
-"""What do 1,000 virtual nodes cost that do nothing but live?  Leases renewed every 10 s on a real kube-apiserver.
+"""Cost of 1,000 idle virtual nodes: leases renewed every 10 s on a real kube-apiserver.
 
-The process measured has one queue with delays and a few workers, not a task for each node: a Controller whose
-reconciler renews a Lease and asks to be called again when the next renewal is due.
+The measured process has one delay queue and a few workers instead of a task per node: a Controller whose reconciler
+renews a Lease and requeues it for the next renewal.
 """
 
 import os

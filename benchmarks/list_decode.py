@@ -1,9 +1,9 @@
-"""What does it cost to have 5,000 pods in a cache?  Our informer against the list of the official client.
+"""Cost of listing 5,000 pods into a cache: the Tapestry informer and the official client.
 
-Both sides are given the same pods as bytes, 25 MiB of them: ours in the pages or the stream that it asks for, the
-official client in the one answer that its informer asks for.  Ours strips, shares and indexes them twice; of the
-official one only models in a dict are asked.  Each measurement is a fresh process, the sides take turns, and the best
-of each counts.
+Both sides receive the same pods as bytes, 25 MiB of them: the informer as pages or as a stream, the official client as
+the one response that its informer requests. The informer strips, deduplicates and indexes the objects twice. The
+official client only creates models in a dict. Each measurement runs in a new process, the sides take turns, and the
+best result of each counts.
 """
 
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ def rows() -> Iterator[Row]:
 
 
 def measured() -> dict[str, dict[str, Any]]:
-    """For each side the least that any of its rounds took."""
+    """Return the lowest values of all rounds, by side."""
     best: dict[str, dict[str, Any]] = {}
     with TemporaryDirectory() as folder:
         say(f"list_decode: generating {pods.COUNT} pods")

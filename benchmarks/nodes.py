@@ -1,8 +1,8 @@
-"""How soon are many nodes leased, and what do they cost afterwards?
+"""Time until many nodes are leased, and their cost at rest.
 
-Counted from the start of the syncer's process, between two real API servers.  A physical node is as large as a real
-one: kubelets report the names of fifty images.  At rest every kubelet goes on to report, as it does, every five
-minutes; nothing of that may be written above.
+The time is counted from the start of the syncer process, between two real API servers. A physical node is as large as a
+real one: kubelets report the names of fifty images. At rest, every kubelet reports its status every five minutes, and
+none of that may cause a write to the virtual cluster.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from tapestry.kube.resources import LEASES, NODES
 from tapestry.local.kubernetes import AssetsMissing, ControlPlane, find_assets
 
 BARS = {100: 3, 1_000: 15}
-"""Nodes, and within how many seconds they are to be leased."""
+"""Seconds within which this number of nodes must be leased."""
 REST = 30
 REPORT_SECONDS = 300
 AT_ONCE = 16
@@ -32,7 +32,7 @@ AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Rest:
-    """What a syncer took in `REST` seconds without work."""
+    """Cost of a syncer in `REST` seconds without work."""
 
     cores: float
     megabytes: float
@@ -82,20 +82,20 @@ async def leased(virtual: ControlPlane, physical: ControlPlane, folder: Path, co
 
 
 async def at_rest(site: Lending, pid: int, names: list[str]) -> Rest:
-    await asyncio.sleep(5)  # the first renewals and the last words about the lease
+    await asyncio.sleep(5)  # until the first renewals and the last status updates are done
     before, cpu = len(site.writes()), cpu_seconds(pid)
-    began = time.monotonic()
-    while (passed := time.monotonic() - began) < REST:
-        number = int(passed / REPORT_SECONDS * len(names))
+    started = time.monotonic()
+    while (elapsed := time.monotonic() - started) < REST:
+        number = int(elapsed / REPORT_SECONDS * len(names))
         await report(site, names[number])
         await asyncio.sleep(REPORT_SECONDS / len(names))
-    since = site.writes()[before:]
+    new_writes = site.writes()[before:]
     return Rest(
-        cores=(cpu_seconds(pid) - cpu) / passed,
+        cores=(cpu_seconds(pid) - cpu) / elapsed,
         megabytes=rss_megabytes(pid),
-        node_writes=sum(write["resource"] == NODES.name for write in since),
-        other_writes=sum(write["resource"] not in (NODES.name, LEASES.name) for write in since),
-        renewals=sum(write["resource"] == LEASES.name for write in since),
+        node_writes=sum(write["resource"] == NODES.name for write in new_writes),
+        other_writes=sum(write["resource"] not in (NODES.name, LEASES.name) for write in new_writes),
+        renewals=sum(write["resource"] == LEASES.name for write in new_writes),
     )
 
 
@@ -109,7 +109,7 @@ async def add_node(site: Lending, name: str) -> None:
 
 
 async def report(site: Lending, name: str) -> None:
-    """What a kubelet says when nothing has changed."""
+    """Report an unchanged status, as a kubelet does."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     condition: Object = {**ready("True"), "lastHeartbeatTime": now}
     await site.physical.patch(NODES, object_named(name), {"status": {"conditions": [condition]}}, subresource="status")

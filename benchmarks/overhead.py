@@ -1,4 +1,4 @@
-"""What does the framework itself cost, step by step?  No bars: figures to optimise by."""
+"""Cost of the smallest steps of the controller framework, without bars."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What does it cost to find places for 2,000 pods on 1,000 nodes?  The pure core of the scheduler, no API server."""
+"""Cost of placing 2,000 pods on 1,000 nodes: the pure core of the scheduler, without an API server."""
 
 import time
 from collections.abc import Iterator
@@ -19,8 +19,8 @@ SECONDS = 4.0
 
 def a_node(number: int) -> Object:
     labels = {HOST: f"n{number}", ZONE: f"z{number % 5}"}
-    room = {"cpu": "8", "memory": "32Gi", "pods": "110"}
-    return {"metadata": {"name": f"n{number}", "labels": labels}, "spec": {}, "status": {"allocatable": room}}
+    capacity = {"cpu": "8", "memory": "32Gi", "pods": "110"}
+    return {"metadata": {"name": f"n{number}", "labels": labels}, "spec": {}, "status": {"allocatable": capacity}}
 
 
 def a_pod(number: int, labels: dict[str, str], **spec: Any) -> Object:
@@ -48,7 +48,7 @@ def spread(number: int) -> Object:
 
 
 def apart(number: int) -> Object:
-    """Two sets, each with a pod on every node."""
+    """Return a pod of one of two sets, each with one pod per node."""
     labels = {"app": f"web-{number // NODES}"}
     term = {"topologyKey": HOST, "labelSelector": {"matchLabels": labels}}
     return a_pod(number, labels, affinity={"podAntiAffinity": {REQUIRED: [term]}})
@@ -58,22 +58,22 @@ KINDS = {"alike": plain, "of one ReplicaSet": of_a_set, "spread over zones and n
 
 
 def rows() -> Iterator[Row]:
-    for kind, made in KINDS.items():
+    for kind, create in KINDS.items():
         say(f"placing: {PODS} pods, {kind}")
-        pods = [made(number) for number in range(PODS)]
-        rooms, verdicts, start = SchedulerCache(), NodeFitCache(), 0
+        pods = [create(number) for number in range(PODS)]
+        cache, node_fits, start = SchedulerCache(), NodeFitCache(), 0
         for number in range(NODES):
-            rooms.set_node(a_node(number))
-        begun = time.process_time()
+            cache.set_node(a_node(number))
+        started = time.process_time()
         for pod in pods:
-            asked = pod_info_of(pod)
-            choice = select_node(SchedulingContext(asked), rooms, verdicts, start)
-            start += choice.evaluated_nodes
-            if choice.node is not None:
-                rooms.add_pod(asked, choice.node)
-        spent = time.process_time() - begun
+            pod_info = pod_info_of(pod)
+            result = select_node(SchedulingContext(pod_info), cache, node_fits, start)
+            start += result.evaluated_nodes
+            if result.node is not None:
+                cache.add_pod(pod_info, result.node)
+        seconds = time.process_time() - started
         what = f"{PODS:,} pods on {NODES:,} nodes, {kind}"
-        yield Row(what, spent, "s of CPU", at_most=SECONDS, detail=f"{len(rooms.assignments)} placed")
+        yield Row(what, seconds, "s of CPU", at_most=SECONDS, detail=f"{len(cache.assignments)} placed")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Pods as a busy cluster has them: 5 kB of JSON each, managed fields and all, and the same ones in every run.
+"""Pods as in a busy cluster: 5 kB of JSON each with managed fields, identical in every run.
 
-What differs between real pods differs here (names, UIDs, addresses, container IDs, times), and what thousands of them
-share is shared here too (images, nodes, field names), for that decides what a cache of them costs.
+Values that differ between real pods differ here (names, UIDs, addresses, container IDs, times). Values that thousands
+of pods share are shared (images, nodes, field names), because they determine the cost of a cache.
 """
 
 import hashlib
@@ -16,16 +16,16 @@ NODES = 250
 NAMESPACES = 40
 APPS = 120
 LIST_VERSION = "9000000"
-BEGAN = datetime(2026, 1, 5, 8, tzinfo=UTC)
+START = datetime(2026, 1, 5, 8, tzinfo=UTC)
 
 
 def pod(number: int) -> dict[str, Any]:
-    """The pod of that number, as an item of a list: without apiVersion and kind."""
+    """Return the pod with that number as a list item, without apiVersion and kind."""
     app = number % APPS
     name = f"app-{app:03d}"
     replicas = _digest("replicas", app)[:10]
-    born = BEGAN + timedelta(seconds=37 * number)
-    started = _time(born + timedelta(seconds=4))
+    created = START + timedelta(seconds=37 * number)
+    started = _time(created + timedelta(seconds=4))
     return {
         "metadata": {
             "name": f"{name}-{replicas}-{_digest('pod', number)[:5]}",
@@ -34,7 +34,7 @@ def pod(number: int) -> dict[str, Any]:
             "uid": _uid("pod", number),
             "resourceVersion": str(1_000_000 + number),
             "generation": 1,
-            "creationTimestamp": _time(born),
+            "creationTimestamp": _time(created),
             "labels": {
                 "app.kubernetes.io/name": name,
                 "app.kubernetes.io/instance": f"{name}-production",
@@ -56,17 +56,17 @@ def pod(number: int) -> dict[str, Any]:
                 }
             ],
             "managedFields": [
-                _managed("kube-controller-manager", _time(born), CONTROLLER_FIELDS, ""),
+                _managed("kube-controller-manager", _time(created), CONTROLLER_FIELDS, ""),
                 _managed("kubelet", started, KUBELET_FIELDS, "status"),
             ],
         },
         "spec": _spec(number, name, app),
-        "status": _status(number, name, app, _time(born), started),
+        "status": _status(number, name, app, _time(created), started),
     }
 
 
 def pages(count: int = COUNT, page: int = PAGE) -> Iterator[bytes]:
-    """The answers of a server to a paged list of `count` pods."""
+    """Yield the responses of a server to a paged list of `count` pods."""
     for begin in range(0, count, page):
         end = min(begin + page, count)
         metadata = {"resourceVersion": LIST_VERSION, "continue": str(end) if end < count else ""}
@@ -75,7 +75,7 @@ def pages(count: int = COUNT, page: int = PAGE) -> Iterator[bytes]:
 
 
 def events(count: int = COUNT) -> Iterator[bytes]:
-    """The lines of a watch that begins with `count` pods: one event for each, then the bookmark that ends the list."""
+    """Yield the lines of a watch that begins with `count` pods: one event each, then the bookmark after the list."""
     for number in range(count):
         yield _compact({"type": "ADDED", "object": {"kind": "Pod", "apiVersion": "v1", **pod(number)}}) + b"\n"
     metadata = {"resourceVersion": LIST_VERSION, "annotations": {"k8s.io/initial-events-end": "true"}}
@@ -140,12 +140,12 @@ def _spec(number: int, name: str, app: int) -> dict[str, Any]:
         "schedulerName": "default-scheduler",
         "tolerations": [
             {
-                "key": f"node.kubernetes.io/{trouble}",
+                "key": f"node.kubernetes.io/{condition}",
                 "operator": "Exists",
                 "effect": "NoExecute",
                 "tolerationSeconds": 300,
             }
-            for trouble in ("not-ready", "unreachable")
+            for condition in ("not-ready", "unreachable")
         ],
         "priority": 0,
         "enableServiceLinks": True,
@@ -153,11 +153,11 @@ def _spec(number: int, name: str, app: int) -> dict[str, Any]:
     }
 
 
-def _status(number: int, name: str, app: int, born: str, started: str) -> dict[str, Any]:
+def _status(number: int, name: str, app: int, created: str, started: str) -> dict[str, Any]:
     node = number % NODES
     host = f"10.0.{node // 250}.{node % 250 + 1}"
     address = f"10.{1 + number // 65_000}.{number // 250 % 250}.{number % 250 + 1}"
-    times = {"Initialized": born, "PodScheduled": born}
+    times = {"Initialized": created, "PodScheduled": created}
     return {
         "phase": "Running",
         "conditions": [
@@ -168,7 +168,7 @@ def _status(number: int, name: str, app: int, born: str, started: str) -> dict[s
         "hostIPs": [{"ip": host}],
         "podIP": address,
         "podIPs": [{"ip": address}],
-        "startTime": born,
+        "startTime": created,
         "containerStatuses": [
             {
                 "name": name,

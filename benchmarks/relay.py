@@ -1,9 +1,9 @@
-"""The least that anything between two clusters can do: one create below, one status patch above.
+"""Minimal relay between two clusters: one create per pod below, one status patch above.
 
     python -m benchmarks.relay VIRTUAL PHYSICAL PREFIX MOUNT
 
-takes two kubeconfigs, what the names of virtual nodes begin with, and the namespace for twins.  It is the limit that
-the syncer is held against: no cache, no rules, no retries, no safety, and nothing of ours but the way in.
+takes two kubeconfigs, the name prefix of virtual nodes, and the namespace for twins. It is the lower limit with which
+the syncer is compared: no cache, no rules, no retries, no safety. It uses Tapestry only to load the kubeconfigs.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from tapestry.client.kubeconfig import load_access
 
 WORKERS = 32
 TWIN = "benchmarks/relay"
-"""The label of what it made."""
+"""Label of twins that the relay created."""
 NAME, NAMESPACE = "benchmarks/name", "benchmarks/namespace"
-"""Annotations of a twin: whose it is."""
+"""Annotations of a twin: name and namespace of its virtual pod."""
 
 Object = dict[str, Any]
 Job = tuple[aiohttp.ClientSession, str, str, Any, str]
-"""Where to, the method, the path, the body and its type."""
+"""Session, method, path, body and content type of a request."""
 JSON, MERGE = "application/json", "application/merge-patch+json"
 
 
@@ -40,20 +40,20 @@ class Relay:
     prefix: str
     mount: str
     jobs: asyncio.Queue[Job] = field(default_factory=asyncio.Queue)
-    made: set[str] = field(default_factory=set)
-    """UIDs of the virtual pods that have, or are about to have, a twin."""
+    created: set[str] = field(default_factory=set)
+    """UIDs of virtual pods that have a twin or are about to get one."""
     ended: set[str] = field(default_factory=set)
-    told: dict[str, bytes] = field(default_factory=dict)
-    """By the twin's UID, the status that was passed on last."""
+    copied_status: dict[str, bytes] = field(default_factory=dict)
+    """Last status that was copied, by the twin's UID."""
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             for _ in range(WORKERS):
                 group.create_task(self.work())
-            group.create_task(follow(self.virtual, "fieldSelector=spec.nodeName!%3D", self.see_pod))
-            group.create_task(follow(self.physical, f"labelSelector={TWIN}", self.see_twin))
+            group.create_task(follow(self.virtual, "fieldSelector=spec.nodeName!%3D", self.on_pod))
+            group.create_task(follow(self.physical, f"labelSelector={TWIN}", self.on_twin))
 
-    def see_pod(self, type: str, pod: Object) -> None:
+    def on_pod(self, type: str, pod: Object) -> None:
         metadata, node = pod["metadata"], pod["spec"]["nodeName"]
         if type == "DELETED" or not node.startswith(self.prefix):
             return
@@ -63,41 +63,43 @@ class Relay:
                 self.ended.add(uid)
                 body = {"gracePeriodSeconds": metadata["deletionGracePeriodSeconds"]}
                 self.jobs.put_nowait((self.physical, "DELETE", f"{path}/{twin_name(metadata)}", body, JSON))
-        elif uid not in self.made:
-            self.made.add(uid)
+        elif uid not in self.created:
+            self.created.add(uid)
             self.jobs.put_nowait((self.physical, "POST", path, twin(pod, node.removeprefix(self.prefix)), JSON))
 
-    def see_twin(self, type: str, pod: Object) -> None:
+    def on_twin(self, type: str, pod: Object) -> None:
         metadata, status = pod["metadata"], pod["status"]
-        of = metadata["annotations"]
-        path = f"/api/v1/namespaces/{of[NAMESPACE]}/pods/{of[NAME]}"
+        annotations = metadata["annotations"]
+        path = f"/api/v1/namespaces/{annotations[NAMESPACE]}/pods/{annotations[NAME]}"
         if type == "DELETED":
             self.jobs.put_nowait((self.virtual, "DELETE", path, {"gracePeriodSeconds": 0}, JSON))
-        elif status["phase"] != "Pending" and self.told.get(metadata["uid"]) != (news := json.encode(status)):
-            self.told[metadata["uid"]] = news
+        elif status["phase"] != "Pending" and self.copied_status.get(metadata["uid"]) != (
+            encoded := json.encode(status)
+        ):
+            self.copied_status[metadata["uid"]] = encoded
             self.jobs.put_nowait((self.virtual, "PATCH", f"{path}/status", {"status": status}, MERGE))
 
     async def work(self) -> None:
         while True:
             session, method, path, body, type = await self.jobs.get()
             headers = {"Content-Type": type}
-            async with session.request(method, path, data=json.encode(body), headers=headers) as answer:
-                text = await answer.read()
-                if answer.status >= 400:
+            async with session.request(method, path, data=json.encode(body), headers=headers) as response:
+                text = await response.read()
+                if response.status >= 400:
                     print(method, path, text.decode(), file=sys.stderr)
 
 
 def twin(pod: Object, node: str) -> Object:
     metadata = pod["metadata"]
-    left_out = ("serviceAccountName", "serviceAccount", "priority")
-    kept = {key: value for key, value in pod["spec"].items() if key not in left_out}
+    excluded = ("serviceAccountName", "serviceAccount", "priority")
+    spec = {key: value for key, value in pod["spec"].items() if key not in excluded}
     return {
         "metadata": {
             "name": twin_name(metadata),
             "labels": {**metadata["labels"], TWIN: ""},
             "annotations": {NAME: metadata["name"], NAMESPACE: metadata["namespace"]},
         },
-        "spec": {**kept, "nodeName": node, "automountServiceAccountToken": False},
+        "spec": {**spec, "nodeName": node, "automountServiceAccountToken": False},
     }
 
 
@@ -107,17 +109,17 @@ def twin_name(metadata: Object) -> str:
 
 
 async def follow(session: aiohttp.ClientSession, query: str, see: Callable[[str, Object], None]) -> None:
-    """Show what there is and what becomes of it.  A server may end a watch at any time; the next goes on from there."""
-    async with session.get(f"/api/v1/pods?{query}") as answer:
-        found = json.decode(await answer.read())
-    for pod in found["items"]:
+    """Call `see` for all pods and their changes. When the server ends a watch, continue from the last version."""
+    async with session.get(f"/api/v1/pods?{query}") as response:
+        page = json.decode(await response.read())
+    for pod in page["items"]:
         see("ADDED", pod)
-    version = found["metadata"]["resourceVersion"]
+    version = page["metadata"]["resourceVersion"]
     while True:
-        begun = b""
-        async with session.get(f"/api/v1/pods?{query}&watch=1&resourceVersion={version}") as answer:
-            async for chunk in answer.content.iter_any():
-                *lines, begun = (begun + chunk).split(b"\n")
+        partial = b""
+        async with session.get(f"/api/v1/pods?{query}&watch=1&resourceVersion={version}") as response:
+            async for chunk in response.content.iter_any():
+                *lines, partial = (partial + chunk).split(b"\n")
                 for line in lines:
                     event = json.decode(line)
                     version = event["object"]["metadata"]["resourceVersion"]
@@ -136,8 +138,8 @@ async def session_of(kubeconfig: str) -> aiohttp.ClientSession:
 
 
 async def main(virtual: str, physical: str, prefix: str, mount: str) -> None:
-    async with await session_of(virtual) as above, await session_of(physical) as below:
-        await Relay(above, below, prefix, mount).run()
+    async with await session_of(virtual) as virtual_session, await session_of(physical) as physical_session:
+        await Relay(virtual_session, physical_session, prefix, mount).run()
 
 
 if __name__ == "__main__":

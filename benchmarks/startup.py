@@ -1,7 +1,7 @@
-"""How much longer than its libraries does a command take to start?  CPU of whole commands, in a world of its own.
+"""Startup cost of commands: their CPU time compared with that of importing the libraries.
 
-What is compared are commands that ask a running API server and end, and `python -c 'import aiohttp, click'`, turn by
-turn on the same machine; of each the least of several runs counts.
+The commands query a running API server and exit. They take turns with `python -c 'import aiohttp, click'` on the same
+machine. The lowest of several runs counts.
 """
 
 import os
@@ -25,36 +25,36 @@ BAR = 1.5
 def rows() -> Iterator[Row]:
     say("startup: a world, and commands that ask it")
     with tempfile.TemporaryDirectory() as folder, world(Path(folder)):
-        asked = [(TAPESTRY, *command.split()) for command in COMMANDS]
-        least, *found = least_cpu([LIBRARIES, *asked], Path(folder))
-    for command, seconds in zip(COMMANDS, found, strict=True):
+        commands = [(TAPESTRY, *command.split()) for command in COMMANDS]
+        baseline, *measured = least_cpu([LIBRARIES, *commands], Path(folder))
+    for command, seconds in zip(COMMANDS, measured, strict=True):
         yield Row(
             f"tapestry {command}: CPU / import aiohttp, click",
-            seconds / least,
+            seconds / baseline,
             "x",
             at_most=BAR,
-            detail=f"{seconds * 1000:.0f} ms, libraries {least * 1000:.0f} ms",
+            detail=f"{seconds * 1000:.0f} ms, libraries {baseline * 1000:.0f} ms",
         )
 
 
 def least_cpu(commands: Sequence[Sequence[str]], folder: Path, runs: int = RUNS) -> list[float]:
-    """Seconds of CPU, own and the kernel's, of the best of several runs of each, with compiled modules."""
+    """Return the lowest user and system CPU seconds of each command, with compiled modules."""
     environ = {**os.environ, "PYTHONPYCACHEPREFIX": str(folder / "compiled")}
     environ.pop("PYTHONDONTWRITEBYTECODE", None)
     found = [float("inf")] * len(commands)
-    for _ in range(runs + 1):  # the first compiles, and is never the best
+    for _ in range(runs + 1):  # the first run compiles and is never the best
         for index, command in enumerate(commands):
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             subprocess.run(command, cwd=folder, env=environ, check=True, stdout=subprocess.DEVNULL)
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-            found[index] = min(found[index], spent)
+            seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            found[index] = min(found[index], seconds)
     return found
 
 
 @contextmanager
 def world(folder: Path) -> Iterator[None]:
-    """A world at work in that folder."""
+    """Run a world in that folder within the context."""
     command = (TAPESTRY, "up", "--clusters", "1")
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None

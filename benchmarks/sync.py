@@ -1,12 +1,12 @@
-"""What does a pod cost on its way down, and its status on the way up?  The syncer against the least there can be.
+"""Cost of copying a pod down and its status up: the syncer compared with a minimal relay.
 
-Two real control planes, a hundred nodes, a simulated kubelet.  The same pods go through `tapestry syncer` and through
-`benchmarks.relay`, which makes one write below and one above for each and does nothing else.  They take turns in one
-run, because only the ratio of the two says something about us: most of the time is the API servers'.
+Two real control planes, a hundred nodes and a simulated kubelet. The same pods go through `tapestry syncer` and through
+`benchmarks.relay`, which makes one write per pod on each side and nothing else. They take turns in one run, because
+only their ratio is meaningful: most of the time is spent in the API servers.
 
-Times are those of watches from outside.  Calls are what the API servers counted, less what this process and the kubelet
-asked for, which is known: one create and one status for each pod.  Etcd does not sync to disk: that would hide the
-syncer behind the disk.
+Times are measured by external watches. Calls are those that the API servers counted, minus the known requests of this
+process and the kubelet: one create and one status update per pod. Etcd does not sync to disk, because that would hide
+the cost of the syncer.
 """
 
 import asyncio
@@ -43,14 +43,14 @@ ROUNDS = 3
 WHAT = f"burst of {BURST:,} pods"
 
 Call = tuple[str, str, str]
-"""The side (`above` or `below`), the verb and the resource: `("above", "PATCH", "pods/status")`."""
+"""Side (`above` or `below`), verb and resource: `("above", "PATCH", "pods/status")`."""
 Calls = Counter[Call]
 WRITES = ("POST", "PUT", "PATCH", "APPLY", "DELETE")
 
 
 @dataclass(frozen=True)
 class Burst:
-    """Many pods at once.  Seconds are from the first create; CPU is the carrier's, for all of them."""
+    """Results of many pods at once. Seconds are from the first create. CPU is that of the carrier, for all pods."""
 
     pods: int
     seconds: float
@@ -60,23 +60,23 @@ class Burst:
     gone_seconds: float
     gone_cpu: float
     left: int
-    """Pods, and copies below of what they refer to, that outlived them."""
+    """Pods, and copies of objects they refer to, that remained after their deletion."""
 
-    def per_pod(self, wanted: Callable[[Call], bool]) -> float:
-        return sum(count for call, count in self.calls.items() if wanted(call)) / self.pods
+    def per_pod(self, matches: Callable[[Call], bool]) -> float:
+        return sum(count for call, count in self.calls.items() if matches(call)) / self.pods
 
 
 @dataclass
 class Turns:
-    """What the turns of one carrier came to."""
+    """Results of all turns of one carrier."""
 
     name: str
     carrier: Callable[[], AbstractContextManager[int]]
     bursts: list[Burst] = field(default_factory=list)
     delays: list[list[float]] = field(default_factory=list)
-    """Seconds from a pod's binding to its twin, at a steady rate; of each turn in order."""
+    """Seconds from a pod's binding to its twin at a steady rate, sorted, for each turn."""
     steady_cpu: list[float] = field(default_factory=list)
-    """Seconds of CPU for each pod at a steady rate, until it runs; one figure for each turn."""
+    """CPU seconds per pod at a steady rate until it runs, for each turn."""
 
     def in_a_burst(self, value: Callable[[Burst], float]) -> float:
         return median(map(value, self.bursts))
@@ -87,13 +87,13 @@ class Turns:
 
 @dataclass(frozen=True)
 class Course:
-    """Where carriers take their turns."""
+    """Environment in which carriers take their turns."""
 
     site: Lending
     virtual: ControlPlane
     physical: ControlPlane
     nodes: Sequence[str]
-    """The virtual ones."""
+    """Names of the virtual nodes."""
 
     def ours(self) -> AbstractContextManager[int]:
         command = [TAPESTRY, "syncer", "--binding", self.site.name, "--kubeconfig", self.virtual.kubeconfig]
@@ -106,7 +106,7 @@ class Course:
         return running([*command, self.site.above(""), self.site.mount], self.site.folder / "relay.log")
 
     async def take_turns(self, sides: Sequence[Turns]) -> None:
-        """Short ones: nobody renews node leases while the relay has its turn, and in 40 s the nodes would be lost."""
+        """Measure all sides in turn. Turns are short: the relay renews no leases, and nodes are lost after 40 s."""
         for number in range(ROUNDS):
             for side in sides:
                 name = f"{side.name}-burst-{number}"
@@ -126,47 +126,47 @@ class Course:
                 say(f"sync: {name}: {delay}, {cpu * 1000:.2f} ms of CPU for each pod")
 
     async def warmed_up(self, name: str) -> None:
-        """A carrier that has taken one pod from its beginning to its end has started."""
+        """Wait until the carrier has copied and deleted one pod."""
         async with crowd(self.site, f"{name}-first") as first:
             await first.bind(1, self.nodes)
             await first.wait_until_running(1)
-            await self.gone(first)
+            await self.delete_crowd(first)
 
     async def burst(self, pid: int, name: str, count: int, *, token: bool = False) -> Burst:
         async with crowd(self.site, name) as pods:
-            before, cpu, began = await self.calls(), cpu_seconds(pid), time.monotonic()
+            before, cpu, started = await self.calls(), cpu_seconds(pid), time.monotonic()
             await pods.bind(count, self.nodes, automountServiceAccountToken=token)
             await pods.wait_until_running(count)
-            spent, megabytes = cpu_seconds(pid) - cpu, rss_megabytes(pid)
+            used_cpu, megabytes = cpu_seconds(pid) - cpu, rss_megabytes(pid)
             calls = await self.calls()
             calls.subtract(before)
             calls.subtract({("above", "POST", "pods"): count, ("below", "PATCH", "pods/status"): count})
-            cpu, ending = cpu_seconds(pid), time.monotonic()
-            left = await self.gone(pods)
-            gone = time.monotonic() - ending
+            cpu, deletion_started = cpu_seconds(pid), time.monotonic()
+            left = await self.delete_crowd(pods)
+            deletion_seconds = time.monotonic() - deletion_started
         return Burst(
             pods=count,
-            seconds=max(pods.running.values()) - began,
-            cpu=spent,
+            seconds=max(pods.running.values()) - started,
+            cpu=used_cpu,
             megabytes=megabytes,
             calls=calls,
-            gone_seconds=gone,
+            gone_seconds=deletion_seconds,
             gone_cpu=cpu_seconds(pid) - cpu,
             left=left,
         )
 
     async def steady(self, pid: int, name: str) -> tuple[list[float], float]:
-        """Seconds from each pod's binding to its twin, sorted, and seconds of CPU for each pod."""
+        """Return the sorted seconds from each pod's binding to its twin, and CPU seconds per pod."""
         async with crowd(self.site, name) as pods:
             cpu = cpu_seconds(pid)
             await pods.bind(STEADY, self.nodes, per_second=PER_SECOND)
             await pods.wait_until_running(STEADY)
-            spent = (cpu_seconds(pid) - cpu) / STEADY
-            await self.gone(pods)
-        return sorted(pods.mapped[pod] - bound for pod, bound in pods.bound.items()), spent
+            cpu_per_pod = (cpu_seconds(pid) - cpu) / STEADY
+            await self.delete_crowd(pods)
+        return sorted(pods.mapped[pod] - bound for pod, bound in pods.bound.items()), cpu_per_pod
 
-    async def gone(self, pods: Crowd) -> int:
-        """Delete a crowd, and count what is left of it."""
+    async def delete_crowd(self, pods: Crowd) -> int:
+        """Delete a crowd and return the number of objects that remain."""
         await pods.delete()
         await pods.is_gone()
         ours = f"{keys.MANAGED_BY}={keys.TAPESTRY}"
@@ -178,7 +178,7 @@ class Course:
         )
 
     async def calls(self) -> Calls:
-        """What both API servers have been asked so far."""
+        """Return the requests that both API servers have counted so far."""
         sides = {"above": self.virtual, "below": self.physical}
         return Counter(
             {
@@ -223,7 +223,7 @@ async def measured(virtual: ControlPlane, physical: ControlPlane, folder: Path) 
 
 
 async def prepared(site: Lending, virtual: ControlPlane, physical: ControlPlane) -> Course:
-    """Everything lent, and pods admitted."""
+    """Lease all nodes and wait until pods are admitted."""
     course = Course(site, virtual, physical, await lend(site, PHYSICAL_NODES))
     with course.ours():
         await wait_until_lent(site, PHYSICAL_NODES)
@@ -232,7 +232,7 @@ async def prepared(site: Lending, virtual: ControlPlane, physical: ControlPlane)
 
 
 async def remaining(client: Client, kind: Resource, namespace: str, labels: str = "") -> int:
-    """How many are still there after they have had time to go."""
+    """Return the number of objects that remain after a timeout."""
     with suppress(TimeoutError):
         await wait_for_all(client, kind, namespace, lambda found: not found, labels=labels)
     return len(await client.list(kind, namespace, labels=labels))
@@ -242,7 +242,7 @@ async def remaining(client: Client, kind: Resource, namespace: str, labels: str 
 
 
 def compared(ours: Turns, limit: Turns) -> Iterator[Row]:
-    """Ours and the limit: medians of all turns."""
+    """Yield medians of all turns, compared with the limit."""
 
     def row(what: str, at_most: float, unit: str, value: Callable[[Turns], float]) -> Row:
         mine, least = value(ours), value(limit)
@@ -263,7 +263,7 @@ def compared(ours: Turns, limit: Turns) -> Iterator[Row]:
 
 
 def counted(ours: Burst, limit: Burst, with_token: Burst) -> Iterator[Row]:
-    """Writes by kind, and every call that comes with the number of pods."""
+    """Yield writes by resource, and every call whose number grows with the pods."""
     for side, bar in (("above", 2), ("below", 1)):
         least = f"limit {limit.per_pod(writes(side, 'pods')):.3g}"
         what = f"writes to pods {side}, for each until it runs"
@@ -287,28 +287,28 @@ def ended(ours: Turns, limit: Turns, with_token: Burst) -> Iterator[Row]:
 
 
 def writes(side: str, *kinds: str) -> Callable[[Call], bool]:
-    """Whether a call writes to such a resource or to a subresource of it."""
+    """Return a predicate for calls that write to these resources or their subresources."""
     return lambda call: call[0] == side and call[1] in WRITES and call[2].partition("/")[0] in kinds
 
 
-# -- what the API servers say
+# -- metrics of the API servers
 
 REQUEST = re.compile(r"^apiserver_request_total{(?P<labels>[^}]*)} (?P<count>\S+)$", re.MULTILINE)
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 def requests_of(plane: ControlPlane) -> Counter[tuple[str, str]]:
-    """How often each verb was asked of each resource, whatever came of it."""
+    """Return the number of requests by verb and resource, regardless of their result."""
     request = urllib.request.Request(f"{plane.url}/metrics", headers={"Authorization": f"Bearer {plane.token}"})
-    with urllib.request.urlopen(request, context=ssl.create_default_context(cafile=plane.ca)) as answer:
-        text = answer.read().decode()
-    found: Counter[tuple[str, str]] = Counter()
+    with urllib.request.urlopen(request, context=ssl.create_default_context(cafile=plane.ca)) as response:
+        text = response.read().decode()
+    requests: Counter[tuple[str, str]] = Counter()
     for match in REQUEST.finditer(text):
         labels = dict(LABEL.findall(match["labels"]))
         resource = "/".join(filter(None, (labels["resource"], labels["subresource"])))
         if resource:
-            found[labels["verb"], resource] += int(float(match["count"]))
-    return found
+            requests[labels["verb"], resource] += int(float(match["count"]))
+    return requests
 
 
 if __name__ == "__main__":

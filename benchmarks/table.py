@@ -1,4 +1,4 @@
-"""Rows of the table, and the bars they are held against."""
+"""Rows of the result table, with the bars that they must meet."""
 
 import sys
 from collections.abc import Callable, Iterable
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Row:
-    """One answer.  `value` is None where nothing could be measured; `detail` then says why."""
+    """One result. `value` is None if nothing could be measured; `detail` then contains the reason."""
 
     what: str
     value: float | None
@@ -23,10 +23,10 @@ class Row:
             return "skipped"
         if self.at_least is None and self.at_most is None:
             return ""
-        met = (self.at_least is None or self.value >= self.at_least) and (
+        is_met = (self.at_least is None or self.value >= self.at_least) and (
             self.at_most is None or self.value <= self.at_most
         )
-        return "pass" if met else "MISS"
+        return "pass" if is_met else "MISS"
 
     @property
     def bar(self) -> str:
@@ -39,9 +39,9 @@ class Row:
 
 
 def table(rows: Iterable[Row]) -> str:
-    """The rows as aligned text."""
+    """Return the rows as aligned text."""
     lines = [("", "measured", "bar", "", "")]
-    lines += [(row.what, shown(row.value, row.unit), row.bar, row.verdict, row.detail) for row in rows]
+    lines += [(row.what, formatted_value(row.value, row.unit), row.bar, row.verdict, row.detail) for row in rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         f"{what:<{widths[0]}}  {value:>{widths[1]}}  {bar:<{widths[2]}}  {verdict:<{widths[3]}}  {detail}".rstrip()
@@ -49,8 +49,8 @@ def table(rows: Iterable[Row]) -> str:
     )
 
 
-def shown(value: float | None, unit: str) -> str:
-    """Three significant digits, and the unit."""
+def formatted_value(value: float | None, unit: str) -> str:
+    """Return the value with three significant digits and its unit."""
     if value is None:
         return "-"
     number = f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
@@ -58,10 +58,10 @@ def shown(value: float | None, unit: str) -> str:
 
 
 def say(line: str) -> None:
-    """Progress, apart from the table."""
+    """Print progress to standard error."""
     print(line, file=sys.stderr, flush=True)
 
 
 def alone(rows: Callable[[], Iterable[Row]]) -> None:
-    """Answer one question by itself."""
+    """Run one benchmark and print its table."""
     print(table(rows()))

@@ -1,7 +1,7 @@
-"""Do windows open and close when their owner said?  Fifty edges on the real clock: five whole minutes, ten policies.
+"""Accuracy of windows: 50 edges on the real clock, in five minutes and with ten policies.
 
-Half of the policies open while the other half closes, with pods to take back five seconds later.  Everything is timed
-by a watch on the virtual cluster, so the way there and back is in the figures.
+Half of the policies open while the other half closes, with pods to reclaim five seconds later. A watch on the virtual
+cluster measures all times, so they include the round trip.
 """
 
 import asyncio

@@ -1,12 +1,11 @@
-"""Makes the table of built-in resources that our API server is driven by, from what Kubernetes publishes of its own.
+"""Generate the API server's table of built-in resources from documents that Kubernetes publishes.
 
     python tools/api_tables.py    writes src/tapestry/apiserver/data/{kubernetes,descriptions}.json.gz
 
-Needs Go for its module cache; the files are committed, so nothing else does.  Of the discovery documents it takes which
-resources there are, of the OpenAPI documents what their fields are.  Defaults that only say that a field is empty when
-it is empty are left behind, except of structs, which are there even when nobody set them.  Descriptions have a file of
-their own, for they are long, and few want to read them.  Versions that a server does not serve unless told so (alpha,
-beta) are left out.
+This needs Go for its module cache. The files are committed, so nothing else needs Go. The discovery documents list the
+resources, and the OpenAPI documents their fields. Defaults that only repeat an empty value are omitted, except those of
+structs, which exist even if unset. Descriptions are in their own file, because they are long and rarely read. Versions
+that a server does not serve by default (alpha, beta) are omitted.
 """
 
 import gzip
@@ -26,7 +25,7 @@ NOTICE = (
 )
 STABLE = re.compile(r"v\d+")
 UNSERVED = {"internal.apiserver.k8s.io", "storagemigration.k8s.io"}
-KEPT = ("type", "format", "required", "x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields")
+COPIED_FIELDS = ("type", "format", "required", "x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields")
 META = "io.k8s.apimachinery.pkg.apis.meta.v1."
 LIST_RULES = ("list-type", "list-map-keys", "map-type", "patch-merge-key", "patch-strategy", "unions")
 
@@ -34,15 +33,15 @@ Json = dict[str, Any]
 
 
 def module_folder() -> Path:
-    """Where Go keeps the module, fetched if it is not there yet."""
-    with tempfile.TemporaryDirectory() as anywhere:
+    """Return the folder of the module in Go's cache, downloading it if necessary."""
+    with tempfile.TemporaryDirectory() as folder:
         command = ["go", "mod", "download", "-json", f"{MODULE}@{VERSION}"]
-        answer = subprocess.run(command, cwd=anywhere, check=True, capture_output=True, text=True)
-    return Path(json.loads(answer.stdout)["Dir"])
+        result = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+    return Path(json.loads(result.stdout)["Dir"])
 
 
 def resources(folder: Path) -> list[Json]:
-    """Every resource of every stable version, in the order of discovery."""
+    """Return every resource of every stable version, in the order of discovery."""
     found = legacy_rows(json.loads((folder / "discovery" / "api__v1.json").read_text()))
     for group in json.loads((folder / "discovery" / "aggregated_v2.json").read_text())["items"]:
         name = group["metadata"]["name"]
@@ -75,7 +74,7 @@ def subresource(each: Json, name: str, kind: Json) -> Json:
 
 
 def legacy_rows(document: Json) -> list[Json]:
-    """The rows of a legacy discovery document: a subresource is a row of its own there, after its resource or not."""
+    """Return the rows of a legacy discovery document, in which subresources are separate entries."""
     rows: dict[str, Json] = {}
     for each in document["resources"]:
         if "/" not in each["name"]:
@@ -100,7 +99,7 @@ def legacy_rows(document: Json) -> list[Json]:
 
 
 def schemas(folder: Path) -> dict[str, Json]:
-    """The types of all OpenAPI documents by name."""
+    """Return the types of all OpenAPI documents by name."""
     found: dict[str, Json] = {}
     for path in sorted((folder / "openapi-spec" / "v3").glob("*.json")):
         found |= json.loads(path.read_text()).get("components", {}).get("schemas", {})
@@ -108,7 +107,7 @@ def schemas(folder: Path) -> dict[str, Json]:
 
 
 def kinds(published: dict[str, Json]) -> dict[tuple[str, str, str], str]:
-    """Which type is which kind."""
+    """Return the type name of each kind."""
     found: dict[tuple[str, str, str], str] = {}
     for name, schema in published.items():
         for gvk in schema.get("x-kubernetes-group-version-kind", ()):
@@ -117,11 +116,11 @@ def kinds(published: dict[str, Json]) -> dict[tuple[str, str, str], str]:
 
 
 def reduced(schema: Json) -> Json:
-    """A schema as far as it says what an object may look like and how its lists merge."""
+    """Return the parts of a schema that describe the structure of objects and the merging of lists."""
     [*wrapped] = schema.get("allOf", ())
     if len(wrapped) == 1:
         schema = {**schema, **wrapped[0]}
-    found = {key: schema[key] for key in KEPT if schema.get(key)}
+    found = {key: schema[key] for key in COPIED_FIELDS if schema.get(key)}
     found |= {
         f"x-kubernetes-{key}": schema[f"x-kubernetes-{key}"] for key in LIST_RULES if f"x-kubernetes-{key}" in schema
     }
@@ -139,33 +138,33 @@ def reduced(schema: Json) -> Json:
     return found
 
 
-def blank(schema: Json, published: dict[str, Json]) -> Json:
-    """A struct of which nothing is set, as Go writes it: without what it leaves out when it is empty."""
+def empty_struct(schema: Json, published: dict[str, Json]) -> Json:
+    """Return an empty struct as Go encodes it, without omitted fields."""
     found = {}
     for field, each in schema.get("properties", {}).items():
         if "allOf" not in each and each.get("default") in ("", 0, False):
             found[field] = each["default"]
-        elif (struct := always(each, published)) is not None:
-            found[field] = blank(struct, published)
+        elif (struct := embedded_struct(each, published)) is not None:
+            found[field] = empty_struct(struct, published)
     return found
 
 
-def always(schema: Json, published: dict[str, Json]) -> Json | None:
-    """The type of a field that is a struct and no pointer to one."""
+def embedded_struct(schema: Json, published: dict[str, Json]) -> Json | None:
+    """Return the type of a field that is a struct and not a pointer, else None."""
     if schema.get("default") != {} or "allOf" not in schema:
         return None
     return published[schema["allOf"][0]["$ref"].rpartition("/")[2]]
 
 
-def reached(roots: list[str], types: dict[str, Json]) -> dict[str, Json]:
-    """The types that `roots` are made of, themselves included."""
+def reachable_types(roots: list[str], types: dict[str, Json]) -> dict[str, Json]:
+    """Return the types reachable from `roots`, including these."""
     found: dict[str, Json] = {}
-    waiting = list(roots)
-    while waiting:
-        name = waiting.pop()
+    pending = list(roots)
+    while pending:
+        name = pending.pop()
         if name not in found:
             found[name] = types[name]
-            waiting += re.findall(r'"\$ref": "([^"]+)"', json.dumps(types[name]))
+            pending += re.findall(r'"\$ref": "([^"]+)"', json.dumps(types[name]))
     return dict(sorted(found.items()))
 
 
@@ -185,22 +184,22 @@ def main() -> None:
                 if named is each:
                     each["schema"] = name
                     status = published[name].get("properties", {}).get("status", {})
-                    if (struct := always(status, published)) is not None:
-                        each["blankStatus"] = blank(struct, published)
-    table = {"notice": NOTICE, "version": VERSION, "resources": rows, "schemas": reached(roots, types)}
+                    if (struct := embedded_struct(status, published)) is not None:
+                        each["blankStatus"] = empty_struct(struct, published)
+    table = {"notice": NOTICE, "version": VERSION, "resources": rows, "schemas": reachable_types(roots, types)}
     texts = {name: descriptions(published[name]) for name in table["schemas"]}
-    written("kubernetes.json.gz", table)
-    written("descriptions.json.gz", {"notice": NOTICE, "version": VERSION, "types": texts})
+    write_table("kubernetes.json.gz", table)
+    write_table("descriptions.json.gz", {"notice": NOTICE, "version": VERSION, "types": texts})
     print(f"{len(rows)} resources, {len(texts)} types")
 
 
 def descriptions(schema: Json) -> Json:
-    """What a type is for, under no name, and its fields under theirs."""
+    """Return the description of a type under an empty name, and those of its fields by name."""
     fields = schema.get("properties", {}).items()
     return {name: each["description"] for name, each in [("", schema), *fields] if "description" in each}
 
 
-def written(name: str, table: Json) -> None:
+def write_table(name: str, table: Json) -> None:
     text = json.dumps(table, separators=(",", ":"), sort_keys=True).encode()
     DATA.mkdir(parents=True, exist_ok=True)
     (DATA / name).write_bytes(gzip.compress(text, mtime=0))

@@ -1,11 +1,11 @@
-"""Records what a Kubernetes API server says to expressions: the oracle of tests/golden/cel.
+"""Record the responses of a Kubernetes API server to CEL expressions for tests/golden/cel.
 
     python tools/cel_cases.py KUBECONFIG    fills in `said` in tests/golden/cel/{expressions,rules}.jsonl
 
-Each expression becomes the rule of one field of a custom resource, a field that looks as `subject.json` says.  A
-definition that is refused has the complaints of the compiler in it, an object those of the evaluation; nothing said
-means that the rule holds.  A case of `rules` has a schema of its own, and perhaps an object of before, which is made
-before there are rules; what is said is a list there.  Needs the rights of an administrator, and leaves nothing behind.
+Each expression becomes the rule of one field of a custom resource, with the schema of `subject.json`. Compiler errors
+are taken from a rejected definition, evaluation errors from a rejected object. No error means that the rule holds. A
+case of `rules` has its own schema and perhaps an old object, which is created before the rules. Its errors are a list.
+This needs administrator permissions and deletes everything it creates.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ DEFINITIONS = Resource(
 SUBJECTS = Resource("cel.example.com", "v1", "Subject", "subjects", namespaced=False)
 RULES = "x-kubernetes-validations"
 AT_ONCE = 60
-"""Expressions in one definition, which has the schema once for each."""
+"""Number of expressions in one definition, which repeats the schema for each."""
 
 
 def definition(fields: dict[str, Any]) -> dict[str, Any]:
@@ -64,8 +64,8 @@ def subject(fields: dict[str, Any]) -> dict[str, Any]:
     return {"apiVersion": SUBJECTS.api_version, "kind": "Subject", "metadata": {"name": "one"}, **fields}
 
 
-def complaints(error: Invalid) -> dict[str, str]:
-    """What is said of each field, without the value that it is said of."""
+def errors_by_field(error: Invalid) -> dict[str, str]:
+    """Return the error of each field, without the rejected value."""
     found: dict[str, str] = {}
     for cause in error.details["causes"]:
         name = re.search(r"\be\d+\b", cause["field"])
@@ -75,16 +75,16 @@ def complaints(error: Invalid) -> dict[str, str]:
     return found
 
 
-async def served(ask: Callable[[], Awaitable[Any]]) -> Any:
-    """What is answered as soon as the definition is served."""
+async def served(send: Callable[[], Awaitable[Any]]) -> Any:
+    """Repeat a request until the definition is served, and return the response."""
     while True:
         try:
-            return await ask()
+            return await send()
         except NotFound:
             await asyncio.sleep(0.3)
 
 
-async def removed(client: Client) -> None:
+async def remove_definition(client: Client) -> None:
     await client.delete(DEFINITIONS, {"metadata": {"name": "subjects.cel.example.com"}})
     while True:
         try:
@@ -94,60 +94,62 @@ async def removed(client: Client) -> None:
         await asyncio.sleep(0.3)
 
 
-async def said_to_expressions(client: Client, look: dict[str, Any], rules: dict[str, str]) -> dict[str, str]:
-    said: dict[str, str] = {}
+async def expression_errors(client: Client, subject_fixture: dict[str, Any], rules: dict[str, str]) -> dict[str, str]:
+    errors: dict[str, str] = {}
     try:
-        await client.create(DEFINITIONS, definition(ruled(look["schema"], rules)), dry_run=True)
+        await client.create(DEFINITIONS, definition(ruled(subject_fixture["schema"], rules)), dry_run=True)
     except Invalid as error:
-        said = complaints(error)
-    sound = {name: rule for name, rule in rules.items() if name not in said}
-    await client.create(DEFINITIONS, definition(ruled(look["schema"], sound)))
+        errors = errors_by_field(error)
+    valid = {name: rule for name, rule in rules.items() if name not in errors}
+    await client.create(DEFINITIONS, definition(ruled(subject_fixture["schema"], valid)))
     try:
-        body = subject(dict.fromkeys(sound, look["value"]))
+        body = subject(dict.fromkeys(valid, subject_fixture["value"]))
         await served(lambda: client.create(SUBJECTS, body, dry_run=True))
     except Invalid as error:
-        said |= complaints(error)
-    await removed(client)
-    return said
+        errors |= errors_by_field(error)
+    await remove_definition(client)
+    return errors
 
 
-async def said_to_rules(client: Client, cases: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
+async def rule_errors(client: Client, cases: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
     schemas = {name: case["schema"] for name, case in cases.items()}
     before = {name: case["old"] for name, case in cases.items() if case["old"] is not None}
     await client.create(DEFINITIONS, definition(without_rules(schemas)))
-    made = await served(lambda: client.create(SUBJECTS, subject(before)))
-    found = await client.get(DEFINITIONS, "subjects.cel.example.com")
-    await client.replace(DEFINITIONS, {**found, "spec": definition(schemas)["spec"]})
-    await asyncio.sleep(2)  # no other sign tells when the rules are in force
+    created = await served(lambda: client.create(SUBJECTS, subject(before)))
+    current = await client.get(DEFINITIONS, "subjects.cel.example.com")
+    await client.replace(DEFINITIONS, {**current, "spec": definition(schemas)["spec"]})
+    await asyncio.sleep(2)  # there is no other way to know when the rules apply
     after = {name: case["new"] for name, case in cases.items()}
-    said: dict[str, list[str]] = {}
+    errors: dict[str, list[str]] = {}
     try:
-        await client.replace(SUBJECTS, {**made, **after}, dry_run=True)
+        await client.replace(SUBJECTS, {**created, **after}, dry_run=True)
     except Invalid as error:
         for cause in error.details["causes"]:
             name, rest = re.fullmatch(r"(e\d+)(.*)", cause["field"]).groups()
-            said.setdefault(name, []).append(f"{rest}: {cause['message']}")
-    await removed(client)
-    return said
+            errors.setdefault(name, []).append(f"{rest}: {cause['message']}")
+    await remove_definition(client)
+    return errors
 
 
 async def main() -> None:
-    look = json.loads((FOLDER / "subject.json").read_text())
+    subject_fixture = json.loads((FOLDER / "subject.json").read_text())
     transport = HttpTransport(load_access([Path(sys.argv[1])], environ={}))
     client = Client(transport)
     try:
         cases = cases_in("expressions.jsonl")
         for start in range(0, len(cases), AT_ONCE):
-            some = {f"e{number}": case for number, case in enumerate(cases[start : start + AT_ONCE])}
-            said = await said_to_expressions(client, look, {name: case["rule"] for name, case in some.items()})
-            for name, case in some.items():
-                case["said"] = said.get(name, "")
+            batch = {f"e{number}": case for number, case in enumerate(cases[start : start + AT_ONCE])}
+            errors = await expression_errors(
+                client, subject_fixture, {name: case["rule"] for name, case in batch.items()}
+            )
+            for name, case in batch.items():
+                case["said"] = errors.get(name, "")
         write("expressions.jsonl", cases)
         cases = cases_in("rules.jsonl")
-        some = {f"e{number}": case for number, case in enumerate(cases)}
-        lists = await said_to_rules(client, some)
-        for name, case in some.items():
-            case["said"] = lists.get(name, [])
+        batch = {f"e{number}": case for number, case in enumerate(cases)}
+        error_lists = await rule_errors(client, batch)
+        for name, case in batch.items():
+            case["said"] = error_lists.get(name, [])
         write("rules.jsonl", cases)
     finally:
         await transport.close()

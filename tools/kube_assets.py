@@ -1,9 +1,9 @@
-"""Builds a real Kubernetes from Go modules into the user's cache folder: the control plane, and on request the node
-or the tests that Kubernetes has of itself, or others' clients.
+"""Build a real Kubernetes from Go modules into the user's cache folder.
 
-The modules are pinned in tools/kube-assets/{kubernetes,etcd,helm,kwok,kueue}/go.mod and go.sum.  A program appears in
-the folder only when it is whole, so whoever looks there finds it or does not; what is there already is not built again.
-With KUBEBUILDER_ASSETS set, that folder is used as it is and nothing is built.
+The default is the control plane. Options add the node programs, the tests of Kubernetes, or other clients. The modules
+are pinned in tools/kube-assets/{kubernetes,etcd,helm,kwok,kueue}/go.mod and go.sum. A program appears in the folder
+only when it is complete. Existing programs are not built again. If KUBEBUILDER_ASSETS is set, that folder is used as it
+is and nothing is built.
 """
 
 import argparse
@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MODULES = Path(__file__).parent / "kube-assets"
-GO_ABSENT = 3  # the exit code that lets `make test` go on without Kubernetes
+GO_ABSENT = 3  # exit code with which `make test` continues without Kubernetes
 
 
 def pinned(module: str, path: str) -> str:
-    """The version, without its v, that a go.mod of ours requires of a Go module."""
+    """Return the version, without the v, that tools/kube-assets requires of a Go module."""
     found = re.search(rf"^require {re.escape(path)} v(\S+)$", (MODULES / module / "go.mod").read_text(), re.MULTILINE)
     if found is None:
         raise SystemExit(f"tools/kube-assets/{module}/go.mod: no line `require {path} vX.Y.Z`")
@@ -37,7 +37,7 @@ ETCD = pinned("etcd", "go.etcd.io/etcd/server/v3")
 
 
 def kubernetes_stamps() -> str:
-    """Linker flags that make the programs say the version they are; without them they call themselves v0.0.0."""
+    """Return linker flags that set the version of the programs. Without them they report v0.0.0."""
     major, minor, _ = KUBERNETES.split(".")
     stamps = {
         "k8s.io/component-base/version.gitVersion": f"v{KUBERNETES}",
@@ -50,18 +50,18 @@ def kubernetes_stamps() -> str:
 
 @dataclass(frozen=True)
 class Program:
-    """Something to build.  `seconds` is what it took from nothing on two cores; with Go's build cache it is a tenth."""
+    """A program to build. `seconds` is the build time on two cores without Go's build cache. With it, it is a tenth."""
 
     name: str
     module: str
     package: str
     seconds: int
     manifests: tuple[str, ...] = ()
-    """Files of the Go module, as patterns, that are put into `NAME.yaml` beside the program."""
+    """Patterns of files of the Go module that are copied to `NAME.yaml` beside the program."""
 
     @property
     def command(self) -> list[str]:
-        """What to tell Go; a program of tests has no main package."""
+        """The Go command: a test program has no main package."""
         return ["go", "test", "-c"] if self.name.endswith(".test") else ["go", "build"]
 
     @property
@@ -82,7 +82,7 @@ NODE = [
 ]
 CONFORMANCE = [
     Program("e2e.test", "kubernetes", "k8s.io/kubernetes/test/e2e", 535),
-    *(program for program in CONTROL_PLANE if program.name == "kubectl"),  # which the tests call
+    *(program for program in CONTROL_PLANE if program.name == "kubectl"),  # called by the tests
 ]
 CLIENTS = [
     Program("helm", "helm", "helm.sh/helm/v3/cmd/helm", 115),
@@ -101,16 +101,16 @@ PROGRAMS = [*CONTROL_PLANE, *NODE, CONFORMANCE[0], *CLIENTS, *QUEUES]
 
 
 def assets_folder(environ: Mapping[str, str]) -> Path:
-    """Where the programs are, or will be."""
-    if given := environ.get("KUBEBUILDER_ASSETS"):
-        return Path(given)
+    """Return the folder of the programs, whether it exists or not."""
+    if folder := environ.get("KUBEBUILDER_ASSETS"):
+        return Path(folder)
     cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "tapestry" / "kube-assets" / f"kubernetes-{KUBERNETES}-etcd-{ETCD}"
 
 
 @contextlib.contextmanager
 def sole_builder(folder: Path) -> Iterator[None]:
-    """Lets one run at a time build into a folder; the kernel drops the lock of a run that was killed."""
+    """Allow one build into a folder at a time. The kernel releases the lock of a killed process."""
     with (folder / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -126,17 +126,17 @@ def build(program: Program, folder: Path) -> None:
     unfinished = folder / f".{program.name}.unfinished"
     command = [*program.command, "-mod=readonly", "-buildvcs=false", "-trimpath"]
     command += ["-ldflags", program.linker_flags, "-o", str(unfinished), program.package]
-    began = time.monotonic()
+    started = time.monotonic()
     print(f"building {program.name} (about {program.seconds} s the first time) ...", flush=True)
     subprocess.run(command, cwd=MODULES / program.module, env={**os.environ, "CGO_ENABLED": "0"}, check=True)
     if program.manifests:
         (folder / f"{program.name}.yaml").write_text(manifests_of(program))
     unfinished.rename(folder / program.name)
-    print(f"built {program.name} in {time.monotonic() - began:.0f} s", flush=True)
+    print(f"built {program.name} in {time.monotonic() - started:.0f} s", flush=True)
 
 
 def manifests_of(program: Program) -> str:
-    """The manifests that a Go module has of its program, as one document after the other."""
+    """Return the manifests that a Go module contains for its program, as one YAML stream."""
     command = ["go", "list", "-f", "{{.Module.Dir}}", program.package]
     found = subprocess.run(command, cwd=MODULES / program.module, check=True, capture_output=True, text=True)
     module = Path(found.stdout.strip())
@@ -144,9 +144,9 @@ def manifests_of(program: Program) -> str:
     return "\n---\n".join(path.read_text() for path in files)
 
 
-def build_missing(wanted: list[Program], folder: Path) -> int:
+def build_missing(programs: list[Program], folder: Path) -> int:
     def missing() -> list[Program]:
-        return [program for program in wanted if not (folder / program.name).exists()]
+        return [program for program in programs if not (folder / program.name).exists()]
 
     if not missing():
         print(f"Kubernetes {KUBERNETES} and etcd {ETCD} are in {folder}")
@@ -169,32 +169,34 @@ def build_all(programs: list[Program], folder: Path) -> int:
         try:
             build(program, folder)
         except subprocess.CalledProcessError as error:
-            print(f"{program.name}: `go build` ended with {error.returncode}; what it printed is above")
+            print(f"{program.name}: `go build` ended with {error.returncode}; its output is above")
             return 1
     return 0
 
 
 def parse_names(names: str) -> list[Program]:
-    wanted = set(names.split(","))
-    if unknown := wanted - {program.name for program in PROGRAMS}:
+    requested = set(names.split(","))
+    if unknown := requested - {program.name for program in PROGRAMS}:
         known = ", ".join(program.name for program in PROGRAMS)
         raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: not among {known}")
-    return [program for program in PROGRAMS if program.name in wanted]
+    return [program for program in PROGRAMS if program.name in requested]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=f"Exit codes: 0 all there, 1 a build failed, {GO_ABSENT} something is missing and Go is not installed.",
+        epilog=f"Exit codes: 0 complete, 1 a build failed, {GO_ABSENT} a program is missing and Go is not installed.",
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--only", type=parse_names, metavar="NAME,...", help="build only these")
-    what.add_argument("--nodes", action="store_true", help="build also what runs on a node")
-    what.add_argument("--conformance", action="store_true", help="build Kubernetes' own tests, and what they call")
-    what.add_argument("--clients", action="store_true", help="build programs that talk to an API server: helm, kwok")
+    what.add_argument("--only", type=parse_names, metavar="NAME,...", help="build only the programs with these names")
+    what.add_argument("--nodes", action="store_true", help="also build the programs of a node: kubelet and kube-proxy")
+    what.add_argument(
+        "--conformance", action="store_true", help="build the tests of Kubernetes, and kubectl, which they call"
+    )
+    what.add_argument("--clients", action="store_true", help="build clients of an API server: helm and kwok")
     what.add_argument("--queues", action="store_true", help="build Kueue, for the test of its guide")
-    parser.add_argument("--print-dir", action="store_true", help="print the folder, build nothing")
+    parser.add_argument("--print-dir", action="store_true", help="print the folder of the programs and build nothing")
     options = parser.parse_args()
     folder = assets_folder(os.environ)
     if options.print_dir:
@@ -203,10 +205,10 @@ def main() -> int:
     if os.environ.get("KUBEBUILDER_ASSETS"):
         print(f"KUBEBUILDER_ASSETS is set: {folder} is used as it is, nothing is built")
         return 0
-    return build_missing(options.only or chosen(options), folder)
+    return build_missing(options.only or selected_programs(options), folder)
 
 
-def chosen(options: argparse.Namespace) -> list[Program]:
+def selected_programs(options: argparse.Namespace) -> list[Program]:
     if options.conformance:
         return CONFORMANCE
     if options.clients:

@@ -1,12 +1,11 @@
-"""Takes the pods that Kubernetes publishes for its Pod Security Standards out of its Go module.
+"""Extract the Pod Security Standards test pods of Kubernetes from its Go module.
 
     python tools/pod_security_cases.py    writes tests/golden/pod_security/{baseline,restricted}-{pass,fail}.yaml
 
-Needs Go for its module cache; the files are committed, so the tests do not.  A pod stands under the name that it has
-upstream, which is that of the check it is about and a number.
+This needs Go for its module cache. The files are committed, so the tests do not need Go. A pod keeps its upstream name,
+which is that of its check and a number.
 
-Only the newest version is taken.  It has every case of v1.25 and after but one, the sysctls that are allowed: they
-became more.
+Only the latest version is extracted. It contains all cases since v1.25 but one: the list of allowed sysctls has grown.
 """
 
 import json
@@ -29,15 +28,15 @@ HEADER = f"""\
 
 
 def module_folder() -> Path:
-    """Where Go keeps the module, fetched if it is not there yet."""
-    with tempfile.TemporaryDirectory() as anywhere:
+    """Return the folder of the module in Go's cache, downloading it if necessary."""
+    with tempfile.TemporaryDirectory() as folder:
         command = ["go", "mod", "download", "-json", f"{MODULE}@{VERSION}"]
-        answer = subprocess.run(command, cwd=anywhere, check=True, capture_output=True, text=True)
-    return Path(json.loads(answer.stdout)["Dir"])
+        result = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+    return Path(json.loads(result.stdout)["Dir"])
 
 
 def case(pod: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Name, and the pod as the tests need it."""
+    """Return the name of a pod, and the pod as the tests need it."""
     metadata, spec = pod["metadata"], pod["spec"]
     for container in (*spec["initContainers"], *spec["containers"]):
         container["image"] = container["image"].rpartition("/")[2]

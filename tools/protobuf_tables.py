@@ -1,16 +1,16 @@
-"""Makes the table by which our API server reads protobuf, from what Kubernetes publishes of its own.
+"""Generate the API server's protobuf table from the Go structs that Kubernetes publishes.
 
     python tools/protobuf_tables.py    writes src/tapestry/apiserver/data/protobuf.json.gz
                                        and tests/golden/protobuf/kinds.json.gz
 
-Needs Go for its module cache; the files are committed, so nothing else does.  Go's structs say in their tags which
-number a field has on the wire and what it is called in JSON, and by being a pointer or not whether its zero means
-anything: `generated.proto` says the first alone.  Only what the kinds of `kubernetes.json.gz` are made of is taken; run
-`tools/api_tables.py` first.  The second file has the samples that Kubernetes tests its own encodings with.
+This needs Go for its module cache. The files are committed, so nothing else needs Go. The tags of Go structs contain
+the field numbers and JSON names, and pointer types show whether a zero value is significant. `generated.proto` contains
+only the numbers. Only types used by the kinds of `kubernetes.json.gz` are included: run `tools/api_tables.py` first.
+The second file has the samples with which Kubernetes tests its encodings.
 
-A row of a message is `[number, JSON name, type, drops]`.  A type is one of SCALARS or of FORMS, or a message, perhaps
-behind `[]` (repeated), `{}` (a map from strings), `[*]` (a message around a list, as lists in maps have to be) or `|`
-(one of UNIONS).  A row without a JSON name is inlined; `drops` says that JSON leaves the zero of a scalar out.
+A row of a message is `[number, JSON name, type, drops]`. A type is one of SCALARS or of FORMS, or a message, perhaps
+behind `[]` (repeated), `{}` (a map from strings), `[*]` (a message around a list, as for lists in maps) or `|` (one of
+UNIONS). A row without a JSON name is inlined. `drops` is whether JSON omits the zero value of a scalar.
 """
 
 import base64
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from api_tables import TARGET as RESOURCES
+from api_tables import DATA
 
 VERSION = "v0.34.3"
 MODULES = ("k8s.io/api", "k8s.io/apimachinery", "k8s.io/apiextensions-apiserver", "k8s.io/kube-aggregator")
@@ -54,7 +54,7 @@ FORMS = {
 }
 """Structs whose JSON is not an object with their fields."""
 UNIONS = {f"{EXTENSIONS}.JSONSchemaPropsOr{other}" for other in ("Array", "Bool", "StringArray")}
-"""Structs whose JSON is that of the last of their fields that is set."""
+"""Structs whose JSON is that of their last set field."""
 SCALARS = {
     "string": "string",
     "bool": "bool",
@@ -77,18 +77,18 @@ Row = tuple[int, str, str, bool]
 
 @dataclass(frozen=True)
 class Package:
-    """The types that a Go package declares, every name in them qualified."""
+    """Types that a Go package declares, with qualified names."""
 
     structs: dict[str, list[tuple[str, str]]]
-    """The type and the tag of each field that has one."""
+    """Type and tag of each field that has a tag."""
     named: dict[str, str]
-    """Other types, and what they are underneath."""
+    """Other types with their underlying types."""
     wrapped: frozenset[str]
-    """Named lists that travel inside a message of their own."""
+    """Named lists that are encoded inside a message."""
 
 
 class Source:
-    """Go's modules, read package by package as types are asked for."""
+    """Go modules, parsed package by package on demand."""
 
     def __init__(self) -> None:
         self.folders = {module: module_folder(module) for module in MODULES}
@@ -101,15 +101,15 @@ class Source:
         return self._packages[path]
 
     def table(self, roots: list[str]) -> dict[str, list[Row]]:
-        """The messages that `roots` are made of, themselves included."""
-        found: dict[str, list[Row]] = {}
-        waiting = list(roots)
-        while waiting:
-            name = waiting.pop()
-            if name not in found and "/" in name:
-                found[name] = self.message(name)
-                waiting += [row[2].lstrip("[]{}*|") for row in found[name]]
-        return dict(sorted(found.items()))
+        """Return the messages reachable from `roots`, including these."""
+        messages: dict[str, list[Row]] = {}
+        pending = list(roots)
+        while pending:
+            name = pending.pop()
+            if name not in messages and "/" in name:
+                messages[name] = self.message(name)
+                pending += [row[2].lstrip("[]{}*|") for row in messages[name]]
+        return dict(sorted(messages.items()))
 
     def message(self, name: str) -> list[Row]:
         path, _, plain = name.rpartition(".")
@@ -117,14 +117,14 @@ class Source:
         for type_, tag in self.package(path).structs[plain]:
             wire = re.search(r'protobuf:"[^",]+,(\d+)', tag)
             if wire is not None:
-                json_name, *options = said(tag, "json").split(",")
+                json_name, *options = tag_value(tag, "json").split(",")
                 kind = self.type_of(type_.lstrip("*"))
                 drops = "omitempty" in options and not type_.startswith("*") and kind in SCALARS.values()
                 rows.append((int(wire[1]), wire[1] if name in UNIONS else json_name, kind, drops))
         return sorted(rows)
 
     def type_of(self, type_: str) -> str:
-        """A Go type in the words of the table."""
+        """Return a Go type in the notation of the table."""
         if type_ in FORMS:
             return FORMS[type_]
         if type_ in SCALARS:
@@ -144,11 +144,11 @@ class Source:
 
 
 def module_folder(module: str) -> Path:
-    """Where Go keeps the module, fetched if it is not there yet."""
-    with tempfile.TemporaryDirectory() as anywhere:
+    """Return the folder of the module in Go's cache, downloading it if necessary."""
+    with tempfile.TemporaryDirectory() as folder:
         command = ["go", "mod", "download", "-json", f"{module}@{VERSION}"]
-        answer = subprocess.run(command, cwd=anywhere, check=True, capture_output=True, text=True)
-    return Path(json.loads(answer.stdout)["Dir"])
+        result = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+    return Path(json.loads(result.stdout)["Dir"])
 
 
 def package_in(folder: Path, path: str) -> Package:
@@ -176,7 +176,7 @@ def uncommented(text: str) -> str:
 
 
 def qualified(type_: str, text: str, path: str) -> str:
-    """A type as written in `text`, with the packages' paths in the place of their short names."""
+    """Return a type written in `text` with package paths instead of short names."""
     imports = {short or each.rpartition("/")[2]: each for short, each in IMPORT.findall(text)}
 
     def full(name: re.Match[str]) -> str:
@@ -188,15 +188,15 @@ def qualified(type_: str, text: str, path: str) -> str:
     return re.sub(r"[\w.]+", full, type_)
 
 
-def said(tag: str, key: str) -> str:
+def tag_value(tag: str, key: str) -> str:
     found = re.search(rf'{key}:"([^"]*)"', tag)
     return found[1] if found else ""
 
 
 def kinds() -> dict[str, str]:
-    """The struct of each kind that a body can be of: of `apps/v1/Deployment`, or of `DeleteOptions` in any group."""
+    """Return the struct of each kind of a request body, for example of `apps/v1/Deployment`."""
     found = {each: f"{META}.{each}" for each in OF_EVERY_GROUP}
-    for row in json.loads(gzip.decompress(RESOURCES.read_bytes()))["resources"]:
+    for row in json.loads(gzip.decompress((DATA / "kubernetes.json.gz").read_bytes()))["resources"]:
         for each in (row, *row["subresources"]):
             group, version = each.get("group", row["group"]), each.get("version", row["version"])
             folder = ELSEWHERE.get(group) or f"k8s.io/api/{group.partition('.')[0] or 'core'}"
@@ -205,18 +205,18 @@ def kinds() -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def samples(source: Source, wanted: dict[str, str]) -> dict[str, Json]:
-    """Of each kind that Kubernetes has a sample of, the bytes and the JSON that they mean."""
+def samples(source: Source, structs_by_kind: dict[str, str]) -> dict[str, Json]:
+    """Return the bytes and the equivalent JSON of each kind with a sample."""
     found = {}
     for folder in (
         source.folders["k8s.io/api"] / "testdata" / "HEAD",
         source.folders["k8s.io/apiextensions-apiserver"] / "pkg" / "apis" / "testdata" / "HEAD",
     ):
         for path in sorted(folder.glob("*.pb")):
-            meaning = json.loads(path.with_suffix(".json").read_text())
-            kind = f"{meaning.get('apiVersion')}/{meaning.get('kind')}"
-            if kind in wanted or meaning.get("kind") in wanted:
-                found[kind] = {"protobuf": base64.b64encode(path.read_bytes()).decode(), "json": meaning}
+            content = json.loads(path.with_suffix(".json").read_text())
+            kind = f"{content.get('apiVersion')}/{content.get('kind')}"
+            if kind in structs_by_kind or content.get("kind") in structs_by_kind:
+                found[kind] = {"protobuf": base64.b64encode(path.read_bytes()).decode(), "json": content}
     return found
 
 
@@ -228,11 +228,11 @@ def write(path: Path, content: Json) -> None:
 
 
 def main() -> None:
-    source, wanted = Source(), kinds()
-    messages = source.table(list(wanted.values()))
-    write(TABLE, {"notice": TABLE_NOTICE, "version": VERSION, "kinds": wanted, "messages": messages})
-    write(SAMPLES, {"notice": SAMPLES_NOTICE, "samples": samples(source, wanted)})
-    print(f"{len(wanted)} kinds, {len(messages)} messages")
+    source, structs_by_kind = Source(), kinds()
+    messages = source.table(list(structs_by_kind.values()))
+    write(TABLE, {"notice": TABLE_NOTICE, "version": VERSION, "kinds": structs_by_kind, "messages": messages})
+    write(SAMPLES, {"notice": SAMPLES_NOTICE, "samples": samples(source, structs_by_kind)})
+    print(f"{len(structs_by_kind)} kinds, {len(messages)} messages")
 
 
 if __name__ == "__main__":

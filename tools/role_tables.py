@@ -1,9 +1,9 @@
-"""Makes the roles and bindings that an API server is born with, from what Kubernetes publishes of its own.
+"""Generate the default RBAC roles and bindings of the API server from those of Kubernetes.
 
     python tools/role_tables.py    writes src/tapestry/apiserver/data/roles.json.gz
 
-Needs Go for its module cache; the file is committed, so nothing else does.  The objects are those that Kubernetes' own
-tests expect its server to install with default feature gates; what all of them have in common is left out.
+This needs Go for its module cache. The file is committed, so nothing else needs Go. The objects are those that
+Kubernetes' own tests expect with default feature gates. Fields that all of them share are omitted.
 """
 
 import gzip
@@ -34,14 +34,14 @@ COMMON = {
 
 
 def objects(folder: Path, plural: str) -> list[dict[str, Any]]:
-    found = []
+    reduced_objects = []
     for name in FILES[plural]:
-        found += [reduced(each) for each in yaml.safe_load((folder / f"{name}.yaml").read_text())["items"]]
-    return sorted(found, key=lambda each: (each["metadata"].get("namespace", ""), each["metadata"]["name"]))
+        reduced_objects += [reduced(each) for each in yaml.safe_load((folder / f"{name}.yaml").read_text())["items"]]
+    return sorted(reduced_objects, key=lambda each: (each["metadata"].get("namespace", ""), each["metadata"]["name"]))
 
 
 def reduced(obj: dict[str, Any]) -> dict[str, Any]:
-    """The object without its kind and without the metadata that all of them have."""
+    """Return the object without its kind and without metadata that all objects share."""
     metadata = {key: value for key, value in obj["metadata"].items() if value and key != "creationTimestamp"}
     for field, common in COMMON.items():
         if any(metadata.get(field, {}).get(key) != value for key, value in common.items()):

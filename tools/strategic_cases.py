@@ -1,10 +1,10 @@
-"""Takes the cases that Kubernetes publishes for strategic merge patches out of the tests of its Go module.
+"""Extract the strategic merge patch cases of Kubernetes from the tests of its Go module.
 
     python tools/strategic_cases.py    writes tests/golden/strategic/cases.yaml
 
-Needs Go for its module cache; the file is committed, so the tests do not.  Each case is a document, a patch, and the
-result or the words of an error.  The cases upstream say more (which patch to create for which change); that part is
-left behind, as are those that have nothing to apply.
+This needs Go for its module cache. The file is committed, so the tests do not need Go. Each case is a document, a
+patch, and the result or an error message. The parts of upstream cases that are about creating patches are omitted, and
+so are cases without a patch to apply.
 """
 
 import json
@@ -35,35 +35,35 @@ Case = dict[str, Any]
 
 
 def module_folder() -> Path:
-    """Where Go keeps the module, fetched if it is not there yet."""
-    with tempfile.TemporaryDirectory() as anywhere:
+    """Return the folder of the module in Go's cache, downloading it if necessary."""
+    with tempfile.TemporaryDirectory() as folder:
         command = ["go", "mod", "download", "-json", f"{MODULE}@{VERSION}"]
-        answer = subprocess.run(command, cwd=anywhere, check=True, capture_output=True, text=True)
-    return Path(json.loads(answer.stdout)["Dir"])
+        result = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+    return Path(json.loads(result.stdout)["Dir"])
 
 
 def declaration(source: str, start: str) -> str:
-    """The text from `start` to the declaration after it."""
+    """Return the text from `start` to the next declaration."""
     begin = source.index(start)
     end = re.compile(r"^(?:func|var|type) ", re.MULTILINE).search(source, begin + len(start))
     return source[begin : end.start() if end else None]
 
 
 def fields(text: str) -> Iterator[tuple[str, str]]:
-    """The fields of Go struct literals that are strings, in order."""
+    """Yield the string fields of Go struct literals, in order."""
     for name, raw, quoted in FIELD.findall(text):
         yield name[0].lower() + name[1:], raw or json.loads(f'"{quoted}"')
 
 
 def yaml_cases(source: str, name: str) -> Iterator[Case]:
-    """Cases that upstream keeps in one YAML document."""
+    """Yield cases from one YAML document upstream."""
     (text,) = re.findall(r"`([^`]*)`", declaration(source, f"var {name} = "))
     for case in yaml.safe_load(text)["testCases"]:
         yield from applications(case.pop("description"), case)
 
 
 def struct_cases(source: str, name: str) -> Iterator[Case]:
-    """Cases that upstream keeps in a list of Go structs with YAML inside."""
+    """Yield cases from a list of Go structs with YAML fields upstream."""
     found: list[tuple[str, dict[str, Any]]] = []
     for field, text in fields(declaration(source, f"var {name} = ")):
         if field == "description":
@@ -75,7 +75,7 @@ def struct_cases(source: str, name: str) -> Iterator[Case]:
 
 
 def applications(description: str, case: dict[str, Any]) -> Iterator[Case]:
-    """The two-way patch on the original and, where there is one, the three-way patch on the live object."""
+    """Yield the two-way patch of the original and, if present, the three-way patch of the live object."""
     outcome = {"error": case["expectedError"]} if "expectedError" in case else {}
     result = outcome or {"result": case.get("twoWayResult", case.get("modified"))}
     yield {"name": f"{description}, two-way", "document": case.get("original", {}), "patch": case["twoWay"], **result}
@@ -92,7 +92,7 @@ def number_cases(source: str) -> Iterator[Case]:
 
 
 def unknown_field_cases(source: str) -> Iterator[Case]:
-    """All but those whose point is that no patch can be created."""
+    """Yield all cases except those in which no patch can be created."""
     for name, text in MAP_ENTRY.findall(declaration(source, "func TestUnknownField(")):
         case = dict(fields(text))
         if "expectedTwoWay" not in case:
@@ -104,7 +104,7 @@ def unknown_field_cases(source: str) -> Iterator[Case]:
 
 
 def schemas(folder: Path) -> dict[str, Any]:
-    """The types that the cases are about, as OpenAPI v2 and as v3."""
+    """Return the types of the cases, as OpenAPI v2 and v3."""
     v2: dict[str, Any] = {}
     v3: dict[str, Any] = {}
     for item in ("merge-item", "precision-item"):

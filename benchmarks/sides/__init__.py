@@ -1,1 +1,1 @@
-"""What is measured, one side to a module: each runs in its own process, so none pays for the imports of another."""
+"""Sides of the comparisons. Each runs in its own process, so that imports are not shared."""

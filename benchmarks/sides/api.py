@@ -1,8 +1,8 @@
-"""A server that plays as much of a Kubernetes API as the benchmarks need, in a process of its own.
+"""A server process with the part of the Kubernetes API that the benchmarks need.
 
-It serves one custom resource, Widgets, to whoever lists and watches them.  A watch is told nothing until somebody posts
-to /rounds: then it carries one MODIFIED event for each Widget, so that nobody who counts has to ask whether two changes
-of one object were seen as one.  Every byte is made before the first request.
+It serves one custom resource, Widgets, for lists and watches. A watch sends nothing until a POST to /rounds. Then it
+sends one MODIFIED event for each Widget, so that two changes of one object are never merged. All responses are encoded
+before the first request.
 
     with running(objects=1_000, rounds=10) as url:
         ...
@@ -22,21 +22,21 @@ from tapestry.kube.resources import CONFIGMAPS, CRDS, NAMESPACES, Resource
 
 WIDGETS = Resource("bench.example.com", "v1", "Widget", "widgets")
 SMALL = CONFIGMAPS.path("default", "small")
-"""The path of an object of 140 bytes."""
+"""Path of an object of 140 bytes."""
 
 
 @contextmanager
 def running(objects: int, rounds: int) -> Iterator[str]:
-    """The URL of such a server, which ends with the block, and with us."""
+    """Yield the URL of a server that stops at the end of the context, or with this process."""
     command = [sys.executable, "-m", __name__, str(objects), str(rounds)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         yield server.stdout.readline().strip()
-        server.communicate()  # closes its input, which is its sign to go
+        server.communicate()  # closes its input, on which it exits
 
 
 def widget(number: int, round: int) -> dict[str, Any]:
-    """A custom resource of 1.5 kB, as it is in that round."""
+    """Return a custom resource of 1.5 kB in its version of a round."""
     return {
         "apiVersion": WIDGETS.api_version,
         "kind": WIDGETS.kind,
@@ -92,16 +92,16 @@ def managed(manager: str, fields: tuple[str, ...]) -> dict[str, Any]:
 
 
 class Api:
-    """The handlers; one watcher at a time is told of rounds."""
+    """Request handlers. Rounds are sent to one watcher at a time."""
 
     def __init__(self, objects: int, rounds: int) -> None:
-        listed = {
+        widget_list = {
             "apiVersion": WIDGETS.api_version,
             "kind": f"{WIDGETS.kind}List",
             "metadata": {"resourceVersion": "999999", "continue": ""},
             "items": [widget(number, 0) for number in range(objects)],
         }
-        self._list = msgspec.json.encode(listed)
+        self._list = msgspec.json.encode(widget_list)
         self._rounds = [
             b"".join(
                 msgspec.json.encode({"type": "MODIFIED", "object": widget(number, round)}) + b"\n"
@@ -114,12 +114,12 @@ class Api:
     def app(self) -> web.Application:
         app = web.Application()
         small = msgspec.json.encode({"metadata": {"name": "small", "namespace": "default"}, "data": {"k": "v" * 74}})
-        answers = {"/api": {"versions": ["v1"]}, "/apis": {"groups": [group(WIDGETS), group(CRDS)]}}
+        documents = {"/api": {"versions": ["v1"]}, "/apis": {"groups": [group(WIDGETS), group(CRDS)]}}
         for resource in (WIDGETS, CRDS, NAMESPACES):
-            answers[resource.path().rpartition("/")[0]] = {"resources": [discovery(resource)]}
-        for path, answer in answers.items():
-            app.router.add_get(path, answering(msgspec.json.encode(answer)))
-        app.router.add_get(SMALL, answering(small))
+            documents[resource.path().rpartition("/")[0]] = {"resources": [discovery(resource)]}
+        for path, document in documents.items():
+            app.router.add_get(path, responding_with(msgspec.json.encode(document)))
+        app.router.add_get(SMALL, responding_with(small))
         app.router.add_get(WIDGETS.path(), self.widgets)
         app.router.add_post("/rounds", self.next_round)
         return app
@@ -139,11 +139,11 @@ class Api:
         return web.Response()
 
 
-def answering(body: bytes) -> Any:
-    async def answer(_: web.Request) -> web.Response:
+def responding_with(body: bytes) -> Any:
+    async def respond(_: web.Request) -> web.Response:
         return web.Response(body=body, content_type="application/json")
 
-    return answer
+    return respond
 
 
 def group(resource: Resource) -> dict[str, Any]:

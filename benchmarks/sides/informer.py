@@ -1,4 +1,4 @@
-"""Our side of a list of pods: an Informer over a transport that answers from memory."""
+"""The Tapestry side of a pod list: an Informer with a transport that answers from memory."""
 
 import asyncio
 import time
@@ -20,16 +20,16 @@ from tapestry.kube.objects import Object, value_at
 from tapestry.kube.resources import PODS
 
 CHUNK = 128 << 10
-"""Bytes that a socket hands over at a time when the sender is not the slower one."""
+"""Bytes that a socket delivers at a time if the sender is fast."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A transport that knows one list, as pages or as the beginning of a watch; after it, watches are silent."""
+    """A transport with one list, as pages or as the start of a watch. Later watches stay silent."""
 
     body: bytes
     pages: list[bytes]
-    """Empty where the list is streamed."""
+    """Empty if the list is streamed."""
 
     async def send(self, request: Request) -> Response:
         return Response(200, {}, self.pages[int(request.query.get("continue", 0)) // PAGE])
@@ -37,11 +37,11 @@ class Prepared:
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator[Stream]:
         if "sendInitialEvents" not in request.query:
-            yield Told(200, b"")
+            yield PreparedStream(200, b"")
         elif self.pages:
-            yield Told(400, b"{}")
+            yield PreparedStream(400, b"{}")
         else:
-            yield Told(200, self.body)
+            yield PreparedStream(200, self.body)
 
     def abort(self) -> None: ...
 
@@ -49,7 +49,7 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Told:
+class PreparedStream:
     status: int
     body: bytes
 
@@ -67,7 +67,7 @@ INDEXERS: dict[str, Indexer] = {
 
 
 def projection(pod: Object) -> Object:
-    """What a scheduler of leases would keep of a pod: who and where it is, and what it asks for."""
+    """Return the fields of a pod that the leasing of nodes needs: identity, node and requests."""
     metadata, spec = pod["metadata"], pod["spec"]
     return {
         "metadata": {field: metadata[field] for field in ("name", "namespace", "uid", "resourceVersion")},
@@ -83,9 +83,9 @@ TRANSFORMS: dict[str, Transform] = {"slim": slim, "projection": projection}
 
 
 def filled(file: str, transform: str) -> dict[str, float]:
-    """CPU seconds until the store holds the list in `file`, and the bytes that it then takes.
+    """Return the CPU seconds until the store holds the list in `file`, and its memory in bytes.
 
-    A file named `pages` has an answer of the server on each line, one named `events` is the beginning of a watch.
+    A file named `pages` has one response per line. A file named `events` is the start of a watch.
     """
     configure_process(ManagerConfig())
     body = Path(file).read_bytes()
@@ -94,15 +94,15 @@ def filled(file: str, transform: str) -> dict[str, float]:
 
     async def fill() -> None:
         informer = Informer(Client(transport), PODS, transform=TRANSFORMS[transform], indexers=INDEXERS)
-        before, began = held_bytes(), time.process_time()
+        before, started = held_bytes(), time.process_time()
         async with asyncio.TaskGroup() as group:
-            following = group.create_task(informer.run())
+            running = group.create_task(informer.run())
             await informer.synced.wait()
-            measured["cpu"] = time.process_time() - began
+            measured["cpu"] = time.process_time() - started
             freeze_heap()
             measured["held"] = held_bytes() - before
             measured["objects"] = len(informer.store)
-            following.cancel()
+            running.cancel()
 
     run_app(fill)
     return measured

@@ -1,6 +1,6 @@
-"""kopf's side of a stream of events: an operator with one `on.event` handler that does nothing, run as its CLI does.
+"""The kopf side of an event stream: an operator with one `on.event` handler that does nothing.
 
-That is on uvloop, quietly; without peering, and without posting, of which this handler has nothing anyway.
+It runs as kopf's command line does, on uvloop, but without peering and posting, which this handler does not need.
 """
 
 import asyncio

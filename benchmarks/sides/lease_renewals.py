@@ -1,4 +1,4 @@
-"""A process that keeps the Leases of many nodes alive, kwok's way: one queue with delays, a few workers."""
+"""Renewal of many node Leases as in kwok: one delay queue and a few workers."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ WORKERS = 8
 
 @dataclass
 class Renewals:
-    """The Leases as last written, when each is due, and how late each renewal began."""
+    """The last written Leases, their due times, and the delay of each renewal."""
 
     client: Client
     leases: dict[str, Object] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Renewals:
 
 
 def renewed(kubeconfig: str, nodes: str, seconds: str) -> dict[str, float]:
-    """The part of a core it takes, and the lateness that 99 of 100 renewals stay under, in seconds."""
+    """Return the used share of a core, and the 99th percentile of the delay in seconds."""
     configure_process(ManagerConfig(log=Logs(level="warning")))
     measured: dict[str, float] = {}
 

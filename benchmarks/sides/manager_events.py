@@ -1,4 +1,4 @@
-"""Our side of a stream of events: a Manager with one Controller whose reconciler does nothing."""
+"""The Tapestry side of an event stream: a Manager with one Controller that does nothing."""
 
 import asyncio
 

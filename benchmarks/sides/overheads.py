@@ -1,4 +1,4 @@
-"""What the framework adds to the work of a reconciler: CPU of its smallest steps, in microseconds."""
+"""CPU time of the smallest steps of the controller framework, in microseconds."""
 
 import asyncio
 import time
@@ -31,7 +31,7 @@ IN_FLIGHT = 16
 
 
 def measured() -> dict[str, float]:
-    """The best of some repeats of each step; the two ways to ask a server take turns."""
+    """Return the best of several repeats of each step. The two HTTP clients take turns."""
     configure_process(ManagerConfig())
     best: dict[str, float] = {}
 
@@ -57,67 +57,67 @@ def measured() -> dict[str, float]:
 
 
 async def queue_steps() -> float:
-    """Seconds to add, take and give back a key."""
+    """Return the seconds to add, take and finish a key."""
     queue, keys = Queue(), [f"team-{number % 40}/object-{number}" for number in range(KEYS)]
-    began = time.process_time()
+    started = time.process_time()
     for key in keys:
         queue.add(key)
     for _ in keys:
         queue.done(await queue.take())
-    return (time.process_time() - began) / KEYS
+    return (time.process_time() - started) / KEYS
 
 
 POD = [msgspec.json.decode(msgspec.json.encode(pods.pod(number))) for number in range(2_000)]
 
 
 async def store_puts() -> float:
-    """Seconds to replace an object with two indexes."""
+    """Return the seconds to replace an object with two indexes."""
     store = Store(INDEXERS)
     for pod in POD:
         store.put(pod)
-    began = time.process_time()
+    started = time.process_time()
     for pod in POD:
         store.put(pod)
-    return (time.process_time() - began) / len(POD)
+    return (time.process_time() - started) / len(POD)
 
 
 async def store_gets() -> float:
     store, keys = Store(), [key_of(pod) for pod in POD]
     for pod in POD:
         store.put(pod)
-    began = time.process_time()
+    started = time.process_time()
     for key in keys:
         store.get(key)
-    return (time.process_time() - began) / len(keys)
+    return (time.process_time() - started) / len(keys)
 
 
 EVENTS = b"".join(pods.events(2_000))
 
 
 async def watch_events() -> float:
-    """Seconds to make an object of an event of 5 kB."""
-    began = time.process_time()
+    """Return the seconds to decode an event of 5 kB."""
+    started = time.process_time()
     async with aclosing(Watch(Client(Prepared(EVENTS, [])), PODS).events()) as events:
         async for event in events:
             if isinstance(event, Synced):
                 break
-    return (time.process_time() - began) / 2_000
+    return (time.process_time() - started) / 2_000
 
 
-async def requests(ask: Callable[[], Awaitable[Any]]) -> float:
-    """Seconds for each of many requests, some of them at a time."""
+async def requests(send: Callable[[], Awaitable[Any]]) -> float:
+    """Return the seconds per request, with several requests in flight."""
 
-    async def some() -> None:
+    async def send_part() -> None:
         for _ in range(REQUESTS // IN_FLIGHT):
-            await ask()
+            await send()
 
-    began = time.process_time()
+    started = time.process_time()
     async with asyncio.TaskGroup() as group:
         for _ in range(IN_FLIGHT):
-            group.create_task(some())
-    return (time.process_time() - began) / REQUESTS
+            group.create_task(send_part())
+    return (time.process_time() - started) / REQUESTS
 
 
 async def bare_get(session: aiohttp.ClientSession) -> Any:
-    async with session.get(SMALL) as answer:
-        return OBJECT_DECODER.decode(await answer.read())
+    async with session.get(SMALL) as response:
+        return OBJECT_DECODER.decode(await response.read())

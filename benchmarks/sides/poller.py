@@ -1,7 +1,7 @@
-"""A client that asks for little, again and again, until its standard input ends; then prints how long each answer took.
+"""A client that repeats small requests until its input ends, and prints all response times.
 
-It is a process of its own, so that what other clients do costs it nothing.  A sample is when it began, by the monotonic
-clock that processes of a machine share, what was asked for, and the seconds that the answer took, or null for none.
+It runs in its own process, so that other clients do not affect it. A sample is the start time on the monotonic clock
+that all processes share, the kind of request, and the seconds until the response, or null without one.
 """
 
 import asyncio
@@ -15,20 +15,20 @@ import msgspec
 import uvloop
 
 PAUSE = 0.005
-"""Seconds between an answer and the next request."""
-PATIENCE = 60.0
+"""Seconds between a response and the next request."""
+TIMEOUT = 60.0
 Sample = tuple[float, str, float | None]
 
 
 async def poll(session: aiohttp.ClientSession, url: str, what: str, samples: list[Sample]) -> None:
     while True:
-        begun, seconds = time.monotonic(), None
+        started, seconds = time.monotonic(), None
         with suppress(aiohttp.ClientError, TimeoutError):
             async with session.get(url) as response:
                 await response.read()
                 if response.status == 200:
-                    seconds = time.monotonic() - begun
-        samples.append((begun, what, seconds))
+                    seconds = time.monotonic() - started
+        samples.append((started, what, seconds))
         await asyncio.sleep(PAUSE)
 
 
@@ -41,11 +41,11 @@ async def until_end_of_input() -> None:
 async def main(url: str, ca: str, token: str, path: str) -> list[Sample]:
     samples: list[Sample] = []
     connector = aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=ca))
-    timeout, headers = aiohttp.ClientTimeout(total=PATIENCE), {"Authorization": f"Bearer {token}"}
+    timeout, headers = aiohttp.ClientTimeout(total=TIMEOUT), {"Authorization": f"Bearer {token}"}
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session:
-        asked = {"livez": f"{url}/livez", "get": f"{url}{path}"}
+        urls = {"livez": f"{url}/livez", "get": f"{url}{path}"}
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(poll(session, at, what, samples)) for what, at in asked.items()]
+            tasks = [group.create_task(poll(session, target, what, samples)) for what, target in urls.items()]
             await until_end_of_input()
             for task in tasks:
                 task.cancel()

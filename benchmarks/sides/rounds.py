@@ -1,4 +1,4 @@
-"""The clock of both sides of the comparison with kopf: it counts what was handled and asks the server for more."""
+"""Clock for both sides of the comparison with kopf: counts handled events and starts rounds."""
 
 import asyncio
 import time
@@ -7,9 +7,9 @@ import aiohttp
 
 
 class Rounds:
-    """Asks for `rounds` rounds of `objects` events, each when all of the one before have been handled.
+    """Starts `rounds` rounds of `objects` events, each after all events of the previous one were handled.
 
-    The list that comes first warms both sides up and is not measured.
+    The initial list warms up both sides and is not measured.
     """
 
     def __init__(self, url: str, objects: int, rounds: int) -> None:
@@ -20,13 +20,13 @@ class Rounds:
         self._all_handled = asyncio.Event()
 
     def handled(self) -> None:
-        """One more event went through."""
+        """Count one handled event."""
         self._handled += 1
         if self._handled == self._objects:
             self._all_handled.set()
 
     async def measured(self) -> dict[str, float]:
-        """Seconds of CPU and of the wall clock for each event."""
+        """Return the CPU seconds and the wall clock seconds per event."""
         async with aiohttp.ClientSession(self._url) as session:
             await self._wait_for_all()
             cpu, wall = time.process_time(), time.perf_counter()

@@ -1,4 +1,4 @@
-"""At runs a command at a time, in a pod: a plain reconciler."""
+"""Example controller that runs a command in a pod at a given time, as a plain reconciler."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,7 +11,7 @@ from tapestry.kube.resources import PODS, Resource
 
 
 class AtSpec(ApiStruct):
-    """What to run, and when."""
+    """A command and the time at which to run it."""
 
     schedule: datetime
     command: str
@@ -28,7 +28,7 @@ AT = Kind(ATS, AtSpec, AtStatus, columns=(Column("Schedule", ".spec.schedule"), 
 
 @dataclass(frozen=True)
 class Ats:
-    """Keeps one Pod for each At whose time has come, and shows its phase."""
+    """Creates one Pod for each At when its time has come, and copies the pod's phase to the status."""
 
     ats: Informer
     pods: Informer

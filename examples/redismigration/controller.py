@@ -1,4 +1,4 @@
-"""RedisMigration moves the data of one Redis instance to another: a PhaseMachine."""
+"""Example controller that moves data from one Redis instance to another, as a PhaseMachine."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -22,11 +22,11 @@ from tapestry.kube.crds import AGE, Column, Kind, decode_spec
 from tapestry.kube.objects import Object, key_of
 from tapestry.kube.resources import JOBS, Resource
 
-Instance = Annotated[str, Meta(pattern="^[a-z]+-[0-9]+$", description="A Redis instance, as its cloud names it.")]
+Instance = Annotated[str, Meta(pattern="^[a-z]+-[0-9]+$", description="Name of a Redis instance in its cloud.")]
 
 
 class RedisMigrationSpec(ApiStruct):
-    """From where to where."""
+    """Source and destination of a migration."""
 
     source: Instance
     dest: Instance
@@ -39,7 +39,7 @@ REDIS_MIGRATION = Kind(MIGRATIONS, RedisMigrationSpec, PhaseStatus, columns=COLU
 
 @dataclass(frozen=True)
 class Migrations:
-    """What is done in each phase."""
+    """Actions of each phase."""
 
     jobs: Informer
     manager: Manager

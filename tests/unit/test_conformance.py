@@ -17,8 +17,8 @@ ONE, TWO, THREE = "[sig-a] one [Conformance]", "[sig-a] two [Conformance]", "[si
 def test_what_a_report_does_not_mention_was_not_run(tmp_path: Path) -> None:
     report = tmp_path / "junit_01.xml"
     report.write_text(REPORT)
-    assert [conformance.told(report, name) for name in (ONE, TWO, THREE)] == ["passed", "failed", "not run"]
-    assert conformance.told(tmp_path / "elsewhere.xml", ONE) == "not run"
+    assert [conformance.reported_status(report, name) for name in (ONE, TWO, THREE)] == ["passed", "failed", "not run"]
+    assert conformance.reported_status(tmp_path / "elsewhere.xml", ONE) == "not run"
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_what_a_report_does_not_mention_was_not_run(tmp_path: Path) -> None:
 def test_a_run_is_good_when_just_those_fail_that_are_known_to(
     states: dict[str, str], known: list[str], code: int
 ) -> None:
-    assert conformance.judged(states, known) == code
+    assert conformance.exit_code_for(states, known) == code
 
 
 def test_what_passes_here_is_counted_beside_what_passes_with_kubernetes() -> None:

@@ -1,1 +1,1 @@
-"""What kube-controller-manager does, small: for an API server that has none."""
+"""Controllers of kube-controller-manager and a scheduler, for an API server that has none."""

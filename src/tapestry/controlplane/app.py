@@ -1,4 +1,4 @@
-"""The control plane beside an API server: which controllers there are, and a manager for a server in this process."""
+"""Registry of the control plane controllers, and a manager for an API server in this process."""
 
 import fnmatch
 import importlib
@@ -47,26 +47,26 @@ OPTIONAL_CONTROLLERS = {
     "cronjobs": "workloads.cronjobs",
     "services": "service_endpoints",
 }
-"""Where nodes run pods and nobody else sees to them: these run, and are imported, only if they are named."""
+"""Controllers for clusters with nodes. They are imported and run only if their name is given."""
 WILDCARD = "*"
 NONE = "none"
 ALWAYS_ENABLED = "definitions"
-"""Kubernetes has this one in its API server: where a kube-controller-manager does all the rest, it must run still."""
+"""Kubernetes runs this controller in its API server. It must run beside a kube-controller-manager, too."""
 
 
 def register_controllers(manager: Manager, ca_bundle: str, signing_ca: CertificateAuthority | None = None) -> None:
-    """Give `manager` all there are.
+    """Register all controllers with `manager`.
 
-    `authority` are the certificates, in PEM, that pods know the server by; `signing` is the CA that signs approved
+    `ca_bundle` contains the PEM certificates by which pods verify the API server. `signing_ca` signs approved
     CertificateSigningRequests.
     """
-    everything = cache(partial(MetadataInformers, manager))  # made for the first who asks: it watches all there is
+    informers = cache(partial(MetadataInformers, manager))  # created on first use: it watches every resource
     manager.register("definitions", crd_finalizer.install)
-    manager.register("namespaces", lambda each: namespaces.install(each, everything()))
-    manager.register("garbage", lambda each: garbage_collector.install(each, everything()))
-    manager.register("quota", lambda each: quota.install(each, everything()))
-    manager.register("disruption", lambda each: disruption.install(each, everything()))
-    manager.register("protection", lambda each: volume_protection.install(each, everything()))
+    manager.register("namespaces", lambda each: namespaces.install(each, informers()))
+    manager.register("garbage", lambda each: garbage_collector.install(each, informers()))
+    manager.register("quota", lambda each: quota.install(each, informers()))
+    manager.register("disruption", lambda each: disruption.install(each, informers()))
+    manager.register("protection", lambda each: volume_protection.install(each, informers()))
     manager.register("roles", cluster_role_aggregation.install)
     manager.register("accounts", lambda each: service_accounts.install(each, ca_bundle))
     manager.register(certificates.APPROVING, certificates.install_approving)
@@ -81,22 +81,22 @@ def import_and_install(module: str, manager: Manager) -> None:
 
 
 def check_patterns(patterns: Iterable[str]) -> None:
-    """Raise ValueError for a pattern that chooses nothing: it is a slip of the pen."""
+    """Raise ValueError for a pattern that matches no controller."""
     for each in patterns:
         known = (*DEFAULT_CONTROLLERS, *OPTIONAL_CONTROLLERS)
         if each != NONE and not fnmatch.filter(known, each.removeprefix("-")):
-            raise ValueError(f"controllers: {each!r} matches none; there are {', '.join(known)}, or {NONE} of them")
+            raise ValueError(f"controllers: {each!r} matches no controller; choose from {', '.join(known)}, or {NONE}")
 
 
 def expanded_patterns(patterns: Iterable[str]) -> list[str]:
-    """`*` are those that an API server needs; the others have to be asked for."""
+    """Replace `*` with the names of the default controllers. Optional controllers must be named."""
     return [name for each in patterns for name in (DEFAULT_CONTROLLERS if each == WILDCARD else (each,))]
 
 
 def control_plane_manager(
     server: CallHandler, ca_bundle: str, patterns: list[str], signing_ca: CertificateAuthority | None = None
 ) -> Manager:
-    """A manager with the controllers that `patterns` choose, for a server in this process."""
+    """Return a manager with the controllers that match `patterns`, for a server in this process."""
     config = ManagerConfig(
         name="controlplane",
         controllers=[*expanded_patterns(patterns), ALWAYS_ENABLED],

@@ -1,7 +1,7 @@
-"""CertificateSigningRequests: approved where a kubelet asks for itself, signed once approved, deleted when old.
+"""Controllers that approve, sign and clean up CertificateSigningRequests.
 
-Three controllers under the names that kube-controller-manager has for them.  They sign with the CA of the API server,
-whose key is in its data folder.
+Their names are those of kube-controller-manager. They approve requests that kubelets make for themselves, and sign with
+the CA of the API server, whose key is in its data folder.
 """
 
 import base64
@@ -39,14 +39,14 @@ SIGNING_REQUESTS = Resource(
 APPROVING, SIGNING, CLEANING = "csrapproving", "csrsigning", "csrcleaner"
 CONTROLLER_NAMES = (APPROVING, SIGNING, CLEANING)
 DECIDED_SECONDS, PENDING_SECONDS = 3600, 24 * 3600
-"""How long a request is kept after it was decided, and how long where nobody decides."""
+"""Seconds after which a request is deleted: once decided, and while pending."""
 MIN_RETRY_INTERVAL, MAX_RETRY_INTERVAL = timedelta(seconds=1), timedelta(seconds=1000)
-"""When to ask again whether a request may be approved: roles may change."""
+"""Limits of the interval for checking permissions again, because roles may change."""
 APPROVAL_MESSAGES = {
     "selfnodeclient": "Auto approving self kubelet client certificate after SubjectAccessReview.",
     "nodeclient": "Auto approving kubelet client certificate after SubjectAccessReview.",
 }
-"""What is said of a request, by the right that allows it."""
+"""Message of the approval, by the permission that allows it."""
 
 Now = Callable[[], datetime]
 
@@ -64,7 +64,7 @@ def is_decided(request: Object) -> bool:
 
 
 def is_signable(request: Object) -> bool:
-    """Whether a request is approved, is for one of our signers, and has neither a certificate nor failed."""
+    """Return whether a request is approved, names a built-in signer, and has no certificate and no failure."""
     types = {each.get("type") for each in conditions_of(request)}
     if types & {"Denied", "Failed"} or "Approved" not in types or value_at(request, "status", "certificate"):
         return False
@@ -72,7 +72,7 @@ def is_signable(request: Object) -> bool:
 
 
 def approval_permissions(request: Object) -> list[str]:
-    """The rights by which a request of a kubelet is approved; none where it is no such request."""
+    """Return the permissions any of which approves a kubelet's request. Empty for other requests."""
     spec = request["spec"]
     if spec.get("signerName") != KUBELET_CLIENT:
         return []
@@ -83,29 +83,29 @@ def approval_permissions(request: Object) -> list[str]:
 
 
 def deletion_time(request: Object) -> datetime | None:
-    """When a request is deleted; None where it is kept until something else happens."""
+    """Return the time at which a request is deleted, or None while it is kept."""
     if not conditions_of(request):
         return parse_time(request["metadata"]["creationTimestamp"]) + timedelta(seconds=PENDING_SECONDS)
     certificate = value_at(request, "status", "certificate")
     types = ("Denied", "Failed", *(("Approved",) if certificate else ()))
     decided = (condition_of(request, type) for type in types)
-    since = [parse_time(each["lastUpdateTime"]) for each in decided if each and each.get("lastUpdateTime")]
-    found = [each + timedelta(seconds=DECIDED_SECONDS) for each in since]
+    decided_at = [parse_time(each["lastUpdateTime"]) for each in decided if each and each.get("lastUpdateTime")]
+    times = [each + timedelta(seconds=DECIDED_SECONDS) for each in decided_at]
     if certificate and condition_of(request, "Approved") is not None:
-        found += certificate_expiry(certificate)
-    return min(found, default=None)
+        times += certificate_expiry(certificate)
+    return min(times, default=None)
 
 
 def certificate_expiry(certificate: str) -> list[datetime]:
     try:
         return [x509.load_pem_x509_certificates(base64.b64decode(certificate))[0].not_valid_after_utc]
     except ValueError:
-        return []  # another signer may have put anything there
+        return []  # another signer may have written any content
 
 
 @dataclass(frozen=True)
 class Approver:
-    """Approves what kubelets ask for, where roles allow that."""
+    """Approves requests of kubelets that have the required permission."""
 
     requests: Store
     client: Client
@@ -115,28 +115,28 @@ class Approver:
         request = self.requests.get(name)
         if request is None or is_deleting(request) or is_decided(request) or value_at(request, "status", "certificate"):
             return None
-        needed = approval_permissions(request)
-        for right in needed:
-            if await self.is_allowed(request, right):
-                await self.approve(request, APPROVAL_MESSAGES[right])
+        permissions = approval_permissions(request)
+        for permission in permissions:
+            if await self.is_allowed(request, permission):
+                await self.approve(request, APPROVAL_MESSAGES[permission])
                 return None
-        if not needed:
+        if not permissions:
             return None
         age = self.now() - parse_time(request["metadata"]["creationTimestamp"])
         return Result(requeue_after=min(max(age, MIN_RETRY_INTERVAL), MAX_RETRY_INTERVAL).total_seconds())
 
-    async def is_allowed(self, request: Object, right: str) -> bool:
+    async def is_allowed(self, request: Object, permission: str) -> bool:
         spec = request["spec"]
-        asked = {"user": spec.get("username", ""), "groups": spec.get("groups") or []}
-        asked |= {"uid": spec.get("uid", ""), "extra": spec.get("extra") or {}}
-        about = {
+        user = {"user": spec.get("username", ""), "groups": spec.get("groups") or []}
+        user |= {"uid": spec.get("uid", ""), "extra": spec.get("extra") or {}}
+        attributes = {
             "group": SIGNING_REQUESTS.group,
             "resource": SIGNING_REQUESTS.plural,
-            "subresource": right,
+            "subresource": permission,
             "verb": "create",
         }
-        answer = await self.client.review(SUBJECT_ACCESS_REVIEWS, {**asked, "resourceAttributes": about})
-        return bool(value_at(answer, "status", "allowed"))
+        review = await self.client.review(SUBJECT_ACCESS_REVIEWS, {**user, "resourceAttributes": attributes})
+        return bool(value_at(review, "status", "allowed"))
 
     async def approve(self, request: Object, message: str) -> None:
         condition = {"type": "Approved", "status": "True", "reason": "AutoApproved", "message": message}
@@ -145,12 +145,12 @@ class Approver:
         try:
             await self.client.patch(SIGNING_REQUESTS, request, patch, subresource="approval")
         except (Conflict, NotFound):
-            return  # it has changed or gone, and what did so brings us back
+            return  # changed or deleted: that event triggers another reconcile
 
 
 @dataclass(frozen=True)
 class Signer:
-    """Signs approved requests for Kubernetes' own signers, or says which rule they break."""
+    """Signs approved requests for the built-in signers, or marks them as failed."""
 
     requests: Store
     client: Client
@@ -166,25 +166,25 @@ class Signer:
                 SIGNING_REQUESTS, request, {"status": self.signing_status(request)}, subresource="status"
             )
         except (Conflict, NotFound):
-            return  # it has changed or gone, and what did so brings us back
+            return  # changed or deleted: that event triggers another reconcile
 
     def signing_status(self, request: Object) -> Object:
-        """The change of the status: a certificate, or the condition `Failed`.  Raises CannotSign."""
+        """Return the status change: a certificate, or the condition `Failed`. Raises CannotSign."""
         spec = request["spec"]
         parsed, usages = parse_request(spec["request"]), spec.get("usages") or []
-        if why := rule_violation(spec["signerName"], parsed, usages):
-            failed = {"type": "Failed", "status": "True", "reason": "SignerValidationFailure", "message": why}
+        if violation := rule_violation(spec["signerName"], parsed, usages):
+            failed = {"type": "Failed", "status": "True", "reason": "SignerValidationFailure", "message": violation}
             return {"conditions": [*conditions_of(request), {**failed, "lastUpdateTime": timestamp(self.now())}]}
         pair = self.authority.key_pair()
         if pair is None:
-            raise CannotSign(f"{self.authority.certificate_file} has no key beside it")
+            raise CannotSign(f"{self.authority.certificate_file} has no key file beside it")
         certificate = signed_certificate(SigningCa(*pair), parsed, usages, spec.get("expirationSeconds"), self.now())
         return {"certificate": base64.b64encode(certificate.public_bytes(Encoding.PEM)).decode()}
 
 
 @dataclass(frozen=True)
 class Cleaner:
-    """Deletes requests that nobody needs any more."""
+    """Deletes decided and abandoned requests after some time."""
 
     requests: Store
     client: Client
@@ -192,16 +192,16 @@ class Cleaner:
 
     async def reconcile(self, name: str) -> Result | None:
         request = self.requests.get(name)
-        end = deletion_time(request) if request is not None and not is_deleting(request) else None
-        if request is None or end is None:
+        due = deletion_time(request) if request is not None and not is_deleting(request) else None
+        if request is None or due is None:
             return None
-        if self.now() <= end:
-            return Result(requeue_at=end + timedelta(seconds=1))
+        if self.now() <= due:
+            return Result(requeue_at=due + timedelta(seconds=1))
         try:
             await self.client.delete(SIGNING_REQUESTS, request)
         except (Conflict, NotFound):
             return None
-        log.info("old certificate signing request deleted", name=name_of(request))
+        log.info("certificate signing request expired and was deleted", name=name_of(request))
         return None
 
 
@@ -216,10 +216,10 @@ def install_approving(manager: Manager, now: Now = utc_now) -> None:
 
 
 def install_signing(manager: Manager, authority: CertificateAuthority | None, now: Now = utc_now) -> None:
-    """Sign with the key of `authority`; without one, say so and leave requests to others."""
+    """Sign with the key of `authority`. Without a key, log a warning and do not sign."""
     if authority is None or not authority.can_sign:
-        where = "no CA" if authority is None else f"{authority.certificate_file} has no key beside it"
-        log.warning("certificate signing requests are approved but not signed here", reason=where)
+        reason = "no CA" if authority is None else f"{authority.certificate_file} has no key file beside it"
+        log.warning("certificate signing disabled: no CA key", reason=reason)
         return
     informer = manager.informer(SIGNING_REQUESTS)
     signer = Signer(informer.store, manager.client, authority, now)

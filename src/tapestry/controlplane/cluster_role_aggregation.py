@@ -1,4 +1,4 @@
-"""Roles: a ClusterRole with an aggregation rule has the rules of all others that its selectors choose."""
+"""Controller that copies rules into ClusterRoles that have an aggregation rule."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from tapestry.kube.selectors import label_selector
 
 
 def aggregated_rules(role: Object, roles: Iterable[Object]) -> list[Any]:
-    """The rules that `role` should have: those of others, by its selectors and then by their names, each once."""
+    """Return the desired rules of `role`, without duplicates: in order of its selectors, then of role names."""
     others = sorted((each for each in roles if name_of(each) != name_of(role)), key=name_of)
     found: list[Any] = []
     for selector in (role.get("aggregationRule") or {}).get("clusterRoleSelectors") or ():
@@ -27,7 +27,7 @@ def aggregated_rules(role: Object, roles: Iterable[Object]) -> list[Any]:
 
 @dataclass(frozen=True)
 class RoleAggregationReconciler:
-    """Keeps the rules of aggregated roles."""
+    """Updates the rules of aggregated ClusterRoles."""
 
     roles: Store
     client: Client
@@ -42,10 +42,10 @@ class RoleAggregationReconciler:
         try:
             await self.client.patch(CLUSTER_ROLES, role, {"rules": rules})
         except (Conflict, NotFound):
-            return  # it has changed or gone, and what did so brings us back
+            return  # changed or deleted: that event triggers another reconcile
 
     def aggregated_role_names(self, _: Object) -> list[str]:
-        """Any role may be in any aggregated one; there are few of those."""
+        """Return all aggregated roles, because any change may affect any of them. There are few."""
         return [name_of(each) for each in self.roles.list() if "aggregationRule" in each]
 
 

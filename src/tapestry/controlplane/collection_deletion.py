@@ -1,4 +1,4 @@
-"""Clearing: every object of a resource is deleted, and what does not go at once is counted."""
+"""Deletion of all objects of a resource, with a count of the objects that remain."""
 
 import asyncio
 from collections import Counter
@@ -13,14 +13,14 @@ from tapestry.kube.resources import Resource
 
 @dataclass
 class RemainingContent:
-    """What is still there after a clearing."""
+    """Objects that still exist after a deletion."""
 
     objects: Counter[Resource] = field(default_factory=Counter)
     finalizers: Counter[str] = field(default_factory=Counter)
-    """How many objects wait for whom."""
+    """Number of objects that wait for each finalizer."""
     failures: list[str] = field(default_factory=list)
     has_undeleted: bool = False
-    """Whether some of it is not even deleting yet."""
+    """True if some of the objects are not marked for deletion yet."""
 
     def add(self, resource: Resource, obj: Object) -> None:
         self.objects[resource] += 1
@@ -30,13 +30,13 @@ class RemainingContent:
 
 @dataclass(frozen=True)
 class CollectionDeleter:
-    """Deletes through one client what it finds through another."""
+    """Lists objects with one client and deletes them with another."""
 
     reads: Client
     writes: Client
 
     async def delete_all(self, resource: Resource, namespace: str | None, remaining: RemainingContent) -> None:
-        """Delete all of a resource, of one namespace or everywhere; `remains` is told what stays for now."""
+        """Delete all objects of a resource, in one namespace or all, and add those that remain to `remaining`."""
         found = False
         async for page in self.reads.pages(resource, namespace, without_managed_fields=True, only_metadata=True):
             found = found or bool(page.items)
@@ -53,6 +53,6 @@ class CollectionDeleter:
         try:
             await self.writes.delete(resource, obj, propagation=Propagation.BACKGROUND)
         except (NotFound, Conflict):
-            return  # it went, or changed: whatever is there now is seen in a moment
+            return  # deleted or changed: the list that follows shows the result
         except KubeError as error:
             remaining.failures.append(str(error))

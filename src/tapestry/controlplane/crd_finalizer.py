@@ -1,4 +1,4 @@
-"""Definitions: the objects of a CustomResourceDefinition go before it does."""
+"""Controller that deletes the objects of a CustomResourceDefinition before the definition itself."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,20 +14,20 @@ from tapestry.kube.resources import CRDS, Resource
 
 CLEANUP_FINALIZER = "customresourcecleanup.apiextensions.k8s.io"
 RETRY_INTERVAL = 1.0
-"""Seconds: only objects with finalizers of their own make us wait at all."""
+"""Seconds until the objects are checked again. Only objects with finalizers cause a retry."""
 
 
 def without_schemas(definition: Object) -> Object:
-    """A definition without its schemas, which are most of it; whoever reads definitions so shares one informer."""
+    """Return a definition without its schemas. Controllers that use this transform share one informer."""
     spec = definition["spec"]
     versions = [{"name": each["name"], "served": each["served"]} for each in spec["versions"]]
-    kept = {"group": spec["group"], "names": spec["names"], "scope": spec["scope"], "versions": versions}
-    return {**definition, "spec": kept}
+    outline = {"group": spec["group"], "names": spec["names"], "scope": spec["scope"], "versions": versions}
+    return {**definition, "spec": outline}
 
 
 @dataclass(frozen=True)
 class CrdFinalizer:
-    """Finishes definitions that are deleted."""
+    """Finalizes deleted CustomResourceDefinitions."""
 
     definitions: Store
     deleter: CollectionDeleter
@@ -41,7 +41,7 @@ class CrdFinalizer:
             return None
         resource = resource_of(definition)
         if resource is None:
-            why = "no version is served: serve one, and its instances can be deleted"
+            why = "no version is served: serve a version so that its instances can be deleted"
             await self.update_terminating_condition(definition, "InstanceDeletionFailed", why)
             return None
         remains = RemainingContent()
@@ -53,8 +53,8 @@ class CrdFinalizer:
                 reason, why = "InstanceDeletionFailed", f"could not issue all deletes: {failures}"
             await self.update_terminating_condition(definition, reason, why)
             return Result(requeue_after=RETRY_INTERVAL)
-        left = [each for each in finalizers if each != CLEANUP_FINALIZER]
-        await self.client.patch(CRDS, definition, {"metadata": {"finalizers": left}})
+        others = [each for each in finalizers if each != CLEANUP_FINALIZER]
+        await self.client.patch(CRDS, definition, {"metadata": {"finalizers": others}})
         return None
 
     async def update_terminating_condition(self, definition: Object, reason: str, message: str) -> None:
@@ -65,7 +65,7 @@ class CrdFinalizer:
 
 
 def resource_of(definition: Object) -> Resource | None:
-    """The resource in a version that is served; None where none is."""
+    """Return the resource in its first served version, or None if no version is served."""
     spec = definition["spec"]
     names = spec["names"]
     for version in spec["versions"]:
@@ -77,6 +77,6 @@ def resource_of(definition: Object) -> Resource | None:
 
 def install(manager: Manager) -> None:
     informer = manager.informer(CRDS, transform=without_schemas)
-    clearing = CollectionDeleter(manager.reads, manager.client)
-    reconciler = CrdFinalizer(informer.store, clearing, manager.client, manager.now)
+    deleter = CollectionDeleter(manager.reads, manager.client)
+    reconciler = CrdFinalizer(informer.store, deleter, manager.client, manager.now)
     manager.controller("definitions", reconciler.reconcile, workers=1).watch(informer)

@@ -1,10 +1,9 @@
-"""Disruption: how many of its pods a PodDisruptionBudget can spare.
+"""Controller that computes the number of allowed disruptions of each PodDisruptionBudget.
 
-A budget says how many of the pods that it selects must stay up; their owners say how many there should be.  What is
-written to its status, evictions take from (`tapestry.apiserver.subresources.evictions`).  A pod that an eviction has
-taken counts as gone from then on, though it may be there for a while; one that is still there after two minutes counts
-again.
-Where nobody can say how many pods there should be, none can be spared.
+A budget sets how many of the selected pods must be available, and the owners of the pods set how many are expected.
+Evictions decrement the number in the status (`tapestry.apiserver.subresources.evictions`). An evicted pod does not
+count as healthy from then on, unless it still exists two minutes later. If the number of expected pods is unknown, no
+disruption is allowed.
 """
 
 import math
@@ -29,21 +28,21 @@ from tapestry.kube.times import parse_time
 
 NAMESPACE_INDEX = "namespace"
 BATCH_INTERVAL = 0.2
-"""Seconds in which changes are counted together."""
+"""Seconds over which changes are batched."""
 DELETION_TIMEOUT = timedelta(minutes=2)
-"""How long a pod that was taken may still be there."""
+"""Time after which an evicted pod that still exists counts again."""
 REPLICA_KINDS = frozenset({("apps", "ReplicaSet"), ("apps", "Deployment"), ("apps", "StatefulSet")})
-"""Kinds that say in `spec.replicas` how many pods they want; others are asked for their scale."""
+"""Kinds with the number of pods in `spec.replicas`. Others are read through the scale subresource."""
 REPLICATION = ("", "ReplicationController")
 
 
 class UnknownScale(Exception):
-    """Nobody can say how many pods there should be."""
+    """The expected number of pods cannot be determined."""
 
 
 @dataclass(frozen=True)
 class BudgetTarget:
-    """How many pods there should be, and how many of them have to be up."""
+    """Number of expected pods, and of pods that must be healthy."""
 
     expected_pods: int
     desired_healthy: int
@@ -51,7 +50,7 @@ class BudgetTarget:
 
 @dataclass(frozen=True)
 class DisruptionReconciler:
-    """Keeps the status of each budget."""
+    """Updates the status of each PodDisruptionBudget."""
 
     budgets: Store
     metadata_informers: MetadataInformers
@@ -67,13 +66,13 @@ class DisruptionReconciler:
         pods = await self.selected_pods(budget)
         now, before = self.now(), budget.get("status") or {}
         try:
-            need = await self.budget_target(budget, pods)
+            target = await self.budget_target(budget, pods)
         except UnknownScale as error:
             await self.update_status(budget, failed_status(before, str(error), now))
             return None
-        taken = pending_disruptions(before.get("disruptedPods") or {}, pods, now)
-        await self.update_status(budget, budget_status(budget, need, healthy_count(pods, taken), taken, now))
-        first = min((parse_time(each) for each in taken.values()), default=None)
+        disrupted = pending_disruptions(before.get("disruptedPods") or {}, pods, now)
+        await self.update_status(budget, budget_status(budget, target, healthy_count(pods, disrupted), disrupted, now))
+        first = min((parse_time(each) for each in disrupted.values()), default=None)
         return Result(requeue_at=first + DELETION_TIMEOUT) if first is not None else None
 
     async def selected_pods(self, budget: Object) -> list[Object]:
@@ -84,32 +83,32 @@ class DisruptionReconciler:
 
     async def budget_target(self, budget: Object, pods: Sequence[Object]) -> BudgetTarget:
         spec = budget.get("spec") or {}
-        if (most := spec.get("maxUnavailable")) is not None:
+        if (max_unavailable := spec.get("maxUnavailable")) is not None:
             expected = await self.expected_pods(pods)
-            return BudgetTarget(expected, max(0, expected - scaled_value(most, expected)))
-        least = spec.get("minAvailable")
-        if least is None:
+            return BudgetTarget(expected, max(0, expected - scaled_value(max_unavailable, expected)))
+        min_available = spec.get("minAvailable")
+        if min_available is None:
             return BudgetTarget(0, 0)
-        if isinstance(least, int):
-            return BudgetTarget(len(pods), least)
+        if isinstance(min_available, int):
+            return BudgetTarget(len(pods), min_available)
         expected = await self.expected_pods(pods)
-        return BudgetTarget(expected, scaled_value(least, expected))
+        return BudgetTarget(expected, scaled_value(min_available, expected))
 
     async def expected_pods(self, pods: Sequence[Object]) -> int:
-        """How many pods the owners of these want, in all; pods that nobody owns do not count."""
+        """Return the number of replicas of all owners of these pods. Pods without an owner do not count."""
         scales: dict[str, int] = {}
         for pod in pods:
             owner = controller_of(pod)
             if owner is not None and owner["uid"] not in scales:
-                found = await self.owner_scale(owner, namespace_of(pod))
-                if found is None:
+                scale = await self.owner_scale(owner, namespace_of(pod))
+                if scale is None:
                     raise UnknownScale(f'found no controllers for pod "{name_of(pod)}"')
-                scales[owner["uid"]] = 0  # of a Deployment there may be several sets
-                scales[found[0]] = found[1]
+                scales[owner["uid"]] = 0  # a Deployment may own several ReplicaSets
+                scales[scale[0]] = scale[1]
         return sum(scales.values())
 
     async def owner_scale(self, reference: Object, namespace: str | None) -> tuple[str, int] | None:
-        """Who decides how many pods an owner has, and how many; None where there is no such owner any more."""
+        """Return the UID of the object that sets the scale of an owner, and its replicas. None if the owner is gone."""
         kind = (reference["apiVersion"].rpartition("/")[0], reference["kind"])
         resource = self.metadata_informers.resources_by_kind.get(kind)
         if resource is None:
@@ -136,7 +135,7 @@ class DisruptionReconciler:
             await self.client.patch(DISRUPTION_BUDGETS, budget, patch, subresource="status")
 
     def object_changed(self, queue: Queue, old: Object | None, new: Object | None) -> None:
-        """Something changed in a namespace: it may be a pod of a budget, or an owner of one."""
+        """Enqueue all budgets of the namespace: the object may be a selected pod or an owner of one."""
         obj = new or old
         namespace = namespace_of(obj) if obj is not None else None
         for budget in self.budgets.by(NAMESPACE_INDEX, namespace) if namespace else ():
@@ -147,12 +146,12 @@ class DisruptionReconciler:
 
 
 def scaled_value(part: int | str, whole: int) -> int:
-    """A number, or so many percent, rounded up."""
+    """Return an absolute number, or a percentage of `whole` rounded up."""
     return part if isinstance(part, int) else math.ceil(int(part.removesuffix("%")) * whole / 100)
 
 
 def pending_disruptions(disrupted_pods: Mapping[str, str], pods: Sequence[Object], now: datetime) -> dict[str, str]:
-    """The pods that evictions took and that are to go any moment."""
+    """Return the evicted pods whose deletion is expected soon."""
     waiting = {name_of(pod) for pod in pods if not is_deleting(pod)}
     return {
         name: at for name, at in disrupted_pods.items() if name in waiting and parse_time(at) + DELETION_TIMEOUT > now
@@ -171,27 +170,27 @@ def budget_status(
     budget: Object, target: BudgetTarget, current_healthy: int, disrupted_pods: Mapping[str, str], now: datetime
 ) -> Object:
     before, generation = budget.get("status") or {}, budget["metadata"].get("generation", 1)
-    spare = max(0, current_healthy - target.desired_healthy) if target.expected_pods > 0 else 0
-    reason = "SufficientPods" if spare else "InsufficientPods"
-    allowed = new_condition("DisruptionAllowed", bool(spare), reason, observed_generation=generation)
-    found: dict[str, Any] = {
+    disruptions_allowed = max(0, current_healthy - target.desired_healthy) if target.expected_pods > 0 else 0
+    reason = "SufficientPods" if disruptions_allowed else "InsufficientPods"
+    allowed = new_condition("DisruptionAllowed", bool(disruptions_allowed), reason, observed_generation=generation)
+    status: dict[str, Any] = {
         "currentHealthy": current_healthy,
         "desiredHealthy": target.desired_healthy,
         "expectedPods": target.expected_pods,
-        "disruptionsAllowed": spare,
+        "disruptionsAllowed": disruptions_allowed,
         "observedGeneration": generation,
         "conditions": with_condition(before.get("conditions"), allowed, now),
     }
-    return {**found, **({"disruptedPods": dict(disrupted_pods)} if disrupted_pods else {})}
+    return {**status, **({"disruptedPods": dict(disrupted_pods)} if disrupted_pods else {})}
 
 
 def failed_status(before: Object, message: str, now: datetime) -> Object:
-    """A status that lets nobody go."""
-    none = new_condition(
+    """Return a status that allows no disruption."""
+    condition = new_condition(
         "DisruptionAllowed", False, "SyncFailed", message, observed_generation=before.get("observedGeneration", 0)
     )
     counts = {"currentHealthy": 0, "desiredHealthy": 0, "expectedPods": 0}
-    conditions = with_condition(before.get("conditions"), none, now)
+    conditions = with_condition(before.get("conditions"), condition, now)
     return {**counts, **before, "disruptionsAllowed": 0, "conditions": conditions}
 
 

@@ -1,7 +1,7 @@
-"""Zones: how the parts of a cluster are, and whose turn it is to be given up in each.
+"""Rate limits for evicting pods from unready nodes, per zone.
 
-Nodes that are silent are given up one at a time.  Where most of a zone is silent, slower, or, in a small one, not at
-all: likely it is not the nodes that are at fault.
+Nodes of a zone are evicted one at a time. If most nodes of a zone are unready, a large zone evicts more slowly and a
+small one not at all: the cause is then probably not the nodes.
 """
 
 from collections import Counter
@@ -15,28 +15,28 @@ from tapestry.kube.objects import Object, labels_of, name_of
 EXCLUDE_DISRUPTION_LABEL = "node.kubernetes.io/exclude-disruption"
 ZONE_LABELS = ("topology.kubernetes.io/region", "topology.kubernetes.io/zone")
 UNHEALTHY_ZONE_THRESHOLD, TOLERATED_UNREADY_NODES = 0.55, 2
-"""A zone is silent for the most part from that share of its nodes on, unless these are but a few."""
+"""A zone is partially disrupted from this share of unready nodes on, if more than this number are unready."""
 LARGE_ZONE_SIZE = 50
-"""A zone with more nodes than that gives up some of them all the same."""
+"""A partially disrupted zone with more nodes than this still evicts."""
 EVICTION_INTERVAL, SECONDARY_EVICTION_INTERVAL = timedelta(seconds=10), timedelta(seconds=100)
-"""Time between two nodes of a zone that are given up."""
+"""Time between evictions from two nodes of one zone."""
 
 
 class ZoneState(Enum):
     NORMAL = "normal"
-    PARTIAL_DISRUPTION = "most of it is silent"
-    FULL_DISRUPTION = "all of it is silent"
+    PARTIAL_DISRUPTION = "most nodes are unready"
+    FULL_DISRUPTION = "all nodes are unready"
 
 
 @dataclass
 class EvictionLimiter:
-    """How the parts of the cluster are, and whose turn it is in each."""
+    """Readiness of the nodes by zone, and the time of the next eviction in each."""
 
     nodes: dict[str, tuple[str, bool]] = field(default_factory=dict)
-    """By node: its zone, and whether it is ready."""
+    """Zone and readiness by node name."""
     counts: Counter[tuple[str, bool]] = field(default_factory=Counter)
     next_evictions: dict[str, datetime] = field(default_factory=dict)
-    """By zone, when the next node may be given up."""
+    """Earliest time of the next eviction, by zone."""
 
     def set_node(self, node: Object) -> None:
         self.remove_node(name_of(node))
@@ -56,13 +56,13 @@ class EvictionLimiter:
         return not any(number for (_, is_ready), number in self.counts.items() if is_ready)
 
     def reserve_eviction(self, zone: str, now: datetime) -> datetime | None:
-        """When a node of the zone may be given up, which is taken if it is now; None where none may be."""
-        pause = eviction_interval(self.state(zone), self.counts[zone, True] + self.counts[zone, False])
-        if pause is None:
+        """Return when a node of the zone may be evicted, or None. If that time has come, reserve the eviction."""
+        interval = eviction_interval(self.state(zone), self.counts[zone, True] + self.counts[zone, False])
+        if interval is None:
             return None
         due = self.next_evictions.get(zone, now)
         if due <= now:
-            self.next_evictions[zone] = now + pause
+            self.next_evictions[zone] = now + interval
         return due
 
 
@@ -79,7 +79,7 @@ def zone_state_of(ready: int, unready: int) -> ZoneState:
 
 
 def eviction_interval(state: ZoneState, size: int) -> timedelta | None:
-    """The time between two nodes that are given up in a zone of that size; None where none is."""
+    """Return the time between two evictions in a zone of that size, or None if it must not evict."""
     if state is ZoneState.PARTIAL_DISRUPTION:
         return SECONDARY_EVICTION_INTERVAL if size > LARGE_ZONE_SIZE else None
     return EVICTION_INTERVAL

@@ -1,14 +1,14 @@
-"""Garbage: what no owner of it is left for goes, too.
+"""Controller that deletes objects whose owners are gone.
 
-An object names its owners.  Once none of them is there any more, it is deleted; while some are, it only loses the names
-of those that are not.  How an owner is deleted says when:
+An object with owner references is deleted when none of its owners exists any more. If some exist, only the references
+to absent owners are removed. The propagation policy of the owner's deletion determines the order:
 
-    background   the owner goes at once, its dependents after it
+    background   the owner is deleted at once, its dependents afterwards
     foreground   the owner waits for the dependents that block it (finalizer foregroundDeletion)
-    orphan       the dependents stay, and no longer name it (finalizer orphan)
+    orphan       the dependents stay and lose their reference to it (finalizer orphan)
 
-Caches may lag behind.  So an owner that they do not have is asked for before it counts as gone, and a dependent is
-changed and deleted only in the version that was judged: if it has other owners by now, the server refuses.
+Caches may lag. Therefore an owner that is not cached is read from the API server before it counts as absent, and a
+dependent is changed or deleted only in the version that was examined: the server refuses if it has changed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,17 +29,17 @@ PROPAGATION_BY_FINALIZER = {ORPHAN_FINALIZER: Propagation.ORPHAN, FOREGROUND_FIN
 
 
 class OwnerState(Enum):
-    """What an owner is to a dependent."""
+    """State of an owner from the point of view of a dependent."""
 
     PRESENT = auto()
     WAITING_FOR_DEPENDENTS = auto()
-    """Deleting, and waiting for its dependents to go first."""
+    """Being deleted in the foreground: its dependents are deleted first."""
     ABSENT = auto()
 
 
 @dataclass(frozen=True)
 class GarbageCollector:
-    """Judges one object at a time, as an owner that is deleting and as a dependent."""
+    """Processes one object at a time, both as a dependent and as an owner that is being deleted."""
 
     metadata_informers: MetadataInformers
     reads: Client
@@ -47,9 +47,9 @@ class GarbageCollector:
 
     async def reconcile(self, key: str) -> None:
         await self.metadata_informers.synced.wait()
-        name, _, place = key.partition(" ")
+        name, _, object_key = key.partition(" ")
         informer = self.metadata_informers.informers.get(name)
-        obj = informer.store.get(place) if informer is not None else None
+        obj = informer.store.get(object_key) if informer is not None else None
         if informer is None or obj is None:
             return
         try:
@@ -60,7 +60,7 @@ class GarbageCollector:
             elif FOREGROUND_FINALIZER in finalizers_of(obj):
                 await self.finish_foreground_deletion(informer.resource, obj)
         except NotFound:
-            return  # it went meanwhile
+            return  # deleted in the meantime
 
     # -- as a dependent
 
@@ -83,8 +83,8 @@ class GarbageCollector:
             else []
         )
         if dependents:
-            policy = Propagation.FOREGROUND  # as its owner: what is below goes first
-            if any(is_foreground_deleting(each) for each in dependents):  # a circle: somebody has to give way
+            policy = Propagation.FOREGROUND  # like its owner: delete its dependents first
+            if any(is_foreground_deleting(each) for each in dependents):  # break the cycle
                 released = [without_field(each, "blockOwnerDeletion") for each in owners]
                 obj = await self.patch_metadata(resource, obj, ownerReferences=released)
         await self.client.delete(resource, obj, propagation=policy)
@@ -93,38 +93,38 @@ class GarbageCollector:
         resource = self.resource_of(owner)
         namespace = namespace_of(dependent)
         if resource is None or (resource.namespaced and namespace is None):
-            return OwnerState.PRESENT  # nobody can say that it is gone
-        found = self.cached_owner(resource, owner, dependent)
-        if found is None:
+            return OwnerState.PRESENT  # absence cannot be proved
+        current = self.cached_owner(resource, owner, dependent)
+        if current is None:
             try:
-                found = await self.reads.get(resource, owner["name"], namespace if resource.namespaced else None)
+                current = await self.reads.get(resource, owner["name"], namespace if resource.namespaced else None)
             except NotFound:
                 return OwnerState.ABSENT
-        if uid_of(found) != owner["uid"]:
-            return OwnerState.ABSENT  # a namesake
-        return OwnerState.WAITING_FOR_DEPENDENTS if is_foreground_deleting(found) else OwnerState.PRESENT
+        if uid_of(current) != owner["uid"]:
+            return OwnerState.ABSENT  # another object of the same name
+        return OwnerState.WAITING_FOR_DEPENDENTS if is_foreground_deleting(current) else OwnerState.PRESENT
 
     def cached_owner(self, resource: Resource, owner: Object, dependent: Object) -> Object | None:
         informer = self.metadata_informers.informers.get(resource.name)
-        found = informer.store.get(owner_key(resource, owner, dependent)) if informer is not None else None
-        return found if found is not None and uid_of(found) == owner["uid"] else None
+        cached = informer.store.get(owner_key(resource, owner, dependent)) if informer is not None else None
+        return cached if cached is not None and uid_of(cached) == owner["uid"] else None
 
     def resource_of(self, owner: Object) -> Resource | None:
-        """The resource of an owner's kind, whatever the version it is named in."""
+        """Return the resource of an owner's kind, regardless of the version in the reference."""
         group = owner["apiVersion"].rpartition("/")[0]
         return self.metadata_informers.resources_by_kind.get((group, owner["kind"]))
 
-    # -- as an owner that is deleting
+    # -- as an owner that is being deleted
 
     async def finish_foreground_deletion(self, resource: Resource, owner: Object) -> None:
-        """Let the owner go once nothing blocks it."""
+        """Remove the finalizer of the owner if no dependent blocks its deletion."""
         if not any(blocks_owner_deletion(each, owner) for _, each in self.metadata_informers.dependents(owner)):
             await self.patch_metadata(
                 resource, owner, finalizers=[each for each in finalizers_of(owner) if each != FOREGROUND_FINALIZER]
             )
 
     async def orphan_dependents(self, resource: Resource, owner: Object) -> None:
-        """Have every dependent forget the owner, and let it go."""
+        """Remove the references to the owner from all dependents, then the finalizer from the owner."""
         for each, dependent in list(self.metadata_informers.dependents(owner)):
             others = [ref for ref in owners_of(dependent) if ref["uid"] != uid_of(owner)]
             try:
@@ -136,10 +136,10 @@ class GarbageCollector:
         )
 
     async def patch_metadata(self, resource: Resource, obj: Object, **metadata: Sequence[object]) -> Object:
-        """Patch the object's metadata, if it is still what was judged."""
+        """Patch the metadata of an object if it has not changed since it was examined."""
         return await self.client.patch(resource, obj, {"metadata": metadata})
 
-    # -- what is to be looked at
+    # -- enqueueing
 
     def object_changed(self, queue: Queue, resource: Resource, old: Object | None, new: Object | None) -> None:
         owner = new or old
@@ -157,9 +157,9 @@ class GarbageCollector:
     def waiting_owners(self, dependent: Object) -> Iterable[str]:
         for owner in owners_of(dependent):
             resource = self.resource_of(owner)
-            found = self.cached_owner(resource, owner, dependent) if resource is not None else None
-            if resource is not None and found is not None and is_foreground_deleting(found):
-                yield queue_key(resource, found)
+            cached = self.cached_owner(resource, owner, dependent) if resource is not None else None
+            if resource is not None and cached is not None and is_foreground_deleting(cached):
+                yield queue_key(resource, cached)
 
 
 def queue_key(resource: Resource, obj: Object) -> str:
@@ -167,7 +167,7 @@ def queue_key(resource: Resource, obj: Object) -> str:
 
 
 def owner_key(resource: Resource, owner: Object, dependent: Object) -> str:
-    """Where an owner is kept: namespaced ones own in their namespace alone."""
+    """Return the cache key of an owner. A namespaced owner is in the namespace of its dependent."""
     return f"{namespace_of(dependent)}/{owner['name']}" if resource.namespaced else str(owner["name"])
 
 
@@ -180,7 +180,7 @@ def finalizers_of(obj: Object) -> list[str]:
 
 
 def is_foreground_deleting(obj: Object) -> bool:
-    """Whether the object is deleting, and only after its dependents."""
+    """Return whether the object is being deleted in the foreground."""
     return is_deleting(obj) and FOREGROUND_FINALIZER in finalizers_of(obj)
 
 
@@ -189,7 +189,7 @@ def blocks_owner_deletion(dependent: Object, owner: Object) -> bool:
 
 
 def deletion_state(obj: Object | None) -> tuple[list[Object], list[str]]:
-    """What makes an object our business: its owners, and how it is deleted."""
+    """Return the fields whose change triggers a reconcile: owners and deletion finalizers."""
     if obj is None:
         return [], []
     return owners_of(obj), [
@@ -198,6 +198,6 @@ def deletion_state(obj: Object | None) -> tuple[list[Object], list[str]]:
 
 
 def install(manager: Manager, metadata_informers: MetadataInformers) -> None:
-    garbage = GarbageCollector(metadata_informers, manager.reads, manager.client)
-    controller = manager.controller("garbage", garbage.reconcile)
-    metadata_informers.on_change(lambda *change: garbage.object_changed(controller.queue, *change))
+    collector = GarbageCollector(metadata_informers, manager.reads, manager.client)
+    controller = manager.controller("garbage", collector.reconcile)
+    metadata_informers.on_change(lambda *change: collector.object_changed(controller.queue, *change))

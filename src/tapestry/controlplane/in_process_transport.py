@@ -1,4 +1,4 @@
-"""The way to an API server in this process: a Transport without a socket."""
+"""Client transport that calls an API server in the same process, without a socket."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ from tapestry.kube.errors import TransportError
 
 
 class InProcessTransport:
-    """Carries requests to `server`, in the name of `user`."""
+    """Sends requests to `server` as `user`."""
 
     def __init__(self, server: CallHandler, user: User) -> None:
         self._server = server
@@ -29,11 +29,11 @@ class InProcessTransport:
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator[Stream]:
         async with self._limit_time(request, request.timeout):
-            answer = await self._handle(request)
-        if isinstance(answer, ApiResponse) and answer.stream is None:
-            yield BufferedStream(answer)
+            response = await self._handle(request)
+        if isinstance(response, ApiResponse) and response.stream is None:
+            yield BufferedStream(response)
             return
-        source = answer.stream if isinstance(answer, ApiResponse) else answer
+        source = response.stream if isinstance(response, ApiResponse) else response
         assert source is not None
         try:
             async with self._limit_time(request, None), aclosing(source.chunks()) as chunks:
@@ -59,7 +59,7 @@ class InProcessTransport:
 
     @asynccontextmanager
     async def _limit_time(self, request: Request, seconds: float | None) -> AsyncIterator[None]:
-        """Ends with an error after so many seconds, or when the connection is cut."""
+        """Raise TransportError after `seconds`, or when the transport is aborted."""
         try:
             async with asyncio.timeout(seconds) as limit:
                 self._timeouts.add(limit)
@@ -68,13 +68,13 @@ class InProcessTransport:
                 finally:
                     self._timeouts.discard(limit)
         except TimeoutError as error:
-            why = f"{request}: the connection was cut, or no answer came in time"
+            why = f"{request}: the connection was aborted, or the response timed out"
             raise TransportError(why, maybe_sent=True) from error
 
 
 @dataclass(frozen=True, slots=True)
 class BufferedStream:
-    """An answer that is all there, as a stream."""
+    """A complete response, read as a stream."""
 
     response: ApiResponse
 
@@ -92,7 +92,7 @@ class BufferedStream:
 
 @dataclass(frozen=True, slots=True)
 class ChunkStream:
-    """A watch, or what else comes in pieces."""
+    """A response that arrives in chunks, for example a watch."""
 
     source: AsyncIterator[bytes]
     status: int = 200

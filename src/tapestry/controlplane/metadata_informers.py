@@ -1,7 +1,7 @@
-"""Everything there is, by its metadata: an informer for each resource that can be listed, watched, changed and deleted.
+"""Metadata informers for every resource that can be listed, watched, patched and deleted.
 
-What is served is asked for at the start, and again whenever a definition of custom resources comes, goes, or serves
-other versions.  Events are left out: nobody owns them, they own nothing, and there are many.
+Discovery runs at the start and whenever a CustomResourceDefinition is created, deleted, or serves other versions.
+Events are excluded: they are numerous, have no owners and own nothing.
 """
 
 import asyncio
@@ -25,22 +25,22 @@ METADATA_FIELDS = frozenset(
 )
 OWNER_INDEX = "owner"
 DISCOVERY_RETRY_INTERVAL = 1.0
-"""Seconds until what is served is asked for again, after that went wrong."""
+"""Seconds until discovery is retried after an error."""
 
 Handler = Callable[[Resource, Object | None, Object | None], None]
 
 
 class MetadataInformers:
-    """Informers by the name of their resource, while `manager` runs."""
+    """Informers by resource name. They run while `manager` runs."""
 
     def __init__(self, manager: Manager) -> None:
         self.informers: dict[str, Informer] = {}
         self.resources: dict[Resource, frozenset[str]] = {}
-        """All that is served, and with which verbs; of informers or not."""
+        """All served resources and their verbs, including those without an informer."""
         self.resources_by_kind: dict[tuple[str, str], Resource] = {}
-        """The same by group and kind."""
+        """The served resources by group and kind."""
         self.synced = asyncio.Event()
-        """Set while there is nothing served that is not known in full."""
+        """Set while the informers of all served resources are synced."""
         self._client = manager.reads
         self._handlers: list[Handler] = []
         self._tasks: dict[Resource, asyncio.Task[None]] = {}
@@ -51,30 +51,30 @@ class MetadataInformers:
         manager.run_always("everything", self.run)
 
     def on_change(self, handler: Handler) -> None:
-        """Tell `handler` of every change of any object; to be called before the manager runs."""
+        """Call `handler` for every change of any object. Call this before the manager runs."""
         self._handlers.append(handler)
 
     def dependents(self, owner: Object) -> Iterator[tuple[Resource, Object]]:
-        """The objects that name `owner` as theirs, and may: a namespaced one owns in its namespace alone."""
+        """Yield the objects that `owner` owns. A namespaced owner owns only objects of its own namespace."""
         for informer in self.informers.values():
             for each in informer.store.by(OWNER_INDEX, uid_of(owner)):
                 if namespace_of(owner) in (None, namespace_of(each)):
                     yield informer.resource, each
 
     async def run(self) -> None:
-        """Follow what is served until cancelled."""
+        """Start and stop informers as the served resources change, until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
                 await self._outdated.wait()
-                edition = self._generation
+                generation = self._generation
                 try:
                     self.resources = await served_resources(self._client)
                 except KubeError as error:
-                    log.warning("cannot tell what is served", error=str(error), pause=DISCOVERY_RETRY_INTERVAL)
+                    log.warning("API discovery failed, retrying", error=str(error), pause=DISCOVERY_RETRY_INTERVAL)
                     await asyncio.sleep(DISCOVERY_RETRY_INTERVAL)
                     continue
                 self.resources_by_kind = {(each.group, each.kind): each for each in self.resources}
-                if edition == self._generation:
+                if generation == self._generation:
                     self._outdated.clear()
                 self._update_informers(
                     group, {each for each, verbs in self.resources.items() if is_watchable(each, verbs)}
@@ -99,7 +99,7 @@ class MetadataInformers:
             self._tasks[resource] = group.create_task(informer.run(), name=f"everything-{resource.name}")
 
     def _stop_informer(self, resource: Resource) -> None:
-        """The resource is gone, and so are its objects."""
+        """Stop the informer of a resource that is no longer served, and report its objects as deleted."""
         self._tasks.pop(resource).cancel()
         for obj in self.informers.pop(resource.name).store.list():
             for handler in self._handlers:

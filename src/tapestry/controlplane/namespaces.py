@@ -1,6 +1,6 @@
-"""Namespaces: all that is in a namespace goes before it does, the pods first.
+"""Controller that deletes the content of a namespace before the namespace itself.
 
-The pods go first, and nothing else before the last of them is gone: what they use must outlast them.
+Pods are deleted first, and nothing else before the last of them is gone: the objects they use must outlive them.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,12 +20,12 @@ from tapestry.kube.resources import NAMESPACES, PODS, Resource
 KUBERNETES_FINALIZER = "kubernetes"
 DELETION_VERBS = frozenset({"list", "delete"})
 SHORT_RETRY_INTERVAL, RETRY_INTERVAL = 0.1, 5.0
-"""Seconds until the next look: at what changed while it was to be deleted, and at what others hold."""
+"""Seconds until the next attempt: if objects changed during the deletion, and otherwise."""
 
 
 @dataclass(frozen=True)
 class NamespaceReconciler:
-    """Empties namespaces that are deleted, and lets them go."""
+    """Deletes the content of deleted namespaces and removes their finalizer."""
 
     namespaces: Store
     metadata_informers: MetadataInformers
@@ -59,7 +59,7 @@ class NamespaceReconciler:
         return remains
 
     async def update_conditions(self, namespace: Object, remaining: RemainingContent) -> None:
-        """Say in the status what is missing, as kube-controller-manager does."""
+        """Report the remaining content in the status, as kube-controller-manager does."""
         before = conditions = value_at(namespace, "status", "conditions", default=[])
         for each in deletion_conditions(remaining):
             conditions = with_condition(conditions, each, self.now())
@@ -68,7 +68,7 @@ class NamespaceReconciler:
             await self.client.patch(NAMESPACES, namespace, status, subresource="status")
 
     def object_changed(self, queue: Queue, _: Resource, old: Object | None, new: Object | None) -> None:
-        """Something went: its namespace may be able to."""
+        """Enqueue the namespace of a deleted object if it is being finalized."""
         name = namespace_of(old) if old is not None and new is None else None
         namespace = self.namespaces.get(name) if name is not None else None
         if name is not None and namespace is not None and is_being_finalized(namespace):
@@ -115,14 +115,14 @@ def deletion_conditions(remaining: RemainingContent) -> Iterator[Object]:
 
 
 def deletion_condition(type: str, problem: str, reasons: tuple[str, str], ok_message: str) -> Object:
-    """A condition that is true where there is trouble; its reasons are that of trouble and that of none."""
+    """Return a condition that is true if there is a problem. `reasons` are for a problem and for none."""
     return new_condition(type, bool(problem), reasons[0] if problem else reasons[1], problem or ok_message)
 
 
 def install(manager: Manager, metadata_informers: MetadataInformers) -> None:
     informer = manager.informer(NAMESPACES)
-    clearing = CollectionDeleter(manager.reads, manager.client)
-    reconciler = NamespaceReconciler(informer.store, metadata_informers, clearing, manager.client, manager.now)
+    deleter = CollectionDeleter(manager.reads, manager.client)
+    reconciler = NamespaceReconciler(informer.store, metadata_informers, deleter, manager.client, manager.now)
     controller = manager.controller("namespaces", reconciler.reconcile)
     controller.watch(informer)
     metadata_informers.on_change(lambda *change: reconciler.object_changed(controller.queue, *change))

@@ -1,11 +1,11 @@
-"""Node lifecycle: what becomes of a node that is not heard of, as far as its pods and the scheduler can see.
+"""Controller that marks nodes without heartbeats as unknown and taints unhealthy nodes.
 
-A kubelet renews its node's Lease.  When it has not for a while, nobody knows how the node is: its conditions become
-Unknown, its pods count as not ready, and taints keep new pods away and, after what each tolerates, send those that are
-there elsewhere (`departures`).  Times are those of our own clock: what counts is when we last heard something new.
+A kubelet renews the Lease of its node. If it stops, the node's conditions become Unknown and its pods not ready.
+NoSchedule taints keep new pods away, and NoExecute taints evict the running ones (`pod_deletion`). Times are taken from
+the local clock: a heartbeat counts from when it was observed.
 
-How many of them are given up at once, `zones` says; where every node of the cluster is silent, the fault is likely on
-our side: then nobody is sent away.
+`eviction_limiter` limits the rate of evictions. If every node of the cluster is unready, the cause is probably on the
+side of the control plane, and no pod is evicted.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -27,11 +27,11 @@ from tapestry.kube.taints import CORDON_TAINT, NOT_READY, UNREACHABLE
 from tapestry.kube.times import timestamp
 
 GRACE_PERIOD = timedelta(seconds=40)
-"""How long a node may be silent."""
+"""Time without a heartbeat after which a node is marked unknown."""
 STARTUP_GRACE_PERIOD = timedelta(seconds=60)
-"""How long a new one may take until it says anything."""
+"""The same for a new node that has not posted a status yet."""
 KUBELET_CONDITIONS = ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure")
-"""Conditions that only the kubelet knows about."""
+"""Conditions that only the kubelet reports."""
 CONDITION_TAINTS = {
     ("Ready", "False"): NOT_READY,
     ("Ready", "Unknown"): UNREACHABLE,
@@ -40,7 +40,7 @@ CONDITION_TAINTS = {
     ("PIDPressure", "True"): "node.kubernetes.io/pid-pressure",
     ("NetworkUnavailable", "True"): "node.kubernetes.io/network-unavailable",
 }
-"""What keeps new pods away, by condition and status."""
+"""NoSchedule taints by condition type and status."""
 MANAGED_TAINTS = frozenset({*CONDITION_TAINTS.values(), CORDON_TAINT["key"]})
 NODE_INDEX = "placed"
 
@@ -49,35 +49,35 @@ NODE_INDEX = "placed"
 
 
 def ready_status(node: Object) -> str:
-    """Of its Ready condition; empty where nobody has said anything."""
+    """Return the status of the Ready condition, or an empty string without one."""
     return str((find_condition(value_at(node, "status", "conditions"), "Ready") or {}).get("status", ""))
 
 
 def heartbeat_deadline(node: Object, observed_at: datetime) -> datetime:
-    """When it has been silent for too long."""
+    """Return the time at which the node is marked unknown."""
     return observed_at + (GRACE_PERIOD if ready_status(node) else STARTUP_GRACE_PERIOD)
 
 
 def unknown_conditions(node: Object, now: datetime) -> list[Object]:
-    """Its conditions, now that nobody knows."""
+    """Return the conditions of a node whose kubelet stopped posting status."""
     conditions: list[Object] = value_at(node, "status", "conditions", default=[])
     for type in KUBELET_CONDITIONS:
         old = find_condition(conditions, type)
         if old is None:
-            said = {"reason": "NodeStatusNeverUpdated", "message": "Kubelet never posted node status."}
+            cause = {"reason": "NodeStatusNeverUpdated", "message": "Kubelet never posted node status."}
             heartbeat = node["metadata"].get("creationTimestamp")
         elif old["status"] == "Unknown":
             continue
         else:
-            said = {"reason": "NodeStatusUnknown", "message": "Kubelet stopped posting node status."}
+            cause = {"reason": "NodeStatusUnknown", "message": "Kubelet stopped posting node status."}
             heartbeat = old.get("lastHeartbeatTime")
-        new = {"type": type, "status": "Unknown", "lastHeartbeatTime": heartbeat, **said}
+        new = {"type": type, "status": "Unknown", "lastHeartbeatTime": heartbeat, **cause}
         conditions = with_condition(conditions, new, now)
     return conditions
 
 
 def no_schedule_taints(node: Object) -> Iterator[str]:
-    """The taints that keep new pods away, as its conditions have it."""
+    """Yield the keys of the NoSchedule taints that the node's conditions require."""
     for each in value_at(node, "status", "conditions", default=()):
         if (key := CONDITION_TAINTS.get((each["type"], each["status"]))) is not None:
             yield key
@@ -86,24 +86,24 @@ def no_schedule_taints(node: Object) -> Iterator[str]:
 
 
 def no_execute_taint(node: Object) -> str | None:
-    """The taint that it should have for its pods to go."""
+    """Return the key of the NoExecute taint that the node's readiness requires, if any."""
     return {"False": NOT_READY, "Unknown": UNREACHABLE}.get(ready_status(node))
 
 
 def has_no_execute_taint(node: Object) -> bool:
-    """Whether it has such a taint, be it the right one or not."""
+    """Return whether the node has a NoExecute taint of this controller, correct or not."""
     return any(each["effect"] == "NoExecute" and each["key"] in (NOT_READY, UNREACHABLE) for each in taints_of(node))
 
 
 def desired_taints(node: Object, eviction_taint: str | None, now: datetime) -> list[Object]:
-    """Its taints as they should be; those of others, and those that are right already, stay as they are."""
-    wanted = {(key, "NoSchedule") for key in no_schedule_taints(node)}
+    """Return the desired taints of a node. Unmanaged taints and those already correct are left unchanged."""
+    desired = {(key, "NoSchedule") for key in no_schedule_taints(node)}
     if eviction_taint is not None:
-        wanted.add((eviction_taint, "NoExecute"))
-    kept = [each for each in taints_of(node) if not is_managed_taint(each) or (each["key"], each["effect"]) in wanted]
-    there = {(each["key"], each["effect"]) for each in kept}
-    new = [{"key": key, "effect": effect, "timeAdded": timestamp(now)} for key, effect in sorted(wanted - there)]
-    return [*kept, *new]
+        desired.add((eviction_taint, "NoExecute"))
+    valid = [each for each in taints_of(node) if not is_managed_taint(each) or (each["key"], each["effect"]) in desired]
+    present = {(each["key"], each["effect"]) for each in valid}
+    new = [{"key": key, "effect": effect, "timeAdded": timestamp(now)} for key, effect in sorted(desired - present)]
+    return [*valid, *new]
 
 
 def is_managed_taint(taint: Object) -> bool:
@@ -117,11 +117,11 @@ def taints_of(node: Object) -> list[Object]:
     return taints
 
 
-# -- what is remembered
+# -- reconciler
 
 
 class Heartbeat(NamedTuple):
-    """What was last heard of a node, and when we heard it."""
+    """Timestamps of the last heartbeat of a node, and the time it was observed."""
 
     timestamps: tuple[str | None, str | None]
     observed_at: datetime
@@ -129,7 +129,7 @@ class Heartbeat(NamedTuple):
 
 @dataclass
 class NodeLifecycleReconciler:
-    """Keeps conditions and taints of nodes as they are heard of; keyed by name."""
+    """Updates conditions and taints of nodes according to their heartbeats. Keys are node names."""
 
     client: Client
     events: Recorder
@@ -141,7 +141,7 @@ class NodeLifecycleReconciler:
     eviction_limiter: EvictionLimiter = field(default_factory=EvictionLimiter)
     enqueue_key: Callable[[str], None] = lambda _: None
 
-    # -- what happens
+    # -- event handlers
 
     def node_changed(self, old: Object | None, new: Object | None) -> None:
         before = self.eviction_limiter.is_fully_disrupted
@@ -153,7 +153,7 @@ class NodeLifecycleReconciler:
             self.eviction_limiter.set_node(new)
             self.observe_heartbeat(new)
         if self.eviction_limiter.is_fully_disrupted != before:
-            if before:  # whoever was not heard in the silence may be heard now
+            if before:  # give every node a new grace period
                 self.heartbeats = {
                     name: Heartbeat(each.timestamps, self.now()) for name, each in self.heartbeats.items()
                 }
@@ -165,13 +165,13 @@ class NodeLifecycleReconciler:
             self.observe_heartbeat(node)
 
     def observe_heartbeat(self, node: Object) -> Heartbeat:
-        """What was last heard of the node: its Lease, and what it says itself."""
+        """Record the heartbeat of a node, from its Lease and its Ready condition, and return the latest."""
         lease = self.leases.store.get(f"{NODE_LEASE_NAMESPACE}/{name_of(node)}")
         ready = find_condition(value_at(node, "status", "conditions"), "Ready") or {}
-        sign = value_at(lease, "spec", "renewTime"), ready.get("lastHeartbeatTime")
+        timestamps = value_at(lease, "spec", "renewTime"), ready.get("lastHeartbeatTime")
         last = self.heartbeats.get(name_of(node))
-        if last is None or last.timestamps != sign:
-            last = self.heartbeats[name_of(node)] = Heartbeat(sign, self.now())
+        if last is None or last.timestamps != timestamps:
+            last = self.heartbeats[name_of(node)] = Heartbeat(timestamps, self.now())
         return last
 
     # -- one node
@@ -184,11 +184,11 @@ class NodeLifecycleReconciler:
         due = heartbeat_deadline(node, self.observe_heartbeat(node).observed_at)
         if due <= now:
             node = await self.mark_unknown(node, now)
-        again = await self.update_taints(node, now)
+        retry_at = await self.update_taints(node, now)
         if ready_status(node) in ("False", "Unknown"):
             await self.mark_pods_not_ready(node)
-        waits = [each for each in (due if due > now else None, again) if each is not None]
-        return Result(requeue_at=min(waits)) if waits else None
+        times = [each for each in (due if due > now else None, retry_at) if each is not None]
+        return Result(requeue_at=min(times)) if times else None
 
     async def mark_unknown(self, node: Object, now: datetime) -> Object:
         conditions = unknown_conditions(node, now)
@@ -196,33 +196,33 @@ class NodeLifecycleReconciler:
             return node
         was_ready = is_condition_true(node, "Ready")
         patch = {"status": {"conditions": conditions}}
-        found = await self.client.patch(NODES, node, patch, subresource="status")
+        updated = await self.client.patch(NODES, node, patch, subresource="status")
         if was_ready:
             self.events.normal(node, "NodeNotReady", f"Node {name_of(node)} status is now: NodeNotReady")
-        return found
+        return updated
 
     async def update_taints(self, node: Object, now: datetime) -> datetime | None:
-        """Taint the node as its conditions have it; when to look again, if its turn has not come."""
-        wanted, again = no_execute_taint(node), None
-        if wanted is not None and self.eviction_limiter.is_fully_disrupted:
-            wanted = None
-        elif wanted is not None and not has_no_execute_taint(node):
+        """Set the taints that the conditions require. Return when to retry if the eviction is delayed."""
+        taint, retry_at = no_execute_taint(node), None
+        if taint is not None and self.eviction_limiter.is_fully_disrupted:
+            taint = None
+        elif taint is not None and not has_no_execute_taint(node):
             due = self.eviction_limiter.reserve_eviction(zone_of(node), now)
             if due is None or due > now:
-                wanted, again = None, due or now + EVICTION_INTERVAL
-        taints = desired_taints(node, wanted, now)
+                taint, retry_at = None, due or now + EVICTION_INTERVAL
+        taints = desired_taints(node, taint, now)
         if taints != taints_of(node):
             await self.client.patch(NODES, node, {"spec": {"taints": taints or None}})
-        return again
+        return retry_at
 
     async def mark_pods_not_ready(self, node: Object) -> None:
-        """Nobody should be sent to pods of a node that is not ready."""
+        """Mark the pods of an unready node as not ready, so that Services send them no traffic."""
         for pod in self.pods.store.by(NODE_INDEX, name_of(node)):
             ready = find_condition(value_at(pod, "status", "conditions"), "Ready")
             if ready is None or ready["status"] == "False":
                 continue
-            said = {**ready, "status": "False", "lastTransitionTime": timestamp(self.now())}
-            patch = {"status": {"conditions": [said]}}
+            condition = {**ready, "status": "False", "lastTransitionTime": timestamp(self.now())}
+            patch = {"status": {"conditions": [condition]}}
             try:
                 await self.client.patch(PODS, pod, patch, type=PatchType.STRATEGIC, subresource="status")
             except NotFound:
@@ -236,7 +236,7 @@ def node_name_keys(pod: Object) -> Iterable[str]:
 
 
 def has_relevant_change(old: Object | None, new: Object | None) -> bool:
-    """Whether anything changed that we act on: heartbeats alone come by the thousand."""
+    """Return whether a field changed that this controller acts on. Heartbeats alone are ignored."""
     if old is None or new is None:
         return True
     return (
@@ -248,20 +248,20 @@ def has_relevant_change(old: Object | None, new: Object | None) -> bool:
 
 
 def install(manager: Manager) -> None:
-    """Have this manager see to nodes that are not heard of, and to pods whose node is lost to them."""
+    """Add the node lifecycle and pod deletion controllers to `manager`."""
     nodes = manager.informer(NODES)
     leases = manager.informer(LEASES, namespace=NODE_LEASE_NAMESPACE)
     pods = manager.informer(PODS, indexers={NODE_INDEX: node_name_keys})
-    keeper = NodeLifecycleReconciler(manager.client, manager.events, manager.now, nodes, leases, pods)
-    controller = manager.controller("nodes", keeper.reconcile)
-    keeper.enqueue_key = controller.queue.add
-    nodes.on_change(keeper.node_changed)
-    leases.on_change(keeper.lease_changed)
+    reconciler = NodeLifecycleReconciler(manager.client, manager.events, manager.now, nodes, leases, pods)
+    controller = manager.controller("nodes", reconciler.reconcile)
+    reconciler.enqueue_key = controller.queue.add
+    nodes.on_change(reconciler.node_changed)
+    leases.on_change(reconciler.lease_changed)
     controller.watch(nodes, when=has_relevant_change)
     controller.watch(pods, node_name_keys, when=is_newly_bound)
     pod_deletion.install(manager, nodes, pods, NODE_INDEX)
 
 
 def is_newly_bound(old: Object | None, new: Object | None) -> bool:
-    """Whether a pod came to a node: if that is not ready, neither is the pod."""
+    """Return whether a pod was bound to a node. If the node is not ready, the pod is not ready either."""
     return new is not None and (old is None or list(node_name_keys(old)) != list(node_name_keys(new)))

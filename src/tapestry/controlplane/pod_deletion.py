@@ -1,8 +1,8 @@
-"""Departures: pods that leave because their node is lost to them.
+"""Controllers for taint-based eviction and for garbage collection of pods.
 
-A taint of effect NoExecute sends away the pods that do not tolerate it, at once, or when what they tolerate is over.  A
-pod whose node is gone has nobody who would end it: it is ended here, once a live read has confirmed that the node is
-not there.  So is one that is deleted before it ever had a node.  Pods that are over are kept, up to a number.
+A NoExecute taint evicts the pods that do not tolerate it, at once or when their toleration expires. A pod whose node is
+gone has no kubelet to terminate it: it is deleted here once a live read confirms that the node does not exist. The same
+applies to a pod that is deleted before it has a node. Terminated pods are kept up to a limit.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,10 +23,10 @@ from tapestry.kube.taints import tolerates
 from tapestry.kube.times import parse_time, timestamp
 
 QUARANTINE = timedelta(seconds=40)
-"""How long a node may be missing before its pods are ended."""
+"""Time for which a node may be missing before its pods are deleted."""
 GC_INTERVAL = 20.0
 TERMINATED_POD_THRESHOLD = 12_500
-"""Pods that are over and still kept."""
+"""Number of terminated pods to keep."""
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 TERMINATED_INDEX = "over"
 DELETED_BY_TAINT = ("DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint")
@@ -37,24 +37,24 @@ DELETED_BY_POD_GC = ("DeletionByPodGC", "PodGC: node no longer exists")
 
 
 def eviction_time(pod: Object, taints: Iterable[Object]) -> datetime | None:
-    """When the taints of its node send the pod away; None for never."""
-    moments = []
+    """Return the time at which taints of its node evict the pod, or None if none does."""
+    times = []
     for taint in taints:
         if taint["effect"] != "NoExecute":
             continue
         start = max(bound_at(pod), parse_time(taint["timeAdded"]) if taint.get("timeAdded") else bound_at(pod))
         tolerations = [each for each in pod["spec"].get("tolerations") or () if tolerates(each, taint)]
         if not tolerations:
-            moments.append(start)
+            times.append(start)
             continue
-        spans = [each["tolerationSeconds"] for each in tolerations if each.get("tolerationSeconds") is not None]
-        if spans:
-            moments.append(start + timedelta(seconds=max(0, min(spans))))
-    return min(moments, default=None)
+        periods = [each["tolerationSeconds"] for each in tolerations if each.get("tolerationSeconds") is not None]
+        if periods:
+            times.append(start + timedelta(seconds=max(0, min(periods))))
+    return min(times, default=None)
 
 
 def needs_forced_deletion(pod: Object, node: Object | None) -> bool:
-    """Whether a deleted pod has nobody who would end it."""
+    """Return whether no kubelet will terminate a deleted pod."""
     if not is_deleting(pod):
         return False
     if not value_at(pod, "spec", "nodeName"):
@@ -68,23 +68,23 @@ def needs_forced_deletion(pod: Object, node: Object | None) -> bool:
 
 
 def surplus_pods(pods: Sequence[Object], limit: int) -> list[Object]:
-    """The pods that are over and too many: those that were evicted first, then the oldest."""
-    spare = len(pods) - limit
-    if spare <= 0:
+    """Return the terminated pods over the limit: evicted ones first, then the oldest."""
+    surplus = len(pods) - limit
+    if surplus <= 0:
         return []
-    return sorted(pods, key=lambda pod: (value_at(pod, "status", "reason") != "Evicted", *age_key(pod)))[:spare]
+    return sorted(pods, key=lambda pod: (value_at(pod, "status", "reason") != "Evicted", *age_key(pod)))[:surplus]
 
 
 def age_key(pod: Object) -> tuple[str, str]:
     return pod["metadata"].get("creationTimestamp", ""), key_of(pod)
 
 
-# -- at work
+# -- reconciler
 
 
 @dataclass
 class PodDeletionReconciler:
-    """Ends pods whose node is lost to them; keyed by pod."""
+    """Deletes pods that taints evict or whose node is missing. Keys are those of pods."""
 
     client: Client
     events: Recorder
@@ -93,7 +93,7 @@ class PodDeletionReconciler:
     pods: Informer
     max_terminated: int = TERMINATED_POD_THRESHOLD
     missing_nodes: dict[str, datetime] = field(default_factory=dict)
-    """Nodes that pods name and nobody knows, and since when."""
+    """Time since which a node that pods refer to has been missing, by node name."""
 
     async def reconcile(self, key: str) -> Result | None:
         pod = self.pods.store.get(key)
@@ -109,7 +109,7 @@ class PodDeletionReconciler:
             elif node is not None and not is_deleting(pod):
                 return await self.evict_by_taint(pod, node)
         except NotFound:
-            return None  # it is gone already
+            return None  # already deleted
         return None
 
     async def evict_by_taint(self, pod: Object, node: Object) -> Result | None:
@@ -123,17 +123,17 @@ class PodDeletionReconciler:
         return None
 
     async def delete_if_node_missing(self, pod: Object, node: str) -> Result | None:
-        """End a pod whose node is gone, and was not just about to come."""
+        """Delete a pod whose node has been missing for longer than the quarantine."""
         due = self.missing_nodes.setdefault(node, self.now()) + QUARANTINE
         if due > self.now():
             return Result(requeue_at=due)
         if await self.client.find(NODES, node) is None:
             await self.force_delete(pod, DELETED_BY_POD_GC)
             return None
-        return Result(requeue_after=GC_INTERVAL)  # it is there: our cache lags
+        return Result(requeue_after=GC_INTERVAL)  # it exists: the cache lags
 
     async def force_delete(self, pod: Object, cause: tuple[str, str] | None = None) -> None:
-        """End a pod without its kubelet."""
+        """Mark a pod as failed and delete it without waiting for its kubelet."""
         if not is_pod_terminal(pod):
             patch: Object = {"status": {"phase": "Failed"}}
             if cause is not None:
@@ -146,11 +146,11 @@ class PodDeletionReconciler:
         return await self.client.patch(PODS, pod, patch, type=PatchType.STRATEGIC, subresource="status")
 
     def disruption_condition(self, reason: str, message: str) -> Object:
-        said = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
-        return {**said, "lastTransitionTime": timestamp(self.now())}
+        condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
+        return {**condition, "lastTransitionTime": timestamp(self.now())}
 
     async def collect_terminated(self, _key: str) -> Result | None:
-        """Keep as many pods that are over as there may be."""
+        """Delete terminated pods over the limit."""
         for pod in surplus_pods(self.pods.store.by(TERMINATED_INDEX, TERMINATED_INDEX), self.max_terminated):
             await self.client.delete_if_exists(PODS, pod, grace_seconds=0)
         return Result(requeue_after=GC_INTERVAL)
@@ -165,28 +165,27 @@ def terminated_index(pod: Object) -> Iterable[str]:
 
 
 def taints_changed(old: Object | None, new: Object | None) -> bool:
-    """Whether a node came, went, or got other taints."""
     return value_at(old, "spec", "taints") != value_at(new, "spec", "taints") or old is None or new is None
 
 
 def spec_or_deletion_changed(old: Object | None, new: Object | None) -> bool:
-    """Whether a pod came to a node, is deleted, or tolerates something else."""
+    """Return whether a pod was added or deleted, or its spec changed."""
     if old is None or new is None:
         return new is not None
     return is_deleting(old) != is_deleting(new) or old["spec"] != new["spec"]
 
 
 def install(manager: Manager, nodes: Informer, pods: Informer, node_index: str) -> None:
-    """Have pods leave that should; `placed` is the index of `pods` by node."""
-    leaving = PodDeletionReconciler(manager.client, manager.events, manager.now, nodes, pods)
-    nodes.on_change(leaving.node_added)
+    """Add the pod deletion controllers to `manager`. `node_index` is the index of `pods` by node."""
+    reconciler = PodDeletionReconciler(manager.client, manager.events, manager.now, nodes, pods)
+    nodes.on_change(reconciler.node_added)
     pods.store.add_index(TERMINATED_INDEX, terminated_index)
 
-    def on_node(node: Object) -> Iterable[str]:
+    def pods_of_node(node: Object) -> Iterable[str]:
         return [key_of(pod) for pod in pods.store.by(node_index, name_of(node))]
 
-    controller = manager.controller("departures", leaving.reconcile)
+    controller = manager.controller("departures", reconciler.reconcile)
     controller.watch(pods, when=spec_or_deletion_changed)
-    controller.watch(nodes, on_node, when=taints_changed)
-    sweeping = manager.controller("finished-pods", leaving.collect_terminated, workers=1)
-    manager.after_sync(lambda: sweeping.queue.add_after(TERMINATED_INDEX, GC_INTERVAL))
+    controller.watch(nodes, pods_of_node, when=taints_changed)
+    pod_gc = manager.controller("finished-pods", reconciler.collect_terminated, workers=1)
+    manager.after_sync(lambda: pod_gc.queue.add_after(TERMINATED_INDEX, GC_INTERVAL))

@@ -1,8 +1,8 @@
-"""Quotas: what a namespace uses of its ResourceQuotas, counted.
+"""Controller that counts the usage of each ResourceQuota.
 
-The API server charges a quota for what is about to be made (`tapestry.apiserver.admission.quota`); here is counted
-what there is.  So that a count does not miss what was charged for and is still on its way, it begins a moment after
-the version of the quota that it is about, and is written only if the quota is still the same.
+The API server charges a quota for an object before it stores it (`tapestry.apiserver.admission.quota`). This controller
+counts stored objects. To include objects that were charged but not yet stored, it waits a moment after the quota
+changed before it counts, and it updates the status only if the quota has not changed since.
 """
 
 import asyncio
@@ -24,16 +24,16 @@ from tapestry.kube.resources import RESOURCE_QUOTAS, Resource
 
 NAMESPACE_INDEX = "namespace"
 MEASURED_RESOURCES = ("pods", "services", "persistentvolumeclaims")
-"""Resources of which not only the number is used."""
+"""Resources that are charged for more than their number."""
 CHARGE_DELAY = 0.1
-"""Seconds after which whatever was charged for is stored."""
+"""Seconds after which a charged object is stored."""
 RECOUNT_INTERVAL, RECOUNT_COST_FACTOR = 1.0, 10
-"""Seconds in which changes are counted together; in a crowd, so many times the seconds that counting takes."""
+"""Seconds over which changes are batched: at least the first, or the factor times the duration of a count."""
 
 
 @dataclass(frozen=True)
 class QuotaReconciler:
-    """Keeps the status of each quota."""
+    """Updates the status of each ResourceQuota."""
 
     quotas: Store
     metadata_informers: MetadataInformers
@@ -41,7 +41,7 @@ class QuotaReconciler:
     client: Client
     now: Callable[[], datetime]
     count_seconds: dict[str, float] = field(default_factory=dict)
-    """How long it took to count, by key."""
+    """Duration of the last count, by key."""
 
     async def reconcile(self, key: str) -> None:
         await self.metadata_informers.synced.wait()
@@ -52,22 +52,22 @@ class QuotaReconciler:
         if not is_status_outdated(quota):
             await asyncio.sleep(CHARGE_DELAY)
         hard, status = hard_limits(quota), quota.get("status") or {}
-        began = asyncio.get_running_loop().time()
+        started = asyncio.get_running_loop().time()
         used = await self.current_usage(quota, hard)
-        self.count_seconds[key] = asyncio.get_running_loop().time() - began
+        self.count_seconds[key] = asyncio.get_running_loop().time() - started
         if is_status_outdated(quota) or ResourceList.parse(status.get("used")) != used:
-            wanted = {"hard": value_at(quota, "spec", "hard", default={}), "used": used.texts()}
-            patch = {"status": merge_patch(status, wanted)}
+            desired = {"hard": value_at(quota, "spec", "hard", default={}), "used": used.texts()}
+            patch = {"status": merge_patch(status, desired)}
             await self.client.patch(RESOURCE_QUOTAS, quota, patch, subresource="status")
 
     async def current_usage(self, quota: Object, hard: ResourceList) -> ResourceList:
-        """What is used of all that the quota limits and somebody can count; what is not served yet, nobody has."""
-        found = ResourceList({name: ZERO for name in hard if name.startswith("count/")})
+        """Return the usage of all limited and countable resources. Resources that are not served have no usage."""
+        usage = ResourceList({name: ZERO for name in hard if name.startswith("count/")})
         namespace = namespace_of(quota) or ""
         for resource in self.countable_resources():
             if names := matching_quota_names(resource.name, hard):
-                found = found + await self.resource_usage(resource, namespace, quota, names)
-        return found
+                usage = usage + await self.resource_usage(resource, namespace, quota, names)
+        return usage
 
     def countable_resources(self) -> list[Resource]:
         return [
@@ -79,8 +79,8 @@ class QuotaReconciler:
     async def resource_usage(
         self, resource: Resource, namespace: str, quota: Object, names: Sequence[str]
     ) -> ResourceList:
-        """What all objects of a resource use, under these names."""
-        found = dict.fromkeys(names, ZERO)
+        """Return the total usage of all objects of a resource, by the given names."""
+        usage = dict.fromkeys(names, ZERO)
         is_measured, now = resource.name in MEASURED_RESOURCES, self.now()
         async for page in self.reads.pages(
             resource, namespace, without_managed_fields=True, only_metadata=not is_measured
@@ -89,11 +89,11 @@ class QuotaReconciler:
                 if matches_scopes(resource.name, quota, obj):
                     used = object_usage(resource.name, obj, now)
                     for name in names:
-                        found[name] += used[name]
-        return ResourceList(found)
+                        usage[name] += used[name]
+        return ResourceList(usage)
 
     def object_changed(self, queue: Queue, resource: Resource, old: Object | None, new: Object | None) -> None:
-        """Something came, changed or went: what counts it is counted again."""
+        """Enqueue the quotas that count the resource of a changed object."""
         obj = new or old
         namespace = namespace_of(obj) if obj is not None else None
         for quota in self.quotas.by(NAMESPACE_INDEX, namespace) if namespace else ():
@@ -101,7 +101,7 @@ class QuotaReconciler:
                 self.enqueue_later(queue, key_of(quota))
 
     def quota_changed(self, queue: Queue, _: Object | None, new: Object | None) -> None:
-        """The quota itself changed: where others are charged for, there is no hurry."""
+        """Enqueue a changed quota: at once if its limits changed, later if only its usage was charged."""
         if new is not None and is_status_outdated(new):
             queue.add(key_of(new))
         elif new is not None:
@@ -116,7 +116,7 @@ def hard_limits(quota: Object) -> ResourceList:
 
 
 def is_status_outdated(quota: Object) -> bool:
-    """Whether the quota limits something else than its status knows of."""
+    """Return whether the limits in the status differ from those in the spec."""
     return hard_limits(quota) != ResourceList.parse(value_at(quota, "status", "hard")) or "used" not in (
         quota.get("status") or {}
     )

@@ -1,4 +1,4 @@
-"""Accounts: every namespace has an account that its pods can run as, and the CA that they know the server by."""
+"""Controller that creates the default ServiceAccount and the root CA ConfigMap in each namespace."""
 
 from dataclasses import dataclass
 
@@ -13,19 +13,19 @@ from tapestry.kube.resources import CONFIGMAPS, NAMESPACES, SERVICE_ACCOUNTS, Re
 DEFAULT_ACCOUNT = "default"
 ROOT_CA_CONFIGMAP = "kube-root-ca.crt"
 DESCRIPTION_ANNOTATION = "kubernetes.io/description"
-DESCRIPTION = "Certificates to know the API server of this cluster by; pods find them beside their tokens."
+DESCRIPTION = "CA certificates of the API server of this cluster; pods find them beside their tokens."
 
 
 @dataclass(frozen=True)
 class ServiceAccountReconciler:
-    """Keeps in each namespace what every namespace has."""
+    """Ensures the default ServiceAccount and the root CA ConfigMap of each namespace."""
 
     namespaces: Store
     accounts: Store
     ca_configmaps: Store
     client: Client
     ca_bundle: str
-    """Certificates in PEM; without any, there is nothing to know the server by."""
+    """PEM certificates. If empty, no ConfigMap is created."""
 
     async def reconcile(self, name: str) -> None:
         namespace = self.namespaces.get(name)
@@ -46,19 +46,19 @@ class ServiceAccountReconciler:
         metadata = desired["metadata"]
         current = store.get(f"{metadata['namespace']}/{metadata['name']}")
         if current is not None and is_deleting(current):
-            return  # its end brings us back
+            return  # its deletion triggers another reconcile
         try:
             await self.client.converge(resource, current, desired)
         except (AlreadyExists, NotFound):
-            return  # the cache is about to tell of it, or of the end of the namespace
+            return  # the cache lags: the event triggers another reconcile
 
 
 def install(manager: Manager, ca_bundle: str) -> None:
     namespaces = manager.informer(NAMESPACES)
     accounts = manager.informer(SERVICE_ACCOUNTS, fields=f"metadata.name={DEFAULT_ACCOUNT}")
-    roots = manager.informer(CONFIGMAPS, fields=f"metadata.name={ROOT_CA_CONFIGMAP}")
-    reconciler = ServiceAccountReconciler(namespaces.store, accounts.store, roots.store, manager.client, ca_bundle)
+    configmaps = manager.informer(CONFIGMAPS, fields=f"metadata.name={ROOT_CA_CONFIGMAP}")
+    reconciler = ServiceAccountReconciler(namespaces.store, accounts.store, configmaps.store, manager.client, ca_bundle)
     controller = manager.controller("accounts", reconciler.reconcile)
     controller.watch(namespaces)
-    for informer in (accounts, roots):
+    for informer in (accounts, configmaps):
         controller.watch(informer, own_namespace)

@@ -1,8 +1,8 @@
-"""Services: what is behind each of them is told, in Endpoints and in EndpointSlices.
+"""Controller that writes the Endpoints and EndpointSlices of each Service.
 
-A Service with a selector has pods behind it; for one without, somebody writes Endpoints, and the slices follow these.
-Slices belong to what they are made of and are collected with it.  Endpoints belong to nobody: ours carry a label by
-which they are known when their Service is gone; those of others stay.
+The endpoints of a Service with a selector are its pods. For a Service without one, users write Endpoints, and the
+slices mirror these. Slices are owned by their source and garbage collected with it. Endpoints have no owner: a label
+marks those of this controller, so that it can delete them with their Service and leave those of users alone.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,7 +41,7 @@ NAMESPACE_INDEX = "namespace"
 
 @dataclass(frozen=True)
 class EndpointsReconciler:
-    """Keeps the Endpoints and EndpointSlices of each Service; keyed as the Service is."""
+    """Updates the Endpoints and EndpointSlices of each Service. Keys are those of Services."""
 
     client: Client
     services: Store
@@ -62,62 +62,62 @@ class EndpointsReconciler:
         await self.mirror_endpoints(service, endpoints, key)
 
     async def update_endpoints(self, service: Object, endpoints: Object | None) -> None:
-        """Say which pods are behind a Service."""
-        found = backends_from_pods(service, self.selected_pods(service), self.zone_of)
-        await self.ensure(ENDPOINTS, endpoints, endpoints_of(service, found))
+        """Write the pods of a Service to its Endpoints and slices."""
+        backends = backends_from_pods(service, self.selected_pods(service), self.zone_of)
+        await self.ensure(ENDPOINTS, endpoints, endpoints_of(service, backends))
         await self.update_slices(
             SliceSource(service, ENDPOINT_SLICE_MANAGER),
-            found,
+            backends,
             self.existing_slices(key_of(service), ENDPOINT_SLICE_MANAGER),
         )
 
     async def mirror_endpoints(self, service: Object | None, endpoints: Object | None, key: str) -> None:
-        """Say in slices what somebody else's Endpoints say."""
-        held = self.existing_slices(key, MIRRORING_MANAGER)
-        is_theirs = service is not None and service["spec"].get("selector") is None
-        if is_theirs and endpoints is not None and should_mirror(endpoints):
+        """Copy Endpoints written by users to slices."""
+        existing = self.existing_slices(key, MIRRORING_MANAGER)
+        is_user_managed = service is not None and service["spec"].get("selector") is None
+        if is_user_managed and endpoints is not None and should_mirror(endpoints):
             await self.update_slices(
-                SliceSource(endpoints, MIRRORING_MANAGER), backends_from_endpoints(endpoints), held
+                SliceSource(endpoints, MIRRORING_MANAGER), backends_from_endpoints(endpoints), existing
             )
         else:
-            for each in held:
+            for each in existing:
                 await self.client.delete_if_exists(ENDPOINT_SLICES, each)
 
     async def update_slices(self, source: SliceSource, backends: Sequence[Backend], existing: Sequence[Object]) -> None:
-        wanted = desired_slices(source, backends, existing)
-        known = {name_of(each): each for each in existing}
-        for each in wanted:
-            await self.ensure(ENDPOINT_SLICES, known.pop(name_of(each), None), each)
-        for each in known.values():
+        desired = desired_slices(source, backends, existing)
+        remaining = {name_of(each): each for each in existing}
+        for each in desired:
+            await self.ensure(ENDPOINT_SLICES, remaining.pop(name_of(each), None), each)
+        for each in remaining.values():
             await self.client.delete_if_exists(ENDPOINT_SLICES, each)
 
     async def ensure(self, resource: Resource, existing: Object | None, desired: Object) -> None:
-        """Have an object that is ours alone: labels that are not wanted go."""
+        """Create or update an object that this controller owns. Labels that are not desired are removed."""
         if existing is not None:
             labels = {**dict.fromkeys(labels_of(existing)), **labels_of(desired)}
             desired = {**desired, "metadata": {**desired["metadata"], "labels": labels}}
         try:
             await self.client.converge(resource, existing, desired)
         except (AlreadyExists, NotFound):
-            return  # the cache is about to tell of it, or of the end of the namespace
+            return  # the cache lags: the event triggers another reconcile
         except Forbidden as error:
             if not is_namespace_terminating(error):
                 raise
 
     def selected_pods(self, service: Object) -> list[Object]:
-        wanted = service["spec"]["selector"].items()
+        selector = service["spec"]["selector"].items()
         pods = self.pods.by(NAMESPACE_INDEX, namespace_of(service) or "")
-        return [pod for pod in pods if wanted <= labels_of(pod).items()]
+        return [pod for pod in pods if selector <= labels_of(pod).items()]
 
     def zone_of(self, node: str) -> str:
-        found = self.nodes.get(node)
-        return labels_of(found).get(ZONE, "") if found is not None else ""
+        cached = self.nodes.get(node)
+        return labels_of(cached).get(ZONE, "") if cached is not None else ""
 
     def existing_slices(self, key: str, manager: str) -> list[Object]:
         return [each for each in self.slices.by(SERVICE_INDEX, key) if labels_of(each).get(MANAGED_BY) == manager]
 
     def services_selecting(self, pod: Object) -> Iterable[str]:
-        """The Services that a pod is behind."""
+        """Yield the keys of the Services that select a pod."""
         labels = labels_of(pod).items()
         for service in self.services.by(NAMESPACE_INDEX, namespace_of(pod) or ""):
             if selects_pods(service) and service["spec"]["selector"].items() <= labels:
@@ -125,7 +125,7 @@ class EndpointsReconciler:
 
 
 def is_namespace_terminating(error: Forbidden) -> bool:
-    """Whether the namespace takes nothing new because it is deleted."""
+    """Return whether creation was refused because the namespace is terminating."""
     return any(each.get("reason") == "NamespaceTerminating" for each in error.details.get("causes") or ())
 
 
@@ -135,7 +135,7 @@ def service_key(obj: Object) -> list[str]:
 
 
 def has_endpoint_change(old: Object | None, new: Object | None) -> bool:
-    """Whether a pod has changed in a way that Services care for."""
+    """Return whether a pod changed in a field that endpoints depend on."""
     return old is None or new is None or endpoint_fields(old) != endpoint_fields(new)
 
 

@@ -1,6 +1,6 @@
-"""Signers: which certificates Kubernetes' built-in signers give out, and how long requests are kept.
+"""Rules of Kubernetes' built-in certificate signers: permitted requests and issued certificates.
 
-All functions are pure; they are the rules of kube-controller-manager.
+All functions are pure. They follow kube-controller-manager.
 """
 
 from collections.abc import Iterable
@@ -23,9 +23,9 @@ SIGNERS = (CLIENT, KUBELET_CLIENT, KUBELET_SERVING, LEGACY)
 
 MAX_LIFETIME, MIN_LIFETIME = timedelta(days=365), timedelta(minutes=10)
 BACKDATED = timedelta(minutes=5)
-"""By how much a certificate begins before it is made, for clocks that are behind."""
+"""Time by which a certificate is valid before it is issued, to tolerate slow clocks."""
 SHORT_LIVED = timedelta(hours=8)
-"""A certificate for less than this ends as late as was asked for; a longer one is moved as a whole."""
+"""Certificates with a shorter lifetime expire a full lifetime from now. Longer ones are backdated as a whole."""
 
 KEY_USAGES = {
     "signing": "digital_signature",
@@ -58,30 +58,30 @@ SUBJECT = (
     *(NameOID.COUNTRY_NAME, NameOID.ORGANIZATION_NAME, NameOID.ORGANIZATIONAL_UNIT_NAME, NameOID.LOCALITY_NAME),
     *(NameOID.STATE_OR_PROVINCE_NAME, NameOID.STREET_ADDRESS, NameOID.POSTAL_CODE),
 )
-"""What a subject has beside the common name and the serial number; anything else is dropped."""
+"""Attributes that a subject may have beside common name and serial number. Others are dropped."""
 ALTERNATIVE_NAME_TYPES = {
     x509.DNSName: "DNS",
     x509.RFC822Name: "Email",
     x509.IPAddress: "IP",
     x509.UniformResourceIdentifier: "URI",
 }
-"""The sorts of alternative names that a certificate may have, in this order; others are dropped."""
+"""Types of alternative names that a certificate may have, in this order. Others are dropped."""
 
 
 class CannotSign(Exception):
-    """The CA cannot give out this certificate, now or ever."""
+    """The CA cannot issue this certificate."""
 
 
 @dataclass(frozen=True)
 class SigningCa:
-    """The certificate and the key that certificates are signed with."""
+    """Certificate and private key of the CA that signs."""
 
     certificate: x509.Certificate
     key: CertificateIssuerPrivateKeyTypes
 
 
 def rule_violation(signer: str, request: x509.CertificateSigningRequest, usages: Iterable[str]) -> str:
-    """Which rule of its signer a request breaks, in Kubernetes' words; empty where it breaks none."""
+    """Return the rule of its signer that a request violates, in Kubernetes' wording, or an empty string."""
     match signer:
         case "kubernetes.io/kube-apiserver-client":
             return client_usage_violation(list(usages))
@@ -103,15 +103,15 @@ def kubelet_rule_violation(request: x509.CertificateSigningRequest, usages: set[
     if organizations(request) != [NODES_GROUP]:
         return f"subject organization is not {NODES_GROUP}"
     try:
-        sorts = {ALTERNATIVE_NAME_TYPES.get(type(name), "") for name in alternative_names(request)}
+        types = {ALTERNATIVE_NAME_TYPES.get(type(name), "") for name in alternative_names(request)}
     except ValueError as error:
         return f"subjectAltNames cannot be read: {error}"
-    if purpose == "server auth" and not sorts & {"DNS", "IP"}:
+    if purpose == "server auth" and not types & {"DNS", "IP"}:
         return "DNS or IP subjectAltName is required"
-    barred = ("Email", "URI") if purpose == "server auth" else ("DNS", "Email", "IP", "URI")
-    for sort in barred:
-        if sort in sorts:
-            return f"{sort} subjectAltNames are not allowed"
+    forbidden = ("Email", "URI") if purpose == "server auth" else ("DNS", "Email", "IP", "URI")
+    for name_type in forbidden:
+        if name_type in types:
+            return f"{name_type} subjectAltNames are not allowed"
     if not common_name(request).startswith(NODE_USER_PREFIX):
         return f"subject common name does not begin with {NODE_USER_PREFIX}"
     required = {"digital signature", "key encipherment", purpose}
@@ -121,17 +121,17 @@ def kubelet_rule_violation(request: x509.CertificateSigningRequest, usages: set[
 
 
 def lifetime(seconds: int | None) -> timedelta:
-    """How long a certificate is good: as asked for, but never longer than a year or shorter than ten minutes."""
+    """Return the lifetime of a certificate: the requested one, limited to between ten minutes and a year."""
     return MAX_LIFETIME if seconds is None else min(max(timedelta(seconds=seconds), MIN_LIFETIME), MAX_LIFETIME)
 
 
 def signed_certificate(
     ca: SigningCa, request: x509.CertificateSigningRequest, usages: Iterable[str], seconds: int | None, now: datetime
 ) -> x509.Certificate:
-    """The certificate that is asked for.  Raises CannotSign."""
-    life, last = lifetime(seconds), ca.certificate.not_valid_after_utc
-    if now >= last:
-        raise CannotSign(f"the CA {ca.certificate.subject.rfc4514_string()} expired at {last:%Y-%m-%dT%H:%M:%SZ}")
+    """Issue the requested certificate. Raises CannotSign."""
+    duration, ca_expiry = lifetime(seconds), ca.certificate.not_valid_after_utc
+    if now >= ca_expiry:
+        raise CannotSign(f"the CA {ca.certificate.subject.rfc4514_string()} expired at {ca_expiry:%Y-%m-%dT%H:%M:%SZ}")
     if not request.is_signature_valid:
         raise CannotSign("unable to verify certificate request signature")
     builder = (
@@ -141,7 +141,7 @@ def signed_certificate(
         .public_key(request.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - BACKDATED)
-        .not_valid_after(min(now + (life if life < SHORT_LIVED else life - BACKDATED), last))
+        .not_valid_after(min(now + (duration if duration < SHORT_LIVED else duration - BACKDATED), ca_expiry))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     )
     for extension, is_critical in extensions_of(ca.certificate, request, list(usages)):
@@ -150,7 +150,7 @@ def signed_certificate(
 
 
 def subject_of(request: x509.CertificateSigningRequest) -> x509.Name:
-    """The subject that is asked for, with one common name: nobody can take it for another user's."""
+    """Return the requested subject with exactly one common name, so that the user name is unambiguous."""
     attributes = [each for oid in SUBJECT for each in request.subject.get_attributes_for_oid(oid)]
     if name := common_name(request):
         attributes.append(x509.NameAttribute(NameOID.COMMON_NAME, name))
@@ -163,17 +163,17 @@ def extensions_of(
 ) -> Iterable[tuple[x509.ExtensionType, bool]]:
     flags = {KEY_USAGES[each] for each in usages if each in KEY_USAGES}
     if "key_agreement" not in flags:
-        flags -= {"encipher_only", "decipher_only"}  # which mean nothing without it
+        flags -= {"encipher_only", "decipher_only"}  # undefined without key_agreement
     if flags:
         yield key_usage(*flags), True
     purposes = dict.fromkeys(EXTENDED_KEY_USAGES[each] for each in usages if each in EXTENDED_KEY_USAGES)
     if purposes:
         yield x509.ExtendedKeyUsage(purposes), False
     try:
-        asked = alternative_names(request)
+        requested = alternative_names(request)
     except ValueError as error:
         raise CannotSign(f"subjectAltNames cannot be read: {error}") from error
-    names = [each for sort in ALTERNATIVE_NAME_TYPES for each in asked if type(each) is sort]
+    names = [each for name_type in ALTERNATIVE_NAME_TYPES for each in requested if type(each) is name_type]
     if names:
         yield x509.SubjectAlternativeName(names), not list(request.subject)
     yield from ((extension, False) for extension in authority_key_identifier(ca))

@@ -1,7 +1,7 @@
-"""Protection: a claim outlasts the pods that mount it, and a volume the claim that is bound to it.
+"""Controllers that keep claims and volumes until they are no longer in use.
 
-The API server adds the finalizer on creation (`tapestry.apiserver.admission.class_defaults`).  These controllers remove
-it from deleted objects that no pod uses.
+The API server adds the finalizer on creation (`tapestry.apiserver.admission.class_defaults`). These controllers remove
+it from deleted objects that are not in use: a claim that no pod mounts, a volume that is not bound.
 """
 
 from dataclasses import dataclass
@@ -19,30 +19,30 @@ FINALIZERS = {
     PERSISTENT_VOLUMES: "kubernetes.io/pv-protection",
 }
 RETRY_INTERVAL = 1.0
-"""Seconds: only who is deleted while in use has to wait at all."""
+"""Seconds until a deleted object that is still in use is checked again."""
 
 
 @dataclass(frozen=True)
 class VolumeProtectionReconciler:
-    """Lets go of one claim or volume at a time."""
+    """Removes the protection finalizer from deleted claims and volumes."""
 
     reads: Client
     client: Client
 
     async def reconcile(self, key: str) -> Result | None:
-        plural, _, place = key.partition(" ")
+        plural, _, object_key = key.partition(" ")
         resource = next(each for each in FINALIZERS if each.plural == plural)
-        namespace, name = split_key(place)
+        namespace, name = split_key(object_key)
         try:
             obj = await self.reads.get(resource, name, namespace)
             if not is_awaiting_release(resource, obj):
                 return None
             if await self.is_in_use(resource, obj):
                 return Result(requeue_after=RETRY_INTERVAL)
-            left = [each for each in obj["metadata"]["finalizers"] if each != FINALIZERS[resource]]
-            await self.client.patch(resource, obj, {"metadata": {"finalizers": left}})
+            finalizers = [each for each in obj["metadata"]["finalizers"] if each != FINALIZERS[resource]]
+            await self.client.patch(resource, obj, {"metadata": {"finalizers": finalizers}})
         except NotFound:
-            return None  # it went meanwhile
+            return None  # deleted in the meantime
         return None
 
     async def is_in_use(self, resource: Resource, obj: Object) -> bool:
@@ -59,22 +59,22 @@ def is_awaiting_release(resource: Resource, obj: Object) -> bool:
 
 
 def uses_claim(pod: Object, claim: Object) -> bool:
-    """Whether a pod that a kubelet may be running has the claim among its volumes."""
+    """Return whether a pod mounts the claim and a kubelet may still be running it."""
     spec, metadata = pod["spec"], pod["metadata"]
     if not spec.get("nodeName"):
         return False
     is_shut_down = is_deleting(pod) and metadata.get("deletionGracePeriodSeconds") == 0
-    own = {f"{name_of(pod)}-{each['name']}" for each in spec.get("volumes") or () if "ephemeral" in each}
-    named = {value_at(each, "persistentVolumeClaim", "claimName") for each in spec.get("volumes") or ()}
-    return name_of(claim) in named or (not is_shut_down and name_of(claim) in own)
+    ephemeral = {f"{name_of(pod)}-{each['name']}" for each in spec.get("volumes") or () if "ephemeral" in each}
+    mounted = {value_at(each, "persistentVolumeClaim", "claimName") for each in spec.get("volumes") or ()}
+    return name_of(claim) in mounted or (not is_shut_down and name_of(claim) in ephemeral)
 
 
 def install(manager: Manager, metadata_informers: MetadataInformers) -> None:
     reconciler = VolumeProtectionReconciler(manager.reads, manager.client)
     controller = manager.controller("protection", reconciler.reconcile, workers=1)
 
-    def noticed(queue: Queue, resource: Resource, new: Object | None) -> None:
+    def enqueue(queue: Queue, resource: Resource, new: Object | None) -> None:
         if new is not None and resource in FINALIZERS and is_awaiting_release(resource, new):
             queue.add(f"{resource.plural} {key_of(new)}")
 
-    metadata_informers.on_change(lambda resource, _, new: noticed(controller.queue, resource, new))
+    metadata_informers.on_change(lambda resource, _, new: enqueue(controller.queue, resource, new))

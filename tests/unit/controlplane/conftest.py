@@ -1,4 +1,4 @@
-"""An API server in this process with its controllers beside it."""
+"""Fixtures: an API server in this process, and controllers that run beside it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -16,7 +16,7 @@ from tapestry.client.client import Client
 from tapestry.controlplane.app import control_plane_manager
 from tapestry.controlplane.in_process_transport import InProcessTransport
 
-Beside = Callable[..., AbstractAsyncContextManager[None]]
+RunControllers = Callable[..., AbstractAsyncContextManager[None]]
 AUTHORITY = "-----BEGIN CERTIFICATE-----\n"
 
 
@@ -34,8 +34,8 @@ def client(server: Server) -> Client:
 
 
 @pytest.fixture
-def beside(server: Server, tmp_path: Path) -> Beside:
-    """`async with beside("garbage")`: these controllers run meanwhile, all of them unless named."""
+def run_controllers(server: Server, tmp_path: Path) -> RunControllers:
+    """Run controllers in a context: `async with run_controllers("garbage")`. Without names, the defaults run."""
 
     @asynccontextmanager
     async def controllers(*patterns: str) -> AsyncIterator[None]:

@@ -1,4 +1,4 @@
-"""Objects for a control plane to care for."""
+"""Objects for tests of the control plane controllers."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from tapestry.kube.objects import Object, owner_reference
 from tapestry.kube.resources import CRDS, Resource
 
 WIDGETS = Resource("example.com", "v1", "Widget", "widgets")
-HELD = "example.com/held"
+FINALIZER = "example.com/test"
 
 
 def a_namespace(name: str) -> Object:
@@ -30,7 +30,7 @@ def a_widget(name: str, namespace: str = "default", **metadata: Any) -> Object:
     return {**identity, "metadata": {"name": name, "namespace": namespace, **metadata}}
 
 
-def the_definition() -> Object:
+def widget_definition() -> Object:
     version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {"type": "object"}}}
     names = {"plural": "widgets", "kind": "Widget"}
     spec = {"group": "example.com", "scope": "Namespaced", "names": names, "versions": [version]}
@@ -38,7 +38,7 @@ def the_definition() -> Object:
 
 
 async def define(client: Client) -> Object:
-    return await client.create(CRDS, the_definition())
+    return await client.create(CRDS, widget_definition())
 
 
 async def wait_until_gone(client: Client, resource: Resource, name: str, namespace: str | None = None) -> None:

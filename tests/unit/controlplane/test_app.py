@@ -1,4 +1,4 @@
-"""Which controllers run is for the patterns to say."""
+"""Tests of the selection of controllers by patterns."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from tapestry.controlplane.app import ALWAYS_ENABLED, DEFAULT_CONTROLLERS, check
         (["none"], {ALWAYS_ENABLED}),
     ],
 )
-async def test_patterns_choose_what_runs_beside_what_no_controller_manager_does(
+async def test_patterns_select_controllers_besides_the_mandatory_one(
     server: Server, tmp_path: Path, patterns: list[str], expected: set[str]
 ) -> None:
     check_patterns(patterns)
@@ -27,6 +27,6 @@ async def test_patterns_choose_what_runs_beside_what_no_controller_manager_does(
     assert {each.name for each in manager.controllers} == expected
 
 
-def test_a_pattern_that_chooses_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="controllers: '-garbadge' matches none; there are namespaces"):
+def test_pattern_without_match_is_rejected() -> None:
+    with pytest.raises(ValueError, match="controllers: '-garbadge' matches no controller; choose from namespaces"):
         check_patterns(["*", "-garbadge"])

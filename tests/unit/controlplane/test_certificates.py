@@ -1,4 +1,4 @@
-"""CertificateSigningRequests: approved for kubelets, signed by Kubernetes' rules, and deleted when they are old."""
+"""Tests of signers and of the certificate controllers."""
 
 import base64
 import ipaddress
@@ -42,7 +42,7 @@ from tapestry.kube.errors import Forbidden
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.resources import CLUSTER_ROLE_BINDINGS
 
-from .conftest import Beside
+from .conftest import RunControllers
 
 NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
 KUBELET = ("digital signature", "client auth")
@@ -89,7 +89,7 @@ def is_signed(request: Object | None) -> bool:
     return value_at(request, "status", "certificate") is not None
 
 
-# -- the rules
+# -- signer rules
 
 
 DNS, IP = x509.DNSName("n1"), x509.IPAddress(ipaddress.ip_address("10.0.0.1"))
@@ -123,7 +123,7 @@ EMAIL, URI = x509.RFC822Name("a@b.c"), x509.UniformResourceIdentifier("https://a
         (LEGACY, a_request(name="anybody", names=[EMAIL]), ("code signing",), ""),
     ],
 )
-def test_each_signer_has_its_rules(
+def test_signer_rules_are_enforced(
     signer: str, request_: x509.CertificateSigningRequest, usages: tuple[str, ...], words: str
 ) -> None:
     found = rule_violation(signer, request_, usages)
@@ -134,7 +134,7 @@ def test_each_signer_has_its_rules(
 @pytest.mark.parametrize(
     ("seconds", "found"), [(None, 365 * 86400), (3600, 3600), (1, 600), (600, 600), (10**9, 365 * 86400)]
 )
-def test_a_certificate_lasts_as_asked_within_limits(seconds: int | None, found: int) -> None:
+def test_lifetime_is_limited(seconds: int | None, found: int) -> None:
     assert lifetime(seconds) == timedelta(seconds=found)
 
 
@@ -144,16 +144,16 @@ def a_ca(tmp_path: Path) -> SigningCa:
     return SigningCa(*pair)
 
 
-def test_a_certificate_has_what_was_asked_for_and_is_no_ca(tmp_path: Path) -> None:
+def test_certificate_has_requested_fields_and_is_no_ca(tmp_path: Path) -> None:
     ca, now = a_ca(tmp_path), datetime.now(UTC).replace(microsecond=0)
     other = x509.OtherName(x509.ObjectIdentifier("1.2.3"), b"\x05\x00")
-    made = signed_certificate(ca, a_request(**NODE, names=[DNS, IP, other]), SERVING, 3600, now)
-    made.verify_directly_issued_by(ca.certificate)
-    assert (made.not_valid_before_utc, made.not_valid_after_utc) == (
+    certificate = signed_certificate(ca, a_request(**NODE, names=[DNS, IP, other]), SERVING, 3600, now)
+    certificate.verify_directly_issued_by(ca.certificate)
+    assert (certificate.not_valid_before_utc, certificate.not_valid_after_utc) == (
         now - timedelta(minutes=5),
         now + timedelta(hours=1),
     )
-    extensions = made.extensions
+    extensions = certificate.extensions
     assert list(extensions.get_extension_for_class(x509.SubjectAlternativeName).value) == [DNS, IP]
     assert list(extensions.get_extension_for_class(x509.ExtendedKeyUsage).value) == [ExtendedKeyUsageOID.SERVER_AUTH]
     assert extensions.get_extension_for_class(x509.BasicConstraints).value.ca is False
@@ -163,23 +163,23 @@ def test_a_certificate_has_what_was_asked_for_and_is_no_ca(tmp_path: Path) -> No
     assert long.not_valid_after_utc == now + timedelta(days=365, minutes=-5)
 
 
-def test_a_certificate_has_one_common_name_and_never_outlives_its_ca(tmp_path: Path) -> None:
+def test_certificate_has_one_name_and_expires_with_ca(tmp_path: Path) -> None:
     ca = a_ca(tmp_path)
     two = a_request((NameOID.COMMON_NAME, "admin"), (NameOID.USER_ID, "7"), name="jane", groups=["devs"])
     end = ca.certificate.not_valid_after_utc
-    made = signed_certificate(ca, two, ("client auth",), None, end - timedelta(days=1))
-    assert made.subject.rfc4514_string() == "CN=jane,O=devs"
-    assert made.not_valid_after_utc == end
+    certificate = signed_certificate(ca, two, ("client auth",), None, end - timedelta(days=1))
+    assert certificate.subject.rfc4514_string() == "CN=jane,O=devs"
+    assert certificate.not_valid_after_utc == end
     with pytest.raises(CannotSign, match="expired"):
         signed_certificate(ca, two, ("client auth",), None, end)
 
 
 @pytest.mark.parametrize("key", [rsa.generate_private_key(65537, 2048), ed25519.Ed25519PrivateKey.generate()])
-def test_an_operators_own_ca_signs_whatever_the_type_of_its_key(tmp_path: Path, key: Any) -> None:
+def test_custom_ca_signs_with_any_key_type(tmp_path: Path, key: Any) -> None:
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    own = CertificateAuthority(tmp_path / "made").key_pair()
+    own = CertificateAuthority(tmp_path / "created").key_pair()
     assert own is not None
     builder = x509.CertificateBuilder().subject_name(own[0].subject).issuer_name(own[0].subject)
     builder = builder.public_key(key.public_key()).serial_number(1)
@@ -193,7 +193,7 @@ def test_an_operators_own_ca_signs_whatever_the_type_of_its_key(tmp_path: Path, 
     with pytest.raises(ValueError, match="has no key"):
         authority.server_certificate(["localhost"])
     assert (tmp_path / "ca.crt").read_bytes() == ca.public_bytes(serialization.Encoding.PEM)
-    (tmp_path / "ca.key").write_bytes(CertificateAuthority(tmp_path / "made").key_file.read_bytes())
+    (tmp_path / "ca.key").write_bytes(CertificateAuthority(tmp_path / "created").key_file.read_bytes())
     with pytest.raises(ValueError, match="this is not the key of"):
         authority.key_pair()
     (tmp_path / "ca.key").write_bytes(private)
@@ -203,21 +203,19 @@ def test_an_operators_own_ca_signs_whatever_the_type_of_its_key(tmp_path: Path, 
     authority.server_certificate(["localhost"])
 
 
-def test_without_its_key_nothing_is_signed_and_the_log_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "ca.crt").write_text("somebody else's")
+def test_missing_key_disables_signing_with_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "ca.crt").write_text("another CA")
     install_signing(None, CertificateAuthority(tmp_path))  # type: ignore[arg-type]
-    assert "not signed here" in caplog.text
+    assert "certificate signing disabled" in caplog.text
     signer = Signer(Store(), None, CertificateAuthority(tmp_path), lambda: NOW)  # type: ignore[arg-type]
-    with pytest.raises(CannotSign, match="has no key beside it"):
+    with pytest.raises(CannotSign, match="has no key file beside it"):
         signer.signing_status(an_object("r", a_request(name="jane"), "client auth", signer=CLIENT))
 
 
 # -- approval
 
 
-def test_only_requests_of_kubelets_can_be_approved_without_people() -> None:
+def test_only_kubelet_requests_are_approved_automatically() -> None:
     request = an_object("r", a_request(**NODE), *KUBELET, signer=KUBELET_CLIENT, username="system:node:n1")
     assert approval_permissions(request) == ["selfnodeclient", "nodeclient"]
     assert approval_permissions({**request, "spec": {**request["spec"], "username": "bootstrap"}}) == ["nodeclient"]
@@ -235,9 +233,11 @@ def bound_to(role: str, group: str) -> Object:
     }
 
 
-async def test_a_kubelet_that_renews_its_certificate_gets_one(server: Server, client: Client, beside: Beside) -> None:
+async def test_kubelet_renewal_is_approved_and_signed(
+    server: Server, client: Client, run_controllers: RunControllers
+) -> None:
     kubelet = Client(InProcessTransport(server, User("system:node:n1", ("system:nodes", "system:authenticated"))))
-    async with beside("csrapproving", "csrsigning"):
+    async with run_controllers("csrapproving", "csrsigning"):
         await kubelet.create(SIGNING_REQUESTS, an_object("r", a_request(**NODE), *KUBELET, signer=KUBELET_CLIENT))
         await client.create(CLUSTER_ROLE_BINDINGS, bound_to("selfnodeclient", "system:nodes"))
         found = await wait_for(client, SIGNING_REQUESTS, "r", until=is_signed, timeout=10)
@@ -247,10 +247,12 @@ async def test_a_kubelet_that_renews_its_certificate_gets_one(server: Server, cl
         assert subject == "CN=system:node:n1,O=system:nodes"
 
 
-async def test_a_kubelet_without_that_right_waits_for_people(server: Server, client: Client, beside: Beside) -> None:
+async def test_kubelet_without_permission_stays_pending(
+    server: Server, client: Client, run_controllers: RunControllers
+) -> None:
     kubelet = Client(InProcessTransport(server, User("system:node:n1", ("system:nodes", "system:authenticated"))))
-    async with beside("csrapproving", "csrsigning"):
-        made = await kubelet.create(
+    async with run_controllers("csrapproving", "csrsigning"):
+        created = await kubelet.create(
             SIGNING_REQUESTS, an_object("r", a_request(**NODE), *KUBELET, signer=KUBELET_CLIENT)
         )
         other = await client.create(
@@ -260,25 +262,27 @@ async def test_a_kubelet_without_that_right_waits_for_people(server: Server, cli
         await wait_for(client, SIGNING_REQUESTS, "o", until=is_signed, timeout=10)
         assert not value_at(await client.get(SIGNING_REQUESTS, "r"), "status", "conditions")
         with pytest.raises(Forbidden):
-            await approve(kubelet, made)
+            await approve(kubelet, created)
 
 
 # -- signing
 
 
-async def test_an_approved_request_is_signed_by_the_servers_ca(client: Client, beside: Beside, tmp_path: Path) -> None:
-    async with beside("csrsigning"):
+async def test_approved_request_is_signed_by_server_ca(
+    client: Client, run_controllers: RunControllers, tmp_path: Path
+) -> None:
+    async with run_controllers("csrsigning"):
         request = an_object("r", a_request(name="jane"), "client auth", signer=CLIENT, expirationSeconds=3600)
-        made = await client.create(SIGNING_REQUESTS, request)
-        await approve(client, made)
+        created = await client.create(SIGNING_REQUESTS, request)
+        await approve(client, created)
         certificate = certificate_in(await wait_for(client, SIGNING_REQUESTS, "r", until=is_signed, timeout=10))
         authority = x509.load_pem_x509_certificate(CertificateAuthority(tmp_path / "pki").certificate_pem().encode())
         certificate.verify_directly_issued_by(authority)
         assert timedelta(minutes=59) < certificate.not_valid_after_utc - datetime.now(UTC) <= timedelta(hours=1)
 
 
-async def test_a_request_that_breaks_the_rules_fails_with_a_reason(client: Client, beside: Beside) -> None:
-    async with beside("csrsigning"):
+async def test_violating_request_fails_with_reason(client: Client, run_controllers: RunControllers) -> None:
+    async with run_controllers("csrsigning"):
         for name, signer in (("bad", CLIENT), ("foreign", "example.com/own")):
             request = an_object(name, a_request(name="jane"), "server auth", signer=signer)
             await approve(client, await client.create(SIGNING_REQUESTS, request))
@@ -297,22 +301,22 @@ async def test_a_request_that_breaks_the_rules_fails_with_a_reason(client: Clien
         assert [each["type"] for each in value_at(foreign, "status", "conditions")] == ["Approved"]
 
 
-async def test_denied_requests_are_not_signed(client: Client, beside: Beside) -> None:
-    async with beside("csrsigning"):
+async def test_denied_request_is_not_signed(client: Client, run_controllers: RunControllers) -> None:
+    async with run_controllers("csrsigning"):
         for name, type in (("no", "Denied"), ("yes", "Approved")):
-            made = await client.create(
+            created = await client.create(
                 SIGNING_REQUESTS, an_object(name, a_request(name="jane"), "client auth", signer=CLIENT)
             )
             patch = {"status": {"conditions": [{"type": type, "status": "True", "reason": "ByHand"}]}}
-            await client.patch(SIGNING_REQUESTS, made, patch, subresource="approval")
+            await client.patch(SIGNING_REQUESTS, created, patch, subresource="approval")
         await wait_for(client, SIGNING_REQUESTS, "yes", until=is_signed, timeout=10)
         assert not is_signed(await client.get(SIGNING_REQUESTS, "no"))
 
 
-# -- cleaning up
+# -- cleanup
 
 
-def an_old(*conditions: Object, certificate: str = "") -> Object:
+def a_decided_request(*conditions: Object, certificate: str = "") -> Object:
     status = {
         **({"conditions": list(conditions)} if conditions else {}),
         **({"certificate": certificate} if certificate else {}),
@@ -321,30 +325,30 @@ def an_old(*conditions: Object, certificate: str = "") -> Object:
     return {"metadata": {"name": "r", "creationTimestamp": created, "uid": "u"}, "spec": {}, "status": status}
 
 
-def test_requests_are_kept_for_a_while(tmp_path: Path) -> None:
+def test_deletion_time_depends_on_decision(tmp_path: Path) -> None:
     hour, day = timedelta(hours=1), timedelta(days=1)
-    assert deletion_time(an_old()) == NOW + day
-    assert deletion_time(an_old(decided("Denied"))) == NOW + hour
-    assert deletion_time(an_old(decided("Approved"), decided("Failed", NOW + hour))) == NOW + 2 * hour
-    assert deletion_time(an_old(decided("Approved"))) is None  # somebody else may still sign it
+    assert deletion_time(a_decided_request()) == NOW + day
+    assert deletion_time(a_decided_request(decided("Denied"))) == NOW + hour
+    assert deletion_time(a_decided_request(decided("Approved"), decided("Failed", NOW + hour))) == NOW + 2 * hour
+    assert deletion_time(a_decided_request(decided("Approved"))) is None  # another signer may still sign it
     short = signed_certificate(a_ca(tmp_path), a_request(name="jane"), ("client auth",), 600, NOW)
     for certificate, ends in ((short, NOW + timedelta(minutes=10)), (None, NOW + hour)):
         pem = certificate.public_bytes(serialization.Encoding.PEM) if certificate is not None else b"?"
         text = base64.b64encode(pem).decode()
-        assert deletion_time(an_old(decided("Approved"), certificate=text)) == ends
+        assert deletion_time(a_decided_request(decided("Approved"), certificate=text)) == ends
 
 
-async def test_an_old_request_is_deleted_and_a_young_one_is_not(client: Client) -> None:
+async def test_only_old_requests_are_deleted(client: Client) -> None:
     for name in ("old", "young"):
         await client.create(SIGNING_REQUESTS, an_object(name, a_request(name="jane"), "client auth", signer=CLIENT))
     store = Store()
     for name in ("old", "young"):
         store.put(await client.get(SIGNING_REQUESTS, name))
-    made = datetime.now(UTC)
-    cleaner = Cleaner(store, client, lambda: made + timedelta(hours=23))
+    created_at = datetime.now(UTC)
+    cleaner = Cleaner(store, client, lambda: created_at + timedelta(hours=23))
     result = await cleaner.reconcile("young")
     assert result is not None
     assert result.requeue_at is not None
-    late = Cleaner(store, client, lambda: made + timedelta(hours=25))
+    late = Cleaner(store, client, lambda: created_at + timedelta(hours=25))
     assert await late.reconcile("old") is None
     assert [each["metadata"]["name"] for each in await client.list(SIGNING_REQUESTS)] == ["young"]

@@ -1,4 +1,4 @@
-"""Roles: an aggregated one has what the others have that it selects, and no more."""
+"""Tests of ClusterRole aggregation."""
 
 from typing import Any
 
@@ -8,41 +8,41 @@ from tapestry.controlplane.cluster_role_aggregation import aggregated_rules
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import CLUSTER_ROLES
 
-from .conftest import Beside
+from .conftest import RunControllers
 
 
 def a_role(name: str, *verbs: str, selects: list[Object] | None = None, **labels: str) -> Object:
     rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": [verb]} for verb in verbs]
-    found: Object = {"metadata": {"name": name, "labels": labels}, "rules": rules}
-    return {**found, "aggregationRule": {"clusterRoleSelectors": selects}} if selects is not None else found
+    role: Object = {"metadata": {"name": name, "labels": labels}, "rules": rules}
+    return {**role, "aggregationRule": {"clusterRoleSelectors": selects}} if selects is not None else role
 
 
 def verbs_of(rules: list[Any]) -> list[str]:
     return [verb for rule in rules for verb in rule["verbs"]]
 
 
-def test_rules_come_by_selector_and_then_by_name_each_once() -> None:
+def test_rules_are_ordered_and_unique() -> None:
     others = [a_role("b", "list", team="red"), a_role("a", "get", "watch", team="red"), a_role("c", "get", team="blue")]
     whole = a_role("all", "delete", selects=[{"matchLabels": {"team": "blue"}}, {"matchLabels": {"team": "red"}}])
     assert verbs_of(aggregated_rules(whole, [*others, whole])) == ["get", "watch", "list"]
 
 
-def test_a_role_is_no_part_of_itself_and_without_selectors_it_is_empty() -> None:
+def test_role_excludes_itself_and_needs_selectors() -> None:
     own = a_role("own", "get", selects=[{"matchLabels": {"team": "red"}}], team="red")
     assert aggregated_rules(own, [own]) == []
     assert aggregated_rules(a_role("none", selects=[]), [a_role("a", "get")]) == []
 
 
-async def test_the_roles_for_people_are_filled_from_the_start(client: Client, beside: Beside) -> None:
-    async with beside("roles"):
+async def test_default_user_roles_are_aggregated_at_start(client: Client, run_controllers: RunControllers) -> None:
+    async with run_controllers("roles"):
         for name in ("view", "edit", "admin"):
             assert await wait_for(
                 client, CLUSTER_ROLES, name, until=lambda role: bool(role and role.get("rules")), timeout=10
             )
 
 
-async def test_a_role_follows_those_that_it_selects(client: Client, beside: Beside) -> None:
-    async with beside("roles"):
+async def test_aggregated_role_follows_selected_roles(client: Client, run_controllers: RunControllers) -> None:
+    async with run_controllers("roles"):
         await client.create(CLUSTER_ROLES, a_role("whole", selects=[{"matchLabels": {"team": "red"}}]))
         part = await client.create(CLUSTER_ROLES, a_role("part", "get", team="red"))
 

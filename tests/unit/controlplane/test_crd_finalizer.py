@@ -1,4 +1,4 @@
-"""Definitions: their objects go first, whoever else runs."""
+"""Tests of the deletion of CustomResourceDefinitions."""
 
 from tapestry.client.client import Client
 from tapestry.client.discovery import is_served
@@ -7,14 +7,14 @@ from tapestry.kube.conditions import find_condition, is_condition_true
 from tapestry.kube.objects import value_at
 from tapestry.kube.resources import CRDS
 
-from .conftest import Beside
-from .objects import HELD, WIDGETS, a_widget, define, wait_until_gone
+from .conftest import RunControllers
+from .objects import FINALIZER, WIDGETS, a_widget, define, wait_until_gone
 
 NAME = "widgets.example.com"
 
 
-async def test_a_deleted_definition_takes_its_objects_with_it(client: Client, beside: Beside) -> None:
-    async with beside("none"):
+async def test_definition_is_deleted_with_its_objects(client: Client, run_controllers: RunControllers) -> None:
+    async with run_controllers("none"):
         definition = await define(client)
         await client.create(WIDGETS, a_widget("w"))
         await client.delete(CRDS, definition)
@@ -24,10 +24,10 @@ async def test_a_deleted_definition_takes_its_objects_with_it(client: Client, be
         assert await client.list(WIDGETS) == []
 
 
-async def test_a_definition_waits_for_an_object_that_somebody_holds(client: Client, beside: Beside) -> None:
-    async with beside("none"):
+async def test_definition_waits_for_object_with_finalizer(client: Client, run_controllers: RunControllers) -> None:
+    async with run_controllers("none"):
         definition = await define(client)
-        await client.create(WIDGETS, a_widget("w", finalizers=[HELD]))
+        await client.create(WIDGETS, a_widget("w", finalizers=[FINALIZER]))
         await client.delete(CRDS, definition)
         waiting = await wait_for(
             client, CRDS, NAME, until=lambda obj: obj is not None and is_condition_true(obj, "Terminating"), timeout=10
@@ -35,14 +35,14 @@ async def test_a_definition_waits_for_an_object_that_somebody_holds(client: Clie
         condition = find_condition(value_at(waiting, "status", "conditions"), "Terminating")
         assert condition is not None
         assert condition["reason"] == "InstanceDeletionInProgress"
-        held = await client.get(WIDGETS, "w", "default")
-        await client.patch(WIDGETS, held, {"metadata": {"finalizers": None}})
+        widget = await client.get(WIDGETS, "w", "default")
+        await client.patch(WIDGETS, widget, {"metadata": {"finalizers": None}})
         await wait_until_gone(client, CRDS, NAME)
         assert not await is_served(client, WIDGETS)
 
 
-async def test_a_definition_without_a_version_that_is_served_says_why_it_stays(client: Client, beside: Beside) -> None:
-    async with beside("none"):
+async def test_unserved_definition_reports_why_it_remains(client: Client, run_controllers: RunControllers) -> None:
+    async with run_controllers("none"):
         definition = await define(client)
         versions = [{**definition["spec"]["versions"][0], "served": False}]
         definition = await client.patch(CRDS, definition, {"spec": {"versions": versions}})
@@ -52,4 +52,4 @@ async def test_a_definition_without_a_version_that_is_served_says_why_it_stays(c
         )
         condition = find_condition(value_at(waiting, "status", "conditions"), "Terminating")
         assert condition is not None
-        assert "serve one" in condition["message"]
+        assert "serve a version" in condition["message"]

@@ -1,4 +1,4 @@
-"""CronJobs at work in a cluster: a Job whenever one is due.  The world begins on a Monday at midnight."""
+"""Tests of the CronJob controller. Virtual time begins on a Monday at midnight."""
 
 from typing import Any
 
@@ -9,16 +9,16 @@ from tapestry.kube.objects import Object, annotations_of, name_of, object_named
 from tapestry.kube.resources import CRON_JOBS, EVENTS, JOBS, PODS
 from tapestry.kube.times import parse_time, timestamp
 
-from .worlds import in_a_world, settled
+from .cluster import in_cluster, pass_time
 
 TICK = object_named("tick", "default")
 MINUTE, HOUR = 60, 3600
 
 
 def a_cron_job(schedule: str = "*/10 * * * *", lasts: str = "30s", code: str = "0", **spec: Any) -> Object:
-    said = {"simulated.tapestry.io/ends-after": lasts, "simulated.tapestry.io/exit-code": code}
+    annotations = {"simulated.tapestry.io/ends-after": lasts, "simulated.tapestry.io/exit-code": code}
     pod = {
-        "metadata": {"annotations": said},
+        "metadata": {"annotations": annotations},
         "spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "busybox"}]},
     }
     template = {"metadata": {"labels": {"of": "tick"}}, "spec": {"template": pod, "backoffLimit": 0}}
@@ -29,13 +29,13 @@ def a_cron_job(schedule: str = "*/10 * * * *", lasts: str = "30s", code: str = "
 
 
 async def minutes(client: Client) -> list[int]:
-    """When the Jobs that are there were due, in minutes since the world began."""
-    began = parse_time("2024-01-01T00:00:00Z")
+    """Return the scheduled minutes of existing Jobs, from the start of virtual time."""
+    start = parse_time("2024-01-01T00:00:00Z")
     moments = [
         parse_time(annotations_of(job)["batch.kubernetes.io/cronjob-scheduled-timestamp"])
         for job in await client.list(JOBS)
     ]
-    return sorted(int((moment - began).total_seconds()) // MINUTE for moment in moments)
+    return sorted(int((moment - start).total_seconds()) // MINUTE for moment in moments)
 
 
 async def status(client: Client) -> Object:
@@ -47,10 +47,10 @@ async def reasons(client: Client) -> set[str]:
     return {event["reason"] for event in await client.list(EVENTS) if event["involvedObject"]["kind"] == "CronJob"}
 
 
-@in_a_world("cronjobs", "jobs", nodes=1)
-async def test_a_job_is_made_whenever_one_is_due(client: Client) -> None:
+@in_cluster("cronjobs", "jobs", nodes=1)
+async def test_job_is_created_at_each_scheduled_time(client: Client) -> None:
     await client.create(CRON_JOBS, a_cron_job())
-    await settled(25 * MINUTE)
+    await pass_time(25 * MINUTE)
     assert await minutes(client) == [10, 20]
     jobs = await client.list(JOBS)
     due = parse_time("2024-01-01T00:20:00Z")
@@ -63,10 +63,10 @@ async def test_a_job_is_made_whenever_one_is_due(client: Client) -> None:
     assert {"SuccessfulCreate", "SawCompletedJob"} <= await reasons(client)
 
 
-@in_a_world("cronjobs", "jobs", nodes=1)
-async def test_what_is_at_work_is_said(client: Client) -> None:
+@in_cluster("cronjobs", "jobs", nodes=1)
+async def test_status_lists_active_jobs(client: Client) -> None:
     await client.create(CRON_JOBS, a_cron_job(lasts="5m"))
-    await settled(12 * MINUTE)
+    await pass_time(12 * MINUTE)
     (job,) = await client.list(JOBS)
     (active,) = (await status(client))["active"]
     assert active == {
@@ -78,154 +78,154 @@ async def test_what_is_at_work_is_said(client: Client) -> None:
     }
 
 
-@in_a_world("cronjobs", "jobs", nodes=1)
-async def test_jobs_that_have_ended_are_kept_only_so_long(client: Client) -> None:
+@in_cluster("cronjobs", "jobs", nodes=1)
+async def test_successful_jobs_over_limit_are_deleted(client: Client) -> None:
     await client.create(CRON_JOBS, a_cron_job(successfulJobsHistoryLimit=2))
-    await settled(65 * MINUTE)
+    await pass_time(65 * MINUTE)
     assert await minutes(client) == [50, 60]
     assert len(await client.list(PODS)) == 2
 
 
-@in_a_world("cronjobs", "jobs", nodes=1)
-async def test_of_jobs_that_failed_one_is_kept(client: Client) -> None:
+@in_cluster("cronjobs", "jobs", nodes=1)
+async def test_one_failed_job_is_kept(client: Client) -> None:
     await client.create(CRON_JOBS, a_cron_job(code="1"))
-    await settled(35 * MINUTE)
+    await pass_time(35 * MINUTE)
     assert await minutes(client) == [30]
     assert "lastSuccessfulTime" not in await status(client)
 
 
-@in_a_world("cronjobs", "jobs", nodes=1)
-async def test_a_job_may_run_beside_the_last_one(client: Client) -> None:
+@in_cluster("cronjobs", "jobs", nodes=1)
+async def test_concurrent_jobs_are_allowed(client: Client) -> None:
     await client.create(CRON_JOBS, a_cron_job(lasts="25m"))
-    await settled(32 * MINUTE)
+    await pass_time(32 * MINUTE)
     assert await minutes(client) == [10, 20, 30]
     assert len((await status(client))["active"]) == 3
 
 
-@in_a_world("cronjobs", "jobs", nodes=1)
-async def test_a_job_may_have_to_wait_for_the_last_one(client: Client) -> None:
+@in_cluster("cronjobs", "jobs", nodes=1)
+async def test_forbid_policy_waits_for_active_job(client: Client) -> None:
     await client.create(CRON_JOBS, a_cron_job(lasts="25m", concurrencyPolicy="Forbid"))
-    await settled(32 * MINUTE)
+    await pass_time(32 * MINUTE)
     assert await minutes(client) == [10]
-    await settled(5 * MINUTE)
-    assert await minutes(client) == [10, 30]  # the last that was due meanwhile
+    await pass_time(5 * MINUTE)
+    assert await minutes(client) == [10, 30]  # the last missed start
     assert "JobAlreadyActive" in await reasons(client)
 
 
-@in_a_world("cronjobs", "jobs", nodes=1)
-async def test_a_job_may_take_the_place_of_the_last_one(client: Client) -> None:
+@in_cluster("cronjobs", "jobs", nodes=1)
+async def test_replace_policy_deletes_active_job(client: Client) -> None:
     await client.create(CRON_JOBS, a_cron_job(lasts="25m", concurrencyPolicy="Replace"))
-    await settled(32 * MINUTE)
+    await pass_time(32 * MINUTE)
     assert await minutes(client) == [30]
     assert len((await status(client))["active"]) == 1
     assert len([pod for pod in await client.list(PODS) if "deletionTimestamp" not in pod["metadata"]]) == 1
 
 
-@in_a_world("cronjobs", "jobs", nodes=1)
-async def test_one_that_is_suspended_makes_nothing_and_then_makes_up_for_the_last(client: Client) -> None:
+@in_cluster("cronjobs", "jobs", nodes=1)
+async def test_resumed_cron_job_runs_last_missed_start(client: Client) -> None:
     await client.create(CRON_JOBS, a_cron_job(suspend=True))
-    await settled(35 * MINUTE)
+    await pass_time(35 * MINUTE)
     assert await minutes(client) == []
     await client.patch(CRON_JOBS, TICK, {"spec": {"suspend": False}})
-    await settled(MINUTE)
+    await pass_time(MINUTE)
     assert await minutes(client) == [30]
 
 
-@in_a_world("cronjobs", "jobs", nodes=1)
-async def test_what_is_too_late_is_not_made_up_for(client: Client) -> None:
+@in_cluster("cronjobs", "jobs", nodes=1)
+async def test_missed_deadline_is_skipped(client: Client) -> None:
     await client.create(CRON_JOBS, a_cron_job(suspend=True, startingDeadlineSeconds=120))
-    await settled(35 * MINUTE)
+    await pass_time(35 * MINUTE)
     await client.patch(CRON_JOBS, TICK, {"spec": {"suspend": False}})
-    await settled(MINUTE)
+    await pass_time(MINUTE)
     assert await minutes(client) == []
-    await settled(5 * MINUTE)
+    await pass_time(5 * MINUTE)
     assert await minutes(client) == [40]
 
 
-@in_a_world("cronjobs", nodes=0)
-async def test_somebody_is_told_that_too_many_were_missed(client: Client) -> None:
+@in_cluster("cronjobs", nodes=0)
+async def test_too_many_missed_starts_record_event(client: Client) -> None:
     await client.create(CRON_JOBS, a_cron_job("* * * * *", suspend=True))
-    await settled(3 * HOUR)
+    await pass_time(3 * HOUR)
     await client.patch(CRON_JOBS, TICK, {"spec": {"suspend": False}})
-    await settled(5)
+    await pass_time(5)
     assert await minutes(client) == [180]
     assert "TooManyMissedTimes" in await reasons(client)
 
 
-@in_a_world("cronjobs", "jobs", nodes=1)
-async def test_the_clocks_of_a_zone_count(client: Client) -> None:
-    await client.create(CRON_JOBS, a_cron_job("30 6 * * *", timeZone="Asia/Kolkata"))  # half past five hours ahead
-    await settled(2 * HOUR)
+@in_cluster("cronjobs", "jobs", nodes=1)
+async def test_schedule_uses_time_zone(client: Client) -> None:
+    await client.create(CRON_JOBS, a_cron_job("30 6 * * *", timeZone="Asia/Kolkata"))  # UTC+5:30
+    await pass_time(2 * HOUR)
     assert await minutes(client) == [60]
     (job,) = await client.list(JOBS)
-    said = annotations_of(job)["batch.kubernetes.io/cronjob-scheduled-timestamp"]
-    assert said == "2024-01-01T06:30:00+05:30"
+    scheduled = annotations_of(job)["batch.kubernetes.io/cronjob-scheduled-timestamp"]
+    assert scheduled == "2024-01-01T06:30:00+05:30"
 
 
-@in_a_world("cronjobs", "jobs", nodes=1)
-async def test_a_schedule_that_is_never_due_is_said_to_be_invalid(client: Client) -> None:
+@in_cluster("cronjobs", "jobs", nodes=1)
+async def test_schedule_without_start_records_event(client: Client) -> None:
     await client.create(CRON_JOBS, a_cron_job("59 23 31 2 *"))
-    await settled(HOUR)
+    await pass_time(HOUR)
     [event] = [each for each in await client.list(EVENTS) if each["reason"] == "InvalidSchedule"]
-    said = "invalid schedule: 59 23 31 2 * : time difference between two schedules is less than 1 second"
-    assert (event["type"], event["message"]) == ("Warning", said)
+    message = "invalid schedule: 59 23 31 2 * : time difference between two schedules is less than 1 second"
+    assert (event["type"], event["message"]) == ("Warning", message)
     assert await minutes(client) == []
 
 
-@in_a_world("cronjobs", "jobs", nodes=1)
-async def test_another_schedule_counts_from_now_on(client: Client) -> None:
+@in_cluster("cronjobs", "jobs", nodes=1)
+async def test_changed_schedule_applies_from_now_on(client: Client) -> None:
     await client.create(CRON_JOBS, a_cron_job("0 12 * * *"))
-    await settled(5 * MINUTE)
+    await pass_time(5 * MINUTE)
     await client.patch(CRON_JOBS, TICK, {"spec": {"schedule": "*/20 * * * *"}})
-    await settled(18 * MINUTE)
+    await pass_time(18 * MINUTE)
     assert await minutes(client) == [20]
 
 
-@in_a_world("cronjobs", "jobs", nodes=1)
-async def test_a_job_that_somebody_deleted_is_not_made_again(client: Client) -> None:
+@in_cluster("cronjobs", "jobs", nodes=1)
+async def test_deleted_job_is_not_recreated(client: Client) -> None:
     await client.create(CRON_JOBS, a_cron_job(lasts="5m"))
-    await settled(11 * MINUTE)
+    await pass_time(11 * MINUTE)
     (job,) = await client.list(JOBS)
     await client.delete(JOBS, job)
-    await settled(5 * MINUTE)
+    await pass_time(5 * MINUTE)
     assert await client.list(JOBS) == []
     assert "active" not in await status(client)
     assert "MissingJob" in await reasons(client)
 
 
-@in_a_world("cronjobs", nodes=0)
-async def test_a_template_needs_no_metadata(client: Client) -> None:
+@in_cluster("cronjobs", nodes=0)
+async def test_job_template_needs_no_metadata(client: Client) -> None:
     cron = a_cron_job()
     del cron["spec"]["jobTemplate"]["metadata"]
     await client.create(CRON_JOBS, cron)
-    await settled(11 * MINUTE)
+    await pass_time(11 * MINUTE)
     assert await minutes(client) == [10]
 
 
-@in_a_world("cronjobs", "jobs", nodes=1)
-async def test_its_jobs_go_with_it(client: Client) -> None:
+@in_cluster("cronjobs", "jobs", nodes=1)
+async def test_jobs_are_deleted_with_cron_job(client: Client) -> None:
     await client.create(CRON_JOBS, a_cron_job(lasts="5m"))
-    await settled(12 * MINUTE)
+    await pass_time(12 * MINUTE)
     await client.delete(CRON_JOBS, TICK)
-    await settled(MINUTE)
+    await pass_time(MINUTE)
     assert await client.list(JOBS) == []
 
 
-@in_a_world("cronjobs", "jobs", nodes=1)
-async def test_a_job_that_is_started_by_hand_is_one_of_its_own(client: Client) -> None:
-    made = await client.create(CRON_JOBS, a_cron_job("0 12 * * *"))
-    template = made["spec"]["jobTemplate"]["spec"]
+@in_cluster("cronjobs", "jobs", nodes=1)
+async def test_manually_started_job_is_owned(client: Client) -> None:
+    cron_job = await client.create(CRON_JOBS, a_cron_job("0 12 * * *"))
+    template = cron_job["spec"]["jobTemplate"]["spec"]
     owner = {
         "apiVersion": "batch/v1",
         "kind": "CronJob",
         "name": "tick",
-        "uid": made["metadata"]["uid"],
+        "uid": cron_job["metadata"]["uid"],
         "controller": True,
     }
     metadata = {"name": "by-hand", "namespace": "default", "ownerReferences": [owner]}
     await client.create(JOBS, {"metadata": metadata, "spec": template})
-    await settled(10)
+    await pass_time(10)
     assert [each["name"] for each in (await status(client))["active"]] == ["by-hand"]
-    await settled(MINUTE)
+    await pass_time(MINUTE)
     assert is_condition_true(await client.get(JOBS, "by-hand", "default"), "Complete")
     assert (await status(client))["lastSuccessfulTime"] <= timestamp(running_clock().now())

@@ -1,4 +1,4 @@
-"""Deployments and ReplicaSets at work in a cluster: pods come, move to a new template, and go back."""
+"""Tests of the Deployment and ReplicaSet controllers."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from tapestry.kube.objects import (
 )
 from tapestry.kube.resources import DEPLOYMENTS, EVENTS, PODS, REPLICA_SETS, REPLICATION_CONTROLLERS, RESOURCE_QUOTAS
 
-from .worlds import in_a_world, live_pods, settled, wait_until
+from .cluster import in_cluster, live_pods, pass_time, wait_until
 
 WEB = object_named("web", "default")
 REVISION = "deployment.kubernetes.io/revision"
@@ -70,34 +70,34 @@ async def images(client: Client) -> list[str]:
 
 
 async def sets(client: Client) -> dict[str, Object]:
-    """ReplicaSets by their revisions."""
+    """Return ReplicaSets by revision."""
     return {annotations_of(each)[REVISION]: each for each in await client.list(REPLICA_SETS)}
 
 
 async def messages(client: Client, kind: str = "Deployment") -> list[str]:
-    await settled(1)
+    await pass_time(1)
     events = [event for event in await client.list(EVENTS) if event["involvedObject"]["kind"] == kind]
     return [event["message"] for event in sorted(events, key=lambda each: int(each["metadata"]["resourceVersion"]))]
 
 
-@in_a_world("deployments", "replicasets")
-async def test_a_deployment_gets_its_pods(client: Client) -> None:
+@in_cluster("deployments", "replicasets")
+async def test_deployment_creates_pods(client: Client) -> None:
     await client.create(DEPLOYMENTS, a_deployment(6))
     found = await wait_until_rolled_out(client, 6)
     (only,) = await client.list(REPLICA_SETS)
-    said = find_condition(found["status"]["conditions"], "Progressing")
-    assert said is not None
-    assert said["reason"] == "NewReplicaSetAvailable"
-    assert said["message"] == f'ReplicaSet "{name_of(only)}" has successfully progressed.'
-    assert {"lastUpdateTime", "lastTransitionTime"} <= said.keys()
+    condition = find_condition(found["status"]["conditions"], "Progressing")
+    assert condition is not None
+    assert condition["reason"] == "NewReplicaSetAvailable"
+    assert condition["message"] == f'ReplicaSet "{name_of(only)}" has successfully progressed.'
+    assert {"lastUpdateTime", "lastTransitionTime"} <= condition.keys()
     assert annotations_of(found)[REVISION] == "1"
     for pod in await live_pods(client):
         assert labels_of(pod)["pod-template-hash"] == labels_of(only)["pod-template-hash"]
     assert await messages(client) == [f"Scaled up replica set {name_of(only)} from 0 to 6"]
 
 
-@in_a_world("deployments", "replicasets")
-async def test_a_deployment_of_far_too_many_pods_can_be_corrected(client: Client) -> None:
+@in_cluster("deployments", "replicasets")
+async def test_excessive_replicas_can_be_corrected(client: Client) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(owned_pods, "BURST_REPLICAS", 4)
         await client.create(DEPLOYMENTS, a_deployment(2**31 - 1))
@@ -106,8 +106,8 @@ async def test_a_deployment_of_far_too_many_pods_can_be_corrected(client: Client
         await wait_until_rolled_out(client, 2)
 
 
-@in_a_world("deployments", "replicasets")
-async def test_another_template_replaces_every_pod_and_can_be_taken_back(client: Client) -> None:
+@in_cluster("deployments", "replicasets")
+async def test_new_template_replaces_pods_and_can_be_reverted(client: Client) -> None:
     await client.create(DEPLOYMENTS, a_deployment(5))
     await wait_until_rolled_out(client, 5)
     first = (await sets(client))["1"]
@@ -123,8 +123,8 @@ async def test_another_template_replaces_every_pod_and_can_be_taken_back(client:
     assert (found["2"]["spec"]["replicas"], found["3"]["spec"]["replicas"]) == (0, 5)
 
 
-@in_a_world("deployments", "replicasets")
-async def test_a_deployment_grows_and_shrinks(client: Client) -> None:
+@in_cluster("deployments", "replicasets")
+async def test_deployment_scales_up_and_down(client: Client) -> None:
     await client.create(DEPLOYMENTS, a_deployment(3))
     for size in (3, 9, 1, 0, 4):
         await change(client, replicas=size)
@@ -132,29 +132,32 @@ async def test_a_deployment_grows_and_shrinks(client: Client) -> None:
         assert len(await live_pods(client)) == size
 
 
-@in_a_world("deployments", "replicasets")
-async def test_pods_work_all_the_while_and_are_never_too_many(client: Client) -> None:
+@in_cluster("deployments", "replicasets")
+async def test_rollout_respects_surge_and_availability(client: Client) -> None:
     slowly = {"simulated.tapestry.io/starts-after": "3s", "simulated.tapestry.io/stops-after": "2s"}
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 2, "maxUnavailable": 1}}
     await client.create(DEPLOYMENTS, a_deployment(6, annotations=slowly, strategy=strategy))
     await wait_until_rolled_out(client, 6)
     await roll_to(client, "web:2", slowly)
     for _ in range(30):
-        await settled(0.5)
+        await pass_time(0.5)
         pods = await live_pods(client)
         assert len(pods) <= 8
         assert sum(value_at(pod, "status", "phase") == "Running" for pod in pods) >= 5
     assert await images(client) == ["web:2"] * 6
 
 
-@in_a_world("deployments", "replicasets")
-async def test_a_rollout_that_does_not_come_along_fails_and_can_be_taken_back(client: Client) -> None:
+@in_cluster("deployments", "replicasets")
+async def test_stalled_rollout_fails_and_can_be_reverted(client: Client) -> None:
     await client.create(DEPLOYMENTS, a_deployment(4, progressDeadlineSeconds=60))
     await wait_until_rolled_out(client, 4)
     await roll_to(client, "web:2", NEVER_READY)
-    said = await wait_for_reason(client, "Progressing", "ProgressDeadlineExceeded")
+    condition = await wait_for_reason(client, "Progressing", "ProgressDeadlineExceeded")
     broken = (await sets(client))["2"]
-    assert (said["status"], said["message"]) == ("False", f'ReplicaSet "{name_of(broken)}" has timed out progressing.')
+    assert (condition["status"], condition["message"]) == (
+        "False",
+        f'ReplicaSet "{name_of(broken)}" has timed out progressing.',
+    )
     available = await wait_for_reason(client, "Available", "MinimumReplicasAvailable")
     assert available["status"] == "True"
     assert await images(client) == ["web:1"] * 3 + ["web:2"] * 2
@@ -164,8 +167,8 @@ async def test_a_rollout_that_does_not_come_along_fails_and_can_be_taken_back(cl
     assert (await wait_for_reason(client, "Progressing", "NewReplicaSetAvailable"))["status"] == "True"
 
 
-@in_a_world("deployments", "replicasets")
-async def test_a_rollout_that_was_done_stays_so_whatever_becomes_of_its_pods(client: Client) -> None:
+@in_cluster("deployments", "replicasets")
+async def test_completed_rollout_stays_complete(client: Client) -> None:
     await client.create(DEPLOYMENTS, a_deployment(3, progressDeadlineSeconds=10))
     await wait_until_rolled_out(client, 3)
     (pod, *_) = await live_pods(client)
@@ -173,57 +176,57 @@ async def test_a_rollout_that_was_done_stays_so_whatever_becomes_of_its_pods(cli
     status = {"conditions": [unready], "containerStatuses": []}
     await client.patch(PODS, pod, {"status": status}, type=PatchType.STRATEGIC, subresource="status")
     await change(client, replicas=5)
-    await settled()
+    await pass_time()
     assert (await wait_for_reason(client, "Progressing", "NewReplicaSetAvailable"))["status"] == "True"
 
 
-@in_a_world("deployments", "replicasets")
-async def test_a_short_deadline_is_kept_too(client: Client) -> None:
+@in_cluster("deployments", "replicasets")
+async def test_short_progress_deadline_is_respected(client: Client) -> None:
     await client.create(DEPLOYMENTS, a_deployment(6))
     await wait_until_rolled_out(client, 6)
     await change(client, progressDeadlineSeconds=2)
-    await settled(3.7)
+    await pass_time(3.7)
     await roll_to(client, "web:2", NEVER_READY)
-    await settled(6)
+    await pass_time(6)
     await wait_for_reason(client, "Progressing", "ProgressDeadlineExceeded")
 
 
-@in_a_world("deployments", "replicasets")
-async def test_a_deployment_that_is_paused_scales_but_does_not_roll(client: Client) -> None:
+@in_cluster("deployments", "replicasets")
+async def test_paused_deployment_scales_but_does_not_roll(client: Client) -> None:
     await client.create(DEPLOYMENTS, a_deployment(3))
     await wait_until_rolled_out(client, 3)
     await change(client, paused=True)
-    said = await wait_for_reason(client, "Progressing", "DeploymentPaused")
-    assert (said["status"], said["message"]) == ("Unknown", "Deployment is paused")
+    condition = await wait_for_reason(client, "Progressing", "DeploymentPaused")
+    assert (condition["status"], condition["message"]) == ("Unknown", "Deployment is paused")
     await roll_to(client, "web:2")
     await change(client, replicas=5)
-    await settled()
+    await pass_time()
     assert await images(client) == ["web:1"] * 5
     await change(client, paused=False)
     await wait_until_rolled_out(client, 5)
     assert await images(client) == ["web:2"] * 5
 
 
-@in_a_world("deployments", "replicasets")
-async def test_a_rollout_that_is_scaled_on_its_way_keeps_its_proportions(client: Client) -> None:
+@in_cluster("deployments", "replicasets")
+async def test_scaling_during_rollout_is_proportional(client: Client) -> None:
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 2, "maxUnavailable": 2}}
     await client.create(DEPLOYMENTS, a_deployment(10, strategy=strategy))
     await wait_until_rolled_out(client, 10)
     await roll_to(client, "web:2", NEVER_READY)
-    await settled()
+    await pass_time()
     assert [each["spec"]["replicas"] for _, each in sorted((await sets(client)).items())] == [8, 4]
     await change(client, replicas=30)
-    await settled()
+    await pass_time()
     assert [each["spec"]["replicas"] for _, each in sorted((await sets(client)).items())] == [21, 11]
 
 
-@in_a_world("deployments", "replicasets")
-async def test_recreate_never_has_both(client: Client) -> None:
+@in_cluster("deployments", "replicasets")
+async def test_recreate_never_runs_both_versions(client: Client) -> None:
     slowly = {"simulated.tapestry.io/stops-after": "10s"}
     await client.create(DEPLOYMENTS, a_deployment(3, annotations=slowly, strategy={"type": "Recreate"}))
     await wait_until_rolled_out(client, 3)
     await roll_to(client, "web:2", slowly)
-    await settled(5)
+    await pass_time(5)
     assert len(await client.list(PODS)) == 3
     assert await live_pods(client) == []
     assert (await wait_for_reason(client, "Available", "MinimumReplicasUnavailable"))["status"] == "False"
@@ -231,27 +234,27 @@ async def test_recreate_never_has_both(client: Client) -> None:
     assert await images(client) == ["web:2"] * 3
 
 
-@in_a_world("deployments", "replicasets")
-async def test_pods_have_to_be_ready_for_a_while(client: Client) -> None:
+@in_cluster("deployments", "replicasets")
+async def test_pods_become_available_after_min_ready_seconds(client: Client) -> None:
     await client.create(DEPLOYMENTS, a_deployment(2, minReadySeconds=30))
-    await settled(20)
+    await pass_time(20)
     status = (await client.get(DEPLOYMENTS, "web", "default"))["status"]
     assert (status["readyReplicas"], status.get("availableReplicas", 0), status["unavailableReplicas"]) == (2, 0, 2)
     await wait_until_rolled_out(client, 2)
 
 
-@in_a_world("deployments", "replicasets")
-async def test_old_sets_beyond_the_limit_are_forgotten(client: Client) -> None:
+@in_cluster("deployments", "replicasets")
+async def test_old_replica_sets_over_limit_are_deleted(client: Client) -> None:
     await client.create(DEPLOYMENTS, a_deployment(1, revisionHistoryLimit=1))
     for number in range(1, 5):
         await roll_to(client, f"web:{number}")
         await wait_until_rolled_out(client, 1)
-    await settled()
+    await pass_time()
     assert sorted(await sets(client)) == ["3", "4"]
 
 
-@in_a_world("deployments", "replicasets")
-async def test_annotations_travel_to_the_new_set(client: Client) -> None:
+@in_cluster("deployments", "replicasets")
+async def test_annotations_are_copied_to_new_replica_set(client: Client) -> None:
     deployment = a_deployment(1)
     deployment["metadata"]["annotations"] = {"kubernetes.io/change-cause": "first"}
     await client.create(DEPLOYMENTS, deployment)
@@ -259,45 +262,45 @@ async def test_annotations_travel_to_the_new_set(client: Client) -> None:
     assert annotations_of((await sets(client))["1"])["kubernetes.io/change-cause"] == "first"
 
 
-@in_a_world("deployments", "replicasets")
-async def test_a_set_whose_name_is_taken_gets_another(client: Client) -> None:
+@in_cluster("deployments", "replicasets")
+async def test_name_collision_is_resolved(client: Client) -> None:
     await client.create(DEPLOYMENTS, a_deployment(1, paused=True))
-    await settled(5)
+    await pass_time(5)
     deployment = await client.get(DEPLOYMENTS, "web", "default")
-    taken = deployments.replica_set_name(deployment, rollouts.new_replica_set(deployment, 0))
+    taken_name = deployments.replica_set_name(deployment, rollouts.new_replica_set(deployment, 0))
     other = a_deployment(0)["spec"]
     other["selector"] = {"matchLabels": {"app": "other"}}
     other["template"]["metadata"]["labels"] = {"app": "other"}
-    await client.create(REPLICA_SETS, {"metadata": {"name": taken, "namespace": "default"}, "spec": other})
+    await client.create(REPLICA_SETS, {"metadata": {"name": taken_name, "namespace": "default"}, "spec": other})
     await change(client, paused=False)
     found = await wait_until_rolled_out(client, 1)
     assert found["status"]["collisionCount"] == 1
 
 
-@in_a_world("deployments", "replicasets", "quota")
-async def test_what_keeps_pods_from_being_made_is_said(client: Client) -> None:
+@in_cluster("deployments", "replicasets", "quota")
+async def test_failed_pod_creation_is_reported(client: Client) -> None:
     metadata = {"name": "q", "namespace": "default"}
     await client.create(RESOURCE_QUOTAS, {"metadata": metadata, "spec": {"hard": {"pods": "2"}}})
-    await settled()
+    await pass_time()
     await client.create(DEPLOYMENTS, a_deployment(3))
-    said = await wait_for_reason(client, "ReplicaFailure", "FailedCreate")
-    assert "exceeded quota: q" in said["message"]
+    condition = await wait_for_reason(client, "ReplicaFailure", "FailedCreate")
+    assert "exceeded quota: q" in condition["message"]
     await client.delete(RESOURCE_QUOTAS, object_named("q", "default"))
     found = await wait_until_rolled_out(client, 3)
     assert find_condition(found["status"]["conditions"], "ReplicaFailure") is None
 
 
-@in_a_world("deployments", "replicasets")
-async def test_sets_and_pods_go_with_their_deployment(client: Client) -> None:
+@in_cluster("deployments", "replicasets")
+async def test_replica_sets_and_pods_are_deleted_with_deployment(client: Client) -> None:
     await client.create(DEPLOYMENTS, a_deployment(2))
     await wait_until_rolled_out(client, 2)
     await client.delete(DEPLOYMENTS, WEB)
-    await settled()
+    await pass_time()
     assert await client.list(REPLICA_SETS) == []
     assert await client.list(PODS) == []
 
 
-# -- ReplicaSets by themselves
+# -- ReplicaSets without a Deployment
 
 
 def a_replica_set(replicas: int, name: str = "own") -> Object:
@@ -311,49 +314,49 @@ async def wait_until_has(client: Client, replicas: int) -> Object:
     )
 
 
-@in_a_world("replicasets")
-async def test_a_pod_that_fits_and_is_nobodys_is_taken_and_one_that_fits_no_more_is_left(client: Client) -> None:
+@in_cluster("replicasets")
+async def test_matching_orphan_is_adopted_and_mismatch_released(client: Client) -> None:
     metadata = {"name": "stray", "namespace": "default", "labels": {"app": "web"}}
     await client.create(PODS, {"metadata": metadata, "spec": {"containers": [{"name": "c", "image": "x"}]}})
-    made = await client.create(REPLICA_SETS, a_replica_set(2))
+    replica_set = await client.create(REPLICA_SETS, a_replica_set(2))
     await wait_until_has(client, 2)
     stray = await client.get(PODS, "stray", "default")
-    assert stray["metadata"]["ownerReferences"] == [owner_reference(made)]
+    assert stray["metadata"]["ownerReferences"] == [owner_reference(replica_set)]
     await client.patch(PODS, stray, {"metadata": {"labels": {"app": "debug"}}})
-    await settled()
+    await pass_time()
     assert "ownerReferences" not in (await client.get(PODS, "stray", "default"))["metadata"]
     assert len(await live_pods(client)) == 3
 
 
-@in_a_world("replicasets")
-async def test_a_pod_that_ends_or_goes_is_replaced(client: Client) -> None:
+@in_cluster("replicasets")
+async def test_terminated_or_deleted_pod_is_replaced(client: Client) -> None:
     await client.create(REPLICA_SETS, a_replica_set(3))
     await wait_until_has(client, 3)
     first, second, _ = await live_pods(client)
     await client.delete(PODS, first)
     await client.patch(PODS, second, {"status": {"phase": "Failed"}}, subresource="status")
-    await settled()
+    await pass_time()
     await wait_until_has(client, 3)
     assert uid_of(first) not in map(uid_of, await live_pods(client))
 
 
-@in_a_world("replicasets")
-async def test_the_pods_that_are_worth_least_go_first(client: Client) -> None:
+@in_cluster("replicasets")
+async def test_scale_down_deletes_in_deletion_order(client: Client) -> None:
     await client.create(REPLICA_SETS, a_replica_set(3))
     await wait_until_has(client, 3)
     cheap, dear, _ = await live_pods(client)
     cost = "controller.kubernetes.io/pod-deletion-cost"
     await client.patch(PODS, cheap, {"metadata": {"annotations": {cost: "-1"}}})
     await client.patch(PODS, dear, {"metadata": {"annotations": {cost: "10"}}})
-    await settled(1)
+    await pass_time(1)
     await client.patch(REPLICA_SETS, object_named("own", "default"), {"spec": {"replicas": 1}})
     await wait_until_has(client, 1)
-    await settled()
+    await pass_time()
     assert [name_of(pod) for pod in await live_pods(client)] == [name_of(dear)]
 
 
-@in_a_world("replicationcontrollers")
-async def test_replication_controllers_work_the_same(client: Client) -> None:
+@in_cluster("replicationcontrollers")
+async def test_replication_controllers_behave_like_replica_sets(client: Client) -> None:
     spec = a_deployment(2)["spec"]
     spec["selector"] = {"app": "web"}
     await client.create(REPLICATION_CONTROLLERS, {"metadata": {"name": "old", "namespace": "default"}, "spec": spec})
@@ -364,7 +367,7 @@ async def test_replication_controllers_work_the_same(client: Client) -> None:
     await wait_until(client, REPLICATION_CONTROLLERS, "old", has(2))
     (pod, _) = await live_pods(client)
     await client.delete(PODS, pod)
-    await settled()
+    await pass_time()
     await wait_until(client, REPLICATION_CONTROLLERS, "old", has(2))
     await client.patch(REPLICATION_CONTROLLERS, object_named("old", "default"), {"spec": {"replicas": 0}})
     await wait_until(client, REPLICATION_CONTROLLERS, "old", has(0))

@@ -1,4 +1,4 @@
-"""Disruption: a budget knows what it can spare, and evictions take no more."""
+"""Tests of disruption budgets."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ from tapestry.kube.objects import Object, owner_reference, value_at
 from tapestry.kube.resources import CRDS, DEPLOYMENTS, DISRUPTION_BUDGETS, PODS, Resource
 from tapestry.kube.times import parse_time
 
-from .conftest import Beside
-from .objects import WIDGETS, a_pod, a_widget, the_definition
+from .conftest import RunControllers
+from .objects import WIDGETS, a_pod, a_widget, widget_definition
 
 REPLICA_SETS = Resource("apps", "v1", "ReplicaSet", "replicasets")
 LABELS = {"app": "web"}
@@ -36,13 +36,13 @@ async def a_running_pod(client: Client, name: str, owner: Object | None = None) 
     pod = a_pod(name, nodeName="n")
     references = [owner_reference(owner)] if owner is not None else []
     pod["metadata"] |= {"labels": LABELS, "ownerReferences": references}
-    made = await client.create(PODS, pod)
+    created = await client.create(PODS, pod)
     status = {"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}}
-    return await client.patch(PODS, made, status, subresource="status")
+    return await client.patch(PODS, created, status, subresource="status")
 
 
 async def wait_for_counts(client: Client, *counts: int) -> Object:
-    """Healthy, needed, expected, to spare."""
+    """Wait for counts of healthy, desired and expected pods and of allowed disruptions."""
     fields = ("currentHealthy", "desiredHealthy", "expectedPods", "disruptionsAllowed")
     found = await wait_for(
         client,
@@ -56,8 +56,8 @@ async def wait_for_counts(client: Client, *counts: int) -> Object:
     return found
 
 
-async def test_what_is_up_beyond_what_is_needed_can_be_spared(client: Client, beside: Beside) -> None:
-    async with beside("disruption", "accounts"):
+async def test_healthy_surplus_may_be_evicted(client: Client, run_controllers: RunControllers) -> None:
+    async with run_controllers("disruption", "accounts"):
         await client.create(DISRUPTION_BUDGETS, a_budget(minAvailable=2))
         await wait_for_counts(client, 0, 2, 0, 0)
         pods = [await a_running_pod(client, name) for name in ("a", "b", "c")]
@@ -71,8 +71,8 @@ async def test_what_is_up_beyond_what_is_needed_can_be_spared(client: Client, be
         assert (condition["status"], condition["reason"]) == ("False", "InsufficientPods")
 
 
-async def test_owners_say_how_many_there_should_be(client: Client, beside: Beside) -> None:
-    async with beside("disruption", "accounts"):
+async def test_expected_pods_follow_owners(client: Client, run_controllers: RunControllers) -> None:
+    async with run_controllers("disruption", "accounts"):
         deployment = await client.create(DEPLOYMENTS, a_workload("d", 6))
         first = await client.create(REPLICA_SETS, a_workload("r1", 4, deployment))
         second = await client.create(REPLICA_SETS, a_workload("r2", 2, deployment))
@@ -87,9 +87,9 @@ async def test_owners_say_how_many_there_should_be(client: Client, beside: Besid
         await wait_for_counts(client, 3, 1, 2, 2)
 
 
-async def test_where_nobody_knows_how_many_none_can_be_spared(client: Client, beside: Beside) -> None:
-    async with beside("disruption", "accounts"):
-        await client.create(CRDS, the_definition())
+async def test_unknown_scale_allows_no_disruption(client: Client, run_controllers: RunControllers) -> None:
+    async with run_controllers("disruption", "accounts"):
+        await client.create(CRDS, widget_definition())
         owner = await client.create(WIDGETS, a_widget("w"))
         await client.create(DISRUPTION_BUDGETS, a_budget(maxUnavailable=1))
         await a_running_pod(client, "a", owner)
@@ -106,9 +106,9 @@ async def test_where_nobody_knows_how_many_none_can_be_spared(client: Client, be
         assert message == "widgets.example.com does not implement the scale subresource"
 
 
-async def test_an_owner_of_another_kind_is_asked_for_its_scale(client: Client, beside: Beside) -> None:
-    async with beside("disruption", "accounts"):
-        definition = the_definition()
+async def test_custom_owner_is_read_through_scale(client: Client, run_controllers: RunControllers) -> None:
+    async with run_controllers("disruption", "accounts"):
+        definition = widget_definition()
         (version,) = definition["spec"]["versions"]
         schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
         paths = {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas"}
@@ -123,17 +123,17 @@ async def test_an_owner_of_another_kind_is_asked_for_its_scale(client: Client, b
 
 
 @pytest.mark.parametrize(("part", "whole", "expected"), [(3, 10, 3), ("30%", 10, 3), ("25%", 10, 3), ("0%", 10, 0)])
-def test_a_share_is_rounded_up(part: int | str, whole: int, expected: int) -> None:
+def test_percentage_is_rounded_up(part: int | str, whole: int, expected: int) -> None:
     assert scaled_value(part, whole) == expected
 
 
-def test_a_pod_that_was_taken_counts_as_gone() -> None:
+def test_evicted_pod_is_not_healthy() -> None:
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
     pods = [{"metadata": {"name": name}, "status": ready} for name in ("a", "b")]
     assert healthy_count(pods, {}) == 2
     assert healthy_count(pods, {"a": "2030-01-01T00:00:00Z"}) == 1
 
 
-def test_where_no_pod_is_expected_none_can_be_spared() -> None:
+def test_zero_expected_pods_allow_no_disruption() -> None:
     status = budget_status({"metadata": {"generation": 1}}, BudgetTarget(0, 0), 3, {}, NOW)
     assert status["disruptionsAllowed"] == 0

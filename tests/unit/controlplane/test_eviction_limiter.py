@@ -1,4 +1,4 @@
-"""How zones are told apart, and how fast their nodes are given up."""
+"""Tests of zone states and eviction intervals."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -21,7 +21,7 @@ def a_node(name: str, ready: str, *, zone: str = "") -> Object:
 
 
 @pytest.mark.parametrize(
-    ("ready", "silent", "state"),
+    ("ready", "unready", "state"),
     [
         (3, 0, ZoneState.NORMAL),
         (0, 1, ZoneState.FULL_DISRUPTION),
@@ -31,11 +31,11 @@ def a_node(name: str, ready: str, *, zone: str = "") -> Object:
         (0, 0, ZoneState.NORMAL),
     ],
 )
-def test_how_a_zone_is(ready: int, silent: int, state: ZoneState) -> None:
-    assert zone_state_of(ready, silent) is state
+def test_zone_state_depends_on_unready_nodes(ready: int, unready: int, state: ZoneState) -> None:
+    assert zone_state_of(ready, unready) is state
 
 
-def test_how_often_a_node_is_given_up() -> None:
+def test_eviction_interval_depends_on_zone_state() -> None:
     assert eviction_interval(ZoneState.NORMAL, 5) == timedelta(seconds=10)
     assert eviction_interval(ZoneState.FULL_DISRUPTION, 5) == timedelta(seconds=10)
     assert eviction_interval(ZoneState.PARTIAL_DISRUPTION, 50) is None
@@ -43,30 +43,30 @@ def test_how_often_a_node_is_given_up() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["True", "Unknown", ""]), st.sampled_from("ab"))))
-def test_zones_are_counted_as_nodes_come_change_and_go(changes: list[tuple[int, str, str]]) -> None:
-    zones, there = EvictionLimiter(), dict[str, Object]()
+def test_zone_counts_follow_node_changes(changes: list[tuple[int, str, str]]) -> None:
+    limiter, nodes = EvictionLimiter(), dict[str, Object]()
     for number, ready, zone in changes:
         name = f"n{number}"
         if ready:
-            there[name] = a_node(name, ready, zone=zone)
-            zones.set_node(there[name])
+            nodes[name] = a_node(name, ready, zone=zone)
+            limiter.set_node(nodes[name])
         else:
-            there.pop(name, None)
-            zones.remove_node(name)
+            nodes.pop(name, None)
+            limiter.remove_node(name)
     for zone in "ab":
-        here = [
+        readiness = [
             is_condition_true(node, "Ready")
-            for node in there.values()
+            for node in nodes.values()
             if node["metadata"]["labels"]["topology.kubernetes.io/zone"] == zone
         ]
-        assert zones.state(f"/{zone}") is zone_state_of(sum(here), len(here) - sum(here))
-    assert zones.is_fully_disrupted is not any(is_condition_true(node, "Ready") for node in there.values())
+        assert limiter.state(f"/{zone}") is zone_state_of(sum(readiness), len(readiness) - sum(readiness))
+    assert limiter.is_fully_disrupted is not any(is_condition_true(node, "Ready") for node in nodes.values())
 
 
-def test_turns_are_taken_one_at_a_time() -> None:
-    zones = EvictionLimiter()
+def test_evictions_are_reserved_one_at_a_time() -> None:
+    limiter = EvictionLimiter()
     for number in range(4):
-        zones.set_node(a_node(f"n{number}", "True" if number else "Unknown"))
-    assert zones.reserve_eviction("/", NOW) == NOW
-    assert zones.reserve_eviction("/", NOW) == NOW + timedelta(seconds=10)
-    assert zones.reserve_eviction("/", NOW + timedelta(seconds=11)) <= NOW + timedelta(seconds=11)
+        limiter.set_node(a_node(f"n{number}", "True" if number else "Unknown"))
+    assert limiter.reserve_eviction("/", NOW) == NOW
+    assert limiter.reserve_eviction("/", NOW) == NOW + timedelta(seconds=10)
+    assert limiter.reserve_eviction("/", NOW + timedelta(seconds=11)) <= NOW + timedelta(seconds=11)

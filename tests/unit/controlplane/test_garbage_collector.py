@@ -1,4 +1,4 @@
-"""Garbage: what no owner is left for goes, and nothing else."""
+"""Tests of garbage collection."""
 
 import asyncio
 
@@ -13,8 +13,8 @@ from tapestry.controlplane.metadata_informers import metadata_only
 from tapestry.kube.objects import Object, is_deleting, name_of, owner_reference
 from tapestry.kube.resources import CONFIGMAPS, CRDS, DEPLOYMENTS, NAMESPACES, PODS, Resource
 
-from .conftest import Beside
-from .objects import HELD, WIDGETS, a_map, a_namespace, a_pod, a_widget, define, wait_until_gone
+from .conftest import RunControllers
+from .objects import FINALIZER, WIDGETS, a_map, a_namespace, a_pod, a_widget, define, wait_until_gone
 
 REPLICA_SETS = Resource("apps", "v1", "ReplicaSet", "replicasets")
 TEMPLATE = {
@@ -23,7 +23,7 @@ TEMPLATE = {
 }
 
 
-async def made(client: Client, *maps: Object) -> list[Object]:
+async def create_maps(client: Client, *maps: Object) -> list[Object]:
     return [await client.create(CONFIGMAPS, each) for each in maps]
 
 
@@ -34,10 +34,10 @@ async def wait_for_unowned(client: Client, name: str) -> None:
     await wait_for(client, CONFIGMAPS, name, "default", until=is_unowned, timeout=10)
 
 
-async def settled(client: Client) -> None:
-    """Everything that was there before has been judged: a chain that came later is gone."""
-    [probe] = await made(client, a_map("probe"))
-    await made(client, a_map("probed", probe))
+async def wait_for_collection(client: Client) -> None:
+    """Wait until all previous changes are processed: a dependent created later is deleted."""
+    [probe] = await create_maps(client, a_map("probe"))
+    await create_maps(client, a_map("probed", probe))
     await client.delete(CONFIGMAPS, probe)
     await wait_until_gone(client, CONFIGMAPS, "probed", "default")
 
@@ -46,8 +46,10 @@ async def names(client: Client) -> set[str]:
     return {name_of(each) for each in await client.list(CONFIGMAPS, "default")} - {"kube-root-ca.crt"}
 
 
-async def test_a_replica_set_and_its_pods_go_after_their_deployment(client: Client, beside: Beside) -> None:
-    async with beside():
+async def test_deployment_deletion_cascades_to_replica_sets_and_pods(
+    client: Client, run_controllers: RunControllers
+) -> None:
+    async with run_controllers():
         metadata = {"name": "web", "namespace": "default"}
         deployment = await client.create(DEPLOYMENTS, {"metadata": metadata, "spec": TEMPLATE})
         owned = {**metadata, "ownerReferences": [owner_reference(deployment)]}
@@ -60,65 +62,69 @@ async def test_a_replica_set_and_its_pods_go_after_their_deployment(client: Clie
         assert await client.list(REPLICA_SETS) == []
 
 
-async def test_what_was_left_behind_while_nobody_looked_goes(client: Client, beside: Beside) -> None:
-    [owner] = await made(client, a_map("owner"))
-    await made(client, a_map("left", owner), a_map("free"))
+async def test_dependents_orphaned_while_stopped_are_deleted(client: Client, run_controllers: RunControllers) -> None:
+    [owner] = await create_maps(client, a_map("owner"))
+    await create_maps(client, a_map("dependent", owner), a_map("free"))
     await client.delete(CONFIGMAPS, owner)
-    async with beside("garbage"):
-        await wait_until_gone(client, CONFIGMAPS, "left", "default")
+    async with run_controllers("garbage"):
+        await wait_until_gone(client, CONFIGMAPS, "dependent", "default")
         assert await names(client) == {"free"}
 
 
-async def test_an_object_with_an_owner_left_stays_and_forgets_the_others(client: Client, beside: Beside) -> None:
-    async with beside("garbage"):
-        one, two = await made(client, a_map("one"), a_map("two"))
-        await made(client, a_map("shared", one, two))
+async def test_object_with_remaining_owner_loses_absent_references(
+    client: Client, run_controllers: RunControllers
+) -> None:
+    async with run_controllers("garbage"):
+        one, two = await create_maps(client, a_map("one"), a_map("two"))
+        await create_maps(client, a_map("shared", one, two))
         await client.delete(CONFIGMAPS, one)
 
-        def forgot(obj: Object | None) -> bool:
+        def is_owned_by_two(obj: Object | None) -> bool:
             return obj is not None and [each["name"] for each in obj["metadata"]["ownerReferences"]] == ["two"]
 
-        await wait_for(client, CONFIGMAPS, "shared", "default", until=forgot, timeout=10)
+        await wait_for(client, CONFIGMAPS, "shared", "default", until=is_owned_by_two, timeout=10)
         assert await names(client) == {"two", "shared"}
 
 
-async def test_a_namesake_of_an_owner_is_none(client: Client, beside: Beside) -> None:
-    [owner] = await made(client, a_map("owner"))
-    await made(client, a_map("left", owner))
+async def test_recreated_owner_does_not_count(client: Client, run_controllers: RunControllers) -> None:
+    [owner] = await create_maps(client, a_map("owner"))
+    await create_maps(client, a_map("dependent", owner))
     await client.delete(CONFIGMAPS, owner)
-    await made(client, a_map("owner"))
-    async with beside("garbage"):
-        await wait_until_gone(client, CONFIGMAPS, "left", "default")
+    await create_maps(client, a_map("owner"))
+    async with run_controllers("garbage"):
+        await wait_until_gone(client, CONFIGMAPS, "dependent", "default")
         assert await names(client) == {"owner"}
 
 
-async def test_nobody_owns_across_namespaces(client: Client, beside: Beside) -> None:
-    async with beside("garbage"):
+async def test_owner_in_another_namespace_does_not_count(client: Client, run_controllers: RunControllers) -> None:
+    async with run_controllers("garbage"):
         await client.create(NAMESPACES, a_namespace("x"))
-        [owner] = await made(client, a_map("owner", namespace="x"))
-        await made(client, a_map("stray", owner))
+        [owner] = await create_maps(client, a_map("owner", namespace="x"))
+        await create_maps(client, a_map("stray", owner))
         await wait_until_gone(client, CONFIGMAPS, "stray", "default")
         assert name_of(await client.get(CONFIGMAPS, "owner", "x")) == "owner"
 
 
-async def test_an_owner_of_a_kind_that_nobody_serves_is_not_known_to_be_gone(client: Client, beside: Beside) -> None:
-    async with beside("garbage"):
+async def test_owner_of_unserved_kind_counts_as_present(client: Client, run_controllers: RunControllers) -> None:
+    async with run_controllers("garbage"):
         unknown = {"apiVersion": "nowhere.example.com/v1", "kind": "Thing", "name": "t", "uid": "u"}
-        await made(client, a_map("kept", ownerReferences=[unknown]))
-        await settled(client)
-        assert await names(client) == {"kept"}
+        await create_maps(client, a_map("unknown-owner", ownerReferences=[unknown]))
+        await wait_for_collection(client)
+        assert await names(client) == {"unknown-owner"}
 
 
-async def test_in_the_foreground_an_owner_goes_after_what_blocks_it(client: Client, beside: Beside) -> None:
-    async with beside("garbage"):
-        [owner] = await made(client, a_map("owner"))
-        [middle] = await made(client, a_map("middle", owner))
-        await made(client, a_map("low", middle, finalizers=[HELD]))
+async def test_foreground_deletion_waits_for_blocking_dependents(
+    client: Client, run_controllers: RunControllers
+) -> None:
+    async with run_controllers("garbage"):
+        [owner] = await create_maps(client, a_map("owner"))
+        [middle] = await create_maps(client, a_map("middle", owner))
+        await create_maps(client, a_map("low", middle, finalizers=[FINALIZER]))
         await client.delete(CONFIGMAPS, owner, propagation=Propagation.FOREGROUND)
         await wait_for(
             client, CONFIGMAPS, "low", "default", until=lambda obj: obj is not None and is_deleting(obj), timeout=10
         )
-        await settled(client)
+        await wait_for_collection(client)
         assert await names(client) == {"owner", "middle", "low"}
         low = await client.get(CONFIGMAPS, "low", "default")
         await client.patch(CONFIGMAPS, low, {"metadata": {"finalizers": None}})
@@ -126,49 +132,51 @@ async def test_in_the_foreground_an_owner_goes_after_what_blocks_it(client: Clie
         assert await names(client) == set()
 
 
-async def test_what_does_not_block_its_owner_is_not_waited_for(client: Client, beside: Beside) -> None:
-    async with beside("garbage"):
-        [owner] = await made(client, a_map("owner"))
-        await made(client, a_map("low", owner, blocking=False, finalizers=[HELD]))
+async def test_foreground_deletion_ignores_nonblocking_dependents(
+    client: Client, run_controllers: RunControllers
+) -> None:
+    async with run_controllers("garbage"):
+        [owner] = await create_maps(client, a_map("owner"))
+        await create_maps(client, a_map("low", owner, blocking=False, finalizers=[FINALIZER]))
         await client.delete(CONFIGMAPS, owner, propagation=Propagation.FOREGROUND)
         await wait_until_gone(client, CONFIGMAPS, "owner", "default")
         assert await names(client) == {"low"}
 
 
-async def test_orphans_stay_and_name_no_owner(client: Client, beside: Beside) -> None:
-    async with beside("garbage"):
-        [owner] = await made(client, a_map("owner"))
-        await made(client, a_map("a", owner), a_map("b", owner))
+async def test_orphans_remain_without_owner(client: Client, run_controllers: RunControllers) -> None:
+    async with run_controllers("garbage"):
+        [owner] = await create_maps(client, a_map("owner"))
+        await create_maps(client, a_map("a", owner), a_map("b", owner))
         await client.delete(CONFIGMAPS, owner, propagation=Propagation.ORPHAN)
         await wait_until_gone(client, CONFIGMAPS, "owner", "default")
         await wait_for_unowned(client, "a")
         await wait_for_unowned(client, "b")
-        await settled(client)
+        await wait_for_collection(client)
         assert await names(client) == {"a", "b"}
 
 
-async def test_a_circle_of_owners_can_be_deleted_in_the_foreground(client: Client, beside: Beside) -> None:
-    async with beside("garbage"):
-        [one] = await made(client, a_map("one"))
-        [two] = await made(client, a_map("two", one))
-        closed = {"metadata": {"ownerReferences": [owner_reference(two, controller=False)]}}
-        one = await client.patch(CONFIGMAPS, one, closed)
-        await settled(client)
+async def test_foreground_deletion_breaks_owner_cycle(client: Client, run_controllers: RunControllers) -> None:
+    async with run_controllers("garbage"):
+        [one] = await create_maps(client, a_map("one"))
+        [two] = await create_maps(client, a_map("two", one))
+        cycle = {"metadata": {"ownerReferences": [owner_reference(two, controller=False)]}}
+        one = await client.patch(CONFIGMAPS, one, cycle)
+        await wait_for_collection(client)
         await client.delete(CONFIGMAPS, one, propagation=Propagation.FOREGROUND)
         await wait_until_gone(client, CONFIGMAPS, "two", "default")
         await wait_until_gone(client, CONFIGMAPS, "one", "default")
         assert await names(client) == set()
 
 
-async def test_custom_resources_own_and_are_owned_as_soon_as_they_are_defined(client: Client, beside: Beside) -> None:
-    async with beside():
+async def test_custom_resources_take_part_once_defined(client: Client, run_controllers: RunControllers) -> None:
+    async with run_controllers():
         definition = await define(client)
         widget = await client.create(WIDGETS, a_widget("w"))
-        await made(client, a_map("a", widget), a_map("b", definition))
+        await create_maps(client, a_map("a", widget), a_map("b", definition))
         await client.delete(WIDGETS, widget)
         await wait_until_gone(client, CONFIGMAPS, "a", "default")
         widget = await client.create(WIDGETS, a_widget("w"))
-        await made(client, a_map("a", widget))
+        await create_maps(client, a_map("a", widget))
         await client.delete(CRDS, definition)
         await wait_until_gone(client, CONFIGMAPS, "a", "default")
         await wait_until_gone(client, CONFIGMAPS, "b", "default")
@@ -176,9 +184,11 @@ async def test_custom_resources_own_and_are_owned_as_soon_as_they_are_defined(cl
 
 
 @pytest.mark.parametrize("policy", [Propagation.BACKGROUND, Propagation.FOREGROUND])
-async def test_a_large_family_goes_whole(client: Client, beside: Beside, policy: Propagation) -> None:
-    async with beside("garbage"):
-        [owner] = await made(client, a_map("owner"))
+async def test_large_tree_is_deleted_completely(
+    client: Client, run_controllers: RunControllers, policy: Propagation
+) -> None:
+    async with run_controllers("garbage"):
+        [owner] = await create_maps(client, a_map("owner"))
         async with asyncio.TaskGroup() as group:
             for number in range(100):
                 group.create_task(client.create(CONFIGMAPS, a_map(f"m{number}", owner)))
@@ -192,7 +202,7 @@ async def test_a_large_family_goes_whole(client: Client, beside: Beside, policy:
 
 @given(st.dictionaries(st.text(min_size=1, max_size=8), st.integers(), max_size=5))
 @settings(max_examples=20)
-def test_of_an_object_only_what_ownership_is_about_is_kept(data: dict[str, int]) -> None:
+def test_cache_contains_only_ownership_metadata(data: dict[str, int]) -> None:
     metadata = {"name": "a", "namespace": "b", "uid": "c", "resourceVersion": "1"}
     owners = {"ownerReferences": [{"uid": "o"}], "finalizers": ["f"], "deletionTimestamp": "t"}
     bulk = {f"x{key}": value for key, value in data.items()}

@@ -1,4 +1,4 @@
-"""The way to a server in this process keeps what a Transport promises."""
+"""Tests of the in-process transport."""
 
 import asyncio
 
@@ -18,19 +18,19 @@ from .objects import a_map
 WATCH = Request("GET", NAMESPACES.path(), {"watch": "1"})
 
 
-async def test_answers_and_refusals_come_back_as_over_a_socket(client: Client) -> None:
-    made = await client.create(CONFIGMAPS, a_map("a"))
-    assert await client.get(CONFIGMAPS, "a", "default") == made
+async def test_responses_and_errors_are_returned(client: Client) -> None:
+    created = await client.create(CONFIGMAPS, a_map("a"))
+    assert await client.get(CONFIGMAPS, "a", "default") == created
     with pytest.raises(NotFound, match='configmaps "b" not found'):
         await client.get(CONFIGMAPS, "b", "default")
 
 
-async def test_requests_are_those_of_the_user(server: Server) -> None:
+async def test_requests_are_sent_as_the_user(server: Server) -> None:
     with pytest.raises(Forbidden, match='User "eve" cannot list'):
         await Client(InProcessTransport(server, User("eve"))).list(NAMESPACES)
 
 
-async def test_cut_off_a_watch_breaks_and_the_next_request_is_answered(server: Server) -> None:
+async def test_abort_breaks_watches_but_not_later_requests(server: Server) -> None:
     transport = InProcessTransport(server, APISERVER_USER)
 
     async def read() -> None:
@@ -38,19 +38,19 @@ async def test_cut_off_a_watch_breaks_and_the_next_request_is_answered(server: S
             async for _ in stream.chunks():
                 transport.abort()
 
-    with pytest.raises(TransportError, match="the connection was cut"):
+    with pytest.raises(TransportError, match="the connection was aborted"):
         await read()
     assert (await transport.send(Request("GET", "/version"))).status == 200
 
 
-async def test_an_answer_that_does_not_come_in_time_is_an_error(server: Server) -> None:
+async def test_timeout_raises_transport_error(server: Server) -> None:
     later = {"resourceVersion": str(server.verbs.store.revision + 1)}
     request = Request("GET", NAMESPACES.path(), later, timeout=0.01)
-    with pytest.raises(TransportError, match="no answer came in time"):
+    with pytest.raises(TransportError, match="the response timed out"):
         await InProcessTransport(server, APISERVER_USER).send(request)
 
 
-async def test_a_watch_that_nobody_reads_is_forgotten_when_it_is_left(server: Server) -> None:
+async def test_unread_watch_is_unsubscribed_on_exit(server: Server) -> None:
     transport, store = InProcessTransport(server, APISERVER_USER), server.verbs.store
     before = len(store._cache("namespaces").subscriptions)
     async with transport.stream(WATCH):
@@ -58,17 +58,17 @@ async def test_a_watch_that_nobody_reads_is_forgotten_when_it_is_left(server: Se
     assert len(store._cache("namespaces").subscriptions) == before
 
 
-async def test_a_cancelled_reader_leaves_no_watch_behind(server: Server) -> None:
+async def test_cancelled_reader_unsubscribes_its_watch(server: Server) -> None:
     transport, store = InProcessTransport(server, APISERVER_USER), server.verbs.store
-    began = asyncio.Event()
+    started = asyncio.Event()
 
     async def read() -> None:
         async with transport.stream(WATCH) as stream:
             async for _ in stream.chunks():
-                began.set()
+                started.set()
 
     async with asyncio.TaskGroup() as group:
         reader = group.create_task(read())
-        await began.wait()
+        await started.wait()
         reader.cancel()
     assert not store._cache("namespaces").subscriptions

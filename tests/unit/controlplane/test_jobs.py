@@ -1,4 +1,4 @@
-"""Jobs at work in a cluster: pods that are to end."""
+"""Tests of the Job controller."""
 
 from itertools import pairwise
 from typing import Any
@@ -13,7 +13,7 @@ from tapestry.kube.objects import Object, annotations_of, name_of, object_named,
 from tapestry.kube.resources import EVENTS, JOBS, PODS
 from tapestry.kube.times import parse_time
 
-from .worlds import in_a_world, live_pods, settled, wait_until
+from .cluster import in_cluster, live_pods, pass_time, wait_until
 
 WORK = object_named("work", "default")
 
@@ -35,12 +35,12 @@ async def wait_for_job(client: Client, type: str) -> Object:
 
 
 async def reasons(client: Client) -> set[str]:
-    await settled(1)  # events come a little later
+    await pass_time(1)  # events are written asynchronously
     return {event["reason"] for event in await client.list(EVENTS) if event["involvedObject"]["kind"] == "Job"}
 
 
-@in_a_world("jobs")
-async def test_a_job_is_complete_after_as_many_pods_as_it_wants(client: Client) -> None:
+@in_cluster("jobs")
+async def test_job_completes_after_required_completions(client: Client) -> None:
     await client.create(JOBS, a_job(completions=6, parallelism=3))
     job = await wait_for_job(client, "Complete")
     assert {key: job["status"].get(key, 0) for key in ("succeeded", "failed", "active", "ready")} == {
@@ -57,8 +57,8 @@ async def test_a_job_is_complete_after_as_many_pods_as_it_wants(client: Client) 
     assert {"SuccessfulCreate", "Completed"} <= await reasons(client)
 
 
-@in_a_world("jobs")
-async def test_never_more_pods_work_than_a_job_allows(client: Client) -> None:
+@in_cluster("jobs")
+async def test_parallelism_is_never_exceeded(client: Client) -> None:
     await client.create(JOBS, a_job(completions=7, parallelism=2))
     await wait_for_job(client, "Complete")
     spans = []
@@ -69,8 +69,8 @@ async def test_never_more_pods_work_than_a_job_allows(client: Client) -> None:
         assert sum(start <= begin < end for start, end in spans) <= 2
 
 
-@in_a_world("jobs")
-async def test_an_indexed_job_has_one_pod_for_each_index(client: Client) -> None:
+@in_cluster("jobs")
+async def test_indexed_job_has_one_pod_per_index(client: Client) -> None:
     await client.create(JOBS, a_job(completions=4, parallelism=2, completionMode="Indexed"))
     job = await wait_for_job(client, "Complete")
     assert (job["status"]["succeeded"], job["status"]["completedIndexes"]) == (4, "0-3")
@@ -79,16 +79,16 @@ async def test_an_indexed_job_has_one_pod_for_each_index(client: Client) -> None
     assert all(name_of(pod).startswith(pod["spec"]["hostname"] + "-") for pod in pods)
 
 
-@in_a_world("jobs")
-async def test_a_job_without_a_number_is_complete_when_one_succeeds_and_the_others_end(client: Client) -> None:
+@in_cluster("jobs")
+async def test_job_without_completions_completes_after_one_success(client: Client) -> None:
     await client.create(JOBS, a_job(parallelism=3))
     job = await wait_for_job(client, "Complete")
     assert job["status"]["succeeded"] == 3
     assert len(await client.list(PODS, "default")) == 3
 
 
-@in_a_world("jobs")
-async def test_a_job_whose_pods_fail_gives_up(client: Client) -> None:
+@in_cluster("jobs")
+async def test_job_fails_at_backoff_limit(client: Client) -> None:
     await client.create(JOBS, a_job(failing(), backoffLimit=0))
     job = await wait_for_job(client, "Failed")
     assert job["status"]["failed"] == 1
@@ -101,18 +101,18 @@ async def test_a_job_whose_pods_fail_gives_up(client: Client) -> None:
     assert "BackoffLimitExceeded" in await reasons(client)
 
 
-@in_a_world("jobs")
-async def test_each_failure_doubles_the_pause_before_the_next_pod(client: Client) -> None:
+@in_cluster("jobs")
+async def test_each_failure_doubles_the_backoff(client: Client) -> None:
     await client.create(JOBS, a_job(failing(), backoffLimit=3))
     await wait_for_job(client, "Failed")
     pods = sorted(await client.list(PODS, "default"), key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
-    made = [parse_time(pod["metadata"]["creationTimestamp"]) for pod in pods]
-    gaps = [(second - first).total_seconds() for first, second in pairwise(made)]
-    assert [round(gap) for gap in gaps] == [15, 25, 45]  # five seconds of work and 10, 20, 40 of rest
+    creation_times = [parse_time(pod["metadata"]["creationTimestamp"]) for pod in pods]
+    gaps = [(second - first).total_seconds() for first, second in pairwise(creation_times)]
+    assert [round(gap) for gap in gaps] == [15, 25, 45]  # five seconds of work and backoffs of 10, 20, 40
 
 
-@in_a_world("jobs")
-async def test_a_pod_that_somebody_deletes_is_a_failure_and_is_replaced(client: Client) -> None:
+@in_cluster("jobs")
+async def test_deleted_pod_counts_as_failure_and_is_replaced(client: Client) -> None:
     await client.create(JOBS, a_job({"simulated.tapestry.io/ends-after": "60s"}))
     await wait_until(client, JOBS, "work", lambda job: value_at(job, "status", "ready") == 1)
     (pod,) = await live_pods(client)
@@ -121,16 +121,16 @@ async def test_a_pod_that_somebody_deletes_is_a_failure_and_is_replaced(client: 
     assert (job["status"]["succeeded"], job["status"]["failed"]) == (1, 1)
 
 
-@in_a_world("jobs")
-async def test_restarts_of_containers_count_against_the_limit(client: Client) -> None:
+@in_cluster("jobs")
+async def test_container_restarts_count_towards_backoff_limit(client: Client) -> None:
     await client.create(JOBS, a_job(failing(), policy="OnFailure", backoffLimit=2))
     job = await wait_for_job(client, "Failed")
     assert job["status"]["failed"] == 1
     assert len(await live_pods(client)) == 0
 
 
-@in_a_world("jobs")
-async def test_a_job_has_a_deadline(client: Client) -> None:
+@in_cluster("jobs")
+async def test_job_fails_at_active_deadline(client: Client) -> None:
     await client.create(JOBS, a_job({"simulated.tapestry.io/ends-after": "never"}, activeDeadlineSeconds=30))
     job = await wait_for_job(client, "Failed")
     failed = find_condition(job["status"]["conditions"], "Failed")
@@ -142,12 +142,12 @@ async def test_a_job_has_a_deadline(client: Client) -> None:
     assert await live_pods(client) == []
 
 
-@in_a_world("jobs")
-async def test_a_job_that_is_suspended_has_no_pods_and_goes_on_when_resumed(client: Client) -> None:
+@in_cluster("jobs")
+async def test_suspended_job_has_no_pods_until_resumed(client: Client) -> None:
     await client.create(JOBS, a_job(suspend=True, completions=2, activeDeadlineSeconds=40))
     job = await wait_for_job(client, "Suspended")
     assert "startTime" not in job["status"]
-    await settled()
+    await pass_time()
     assert await live_pods(client) == []
     await client.patch(JOBS, WORK, {"spec": {"suspend": False}})
     await wait_until(client, JOBS, "work", lambda job: value_at(job, "status", "ready") == 1)
@@ -155,15 +155,15 @@ async def test_a_job_that_is_suspended_has_no_pods_and_goes_on_when_resumed(clie
     await wait_until(
         client, JOBS, "work", lambda job: is_condition_true(job, "Suspended") and not job["status"].get("active")
     )
-    await settled(100)
+    await pass_time(100)
     await client.patch(JOBS, WORK, {"spec": {"suspend": False}})
     job = await wait_for_job(client, "Complete")
     assert (job["status"]["succeeded"], job["status"].get("failed", 0)) == (2, 0)
     assert {"Suspended", "Resumed"} <= await reasons(client)
 
 
-@in_a_world("jobs")
-async def test_a_job_that_wants_fewer_at_once_lets_some_go(client: Client) -> None:
+@in_cluster("jobs")
+async def test_lower_parallelism_deletes_pods(client: Client) -> None:
     await client.create(JOBS, a_job({"simulated.tapestry.io/ends-after": "60s"}, completions=4, parallelism=4))
     await wait_until(client, JOBS, "work", lambda job: value_at(job, "status", "ready") == 4)
     await client.patch(JOBS, WORK, {"spec": {"parallelism": 1}})
@@ -172,8 +172,8 @@ async def test_a_job_that_wants_fewer_at_once_lets_some_go(client: Client) -> No
     assert (job["status"]["succeeded"], job["status"].get("failed", 0)) == (4, 0)
 
 
-async def corrected(client: Client, job: Object) -> list[Object]:
-    """The pods of a Job that is taken back to two while it is far from as many as it asks for."""
+async def pods_after_correction(client: Client, job: Object) -> list[Object]:
+    """Return the pods of a Job that is reduced to two while it is still creating far more."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(owned_pods, "BURST_REPLICAS", 4)
         await client.create(JOBS, job)
@@ -183,52 +183,57 @@ async def corrected(client: Client, job: Object) -> list[Object]:
         return await live_pods(client)
 
 
-@in_a_world("jobs")
-async def test_a_job_of_far_too_many_pods_can_be_corrected(client: Client) -> None:
-    assert len(await corrected(client, a_job(completions=2**31 - 1, parallelism=2**31 - 1))) == 2
+@in_cluster("jobs")
+async def test_excessive_pods_can_be_corrected(client: Client) -> None:
+    assert len(await pods_after_correction(client, a_job(completions=2**31 - 1, parallelism=2**31 - 1))) == 2
 
 
-@in_a_world("jobs")
-async def test_a_job_of_far_too_many_indexes_can_be_corrected(client: Client) -> None:
+@in_cluster("jobs")
+async def test_excessive_indexes_can_be_corrected(client: Client) -> None:
     assert (
-        len(await corrected(client, a_job(completions=2**31 - 1, parallelism=100_000, completionMode="Indexed"))) == 2
+        len(
+            await pods_after_correction(
+                client, a_job(completions=2**31 - 1, parallelism=100_000, completionMode="Indexed")
+            )
+        )
+        == 2
     )
 
 
-@in_a_world("jobs")
-async def test_a_job_of_far_too_many_indexes_that_fail_by_themselves_can_be_corrected(client: Client) -> None:
+@in_cluster("jobs")
+async def test_excessive_indexes_with_backoff_can_be_corrected(client: Client) -> None:
     spec = {"completions": 100_000, "parallelism": 10_000, "completionMode": "Indexed"}
-    assert len(await corrected(client, a_job(**spec, backoffLimitPerIndex=1))) == 2
+    assert len(await pods_after_correction(client, a_job(**spec, backoffLimitPerIndex=1))) == 2
 
 
-@in_a_world("jobs")
-async def test_a_job_goes_by_itself_some_time_after_its_end(client: Client) -> None:
+@in_cluster("jobs")
+async def test_finished_job_is_deleted_after_ttl(client: Client) -> None:
     await client.create(JOBS, a_job(ttlSecondsAfterFinished=60))
     await wait_for_job(client, "Complete")
-    await settled(30)
+    await pass_time(30)
     assert await client.list(JOBS)
-    await settled(60)
+    await pass_time(60)
     assert await client.list(JOBS) == []
     assert await client.list(PODS) == []
 
 
-@in_a_world("jobs")
-async def test_a_job_of_somebody_elses_is_left_alone(client: Client) -> None:
+@in_cluster("jobs")
+async def test_job_of_another_controller_is_ignored(client: Client) -> None:
     await client.create(JOBS, a_job(managedBy="example.com/queue"))
-    await settled()
+    await pass_time()
     assert await live_pods(client) == []
     assert not (await client.get(JOBS, "work", "default")).get("status")
 
 
-# -- rules for failures
+# -- failure policies
 
 
 def a_policy(action: str, *codes: int) -> dict[str, Any]:
     return {"rules": [{"action": action, "onExitCodes": {"operator": "In", "values": list(codes)}}]}
 
 
-@in_a_world("jobs")
-async def test_a_rule_can_end_a_job_at_once(client: Client) -> None:
+@in_cluster("jobs")
+async def test_fail_job_rule_fails_job_at_once(client: Client) -> None:
     await client.create(JOBS, a_job(failing(42), backoffLimit=6, podFailurePolicy=a_policy("FailJob", 42)))
     job = await wait_for_job(client, "Failed")
     (pod,) = await client.list(PODS, "default")
@@ -240,8 +245,8 @@ async def test_a_rule_can_end_a_job_at_once(client: Client) -> None:
     )
 
 
-@in_a_world("jobs")
-async def test_a_rule_can_make_a_failure_count_for_nothing(client: Client) -> None:
+@in_cluster("jobs")
+async def test_ignore_rule_does_not_count_failure(client: Client) -> None:
     job = a_job(failing(42), backoffLimit=0, podFailurePolicy=a_policy("Ignore", 42), activeDeadlineSeconds=60)
     await client.create(JOBS, job)
     job = await wait_for_job(client, "Failed")
@@ -251,8 +256,8 @@ async def test_a_rule_can_make_a_failure_count_for_nothing(client: Client) -> No
     assert not any(pod["metadata"].get("finalizers") for pod in pods)
 
 
-@in_a_world("jobs")
-async def test_a_pod_that_is_going_is_replaced_only_when_it_has_gone(client: Client) -> None:
+@in_cluster("jobs")
+async def test_terminating_pod_is_replaced_after_termination(client: Client) -> None:
     job = a_job(
         {"simulated.tapestry.io/ends-after": "100s", "simulated.tapestry.io/stops-after": "20s"},
         podReplacementPolicy="Failed",
@@ -261,17 +266,17 @@ async def test_a_pod_that_is_going_is_replaced_only_when_it_has_gone(client: Cli
     await wait_until(client, JOBS, "work", lambda job: value_at(job, "status", "ready") == 1)
     (pod,) = await live_pods(client)
     await client.delete(PODS, pod)
-    await settled(10)
+    await pass_time(10)
     assert await live_pods(client) == []
     job = await client.get(JOBS, "work", "default")
     assert (job["status"].get("terminating"), job["status"].get("active", 0)) == (1, 0)
 
 
-# -- indexes that fail
+# -- failed indexes
 
 
-@in_a_world("jobs")
-async def test_each_index_may_fail_so_often_by_itself(client: Client) -> None:
+@in_cluster("jobs")
+async def test_backoff_limit_applies_per_index(client: Client) -> None:
     await client.create(
         JOBS, a_job(failing(), completions=2, parallelism=2, completionMode="Indexed", backoffLimitPerIndex=1)
     )
@@ -282,8 +287,8 @@ async def test_each_index_may_fail_so_often_by_itself(client: Client) -> None:
     assert sorted(counts) == ["0", "0", "1", "1"]
 
 
-@in_a_world("jobs")
-async def test_too_many_indexes_that_fail_end_a_job(client: Client) -> None:
+@in_cluster("jobs")
+async def test_too_many_failed_indexes_fail_job(client: Client) -> None:
     await client.create(
         JOBS,
         a_job(failing(), completions=5, completionMode="Indexed", backoffLimitPerIndex=0, maxFailedIndexes=1),
@@ -293,8 +298,8 @@ async def test_too_many_indexes_that_fail_end_a_job(client: Client) -> None:
     assert job["status"]["failedIndexes"] == "0,1"
 
 
-@in_a_world("jobs")
-async def test_some_indexes_can_be_enough(client: Client) -> None:
+@in_cluster("jobs")
+async def test_success_policy_completes_job_early(client: Client) -> None:
     policy = {"rules": [{"succeededIndexes": "1-3", "succeededCount": 2}]}
     await client.create(JOBS, a_job(completions=5, parallelism=1, completionMode="Indexed", successPolicy=policy))
     job = await wait_for_job(client, "Complete")
@@ -304,11 +309,11 @@ async def test_some_indexes_can_be_enough(client: Client) -> None:
     assert (complete["reason"], complete["message"]) == ("SuccessPolicy", "Matched rules at index 0")
 
 
-# -- whose pods
+# -- ownership
 
 
-@in_a_world("jobs")
-async def test_two_jobs_do_not_count_each_others_pods(client: Client) -> None:
+@in_cluster("jobs")
+async def test_jobs_do_not_count_pods_of_others(client: Client) -> None:
     await client.create(JOBS, a_job(completions=2))
     other = a_job(completions=3)
     other["metadata"]["name"] = "other"
@@ -319,30 +324,30 @@ async def test_two_jobs_do_not_count_each_others_pods(client: Client) -> None:
     assert (owners.count("work"), owners.count("other")) == (2, 3)
 
 
-@in_a_world("jobs")
-async def test_a_job_that_is_gone_holds_no_pod_back(client: Client) -> None:
+@in_cluster("jobs")
+async def test_pods_of_deleted_job_lose_finalizer(client: Client) -> None:
     await client.create(JOBS, a_job({"simulated.tapestry.io/ends-after": "never"}, parallelism=2))
     await wait_until(client, JOBS, "work", lambda job: value_at(job, "status", "ready") == 2)
     await client.delete(JOBS, WORK, propagation=Propagation.BACKGROUND)
-    await settled()
+    await pass_time()
     assert await client.list(PODS, "default") == []
 
 
-@in_a_world("jobs")
-async def test_a_pod_that_a_job_no_longer_selects_can_go(client: Client) -> None:
+@in_cluster("jobs")
+async def test_unselected_pod_is_released(client: Client) -> None:
     await client.create(JOBS, a_job({"simulated.tapestry.io/ends-after": "never"}))
     await wait_until(client, JOBS, "work", lambda job: value_at(job, "status", "ready") == 1)
-    (stray,) = await live_pods(client)
-    await client.patch(PODS, stray, {"metadata": {"labels": None}})
-    await settled()
-    left = await client.get(PODS, name_of(stray), "default")
-    assert not left["metadata"].get("ownerReferences")
-    assert not left["metadata"].get("finalizers")
+    (orphan,) = await live_pods(client)
+    await client.patch(PODS, orphan, {"metadata": {"labels": None}})
+    await pass_time()
+    released = await client.get(PODS, name_of(orphan), "default")
+    assert not released["metadata"].get("ownerReferences")
+    assert not released["metadata"].get("finalizers")
     assert len(await live_pods(client)) == 2
 
 
-@in_a_world("jobs")
-async def test_a_pod_that_loses_its_owner_is_taken_again_and_counted(client: Client) -> None:
+@in_cluster("jobs")
+async def test_orphaned_pod_is_adopted_and_counted(client: Client) -> None:
     await client.create(JOBS, a_job())
     await wait_until(client, JOBS, "work", lambda job: value_at(job, "status", "ready") == 1)
     (pod,) = await live_pods(client)

@@ -1,4 +1,4 @@
-"""Everything: each resource that is served is followed, for as long as it is."""
+"""Tests of the metadata informers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,88 +19,88 @@ from tapestry.kube.resources import CONFIGMAPS, CRDS, NAMESPACES, PODS, Resource
 from .objects import WIDGETS, a_map, a_widget, define
 
 
-class Notes:
-    """What came and went, for a test to wait for."""
+class ChangeLog:
+    """Records changes as lines that a test can wait for."""
 
     def __init__(self) -> None:
         self.lines: set[str] = set()
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def __call__(self, resource: Resource, old: Object | None, new: Object | None) -> None:
-        self.lines.add(f"{resource.name} {name_of(new or old or {})} {'came' if old is None else 'went'}")
-        self._news.set()
+        self.lines.add(f"{resource.name} {name_of(new or old or {})} {'added' if old is None else 'deleted'}")
+        self._changed.set()
 
     async def wait_for_line(self, line: str) -> bool:
         async with asyncio.timeout(10):
             while line not in self.lines:
-                self._news.clear()
-                await self._news.wait()
+                self._changed.clear()
+                await self._changed.wait()
         return True
 
 
 @pytest.fixture
-def notes() -> Notes:
-    return Notes()
+def changes() -> ChangeLog:
+    return ChangeLog()
 
 
 @pytest.fixture
-async def everything(server: Server, notes: Notes) -> AsyncIterator[MetadataInformers]:
+async def informers(server: Server, changes: ChangeLog) -> AsyncIterator[MetadataInformers]:
     config = ManagerConfig(metrics=Metrics(address=""), probes=Probes(address=""))
     manager = Manager(config, lambda: InProcessTransport(server, APISERVER_USER), identity="test")
-    found: list[MetadataInformers] = []
+    created: list[MetadataInformers] = []
 
-    async def wait_for_ever(_: str) -> None:
+    async def wait_forever(_: str) -> None:
         await asyncio.Event().wait()
 
     def setup(each: Manager) -> None:
-        found.append(MetadataInformers(each))
-        found[0].on_change(notes)
-        each.controller("idle", wait_for_ever)
+        created.append(MetadataInformers(each))
+        created[0].on_change(changes)
+        each.controller("idle", wait_forever)
 
     manager.register("everything", setup)
     manager.setup()
     async with asyncio.TaskGroup() as group:
         group.create_task(manager.run())
-        await found[0].synced.wait()
-        yield found[0]
+        await created[0].synced.wait()
+        yield created[0]
         manager.stop()
 
 
-async def test_what_is_served_is_followed_except_for_events(everything: MetadataInformers) -> None:
-    followed = set(everything.informers)
-    assert {"configmaps", "deployments.apps", "namespaces", CRDS.name} <= followed
-    assert not {"events", "events.events.k8s.io", "tokenreviews.authentication.k8s.io", "bindings"} & followed
-    assert everything.resources_by_kind["apps", "Deployment"].plural == "deployments"
+async def test_served_resources_are_watched_except_events(informers: MetadataInformers) -> None:
+    watched = set(informers.informers)
+    assert {"configmaps", "deployments.apps", "namespaces", CRDS.name} <= watched
+    assert not {"events", "events.events.k8s.io", "tokenreviews.authentication.k8s.io", "bindings"} & watched
+    assert informers.resources_by_kind["apps", "Deployment"].plural == "deployments"
 
 
-async def test_each_resource_is_followed_in_one_version_and_by_its_metadata(
-    client: Client, everything: MetadataInformers, notes: Notes
+async def test_each_resource_is_watched_once_by_metadata(
+    client: Client, informers: MetadataInformers, changes: ChangeLog
 ) -> None:
-    assert len({each.name for each in everything.resources}) == len(everything.resources)
+    assert len({each.name for each in informers.resources}) == len(informers.resources)
     await client.create(CONFIGMAPS, {**a_map("a", labels={"l": "v"}), "data": {"k": "v"}})
-    assert await notes.wait_for_line("configmaps a came")
-    kept = everything.informers["configmaps"].store.get("default/a")
-    assert kept is not None
-    assert set(kept) == {"metadata"}
-    assert set(kept["metadata"]) == {"name", "namespace", "uid", "resourceVersion"}
+    assert await changes.wait_for_line("configmaps a added")
+    cached = informers.informers["configmaps"].store.get("default/a")
+    assert cached is not None
+    assert set(cached) == {"metadata"}
+    assert set(cached["metadata"]) == {"name", "namespace", "uid", "resourceVersion"}
 
 
-async def test_custom_resources_come_and_go_with_their_definition(
-    client: Client, everything: MetadataInformers, notes: Notes
+async def test_custom_resources_are_watched_while_defined(
+    client: Client, informers: MetadataInformers, changes: ChangeLog
 ) -> None:
     definition = await define(client)
     await client.create(WIDGETS, a_widget("w"))
-    assert await notes.wait_for_line("widgets.example.com w came")
-    await everything.synced.wait()
-    assert WIDGETS in everything.resources
+    assert await changes.wait_for_line("widgets.example.com w added")
+    await informers.synced.wait()
+    assert WIDGETS in informers.resources
     await client.delete(CRDS, definition)
-    going = await client.get(CRDS, name_of(definition))
-    await client.patch(CRDS, going, {"metadata": {"finalizers": None}})  # without its objects having gone before
-    assert await notes.wait_for_line("widgets.example.com w went")
-    assert "widgets.example.com" not in everything.informers
+    deleting = await client.get(CRDS, name_of(definition))
+    await client.patch(CRDS, deleting, {"metadata": {"finalizers": None}})  # before its objects are deleted
+    assert await changes.wait_for_line("widgets.example.com w deleted")
+    assert "widgets.example.com" not in informers.informers
 
 
-async def test_resources_are_named_in_the_version_that_the_server_prefers(client: Client) -> None:
+async def test_resources_use_the_preferred_version(client: Client) -> None:
     resources = await served_resources(client)
     assert resources[PODS] >= {"list", "watch", "delete", "patch"}
     assert NAMESPACES in resources

@@ -1,4 +1,4 @@
-"""Namespaces: deleted ones are emptied, pods first, and go when they are empty."""
+"""Tests of namespace deletion."""
 
 from tapestry.client.client import Client
 from tapestry.client.waiting import wait_for
@@ -6,12 +6,12 @@ from tapestry.kube.conditions import find_condition, is_condition_true
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.resources import CONFIGMAPS, EVENTS, NAMESPACES, PODS
 
-from .conftest import Beside
-from .objects import HELD, WIDGETS, a_map, a_namespace, a_pod, a_widget, define, wait_until_gone
+from .conftest import RunControllers
+from .objects import FINALIZER, WIDGETS, a_map, a_namespace, a_pod, a_widget, define, wait_until_gone
 
 
-async def test_a_deleted_namespace_goes_with_all_that_is_in_it(client: Client, beside: Beside) -> None:
-    async with beside():
+async def test_namespace_is_deleted_with_its_content(client: Client, run_controllers: RunControllers) -> None:
+    async with run_controllers():
         namespace = await client.create(NAMESPACES, a_namespace("x"))
         await define(client)
         await client.create(PODS, a_pod("p", "x"))
@@ -23,45 +23,47 @@ async def test_a_deleted_namespace_goes_with_all_that_is_in_it(client: Client, b
         await wait_until_gone(client, NAMESPACES, "x")
         for resource in (PODS, CONFIGMAPS, WIDGETS, EVENTS):
             assert await client.list(resource, "x") == []
-        again = await client.create(NAMESPACES, a_namespace("x"))
-        assert again["metadata"]["uid"] != namespace["metadata"]["uid"]
+        recreated = await client.create(NAMESPACES, a_namespace("x"))
+        assert recreated["metadata"]["uid"] != namespace["metadata"]["uid"]
 
 
-async def test_pods_go_first_and_the_status_says_what_is_awaited(client: Client, beside: Beside) -> None:
-    async with beside():
+async def test_pods_are_deleted_first_and_status_reports_remaining(
+    client: Client, run_controllers: RunControllers
+) -> None:
+    async with run_controllers():
         await client.create(NAMESPACES, a_namespace("x"))
         pod = await client.create(PODS, a_pod("p", "x", nodeName="n"))
-        await client.create(CONFIGMAPS, a_map("a", namespace="x", finalizers=[HELD]))
+        await client.create(CONFIGMAPS, a_map("a", namespace="x", finalizers=[FINALIZER]))
         await client.delete(NAMESPACES, {"metadata": {"name": "x"}})
 
         namespace = await wait_for(client, NAMESPACES, "x", until=lambda obj: remaining(obj, "pods"), timeout=10)
         assert namespace is not None
         assert not is_condition_true(namespace, "NamespaceFinalizersRemaining")
-        held = await client.get(CONFIGMAPS, "a", "x")
-        assert "deletionTimestamp" not in held["metadata"]  # a pod may still need it
+        configmap = await client.get(CONFIGMAPS, "a", "x")
+        assert "deletionTimestamp" not in configmap["metadata"]  # a pod may still need it
 
         await client.delete(PODS, pod | {"metadata": {"name": "p", "namespace": "x"}}, grace_seconds=0)
         namespace = await wait_for(client, NAMESPACES, "x", until=lambda obj: remaining(obj, "configmaps"), timeout=10)
         assert namespace is not None
         condition = find_condition(namespace["status"]["conditions"], "NamespaceFinalizersRemaining")
         assert condition is not None
-        assert condition["message"].endswith(f"finalizers remaining: {HELD} in 1 resource instances")
+        assert condition["message"].endswith(f"finalizers remaining: {FINALIZER} in 1 resource instances")
 
         await client.patch(CONFIGMAPS, await client.get(CONFIGMAPS, "a", "x"), {"metadata": {"finalizers": None}})
         await wait_until_gone(client, NAMESPACES, "x")
 
 
-def remaining(namespace: Object | None, what: str) -> bool:
+def remaining(namespace: Object | None, plural: str) -> bool:
     found = find_condition(value_at(namespace, "status", "conditions"), "NamespaceContentRemaining")
-    return found is not None and found["status"] == "True" and f"{what}. has 1 resource instances" in found["message"]
+    return found is not None and found["status"] == "True" and f"{plural}. has 1 resource instances" in found["message"]
 
 
-async def test_finalizers_of_others_hold_a_namespace_when_it_is_empty(client: Client, beside: Beside) -> None:
-    async with beside():
-        await client.create(NAMESPACES, {**a_namespace("x"), "spec": {"finalizers": [HELD]}})
+async def test_other_finalizers_keep_an_empty_namespace(client: Client, run_controllers: RunControllers) -> None:
+    async with run_controllers():
+        await client.create(NAMESPACES, {**a_namespace("x"), "spec": {"finalizers": [FINALIZER]}})
         await client.delete(NAMESPACES, {"metadata": {"name": "x"}})
         namespace = await wait_for(
-            client, NAMESPACES, "x", until=lambda obj: value_at(obj, "spec", "finalizers") == [HELD], timeout=10
+            client, NAMESPACES, "x", until=lambda obj: value_at(obj, "spec", "finalizers") == [FINALIZER], timeout=10
         )
         assert namespace is not None
         await client.replace(NAMESPACES, {**namespace, "spec": {}}, subresource="finalize")

@@ -1,4 +1,4 @@
-"""What becomes of nodes that are not heard of, and of their pods."""
+"""Tests of node lifecycle and of pod deletion."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -56,14 +56,14 @@ def a_pod(name: str = "p", on: str = "n", *tolerations: Object, **status: Any) -
 
 
 def tolerating(key: str, seconds: int | None = None) -> Object:
-    patience = {"effect": "NoExecute", "tolerationSeconds": seconds} if seconds is not None else {}
-    return {"key": key, "operator": "Exists", **patience}
+    limit = {"effect": "NoExecute", "tolerationSeconds": seconds} if seconds is not None else {}
+    return {"key": key, "operator": "Exists", **limit}
 
 
 # -- pure
 
 
-def test_what_was_said_becomes_unknown_and_what_never_was_is_said_so() -> None:
+def test_missed_heartbeats_make_conditions_unknown() -> None:
     found = {each["type"]: each for each in unknown_conditions(a_node(), NOW)}
     assert set(found) == {"Ready", "MemoryPressure", "DiskPressure", "PIDPressure"}
     assert found["Ready"]["status"] == "Unknown"
@@ -71,12 +71,12 @@ def test_what_was_said_becomes_unknown_and_what_never_was_is_said_so() -> None:
     assert found["Ready"]["message"] == "Kubelet stopped posting node status."
     assert (found["Ready"]["lastHeartbeatTime"], found["Ready"]["lastTransitionTime"]) == (THEN, timestamp(NOW))
     assert found["DiskPressure"]["reason"] == "NodeStatusNeverUpdated"
-    quiet = {**a_node(), "status": {"conditions": unknown_conditions(a_node(), NOW)}}
-    assert unknown_conditions(quiet, NOW + GRACE_PERIOD) == quiet["status"]["conditions"]
+    unknown = {**a_node(), "status": {"conditions": unknown_conditions(a_node(), NOW)}}
+    assert unknown_conditions(unknown, NOW + GRACE_PERIOD) == unknown["status"]["conditions"]
 
 
 @pytest.mark.parametrize(
-    ("node", "expelled_by", "taints"),
+    ("node", "eviction_taint", "taints"),
     [
         (a_node(), None, []),
         (a_node("n", "False"), None, [(NOT_READY, "NoSchedule")]),
@@ -96,10 +96,12 @@ def test_what_was_said_becomes_unknown_and_what_never_was_is_said_so() -> None:
         ),
     ],
 )
-def test_the_taints_of_a_node(node: Object, expelled_by: str | None, taints: list[tuple[str, str]]) -> None:
-    found = desired_taints(node, expelled_by, NOW)
+def test_taints_follow_conditions(node: Object, eviction_taint: str | None, taints: list[tuple[str, str]]) -> None:
+    found = desired_taints(node, eviction_taint, NOW)
     assert [(each["key"], each["effect"]) for each in found] == taints
-    assert desired_taints({**node, "spec": {**node["spec"], "taints": found}}, expelled_by, NOW + GRACE_PERIOD) == found
+    assert (
+        desired_taints({**node, "spec": {**node["spec"], "taints": found}}, eviction_taint, NOW + GRACE_PERIOD) == found
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,23 +122,25 @@ def test_the_taints_of_a_node(node: Object, expelled_by: str | None, taints: lis
         ([tolerating("a", 30), tolerating("b")], [a_taint("a"), a_taint("b")], 30),
     ],
 )
-def test_when_taints_send_a_pod_away(tolerations: list[Object], taints: list[Object], seconds: int | None) -> None:
+def test_eviction_time_follows_tolerations(
+    tolerations: list[Object], taints: list[Object], seconds: int | None
+) -> None:
     due = NOW + timedelta(seconds=seconds) if seconds is not None else None
     assert eviction_time(a_pod("p", "n", *tolerations), taints) == due
 
 
-def test_who_is_abandoned() -> None:
-    gone = {**a_pod(), "metadata": {**a_pod()["metadata"], "deletionTimestamp": timestamp(NOW)}}
-    nowhere = {**gone, "spec": {**gone["spec"], "nodeName": None}}
-    dead = a_node("n", "Unknown", a_taint("node.kubernetes.io/out-of-service"))
-    assert needs_forced_deletion(nowhere, None)
-    assert needs_forced_deletion(gone, dead)
-    assert not needs_forced_deletion(gone, a_node("n", "Unknown"))
-    assert not needs_forced_deletion(gone, a_node("n", "True", a_taint("node.kubernetes.io/out-of-service")))
-    assert not needs_forced_deletion(a_pod(), dead)
+def test_forced_deletion_without_kubelet() -> None:
+    deleted = {**a_pod(), "metadata": {**a_pod()["metadata"], "deletionTimestamp": timestamp(NOW)}}
+    unbound = {**deleted, "spec": {**deleted["spec"], "nodeName": None}}
+    out_of_service = a_node("n", "Unknown", a_taint("node.kubernetes.io/out-of-service"))
+    assert needs_forced_deletion(unbound, None)
+    assert needs_forced_deletion(deleted, out_of_service)
+    assert not needs_forced_deletion(deleted, a_node("n", "Unknown"))
+    assert not needs_forced_deletion(deleted, a_node("n", "True", a_taint("node.kubernetes.io/out-of-service")))
+    assert not needs_forced_deletion(a_pod(), out_of_service)
 
 
-def test_too_many_that_are_over_go_evicted_and_oldest_first() -> None:
+def test_surplus_pods_are_evicted_ones_then_oldest() -> None:
     pods = [a_pod(f"p{number}", phase="Failed") for number in range(4)]
     pods[2]["status"]["reason"] = "Evicted"
     pods[1]["metadata"]["creationTimestamp"] = THEN
@@ -144,7 +148,7 @@ def test_too_many_that_are_over_go_evicted_and_oldest_first() -> None:
     assert surplus_pods(pods, 4) == []
 
 
-def test_a_heartbeat_is_no_news() -> None:
+def test_heartbeat_is_not_a_relevant_change() -> None:
     later = a_node()
     later["status"]["conditions"][0]["lastHeartbeatTime"] = timestamp(NOW)
     assert not has_relevant_change(a_node(), later)
@@ -153,58 +157,58 @@ def test_a_heartbeat_is_no_news() -> None:
     assert has_relevant_change(a_node(), a_node(unschedulable=True))
 
 
-# -- at work
+# -- in a cluster
 
 
-def played(story: Callable[["World"], Awaitable[None]]) -> Callable[[], None]:
-    """A test that plays in a cluster whose nodes are watched, on virtual time."""
+def in_cluster(test_body: Callable[["Cluster"], Awaitable[None]]) -> Callable[[], None]:
+    """Run a test on virtual time in a cluster with the node lifecycle controller."""
 
     def test() -> None:
-        async def told() -> None:
+        async def run_test() -> None:
             clock = running_clock()
             api = InProcessApi([NODES, PODS, EVENTS, LEASES], now=clock.now)
             manager = Manager(CONFIG, api.connect, identity="nodes", now=clock.now, monotonic=clock.monotonic)
             manager.register("nodes", node_lifecycle.install)
             async with asyncio.TaskGroup() as group:
-                working = group.create_task(manager.run())
-                await story(World(Client(api.connect())))
+                running = group.create_task(manager.run())
+                await test_body(Cluster(Client(api.connect())))
                 manager.stop()
-                await asyncio.wait([working])
+                await asyncio.wait([running])
 
-        run(told())
+        run(run_test())
 
-    test.__name__ = story.__name__
+    test.__name__ = test_body.__name__
     return test
 
 
-class World:
-    """Nodes whose kubelets can be stopped."""
+class Cluster:
+    """Nodes with kubelets that can be stopped."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
 
-    async def come(self, *names: str, zone: str = "") -> None:
+    async def add_nodes(self, *names: str, zone: str = "") -> None:
         now = timestamp(running_clock().now())
         for name in names:
-            made = await self.client.create(NODES, a_node(name, zone=zone))
-            conditions = [{**made.get("status", {}).get("conditions", [{}])[0], "type": "Ready", "status": "True"}]
+            created = await self.client.create(NODES, a_node(name, zone=zone))
+            conditions = [{**created.get("status", {}).get("conditions", [{}])[0], "type": "Ready", "status": "True"}]
             conditions[0] |= {"lastHeartbeatTime": now, "lastTransitionTime": now}
-            await self.client.patch(NODES, made, {"status": {"conditions": conditions}}, subresource="status")
+            await self.client.patch(NODES, created, {"status": {"conditions": conditions}}, subresource="status")
 
-    async def ready(self, name: str) -> None:
+    async def mark_ready(self, name: str) -> None:
         now = timestamp(running_clock().now())
-        said = [{"type": "Ready", "status": "True", "lastHeartbeatTime": now, "lastTransitionTime": now}]
-        await self.client.patch(NODES, object_named(name), {"status": {"conditions": said}}, subresource="status")
+        conditions = [{"type": "Ready", "status": "True", "lastHeartbeatTime": now, "lastTransitionTime": now}]
+        await self.client.patch(NODES, object_named(name), {"status": {"conditions": conditions}}, subresource="status")
 
     @asynccontextmanager
-    async def alive(self, *names: str) -> AsyncIterator[None]:
-        """The kubelets of these nodes renew their Leases meanwhile."""
+    async def with_heartbeats(self, *names: str) -> AsyncIterator[None]:
+        """Renew the Leases of these nodes within the context."""
         async with asyncio.TaskGroup() as group:
-            beating = group.create_task(self.beat(names))
+            heartbeats = group.create_task(self.renew_leases(names))
             yield
-            beating.cancel()
+            heartbeats.cancel()
 
-    async def beat(self, names: Iterable[str]) -> None:
+    async def renew_leases(self, names: Iterable[str]) -> None:
         while True:
             for name in names:
                 spec = {"spec": {"renewTime": micro_timestamp(running_clock().now())}}
@@ -227,115 +231,119 @@ class World:
 
         await wait_for(self.client, NODES, name, until=until, timeout=AN_HOUR)
 
-    async def pod(self, name: str, on: str, *tolerations: Object) -> None:
+    async def add_pod(self, name: str, on: str, *tolerations: Object) -> None:
         pod = a_pod(name, on, *tolerations)
-        made = await self.client.create(PODS, {**pod, "metadata": {"name": name, "namespace": "x"}})
+        created = await self.client.create(PODS, {**pod, "metadata": {"name": name, "namespace": "x"}})
         ready = [{"type": "Ready", "status": "True", "lastTransitionTime": THEN}]
-        await self.client.patch(PODS, made, {"status": {"phase": "Running", "conditions": ready}}, subresource="status")
+        await self.client.patch(
+            PODS, created, {"status": {"phase": "Running", "conditions": ready}}, subresource="status"
+        )
 
-    async def wait_for_end(self, name: str) -> None:
+    async def wait_for_deletion(self, name: str) -> None:
         def until(pod: Object | None) -> bool:
             return pod is None or is_deleting(pod)
 
         await wait_for(self.client, PODS, name, "x", until=until, timeout=AN_HOUR)
 
 
-@played
-async def test_a_silent_node_loses_its_pods_and_gets_its_name_back(world: World) -> None:
-    await world.come("a", "b")
-    await world.pod("p", "a", tolerating(UNREACHABLE, 300))
-    async with world.alive("b"):
+@in_cluster
+async def test_unreachable_node_is_tainted_evicted_and_recovers(cluster: Cluster) -> None:
+    await cluster.add_nodes("a", "b")
+    await cluster.add_pod("p", "a", tolerating(UNREACHABLE, 300))
+    async with cluster.with_heartbeats("b"):
         start = running_clock().now()
-        await world.wait_for_taint("a", UNREACHABLE, "NoExecute")
+        await cluster.wait_for_taint("a", UNREACHABLE, "NoExecute")
         assert timedelta(seconds=40) <= running_clock().now() - start <= timedelta(seconds=61)
-        assert await world.taints("a") == {(UNREACHABLE, "NoSchedule"), (UNREACHABLE, "NoExecute")}
+        assert await cluster.taints("a") == {(UNREACHABLE, "NoSchedule"), (UNREACHABLE, "NoExecute")}
         await wait_for(
-            world.client, PODS, "p", "x", until=lambda pod: not is_condition_true(pod or {}, "Ready"), timeout=AN_HOUR
+            cluster.client, PODS, "p", "x", until=lambda pod: not is_condition_true(pod or {}, "Ready"), timeout=AN_HOUR
         )
         start = running_clock().now()
-        await world.wait_for_end("p")
+        await cluster.wait_for_deletion("p")
         assert timedelta(seconds=295) <= running_clock().now() - start <= timedelta(seconds=305)
-        await world.ready("a")
-        await wait_for(world.client, NODES, "a", until=lambda node: not taints_of(node or {}), timeout=AN_HOUR)
-        assert await world.taints("b") == set()
+        await cluster.mark_ready("a")
+        await wait_for(cluster.client, NODES, "a", until=lambda node: not taints_of(node or {}), timeout=AN_HOUR)
+        assert await cluster.taints("b") == set()
 
 
-@played
-async def test_pods_that_go_say_why(world: World) -> None:
-    await world.come("a", "b")
-    await world.pod("p", "a")
-    await world.client.patch(PODS, object_named("p", "x"), {"metadata": {"finalizers": ["example.com/kept"]}})
-    async with world.alive("b"):
-        await world.wait_for_end("p")
-        pod = await world.client.get(PODS, "p", "x")
+@in_cluster
+async def test_evicted_pod_has_disruption_condition(cluster: Cluster) -> None:
+    await cluster.add_nodes("a", "b")
+    await cluster.add_pod("p", "a")
+    await cluster.client.patch(PODS, object_named("p", "x"), {"metadata": {"finalizers": ["example.com/test"]}})
+    async with cluster.with_heartbeats("b"):
+        await cluster.wait_for_deletion("p")
+        pod = await cluster.client.get(PODS, "p", "x")
         target = find_condition(value_at(pod, "status", "conditions"), "DisruptionTarget") or {}
         assert target["reason"] == "DeletionByTaintManager"
         assert target["message"] == "Taint manager: deleting due to NoExecute taint"
 
 
-@played
-async def test_where_all_are_silent_nobody_has_to_go(world: World) -> None:
-    await world.come("a", "b", "c")
-    await world.pod("p", "a", tolerating(UNREACHABLE, 30))
+@in_cluster
+async def test_no_eviction_if_all_nodes_are_unreachable(cluster: Cluster) -> None:
+    await cluster.add_nodes("a", "b", "c")
+    await cluster.add_pod("p", "a", tolerating(UNREACHABLE, 30))
     await asyncio.sleep(1200)
     for name in ("a", "b", "c"):
-        assert await world.taints(name) == {(UNREACHABLE, "NoSchedule")}
-    pod = await world.client.get(PODS, "p", "x")
+        assert await cluster.taints(name) == {(UNREACHABLE, "NoSchedule")}
+    pod = await cluster.client.get(PODS, "p", "x")
     assert not is_deleting(pod)
     assert not is_condition_true(pod, "Ready")
 
 
-@played
-async def test_where_most_of_a_small_zone_is_silent_nobody_has_to_go(world: World) -> None:
-    await world.come("a", "b", "c", "d", zone="z")
-    async with world.alive("d"):
+@in_cluster
+async def test_no_eviction_if_small_zone_is_disrupted(cluster: Cluster) -> None:
+    await cluster.add_nodes("a", "b", "c", "d", zone="z")
+    async with cluster.with_heartbeats("d"):
         await asyncio.sleep(1200)
-        expelled = [name for name in ("a", "b", "c") if (UNREACHABLE, "NoExecute") in await world.taints(name)]
-        assert len(expelled) <= 2  # those whose turn came before it was seen how many there are
+        evicted = [name for name in ("a", "b", "c") if (UNREACHABLE, "NoExecute") in await cluster.taints(name)]
+        assert len(evicted) <= 2  # evicted before the others became unready
 
 
-@played
-async def test_a_node_that_says_it_is_not_ready_is_tainted_for_that(world: World) -> None:
-    await world.come("a", "b")
-    async with world.alive("a", "b"):
-        said = [{"type": "Ready", "status": "False", "reason": "KubeletNotReady"}]
-        await world.client.patch(NODES, object_named("a"), {"status": {"conditions": said}}, subresource="status")
-        await world.wait_for_taint("a", NOT_READY, "NoExecute")
-        assert await world.taints("a") == {(NOT_READY, "NoSchedule"), (NOT_READY, "NoExecute")}
+@in_cluster
+async def test_not_ready_node_gets_not_ready_taint(cluster: Cluster) -> None:
+    await cluster.add_nodes("a", "b")
+    async with cluster.with_heartbeats("a", "b"):
+        conditions = [{"type": "Ready", "status": "False", "reason": "KubeletNotReady"}]
+        await cluster.client.patch(
+            NODES, object_named("a"), {"status": {"conditions": conditions}}, subresource="status"
+        )
+        await cluster.wait_for_taint("a", NOT_READY, "NoExecute")
+        assert await cluster.taints("a") == {(NOT_READY, "NoSchedule"), (NOT_READY, "NoExecute")}
 
 
-@played
-async def test_pods_of_a_node_that_is_gone_are_ended(world: World) -> None:
-    await world.come("a", "b")
-    await world.pod("p", "a")
-    await world.client.patch(PODS, object_named("p", "x"), {"metadata": {"finalizers": ["example.com/kept"]}})
-    async with world.alive("b"):
-        await world.client.delete(NODES, object_named("a"))
+@in_cluster
+async def test_pods_of_deleted_node_are_deleted(cluster: Cluster) -> None:
+    await cluster.add_nodes("a", "b")
+    await cluster.add_pod("p", "a")
+    await cluster.client.patch(PODS, object_named("p", "x"), {"metadata": {"finalizers": ["example.com/test"]}})
+    async with cluster.with_heartbeats("b"):
+        await cluster.client.delete(NODES, object_named("a"))
         start = running_clock().now()
-        await world.wait_for_end("p")
+        await cluster.wait_for_deletion("p")
         assert running_clock().now() - start >= timedelta(seconds=40)
-        pod = await world.client.get(PODS, "p", "x")
+        pod = await cluster.client.get(PODS, "p", "x")
         assert pod["status"]["phase"] == "Failed"
         target = find_condition(pod["status"]["conditions"], "DisruptionTarget") or {}
         assert (target["reason"], target["message"]) == ("DeletionByPodGC", "PodGC: node no longer exists")
 
 
-@played
-async def test_a_node_that_comes_back_in_time_keeps_its_pods(world: World) -> None:
-    await world.come("a", "b")
-    await world.pod("p", "a", tolerating(UNREACHABLE, 300), tolerating(NOT_READY, 300))
-    await world.client.delete(NODES, object_named("a"))
-    async with world.alive("a", "b"):
+@in_cluster
+async def test_node_recreated_in_time_keeps_pods(cluster: Cluster) -> None:
+    await cluster.add_nodes("a", "b")
+    await cluster.add_pod("p", "a", tolerating(UNREACHABLE, 300), tolerating(NOT_READY, 300))
+    await cluster.client.delete(NODES, object_named("a"))
+    async with cluster.with_heartbeats("a", "b"):
         await asyncio.sleep(20)
-        await world.come("a")
+        await cluster.add_nodes("a")
         await asyncio.sleep(600)
-        assert not is_deleting(await world.client.get(PODS, "p", "x"))
+        assert not is_deleting(await cluster.client.get(PODS, "p", "x"))
 
 
-@played
-async def test_a_pod_that_is_deleted_before_it_has_a_node_is_ended(world: World) -> None:
+@in_cluster
+async def test_pod_deleted_before_binding_is_removed(cluster: Cluster) -> None:
     pod = a_pod("p")
     pod["spec"] = {"containers": [{"name": "c", "image": "i"}], "terminationGracePeriodSeconds": 30}
-    await world.client.create(PODS, pod)
-    await world.client.delete(PODS, object_named("p", "x"))
-    await wait_for(world.client, PODS, "p", "x", until=lambda pod: pod is None, timeout=AN_HOUR)
+    await cluster.client.create(PODS, pod)
+    await cluster.client.delete(PODS, object_named("p", "x"))
+    await wait_for(cluster.client, PODS, "p", "x", until=lambda pod: pod is None, timeout=AN_HOUR)

@@ -1,4 +1,4 @@
-"""Quotas, budgets and protection, disturbed at every call: their controllers must come to the same end each time."""
+"""Perturbation tests of quota, disruption budgets and volume protection."""
 
 from tapestry.client.client import Client
 from tapestry.client.waiting import wait_for
@@ -23,15 +23,15 @@ AN_HOUR = 3600.0
 STATEFUL_SETS = Resource("apps", "v1", "StatefulSet", "statefulsets")
 
 
-def counting(manager: Manager) -> None:
+def install_quota(manager: Manager) -> None:
     quota.install(manager, MetadataInformers(manager))
 
 
-def budgeting(manager: Manager) -> None:
+def install_disruption(manager: Manager) -> None:
     disruption.install(manager, MetadataInformers(manager))
 
 
-def protecting(manager: Manager) -> None:
+def install_protection(manager: Manager) -> None:
     volume_protection.install(manager, MetadataInformers(manager))
 
 
@@ -39,7 +39,7 @@ async def wait_for_value(client: Client, resource: Resource, name: str, value: o
     await wait_for(client, resource, name, "default", until=lambda obj: value_at(obj, *path) == value, timeout=AN_HOUR)
 
 
-async def things_that_come_and_go(client: Client) -> None:
+async def changing_objects(client: Client) -> None:
     hard = {"pods": "5", "requests.cpu": "4", "count/configmaps": "3"}
     metadata = {"name": "q", "namespace": "default"}
     await client.create(RESOURCE_QUOTAS, {"metadata": metadata, "spec": {"hard": hard}})
@@ -54,7 +54,7 @@ async def things_that_come_and_go(client: Client) -> None:
     await wait_for_value(client, RESOURCE_QUOTAS, "q", {**used, "count/configmaps": "1"}, "status", "used")
 
 
-async def a_set_that_grows(client: Client) -> None:
+async def growing_set(client: Client) -> None:
     labels = {"app": "web"}
     owner = await client.create(
         STATEFUL_SETS, with_value(specimen(STATEFUL_SETS, "s", "default"), ("spec", "replicas"), 2)
@@ -64,15 +64,15 @@ async def a_set_that_grows(client: Client) -> None:
     for name in ("s-0", "s-1"):
         pod: Object = a_pod(name)
         pod["metadata"] |= {"labels": labels, "ownerReferences": [owner_reference(owner)]}
-        made = await client.create(PODS, pod)
+        created = await client.create(PODS, pod)
         ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
-        await client.patch(PODS, made, ready, subresource="status")
+        await client.patch(PODS, created, ready, subresource="status")
     await wait_for_value(client, DISRUPTION_BUDGETS, "b", 1, "status", "disruptionsAllowed")
     await client.patch(STATEFUL_SETS, owner, {"spec": {"replicas": 4}})
     await wait_for_value(client, DISRUPTION_BUDGETS, "b", 4, "status", "expectedPods")
 
 
-async def a_claim_in_use(client: Client) -> None:
+async def claim_in_use(client: Client) -> None:
     finalizers = ["kubernetes.io/pvc-protection"]
     claim = await client.create(
         PERSISTENT_VOLUME_CLAIMS, specimen(PERSISTENT_VOLUME_CLAIMS, "v", "default", finalizers=finalizers)
@@ -90,13 +90,13 @@ def check(scenario: Scenario) -> None:
     assert not report.failures, report
 
 
-def test_what_is_used_is_counted_whatever_happens() -> None:
-    check(Scenario("quota", [RESOURCE_QUOTAS, CONFIGMAPS, PODS, CRDS], counting, things_that_come_and_go))
+def test_perturbed_quota_is_counted() -> None:
+    check(Scenario("quota", [RESOURCE_QUOTAS, CONFIGMAPS, PODS, CRDS], install_quota, changing_objects))
 
 
-def test_a_budget_is_counted_whatever_happens() -> None:
-    check(Scenario("disruption", [DISRUPTION_BUDGETS, STATEFUL_SETS, PODS, CRDS], budgeting, a_set_that_grows))
+def test_perturbed_budget_is_counted() -> None:
+    check(Scenario("disruption", [DISRUPTION_BUDGETS, STATEFUL_SETS, PODS, CRDS], install_disruption, growing_set))
 
 
-def test_a_claim_is_let_go_whatever_happens() -> None:
-    check(Scenario("protection", [PERSISTENT_VOLUME_CLAIMS, PODS, CRDS], protecting, a_claim_in_use))
+def test_perturbed_claim_is_released() -> None:
+    check(Scenario("protection", [PERSISTENT_VOLUME_CLAIMS, PODS, CRDS], install_protection, claim_in_use))

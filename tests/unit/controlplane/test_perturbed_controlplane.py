@@ -1,4 +1,4 @@
-"""The controllers, disturbed at every call they make: they must come to the same end each time."""
+"""Perturbation tests of the control plane controllers: the final state is always the same."""
 
 from tapestry.client.client import Client
 from tapestry.client.waiting import wait_for
@@ -9,16 +9,16 @@ from tapestry.controlplane.metadata_informers import MetadataInformers
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import CONFIGMAPS, CRDS, NAMESPACES, SERVICE_ACCOUNTS
 
-from .objects import WIDGETS, a_map, a_namespace, a_widget, the_definition
+from .objects import WIDGETS, a_map, a_namespace, a_widget, widget_definition
 
 AN_HOUR = 3600.0
 
 
-async def wait_for_end(client: Client, name: str) -> None:
+async def wait_for_deletion(client: Client, name: str) -> None:
     await wait_for(client, CONFIGMAPS, name, "default", until=lambda obj: obj is None, timeout=AN_HOUR)
 
 
-def collecting(manager: Manager) -> None:
+def install_garbage_collector(manager: Manager) -> None:
     garbage_collector.install(manager, MetadataInformers(manager))
 
 
@@ -26,14 +26,14 @@ def is_unowned(obj: Object | None) -> bool:
     return obj is not None and not obj["metadata"].get("ownerReferences")
 
 
-async def a_family_in_the_background(client: Client) -> None:
+async def background_deletion(client: Client) -> None:
     owner = await client.create(CONFIGMAPS, a_map("owner"))
     other = await client.create(CONFIGMAPS, a_map("other"))
     child = await client.create(CONFIGMAPS, a_map("child", owner))
     await client.create(CONFIGMAPS, a_map("grandchild", child))
     await client.create(CONFIGMAPS, a_map("shared", owner, other))
     await client.delete(CONFIGMAPS, owner)
-    await wait_for_end(client, "grandchild")
+    await wait_for_deletion(client, "grandchild")
     await wait_for(
         client,
         CONFIGMAPS,
@@ -44,37 +44,37 @@ async def a_family_in_the_background(client: Client) -> None:
     )
 
 
-async def a_family_in_the_foreground(client: Client) -> None:
+async def foreground_deletion(client: Client) -> None:
     owner = await client.create(CONFIGMAPS, a_map("owner", finalizers=[garbage_collector.FOREGROUND_FINALIZER]))
     child = await client.create(CONFIGMAPS, a_map("child", owner))
     await client.create(CONFIGMAPS, a_map("grandchild", child))
     await client.delete(CONFIGMAPS, owner)
     for name in ("owner", "child", "grandchild"):
-        await wait_for_end(client, name)
+        await wait_for_deletion(client, name)
 
 
-async def orphans(client: Client) -> None:
+async def orphaning(client: Client) -> None:
     owner = await client.create(CONFIGMAPS, a_map("owner", finalizers=[garbage_collector.ORPHAN_FINALIZER]))
     for name in ("a", "b"):
         await client.create(CONFIGMAPS, a_map(name, owner))
-    # Orphaning is for those that are known of: as in Kubernetes, whoever comes with the deletion may be collected.
-    await client.create(CONFIGMAPS, a_map("gone", finalizers=[garbage_collector.FOREGROUND_FINALIZER]))
-    await client.delete(CONFIGMAPS, await client.get(CONFIGMAPS, "gone", "default"))
-    await wait_for_end(client, "gone")
+    # Only cached dependents are orphaned. As in Kubernetes, those created during the deletion may be collected.
+    await client.create(CONFIGMAPS, a_map("probe", finalizers=[garbage_collector.FOREGROUND_FINALIZER]))
+    await client.delete(CONFIGMAPS, await client.get(CONFIGMAPS, "probe", "default"))
+    await wait_for_deletion(client, "probe")
     await client.delete(CONFIGMAPS, owner)
-    await wait_for_end(client, "owner")
+    await wait_for_deletion(client, "owner")
     for name in ("a", "b"):
         await wait_for(client, CONFIGMAPS, name, "default", until=is_unowned, timeout=AN_HOUR)
 
 
-async def a_namespace_and_its_account(client: Client) -> None:
+async def new_namespace(client: Client) -> None:
     await client.create(NAMESPACES, a_namespace("x"))
     for resource, name in ((SERVICE_ACCOUNTS, "default"), (CONFIGMAPS, "kube-root-ca.crt")):
         await wait_for(client, resource, name, "x", until=lambda obj: obj is not None, timeout=AN_HOUR)
 
 
-async def a_definition_that_goes(client: Client) -> None:
-    definition = the_definition()
+async def deleted_definition(client: Client) -> None:
+    definition = widget_definition()
     definition["metadata"]["finalizers"] = [crd_finalizer.CLEANUP_FINALIZER]
     definition = await client.create(CRDS, definition)
     for name in ("v", "w"):
@@ -89,24 +89,22 @@ def check(scenario: Scenario) -> None:
     assert not report.failures, report
 
 
-def test_garbage_is_collected_whatever_happens() -> None:
-    check(Scenario("garbage", [CONFIGMAPS, CRDS], collecting, a_family_in_the_background))
+def test_perturbed_background_deletion_completes() -> None:
+    check(Scenario("garbage", [CONFIGMAPS, CRDS], install_garbage_collector, background_deletion))
 
 
-def test_a_foreground_deletion_ends_whatever_happens() -> None:
-    check(Scenario("garbage", [CONFIGMAPS, CRDS], collecting, a_family_in_the_foreground))
+def test_perturbed_foreground_deletion_completes() -> None:
+    check(Scenario("garbage", [CONFIGMAPS, CRDS], install_garbage_collector, foreground_deletion))
 
 
-def test_orphans_stay_whatever_happens() -> None:
-    check(Scenario("garbage", [CONFIGMAPS, CRDS], collecting, orphans))
+def test_perturbed_orphaning_keeps_dependents() -> None:
+    check(Scenario("garbage", [CONFIGMAPS, CRDS], install_garbage_collector, orphaning))
 
 
-def test_a_namespace_gets_its_account_whatever_happens() -> None:
+def test_perturbed_namespace_gets_account() -> None:
     resources = [NAMESPACES, SERVICE_ACCOUNTS, CONFIGMAPS]
-    check(
-        Scenario("accounts", resources, lambda each: service_accounts.install(each, "pem"), a_namespace_and_its_account)
-    )
+    check(Scenario("accounts", resources, lambda each: service_accounts.install(each, "pem"), new_namespace))
 
 
-def test_a_definition_takes_its_objects_along_whatever_happens() -> None:
-    check(Scenario("definitions", [CRDS, WIDGETS], crd_finalizer.install, a_definition_that_goes))
+def test_perturbed_definition_is_deleted_with_objects() -> None:
+    check(Scenario("definitions", [CRDS, WIDGETS], crd_finalizer.install, deleted_definition))

@@ -1,4 +1,4 @@
-"""The scheduler, disturbed at every call it makes: everybody gets a place, and no node more than it has."""
+"""Perturbation tests of the scheduler: all pods are placed, and no node is overcommitted."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -22,7 +22,7 @@ from tapestry.kube.resources import (
     STORAGE_CLASSES,
 )
 
-from .places import HOST, REQUIRED, a_node, a_pod
+from .scheduling_reference import HOST, REQUIRED, a_node, a_pod
 
 SERVED = [PODS, NODES, NAMESPACES, DISRUPTION_BUDGETS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, STORAGE_CLASSES]
 A_DAY = 24 * 3600.0
@@ -32,36 +32,36 @@ def is_placed(pod: Object | None) -> bool:
     return bool(value_at(pod, "spec", "nodeName"))
 
 
-def is_told(pod: Object | None) -> bool:
+def is_reported(pod: Object | None) -> bool:
     condition = find_condition(value_at(pod, "status", "conditions"), "PodScheduled") or {}
     return condition.get("reason") == "Unschedulable" or is_placed(pod)
 
 
-def is_leaving(pod: Object | None) -> bool:
+def is_terminating(pod: Object | None) -> bool:
     return pod is not None and "deletionTimestamp" in pod["metadata"]
 
 
-async def more_than_there_is_room_for(client: Client) -> None:
-    """Which of them go is nobody's business; how many is."""
+async def overload(client: Client) -> None:
+    """The number of placed pods is checked, not which ones they are."""
     for name in ("m", "n"):
         await client.create(NODES, a_node(name, cpu="2"))
     names = [f"p{number}" for number in range(6)]
     for name in names:
         await client.create(PODS, a_pod(name, cpu="1"))
     for name in names:
-        await wait_for(client, PODS, name, "x", until=is_told, timeout=A_DAY)
-    for left in (2, 1, 0):
+        await wait_for(client, PODS, name, "x", until=is_reported, timeout=A_DAY)
+    for pending in (2, 1, 0):
         await wait_until_placed(client, 4)
         pods = await client.list(PODS)
         assert sorted(value_at(pod, "spec", "nodeName", default="") for pod in pods) == [
-            *[""] * left,
+            *[""] * pending,
             "m",
             "m",
             "n",
             "n",
         ]
-        gone = next(pod for pod in pods if is_placed(pod))
-        await client.delete(PODS, object_named(name_of(gone), "x"), grace_seconds=0)
+        deleted = next(pod for pod in pods if is_placed(pod))
+        await client.delete(PODS, object_named(name_of(deleted), "x"), grace_seconds=0)
     for pod in await client.list(PODS):
         await client.delete(PODS, object_named(name_of(pod), "x"), grace_seconds=0)
 
@@ -73,17 +73,17 @@ async def wait_until_placed(client: Client, number: int) -> None:
                 return
 
 
-async def one_that_pushes_another_aside(client: Client) -> None:
+async def preemption(client: Client) -> None:
     await client.create(NODES, a_node("n", cpu="2"))
     await client.create(PODS, a_pod("low", cpu="2", terminationGracePeriodSeconds=30))
     await wait_for(client, PODS, "low", "x", until=is_placed, timeout=A_DAY)
     await client.create(PODS, a_pod("high", cpu="2", priority=10))
-    await wait_for(client, PODS, "low", "x", until=is_leaving, timeout=A_DAY)
+    await wait_for(client, PODS, "low", "x", until=is_terminating, timeout=A_DAY)
     await client.delete(PODS, object_named("low", "x"), grace_seconds=0)
     await wait_for(client, PODS, "high", "x", until=is_placed, timeout=A_DAY)
 
 
-async def pods_that_keep_apart(client: Client) -> None:
+async def anti_affinity(client: Client) -> None:
     term = {"topologyKey": HOST, "labelSelector": {"matchLabels": {"app": "a"}}}
     for number in range(3):
         await client.create(NODES, a_node(f"n{number}"))
@@ -92,7 +92,7 @@ async def pods_that_keep_apart(client: Client) -> None:
     for number in range(3):
         await wait_for(client, PODS, f"p{number}", "x", until=is_placed, timeout=A_DAY)
     await client.create(PODS, a_pod("late", app="a", affinity={"podAntiAffinity": {REQUIRED: [term]}}))
-    await wait_for(client, PODS, "late", "x", until=is_told, timeout=A_DAY)
+    await wait_for(client, PODS, "late", "x", until=is_reported, timeout=A_DAY)
     await client.create(NODES, a_node("n3"))
     await wait_for(client, PODS, "late", "x", until=is_placed, timeout=A_DAY)
     pods = await client.list(PODS)
@@ -101,7 +101,7 @@ async def pods_that_keep_apart(client: Client) -> None:
         await client.delete(PODS, object_named(name_of(pod), "x"), grace_seconds=0)
 
 
-async def a_volume_for_the_first_consumer(client: Client) -> None:
+async def first_consumer_binding(client: Client) -> None:
     late = {"metadata": {"name": "late"}, "provisioner": "maker", "volumeBindingMode": "WaitForFirstConsumer"}
     await client.create(STORAGE_CLASSES, late)
     claim = with_value(specimen(PERSISTENT_VOLUME_CLAIMS, "c", "x"), ("spec", "storageClassName"), "late")
@@ -124,11 +124,11 @@ async def a_volume_for_the_first_consumer(client: Client) -> None:
     await wait_for(client, PODS, "p", "x", until=is_placed, timeout=A_DAY)
 
 
-async def a_gate_and_a_node_that_comes_late(client: Client) -> None:
+async def gate_and_late_node(client: Client) -> None:
     await client.create(PODS, a_pod("p", schedulingGates=[{"name": "g"}]))
     await wait_for(client, PODS, "p", "x", until=is_gated, timeout=A_DAY)
     await client.patch(PODS, object_named("p", "x"), {"spec": {"schedulingGates": None}})
-    await wait_for(client, PODS, "p", "x", until=is_told, timeout=A_DAY)
+    await wait_for(client, PODS, "p", "x", until=is_reported, timeout=A_DAY)
     await client.create(NODES, a_node("n"))
     await wait_for(client, PODS, "p", "x", until=is_placed, timeout=A_DAY)
 
@@ -138,8 +138,8 @@ def is_gated(pod: Object | None) -> bool:
     return condition.get("reason") == "SchedulingGated"
 
 
-def check(world: Callable[[Client], Awaitable[None]]) -> None:
-    report = perturb(Scenario("scheduler", SERVED, scheduler.install, world, counts=is_no_event))
+def check(scenario: Callable[[Client], Awaitable[None]]) -> None:
+    report = perturb(Scenario("scheduler", SERVED, scheduler.install, scenario, counts=is_no_event))
     assert report.calls > 0
     assert not report.failures, report
 
@@ -148,21 +148,21 @@ def is_no_event(call: str) -> bool:
     return "/events" not in call
 
 
-def test_no_node_gets_more_than_it_has_whatever_happens() -> None:
-    check(more_than_there_is_room_for)
+def test_perturbation_never_overcommits_nodes() -> None:
+    check(overload)
 
 
-def test_room_is_made_whatever_happens() -> None:
-    check(one_that_pushes_another_aside)
+def test_perturbed_preemption_succeeds() -> None:
+    check(preemption)
 
 
-def test_pods_keep_apart_whatever_happens() -> None:
-    check(pods_that_keep_apart)
+def test_perturbed_anti_affinity_holds() -> None:
+    check(anti_affinity)
 
 
-def test_volumes_are_bound_first_whatever_happens() -> None:
-    check(a_volume_for_the_first_consumer)
+def test_perturbed_volume_binding_succeeds() -> None:
+    check(first_consumer_binding)
 
 
-def test_a_gate_opens_whatever_happens() -> None:
-    check(a_gate_and_a_node_that_comes_late)
+def test_perturbed_gate_removal_succeeds() -> None:
+    check(gate_and_late_node)

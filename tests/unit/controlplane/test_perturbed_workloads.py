@@ -1,4 +1,4 @@
-"""Workloads, disturbed at every call that their controllers make: they must come to the same end each time."""
+"""Perturbation tests of the workload controllers: the final state is always the same."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -43,12 +43,12 @@ from tapestry.kube.resources import (
 from tapestry.kube.times import timestamp
 
 AN_HOUR = 3600.0
-FATE = "fate"
-"""An annotation: what becomes of a pod."""
+OUTCOME = "outcome"
+"""Annotation with the final phase of a pod."""
 
 
 async def kubelet(client: Client) -> None:
-    """Has pods run, or end as they say, and go when they are deleted."""
+    """Run pods, or terminate them with the phase of their annotation."""
     async for event in Watch(client, PODS).events():
         match event:
             case ListPage(found):
@@ -59,30 +59,30 @@ async def kubelet(client: Client) -> None:
                 continue
         for pod in pods:
             with suppress(NotFound, Conflict):
-                await care_for(client, pod)
+                await run_pod(client, pod)
 
 
-async def care_for(client: Client, pod: Object) -> None:
+async def run_pod(client: Client, pod: Object) -> None:
     if is_deleting(pod):
         return
     if value_at(pod, "status", "phase") not in ("Running", "Succeeded", "Failed"):
-        fate = value_at(pod, "metadata", "annotations", FATE, default="Running")
+        outcome = value_at(pod, "metadata", "annotations", OUTCOME, default="Running")
         now = timestamp(running_clock().now())
-        ready = {"type": "Ready", "status": str(fate == "Running"), "lastTransitionTime": now}
-        await client.patch(PODS, pod, {"status": {"phase": fate, "conditions": [ready]}}, subresource="status")
+        ready = {"type": "Ready", "status": str(outcome == "Running"), "lastTransitionTime": now}
+        await client.patch(PODS, pod, {"status": {"phase": outcome, "conditions": [ready]}}, subresource="status")
 
 
-def played(story: Callable[[Client], Any]) -> Callable[[Client], Any]:
-    """The story, with a kubelet beside it."""
+def with_kubelet(scenario: Callable[[Client], Any]) -> Callable[[Client], Any]:
+    """Run a scenario with a kubelet."""
 
-    async def world(client: Client) -> None:
+    async def run_scenario(client: Client) -> None:
         async with asyncio.TaskGroup() as group:
             running = group.create_task(kubelet(client))
-            await story(client)
-            await asyncio.sleep(120)  # whatever is still under way comes to its end
+            await scenario(client)
+            await asyncio.sleep(120)  # let pending work finish
             running.cancel()
 
-    return world
+    return run_scenario
 
 
 async def until(client: Client, resource: Resource, name: str, holds: Callable[[Object], bool]) -> Object:
@@ -102,23 +102,23 @@ def template(image: str = "a", **annotations: str) -> Object:
 
 def an_object(replicas: int | None = None, image: str = "a", **spec: Any) -> Object:
     size = {"replicas": replicas} if replicas is not None else {}
-    chosen = {"selector": {"matchLabels": {"app": "x"}}}
+    selector = {"selector": {"matchLabels": {"app": "x"}}}
     return {
         "metadata": {"name": "x", "namespace": "default"},
-        "spec": {**size, **chosen, "template": template(image), **spec},
+        "spec": {**size, **selector, "template": template(image), **spec},
     }
 
 
-def counts(**wanted: int) -> Callable[[Object], bool]:
-    return lambda obj: all(value_at(obj, "status", key, default=0) == count for key, count in wanted.items())
+def counts(**expected: int) -> Callable[[Object], bool]:
+    return lambda obj: all(value_at(obj, "status", key, default=0) == count for key, count in expected.items())
 
 
-# -- stories
+# -- scenarios
 
 
-async def a_set_that_grows_and_shrinks(client: Client) -> None:
-    stray = {"metadata": {"name": "stray", "namespace": "default", "labels": {"app": "x"}}, "spec": template()["spec"]}
-    await client.create(PODS, stray)
+async def scaling_replica_set(client: Client) -> None:
+    orphan = {"metadata": {"name": "stray", "namespace": "default", "labels": {"app": "x"}}, "spec": template()["spec"]}
+    await client.create(PODS, orphan)
     await client.create(REPLICA_SETS, an_object(3))
     await until(client, REPLICA_SETS, "x", counts(availableReplicas=3))
     await client.patch(REPLICA_SETS, object_named("x", "default"), {"spec": {"replicas": 1}})
@@ -127,16 +127,16 @@ async def a_set_that_grows_and_shrinks(client: Client) -> None:
 
 def is_rolled_out(revision: str) -> Callable[[Object], bool]:
     def holds(obj: Object) -> bool:
-        said = value_at(obj, "metadata", "annotations", "deployment.kubernetes.io/revision")
+        current = value_at(obj, "metadata", "annotations", "deployment.kubernetes.io/revision")
         is_new = value_at(obj, "status", "observedGeneration") == obj["metadata"]["generation"]
         replicas = obj["spec"]["replicas"]
-        wanted = dict.fromkeys(("replicas", "updatedReplicas", "availableReplicas"), replicas)
-        return said == revision and is_new and counts(**wanted)(obj)
+        expected = dict.fromkeys(("replicas", "updatedReplicas", "availableReplicas"), replicas)
+        return current == revision and is_new and counts(**expected)(obj)
 
     return holds
 
 
-async def a_rollout(client: Client) -> None:
+async def rollout(client: Client) -> None:
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
     await client.create(DEPLOYMENTS, an_object(1, strategy=strategy, progressDeadlineSeconds=600))
     await until(client, DEPLOYMENTS, "x", is_rolled_out("1"))
@@ -144,14 +144,14 @@ async def a_rollout(client: Client) -> None:
     await until(client, DEPLOYMENTS, "x", is_rolled_out("2"))
 
 
-async def recreation(client: Client) -> None:
+async def recreate(client: Client) -> None:
     await client.create(DEPLOYMENTS, an_object(1, strategy={"type": "Recreate"}))
     await until(client, DEPLOYMENTS, "x", is_rolled_out("1"))
     await client.patch(DEPLOYMENTS, object_named("x", "default"), {"spec": {"template": template("b")}})
     await until(client, DEPLOYMENTS, "x", is_rolled_out("2"))
 
 
-async def numbered_pods(client: Client) -> None:
+async def stateful_set(client: Client) -> None:
     claim = specimen(PERSISTENT_VOLUME_CLAIMS, "d")
     policy = {"whenScaled": "Delete", "whenDeleted": "Retain"}
     await client.create(
@@ -174,7 +174,7 @@ async def numbered_pods(client: Client) -> None:
     )
 
 
-async def a_pod_on_each_node(client: Client) -> None:
+async def daemon_set(client: Client) -> None:
     for name in ("m", "n"):
         await client.create(NODES, {"metadata": {"name": name}})
     await client.create(DAEMON_SETS, an_object(updateStrategy={"type": "RollingUpdate"}))
@@ -192,28 +192,28 @@ async def a_pod_on_each_node(client: Client) -> None:
     )
 
 
-def a_job(fate: str, **spec: Any) -> Object:
-    pods = template(fate=fate)
-    given = {"template": {**pods, "spec": {**pods["spec"], "restartPolicy": "Never"}}, **spec}
-    return {"metadata": {"name": "x", "namespace": "default"}, "spec": given}
+def a_job(outcome: str, **spec: Any) -> Object:
+    pods = template(outcome=outcome)
+    job_spec = {"template": {**pods, "spec": {**pods["spec"], "restartPolicy": "Never"}}, **spec}
+    return {"metadata": {"name": "x", "namespace": "default"}, "spec": job_spec}
 
 
-async def pods_that_succeed(client: Client) -> None:
+async def succeeding_job(client: Client) -> None:
     await client.create(JOBS, a_job("Succeeded", completions=4, parallelism=2))
     await until(client, JOBS, "x", lambda obj: is_condition_true(obj, "Complete"))
 
 
-async def indexes_that_succeed(client: Client) -> None:
+async def succeeding_indexed_job(client: Client) -> None:
     await client.create(JOBS, a_job("Succeeded", completions=3, parallelism=3, completionMode="Indexed"))
     await until(client, JOBS, "x", lambda obj: is_condition_true(obj, "Complete"))
 
 
-async def pods_that_fail(client: Client) -> None:
+async def failing_job(client: Client) -> None:
     await client.create(JOBS, a_job("Failed", backoffLimit=2, completions=1))
     await until(client, JOBS, "x", lambda obj: is_condition_true(obj, "Failed"))
 
 
-async def indexes_that_fail(client: Client) -> None:
+async def failing_indexed_job(client: Client) -> None:
     await client.create(
         JOBS,
         a_job(
@@ -223,7 +223,7 @@ async def indexes_that_fail(client: Client) -> None:
     await until(client, JOBS, "x", lambda obj: is_condition_true(obj, "Failed"))
 
 
-async def a_pause(client: Client) -> None:
+async def suspended_job(client: Client) -> None:
     await client.create(JOBS, a_job("Running", completions=2, parallelism=2))
     await until(client, JOBS, "x", counts(ready=2))
     await client.patch(JOBS, object_named("x", "default"), {"spec": {"suspend": True}})
@@ -232,7 +232,7 @@ async def a_pause(client: Client) -> None:
     )
 
 
-async def a_job_every_minute(client: Client) -> None:
+async def cron_job(client: Client) -> None:
     spec = {"schedule": "* * * * *", "concurrencyPolicy": "Forbid", "successfulJobsHistoryLimit": 1}
     template = {"spec": a_job("Running")["spec"]}
     await client.create(
@@ -251,7 +251,7 @@ async def a_job_every_minute(client: Client) -> None:
     await client.patch(CRON_JOBS, object_named("x", "default"), {"spec": {"suspend": True}})
 
 
-async def a_service_whose_pods_come_and_go(client: Client) -> None:
+async def service_with_changing_pods(client: Client) -> None:
     for number in (1, 2):
         pod = {"metadata": {"name": f"p{number}", "namespace": "default", "labels": {"app": "x"}}}
         await client.create(PODS, {**pod, "spec": template()["spec"]})
@@ -268,7 +268,7 @@ def addresses(endpoints: Object) -> list[str]:
     return [each["ip"] for part in endpoints.get("subsets") or () for each in part.get("addresses") or ()]
 
 
-async def endpoints_that_others_write(client: Client) -> None:
+async def user_written_endpoints(client: Client) -> None:
     spec = {"ports": [{"name": "a", "port": 80, "protocol": "TCP"}]}
     await client.create(SERVICES, {"metadata": {"name": "x", "namespace": "default"}, "spec": spec})
     metadata = {"name": "x", "namespace": "default"}
@@ -278,7 +278,7 @@ async def endpoints_that_others_write(client: Client) -> None:
     await client.patch(ENDPOINTS, object_named("x", "default"), {"subsets": None})
 
 
-def both(*installs: Callable[[Manager], None]) -> Callable[[Manager], None]:
+def install_all(*installs: Callable[[Manager], None]) -> Callable[[Manager], None]:
     def install(manager: Manager) -> None:
         for each in installs:
             each(manager)
@@ -286,35 +286,37 @@ def both(*installs: Callable[[Manager], None]) -> Callable[[Manager], None]:
     return install
 
 
-ROLLOUT = both(deployments.install, replicasets.install)
-SETS = (DEPLOYMENTS, REPLICA_SETS, PODS)
-NUMBERED = (STATEFUL_SETS, PODS, PERSISTENT_VOLUME_CLAIMS, CONTROLLER_REVISIONS)
-BEHIND = (SERVICES, ENDPOINTS, ENDPOINT_SLICES, PODS, NODES)
-DAEMONS = (DAEMON_SETS, PODS, NODES, CONTROLLER_REVISIONS)
+ROLLOUT = install_all(deployments.install, replicasets.install)
+ROLLOUT_RESOURCES = (DEPLOYMENTS, REPLICA_SETS, PODS)
+STATEFUL_RESOURCES = (STATEFUL_SETS, PODS, PERSISTENT_VOLUME_CLAIMS, CONTROLLER_REVISIONS)
+SERVICE_RESOURCES = (SERVICES, ENDPOINTS, ENDPOINT_SLICES, PODS, NODES)
+DAEMON_RESOURCES = (DAEMON_SETS, PODS, NODES, CONTROLLER_REVISIONS)
 
 
 @pytest.mark.parametrize(
-    ("install", "resources", "story"),
+    ("install", "resources", "scenario"),
     [
-        (replicasets.install, (REPLICA_SETS, PODS), a_set_that_grows_and_shrinks),
-        (ROLLOUT, SETS, a_rollout),
-        (ROLLOUT, SETS, recreation),
-        (statefulsets.install, NUMBERED, numbered_pods),
-        (daemonsets.install, DAEMONS, a_pod_on_each_node),
-        (jobs.install, (JOBS, PODS), pods_that_succeed),
-        (jobs.install, (JOBS, PODS), indexes_that_succeed),
-        (jobs.install, (JOBS, PODS), pods_that_fail),
-        (jobs.install, (JOBS, PODS), indexes_that_fail),
-        (jobs.install, (JOBS, PODS), a_pause),
-        (cronjobs.install, (CRON_JOBS, JOBS), a_job_every_minute),
-        (service_endpoints.install, BEHIND, a_service_whose_pods_come_and_go),
-        (service_endpoints.install, BEHIND, endpoints_that_others_write),
+        (replicasets.install, (REPLICA_SETS, PODS), scaling_replica_set),
+        (ROLLOUT, ROLLOUT_RESOURCES, rollout),
+        (ROLLOUT, ROLLOUT_RESOURCES, recreate),
+        (statefulsets.install, STATEFUL_RESOURCES, stateful_set),
+        (daemonsets.install, DAEMON_RESOURCES, daemon_set),
+        (jobs.install, (JOBS, PODS), succeeding_job),
+        (jobs.install, (JOBS, PODS), succeeding_indexed_job),
+        (jobs.install, (JOBS, PODS), failing_job),
+        (jobs.install, (JOBS, PODS), failing_indexed_job),
+        (jobs.install, (JOBS, PODS), suspended_job),
+        (cronjobs.install, (CRON_JOBS, JOBS), cron_job),
+        (service_endpoints.install, SERVICE_RESOURCES, service_with_changing_pods),
+        (service_endpoints.install, SERVICE_RESOURCES, user_written_endpoints),
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )
-def test_the_end_is_the_same_whatever_happens(
-    install: Callable[[Manager], None], resources: Sequence[Resource], story: Callable[[Client], Any]
+def test_perturbation_leads_to_same_state(
+    install: Callable[[Manager], None], resources: Sequence[Resource], scenario: Callable[[Client], Any]
 ) -> None:
-    report = perturb(Scenario("workloads", resources, install, played(story), counts=lambda call: "events" not in call))
+    report = perturb(
+        Scenario("workloads", resources, install, with_kubelet(scenario), counts=lambda call: "events" not in call)
+    )
     assert report.calls > 0
     assert not report.failures, report

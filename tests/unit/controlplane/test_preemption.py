@@ -1,4 +1,4 @@
-"""Who makes room for whom."""
+"""Tests of the selection of preemption victims."""
 
 import pytest
 from hypothesis import given, settings
@@ -18,42 +18,42 @@ from tapestry.controlplane.scheduler.preemption import (
 from tapestry.kube.objects import Object, name_of
 from tapestry.kube.selectors import label_selector
 
-from .places import a_node, a_pod, fits, rooms_of
+from .scheduling_reference import a_node, a_pod, cache_of, fits
 
 A = label_selector({"matchLabels": {"app": "a"}})
 
 
-def found(nodes: list[Object], pods: list[Object], pod: Object, *budgets: DisruptionBudget) -> Victims:
-    return of_rooms(rooms_of(nodes, pods), pod, *budgets)
+def selected_victims(nodes: list[Object], pods: list[Object], pod: Object, *budgets: DisruptionBudget) -> Victims:
+    return victims_in(cache_of(nodes, pods), pod, *budgets)
 
 
-def of_rooms(rooms: SchedulerCache, pod: Object, *budgets: DisruptionBudget) -> Victims:
-    wishes = SchedulingContext(pod_info_of(pod))
-    choice = select_node(wishes, rooms, NodeFitCache())
-    assert choice.node is None
-    return victims(wishes, choice, rooms, budgets)
+def victims_in(cache: SchedulerCache, pod: Object, *budgets: DisruptionBudget) -> Victims:
+    context = SchedulingContext(pod_info_of(pod))
+    result = select_node(context, cache, NodeFitCache())
+    assert result.node is None
+    return victims(context, result, cache, budgets)
 
 
-def names(leaving: Victims) -> list[str]:
-    return [name_of(each.pod) for each in leaving.pods]
+def names(preempted: Victims) -> list[str]:
+    return [name_of(each.pod) for each in preempted.pods]
 
 
-def test_the_least_important_go_and_no_more_than_it_takes() -> None:
+def test_fewest_lowest_priority_pods_are_preempted() -> None:
     pods = [
         a_pod("low", "n", cpu="2", priority=1),
         a_pod("lower", "n", cpu="1", priority=0),
         a_pod("same", "n", priority=5),
     ]
-    assert names(found([a_node("n", cpu="3")], pods, a_pod("p", cpu="1", priority=5))) == ["lower"]
-    assert names(found([a_node("n", cpu="3")], pods, a_pod("p", cpu="2", priority=5))) == ["low"]
-    assert names(found([a_node("n", cpu="3")], pods, a_pod("p", cpu="3", priority=5))) == ["low", "lower"]
+    assert names(selected_victims([a_node("n", cpu="3")], pods, a_pod("p", cpu="1", priority=5))) == ["lower"]
+    assert names(selected_victims([a_node("n", cpu="3")], pods, a_pod("p", cpu="2", priority=5))) == ["low"]
+    assert names(selected_victims([a_node("n", cpu="3")], pods, a_pod("p", cpu="3", priority=5))) == ["low", "lower"]
 
 
-def test_the_younger_go_before_the_older() -> None:
+def test_younger_pods_are_preempted_first() -> None:
     pods = [a_pod("a", "n", cpu="1"), a_pod("b", "n", cpu="1")]
-    for pod, moment in zip(pods, ("2024-01-02T00:00:00Z", "2024-01-01T00:00:00Z"), strict=True):
-        pod["metadata"]["creationTimestamp"] = moment
-    assert names(found([a_node("n", cpu="2")], pods, a_pod("p", cpu="1", priority=5))) == ["a"]
+    for pod, created in zip(pods, ("2024-01-02T00:00:00Z", "2024-01-01T00:00:00Z"), strict=True):
+        pod["metadata"]["creationTimestamp"] = created
+    assert names(selected_victims([a_node("n", cpu="2")], pods, a_pod("p", cpu="1", priority=5))) == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -70,35 +70,38 @@ def test_the_younger_go_before_the_older() -> None:
         ),
         ([a_pod("a", "n", cpu="2", priority=-5), a_pod("b", "m", cpu="2", priority=-7)], "m"),
     ],
-    ids=["less important", "fewer", "below zero"],
+    ids=["lower priority", "fewer pods", "negative priority"],
 )
-def test_the_node_where_least_is_lost(pods: list[Object], node: str) -> None:
-    assert found([a_node("n", cpu="2"), a_node("m", cpu="2")], pods, a_pod("p", cpu="2", priority=9)).node == node
+def test_node_with_lowest_cost_is_selected(pods: list[Object], node: str) -> None:
+    assert (
+        selected_victims([a_node("n", cpu="2"), a_node("m", cpu="2")], pods, a_pod("p", cpu="2", priority=9)).node
+        == node
+    )
 
 
-def test_a_budget_is_broken_only_where_nothing_else_helps() -> None:
+def test_budget_is_violated_only_as_last_resort() -> None:
     nodes = [a_node("n", cpu="2"), a_node("m", cpu="2")]
-    kept = DisruptionBudget("x", A, 0)
+    exhausted_budget = DisruptionBudget("x", A, 0)
     pods = [a_pod("a", "n", cpu="2", app="a"), a_pod("b", "m", cpu="2", priority=4)]
-    assert found(nodes, pods, a_pod("p", cpu="2", priority=9)).node == "n"
-    assert found(nodes, pods, a_pod("p", cpu="2", priority=9), kept).node == "m"
-    only = found(nodes[:1], pods[:1], a_pod("p", cpu="2", priority=9), kept)
+    assert selected_victims(nodes, pods, a_pod("p", cpu="2", priority=9)).node == "n"
+    assert selected_victims(nodes, pods, a_pod("p", cpu="2", priority=9), exhausted_budget).node == "m"
+    only = selected_victims(nodes[:1], pods[:1], a_pod("p", cpu="2", priority=9), exhausted_budget)
     assert (names(only), only.pdb_violations) == (["a"], 1)
-    gone_already = DisruptionBudget("x", A, 0, frozenset({"a"}))
-    assert found(nodes[:1], pods[:1], a_pod("p", cpu="2", priority=9), gone_already).pdb_violations == 0
-    elsewhere = DisruptionBudget("y", A, 0)
-    assert found(nodes[:1], pods[:1], a_pod("p", cpu="2", priority=9), elsewhere).pdb_violations == 0
+    already_disrupted = DisruptionBudget("x", A, 0, frozenset({"a"}))
+    assert selected_victims(nodes[:1], pods[:1], a_pod("p", cpu="2", priority=9), already_disrupted).pdb_violations == 0
+    other_namespace = DisruptionBudget("y", A, 0)
+    assert selected_victims(nodes[:1], pods[:1], a_pod("p", cpu="2", priority=9), other_namespace).pdb_violations == 0
 
 
-def test_of_two_on_a_node_the_one_without_a_budget_goes() -> None:
+def test_pod_without_budget_is_preempted_first() -> None:
     pods = [a_pod("a", "n", cpu="1", app="a"), a_pod("b", "n", cpu="1", priority=4)]
-    assert names(found([a_node("n", cpu="2")], pods, a_pod("p", cpu="1", priority=9), DisruptionBudget("x", A, 0))) == [
-        "b"
-    ]
+    assert names(
+        selected_victims([a_node("n", cpu="2")], pods, a_pod("p", cpu="1", priority=9), DisruptionBudget("x", A, 0))
+    ) == ["b"]
 
 
 @pytest.mark.parametrize(
-    ("pods", "pod", "words"),
+    ("pods", "pod", "message"),
     [
         (
             [a_pod("a", "n", cpu="2", priority=9)],
@@ -118,22 +121,22 @@ def test_of_two_on_a_node_the_one_without_a_budget_goes() -> None:
         ),
     ],
 )
-def test_what_is_said_where_nobody_goes(pods: list[Object], pod: Object, words: str) -> None:
-    with pytest.raises(PreemptionFailed) as said:
-        found([a_node("n", cpu="2")], pods, pod)
-    assert str(said.value).endswith(words)
+def test_failed_preemption_reports_reason(pods: list[Object], pod: Object, message: str) -> None:
+    with pytest.raises(PreemptionFailed) as raised:
+        selected_victims([a_node("n", cpu="2")], pods, pod)
+    assert str(raised.value).endswith(message)
 
 
-def test_who_is_pushed_aside_is_known_by_what_is_said_of_it() -> None:
+def test_preempted_pod_is_recognized_by_condition() -> None:
     condition = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
-    pod = {**a_pod("a", "n", going=True), "status": {"conditions": [condition]}}
+    pod = {**a_pod("a", "n", terminating=True), "status": {"conditions": [condition]}}
     assert is_preempted(pod_info_of(pod))
     assert not is_preempted(pod_info_of({**a_pod("a", "n"), "status": {"conditions": [condition]}}))
-    assert not is_preempted(pod_info_of(a_pod("a", "n", going=True)))
+    assert not is_preempted(pod_info_of(a_pod("a", "n", terminating=True)))
 
 
 @st.composite
-def crowded(draw: st.DrawFn) -> tuple[list[Object], list[Object], Object]:
+def full_clusters(draw: st.DrawFn) -> tuple[list[Object], list[Object], Object]:
     nodes = [
         a_node(f"n{number}", cpu=str(draw(st.integers(1, 4))), pods="4") for number in range(draw(st.integers(1, 3)))
     ]
@@ -170,42 +173,42 @@ def crowded(draw: st.DrawFn) -> tuple[list[Object], list[Object], Object]:
 
 
 @settings(max_examples=200, deadline=None)
-@given(crowded())
-def test_whoever_goes_is_needed_and_enough(situation: tuple[list[Object], list[Object], Object]) -> None:
-    nodes, pods, probe = situation
-    rooms, wishes = rooms_of(nodes, pods), SchedulingContext(pod_info_of(probe))
-    choice = select_node(wishes, rooms, NodeFitCache())
-    if choice.node is not None:
+@given(full_clusters())
+def test_victims_are_necessary_and_sufficient(cluster: tuple[list[Object], list[Object], Object]) -> None:
+    nodes, pods, probe = cluster
+    cache, context = cache_of(nodes, pods), SchedulingContext(pod_info_of(probe))
+    result = select_node(context, cache, NodeFitCache())
+    if result.node is not None:
         return
-    before = {key: place for key, (place, _) in rooms.assignments.items()}
+    before = {key: node_name for key, (node_name, _) in cache.assignments.items()}
     try:
-        leaving = victims(wishes, choice, rooms, ())
+        preempted = victims(context, result, cache, ())
     except PreemptionFailed:
-        check_that_nobody_could_help(nodes, pods, probe)
+        check_no_preemption_helps(nodes, pods, probe)
     else:
-        node = next(each for each in nodes if name_of(each) == leaving.node)
-        check_that_they_are_needed_and_enough(probe, node, nodes, pods, set(names(leaving)))
-    assert {key: place for key, (place, _) in rooms.assignments.items()} == before
+        node = next(each for each in nodes if name_of(each) == preempted.node)
+        check_necessary_and_sufficient(probe, node, nodes, pods, set(names(preempted)))
+    assert {key: node_name for key, (node_name, _) in cache.assignments.items()} == before
 
 
-def is_less_important(pod: Object, probe: Object) -> bool:
+def has_lower_priority(pod: Object, probe: Object) -> bool:
     return bool(pod["spec"]["priority"] < probe["spec"]["priority"])
 
 
-def check_that_nobody_could_help(nodes: list[Object], pods: list[Object], probe: Object) -> None:
+def check_no_preemption_helps(nodes: list[Object], pods: list[Object], probe: Object) -> None:
     for node in nodes:
-        stay = [
-            each for each in pods if each["spec"]["nodeName"] != name_of(node) or not is_less_important(each, probe)
+        remaining = [
+            each for each in pods if each["spec"]["nodeName"] != name_of(node) or not has_lower_priority(each, probe)
         ]
-        assert len(stay) == len(pods) or not fits(probe, node, nodes, stay)
+        assert len(remaining) == len(pods) or not fits(probe, node, nodes, remaining)
 
 
-def check_that_they_are_needed_and_enough(
-    probe: Object, node: Object, nodes: list[Object], pods: list[Object], gone: set[str]
+def check_necessary_and_sufficient(
+    probe: Object, node: Object, nodes: list[Object], pods: list[Object], deleted: set[str]
 ) -> None:
-    stay = [each for each in pods if name_of(each) not in gone]
-    assert fits(probe, node, nodes, stay)
+    remaining = [each for each in pods if name_of(each) not in deleted]
+    assert fits(probe, node, nodes, remaining)
     for each in pods:
-        if name_of(each) in gone:
-            assert is_less_important(each, probe)
-            assert not fits(probe, node, nodes, [*stay, each])
+        if name_of(each) in deleted:
+            assert has_lower_priority(each, probe)
+            assert not fits(probe, node, nodes, [*remaining, each])

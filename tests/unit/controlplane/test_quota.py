@@ -1,4 +1,4 @@
-"""Quotas: what is used is counted, as it comes and goes."""
+"""Tests of quota usage counts."""
 
 import asyncio
 from random import Random
@@ -12,7 +12,7 @@ from tapestry.kube.errors import Forbidden
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.resources import CONFIGMAPS, PODS, RESOURCE_QUOTAS
 
-from .conftest import Beside
+from .conftest import RunControllers
 from .objects import WIDGETS, a_map, a_pod, a_widget, define
 
 
@@ -22,29 +22,29 @@ def a_quota(**hard: str) -> Object:
 
 
 async def wait_until_used(client: Client, **used: str) -> None:
-    wanted = {name.replace("__", "/").replace("_", "."): amount for name, amount in used.items()}
+    expected = {name.replace("__", "/").replace("_", "."): amount for name, amount in used.items()}
     await wait_for(
         client,
         RESOURCE_QUOTAS,
         "q",
         "default",
-        until=lambda obj: value_at(obj, "status", "used") == wanted,
+        until=lambda obj: value_at(obj, "status", "used") == expected,
         timeout=10,
     )
 
 
-async def test_what_is_there_already_is_counted(client: Client, beside: Beside) -> None:
-    async with beside("quota", "accounts"):
+async def test_existing_objects_are_counted(client: Client, run_controllers: RunControllers) -> None:
+    async with run_controllers("quota", "accounts"):
         await client.create(PODS, a_pod("a", nodeName="n"))
         await client.create(CONFIGMAPS, a_map("m"))
         await client.create(RESOURCE_QUOTAS, a_quota(pods="5", count__configmaps="5", services="3"))
-        await wait_until_used(client, pods="1", count__configmaps="2", services="0")  # one is the server's CA
+        await wait_until_used(client, pods="1", count__configmaps="2", services="0")  # one is the root CA
         quota = await client.get(RESOURCE_QUOTAS, "q", "default")
         assert quota["status"]["hard"] == quota["spec"]["hard"]
 
 
-async def test_what_goes_can_be_used_again(client: Client, beside: Beside) -> None:
-    async with beside("quota", "accounts"):
+async def test_deleted_objects_free_quota(client: Client, run_controllers: RunControllers) -> None:
+    async with run_controllers("quota", "accounts"):
         await client.create(RESOURCE_QUOTAS, a_quota(pods="1"))
         await wait_until_used(client, pods="0")
         pod = await client.create(PODS, a_pod("a"))
@@ -55,8 +55,8 @@ async def test_what_goes_can_be_used_again(client: Client, beside: Beside) -> No
         await client.create(PODS, a_pod("b"))
 
 
-async def test_a_pod_that_has_ended_counts_no_longer(client: Client, beside: Beside) -> None:
-    async with beside("quota", "accounts"):
+async def test_terminated_pod_is_not_counted(client: Client, run_controllers: RunControllers) -> None:
+    async with run_controllers("quota", "accounts"):
         await client.create(RESOURCE_QUOTAS, a_quota(pods="1", count__pods="2"))
         await wait_until_used(client, pods="0", count__pods="0")
         pod = await client.create(PODS, a_pod("a"))
@@ -64,8 +64,8 @@ async def test_a_pod_that_has_ended_counts_no_longer(client: Client, beside: Bes
         await wait_until_used(client, pods="0", count__pods="1")
 
 
-async def test_custom_resources_are_counted_as_soon_as_there_are_any(client: Client, beside: Beside) -> None:
-    async with beside("quota"):
+async def test_custom_resources_are_counted_once_defined(client: Client, run_controllers: RunControllers) -> None:
+    async with run_controllers("quota"):
         await client.create(RESOURCE_QUOTAS, a_quota(count__widgets_example_com="1"))
         await wait_until_used(client, count__widgets_example_com="0")
         await define(client)
@@ -75,8 +75,8 @@ async def test_custom_resources_are_counted_as_soon_as_there_are_any(client: Cli
             await client.create(WIDGETS, a_widget("v"))
 
 
-async def test_a_new_limit_is_in_force_at_once(client: Client, beside: Beside) -> None:
-    async with beside("quota"):
+async def test_new_limit_applies_at_once(client: Client, run_controllers: RunControllers) -> None:
+    async with run_controllers("quota"):
         quota = await client.create(RESOURCE_QUOTAS, a_quota(count__configmaps="1"))
         await wait_until_used(client, count__configmaps="0")
         quota = await client.get(RESOURCE_QUOTAS, "q", "default")
@@ -91,12 +91,12 @@ async def test_a_new_limit_is_in_force_at_once(client: Client, beside: Beside) -
         )
 
 
-async def test_counting_does_not_lose_what_is_being_made(client: Client, beside: Beside) -> None:
-    async with beside("quota", "accounts"):
+async def test_recount_includes_concurrent_creations(client: Client, run_controllers: RunControllers) -> None:
+    async with run_controllers("quota", "accounts"):
         await client.create(RESOURCE_QUOTAS, a_quota(pods="10"))
         await wait_until_used(client, pods="0")
 
-        async def make(number: int) -> int:
+        async def try_create(number: int) -> int:
             try:
                 await client.create(PODS, a_pod(f"p{number}"))
             except Forbidden:
@@ -104,41 +104,41 @@ async def test_counting_does_not_lose_what_is_being_made(client: Client, beside:
             return 1
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(make(number)) for number in range(30)]
+            tasks = [group.create_task(try_create(number)) for number in range(30)]
         assert sum(task.result() for task in tasks) == 10
         await wait_until_used(client, pods="10")
 
 
-async def test_at_no_moment_is_there_more_than_allowed(server: Server, client: Client, beside: Beside) -> None:
-    store, most, random = server.verbs.store, 0, Random(7)
+async def test_limit_is_never_exceeded(server: Server, client: Client, run_controllers: RunControllers) -> None:
+    store, highest, random = server.verbs.store, 0, Random(7)
 
-    def look(_: object) -> None:
-        nonlocal most
-        most = max(most, store.count("configmaps"))
+    def record_count(_: object) -> None:
+        nonlocal highest
+        highest = max(highest, store.count("configmaps"))
 
-    async with beside("quota"):
+    async with run_controllers("quota"):
         await client.create(RESOURCE_QUOTAS, a_quota(count__configmaps="5"))
         await wait_until_used(client, count__configmaps="0")
-        store.on_change("configmaps", look)
-        refused = made = 0
+        store.on_change("configmaps", record_count)
+        rejected = created = 0
 
-        async def come_and_go(name: str) -> None:
-            nonlocal refused, made
+        async def create_and_delete(name: str) -> None:
+            nonlocal rejected, created
             for number in range(60):
                 try:
                     obj = await client.create(CONFIGMAPS, a_map(f"{name}-{number}"))
                 except Forbidden:
-                    refused += 1
+                    rejected += 1
                     await asyncio.sleep(random.uniform(0, 0.05))
                     continue
-                made += 1
+                created += 1
                 await asyncio.sleep(random.uniform(0, 0.05))
                 await client.delete(CONFIGMAPS, obj)
 
         async with asyncio.TaskGroup() as group:
             for name in "abcdefgh":
-                group.create_task(come_and_go(name))
+                group.create_task(create_and_delete(name))
         await wait_until_used(client, count__configmaps="0")
-    assert most == 5
-    assert made > 5  # what went could be used again
-    assert refused > 0
+    assert highest == 5
+    assert created > 5  # quota of deleted objects was reused
+    assert rejected > 0

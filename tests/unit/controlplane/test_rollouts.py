@@ -1,4 +1,4 @@
-"""Rollouts, played against a model: ReplicaSets that do as they are told, some time later."""
+"""Tests of rollouts against a model in which ReplicaSets react with delay."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,27 +25,27 @@ def a_deployment(replicas: int = 3, surge: int | str = "25%", unavailable: int |
 
 @dataclass
 class ReplicaSet:
-    """What a ReplicaSet is told, what it has, and what it has said of that."""
+    """Desired size, pods and reported status of a ReplicaSet."""
 
     image: int
     size: int = 0
     pods: int = 0
-    working: int = 0
+    available: int = 0
     generation: int = 1
-    said: Object = field(default_factory=dict)
+    status: Object = field(default_factory=dict)
     annotations: dict[str, str] = field(default_factory=dict)
 
-    def obey(self) -> None:
-        self.pods, self.working = self.size, min(self.working, self.size)
+    def scale_pods(self) -> None:
+        self.pods, self.available = self.size, min(self.available, self.size)
 
-    def tell(self) -> None:
-        self.said = {
+    def report(self) -> None:
+        self.status = {
             "replicas": self.pods,
-            "availableReplicas": self.working,
+            "availableReplicas": self.available,
             "observedGeneration": self.generation,
         }
 
-    def shown(self) -> Object:
+    def as_object(self) -> Object:
         name = f"web-{self.image}"
         metadata = {
             "name": name,
@@ -55,11 +55,11 @@ class ReplicaSet:
             "annotations": self.annotations,
         }
         template = {"metadata": {"labels": {"app": "web"}}, "spec": {"image": self.image}}
-        return {"metadata": metadata, "spec": {"replicas": self.size, "template": template}, "status": self.said}
+        return {"metadata": metadata, "spec": {"replicas": self.size, "template": template}, "status": self.status}
 
 
 class Model:
-    """A Deployment's controller and its ReplicaSets."""
+    """A Deployment controller and its ReplicaSets."""
 
     def __init__(self, deployment: Object) -> None:
         self.deployment = deployment
@@ -77,47 +77,47 @@ class Model:
         self.change(template={**self.deployment["spec"]["template"], "spec": {"image": image}})
 
     def step(self) -> bool:
-        """One pass of the controller; whether it did anything."""
+        """Run one reconcile. Return whether it resized anything."""
         self.sets.setdefault(self.image, ReplicaSet(self.image))
-        shown = [each.shown() for each in self.sets.values()]
-        new, old = rollouts.split_replica_sets(self.deployment, shown)
+        replica_sets = [each.as_object() for each in self.sets.values()]
+        new, old = rollouts.split_replica_sets(self.deployment, replica_sets)
         pods = sum(each.pods for each in self.sets.values() if each.image != self.image)
         step = rollouts.next_rollout_step(self.deployment, new, old, pods)
         bounds = rollouts.bounds_of(self.deployment)
-        moved = False
+        is_changed = False
         for each in self.sets.values():
             uid = f"web-{each.image}"
             if uid in step.sizes:
-                moved |= each.size != step.sizes[uid]
+                is_changed |= each.size != step.sizes[uid]
                 each.generation += each.size != step.sizes[uid]
                 each.size = step.sizes[uid]
                 each.annotations = {DESIRED_REPLICAS: str(bounds.replicas), MAX_REPLICAS: str(bounds.max_replicas)}
         for each in step.to_delete:
             del self.sets[each["spec"]["template"]["spec"]["image"]]
-        return moved
+        return is_changed
 
-    def settle(self) -> list[dict[int, int]]:
-        """Everything until nothing moves any more; the sizes on the way."""
+    def converge(self) -> list[dict[int, int]]:
+        """Run until nothing changes. Return all intermediate sizes."""
         sizes = []
         for _ in range(200):
-            moved = self.step()
+            is_changed = self.step()
             sizes.append({each.image: each.size for each in self.sets.values()})
             for each in self.sets.values():
-                each.obey()
-                each.working = each.pods
-                each.tell()
-            if not moved and not self.step():
+                each.scale_pods()
+                each.available = each.pods
+                each.report()
+            if not is_changed and not self.step():
                 return sizes
-        raise AssertionError(f"never comes to rest: {sizes[-3:]}")
+        raise AssertionError(f"does not converge: {sizes[-3:]}")
 
     @property
     def total(self) -> int:
         return sum(each.size for each in self.sets.values())
 
     @property
-    def working(self) -> int:
-        """Pods that work and that nobody has decided to let go."""
-        return sum(min(each.working, each.size) for each in self.sets.values())
+    def available(self) -> int:
+        """Available pods that are not scheduled for removal."""
+        return sum(min(each.available, each.size) for each in self.sets.values())
 
 
 amounts = st.one_of(st.integers(0, 6), st.sampled_from(["0%", "10%", "25%", "50%", "100%"]))
@@ -129,119 +129,115 @@ def deployments(draw: st.DrawFn) -> Object:
 
 
 @st.composite
-def courses(draw: st.DrawFn) -> list[tuple[str, int]]:
-    what = st.sampled_from(["step", "step", "step", "obey", "obey", "work", "work", "tell", "roll"])
-    return draw(st.lists(st.tuples(what, st.integers(1, 4)), max_size=80))
+def event_lists(draw: st.DrawFn) -> list[tuple[str, int]]:
+    event = st.sampled_from(["step", "step", "step", "scale_pods", "scale_pods", "work", "work", "report", "roll"])
+    return draw(st.lists(st.tuples(event, st.integers(1, 4)), max_size=80))
 
 
-def play(model: Model, what: str, number: int) -> None:
+def apply_event(model: Model, event: str, number: int) -> None:
     found = list(model.sets.values())[number % len(model.sets)]
-    if what == "step":
+    if event == "step":
         model.step()
-    elif what == "roll":
+    elif event == "roll":
         model.roll_to(number)
-    elif what == "obey":
-        found.obey()
-    elif what == "work":
-        found.working = min(found.working + number, found.pods)
+    elif event == "scale_pods":
+        found.scale_pods()
+    elif event == "work":
+        found.available = min(found.available + number, found.pods)
     else:
-        found.tell()
+        found.report()
 
 
 @settings(max_examples=400)
-@given(deployments(), courses())
-def test_a_rollout_never_has_too_many_pods_or_too_few_that_work(
-    deployment: Object, course: list[tuple[str, int]]
-) -> None:
+@given(deployments(), event_lists())
+def test_rollout_respects_surge_and_availability(deployment: Object, events: list[tuple[str, int]]) -> None:
     model, bounds = Model(deployment), rollouts.bounds_of(deployment)
-    model.settle()
-    for what, number in course:
-        play(model, what, number)
+    model.converge()
+    for event, number in events:
+        apply_event(model, event, number)
         assert model.total <= bounds.max_replicas
-        assert model.working >= bounds.min_available
-    model.settle()
+        assert model.available >= bounds.min_available
+    model.converge()
     assert {each.image: each.size for each in model.sets.values() if each.size} == (
         {model.image: bounds.replicas} if bounds.replicas else {}
     )
 
 
-@given(deployments(), courses(), st.lists(st.integers(0, 12), max_size=4))
-def test_a_rollout_that_is_resized_on_its_way_comes_to_its_end(
-    deployment: Object, course: list[tuple[str, int]], sizes: list[int]
-) -> None:
+@given(deployments(), event_lists(), st.lists(st.integers(0, 12), max_size=4))
+def test_resized_rollout_completes(deployment: Object, events: list[tuple[str, int]], sizes: list[int]) -> None:
     model = Model(deployment)
-    model.settle()
+    model.converge()
     for size in sizes:
-        for what, number in course[: len(course) // 2]:
-            play(model, what, number)
+        for event, number in events[: len(events) // 2]:
+            apply_event(model, event, number)
         model.change(replicas=size)
         model.step()
-        assert model.total <= max(rollouts.bounds_of(model.deployment).max_replicas, model.working)
-    model.settle()
+        assert model.total <= max(rollouts.bounds_of(model.deployment).max_replicas, model.available)
+    model.converge()
     assert model.sets[model.image].size == model.total == model.deployment["spec"]["replicas"]
 
 
 @given(st.integers(1, 20), amounts, amounts, st.integers(1, 20))
-def test_a_deployment_that_is_paused_keeps_to_its_limit(
+def test_paused_deployment_respects_surge_limit(
     replicas: int, surge: int | str, unavailable: int | str, size: int
 ) -> None:
     model = Model(a_deployment(replicas, surge, unavailable))
-    model.settle()
+    model.converge()
     model.roll_to(2)
     model.step()
     model.change(paused=True, replicas=size)
     for _ in range(5):
         model.step()
         for each in model.sets.values():
-            each.obey()
-            each.tell()
+            each.scale_pods()
+            each.report()
     assert model.total <= rollouts.bounds_of(model.deployment).max_replicas
     assert model.total >= size
     model.change(paused=False)
-    model.settle()
+    model.converge()
     assert model.sets[2].size == model.total == size
 
 
-def test_pods_move_as_kubernetes_moves_them() -> None:
+def test_rollout_sizes_match_kubernetes() -> None:
     model = Model(a_deployment(4, "25%", "25%"))
-    model.settle()
+    model.converge()
     model.roll_to(2)
-    assert model.settle()[:4] == [{1: 4, 2: 1}, {1: 2, 2: 1}, {1: 2, 2: 3}, {1: 0, 2: 3}]
+    assert model.converge()[:4] == [{1: 4, 2: 1}, {1: 2, 2: 1}, {1: 2, 2: 3}, {1: 0, 2: 3}]
 
 
-def test_recreate_first_has_none_of_the_old() -> None:
+def test_recreate_scales_old_sets_down_first() -> None:
     model = Model(a_deployment(3, strategy={"type": "Recreate"}))
-    model.settle()
+    model.converge()
     model.roll_to(2)
-    sizes = model.settle()
+    sizes = model.converge()
     assert sizes[:2] == [{1: 0, 2: 0}, {1: 0, 2: 3}]
 
 
-def test_recreate_waits_for_the_last_of_the_old_pods() -> None:
+def test_recreate_waits_for_last_old_pod() -> None:
     model = Model(a_deployment(3, strategy={"type": "Recreate"}))
-    model.settle()
+    model.converge()
     model.roll_to(2)
     model.step()
     assert not model.step()
     assert model.sets[2].size == 0
 
 
-def test_what_never_worked_goes_first() -> None:
+def test_unavailable_pods_are_removed_first() -> None:
     model = Model(a_deployment(4, 1, 1))
-    model.settle()
+    model.converge()
     model.roll_to(2)
-    for _ in range(3):  # the second image never works
+    for _ in range(3):  # the second image never becomes available
         model.step()
         for each in model.sets.values():
-            each.obey()
-            each.tell()
+            each.scale_pods()
+            each.report()
     assert (model.sets[1].size, model.sets[2].size) == (3, 2)
     model.roll_to(3)
     model.step()
     assert model.sets[3].size == 0
     assert not model.step() or model.sets[2].size < 2
     assert model.sets[1].size == 3
-    model.settle()
+    model.converge()
     assert model.sets[3].size == model.total == 4
 
 
@@ -250,49 +246,49 @@ def test_what_never_worked_goes_first() -> None:
     [
         (10, "25%", "25%", (13, 8)),
         (1, "25%", "25%", (2, 1)),
-        (3, 0, "25%", (3, 2)),  # both round to none
+        (3, 0, "25%", (3, 2)),  # both round to zero
         (4, 0, 10, (4, 0)),
         (0, 1, 1, (1, 0)),
     ],
 )
-def test_bounds_are_rounded_as_kubernetes_does(
+def test_bounds_are_rounded_as_in_kubernetes(
     replicas: int, surge: int | str, unavailable: int | str, bounds: tuple[int, int]
 ) -> None:
     found = rollouts.bounds_of(a_deployment(replicas, surge, unavailable))
     assert (found.max_replicas, found.min_available) == bounds
 
 
-def test_old_sets_beyond_the_limit_are_forgotten_from_the_first() -> None:
+def test_oldest_sets_over_limit_are_deleted() -> None:
     model = Model(a_deployment(1, revisionHistoryLimit=2))
     for image in range(1, 7):
         model.roll_to(image)
-        model.settle()
+        model.converge()
         model.sets[image].annotations[REVISION] = str(image)
     model.step()
     assert sorted(model.sets) == [4, 5, 6]
 
 
-def test_of_two_sets_with_the_same_template_the_older_is_the_new_one() -> None:
+def test_older_of_two_matching_sets_is_new() -> None:
     deployment = a_deployment()
-    older, newer = ReplicaSet(1).shown(), ReplicaSet(1).shown()
+    older, newer = ReplicaSet(1).as_object(), ReplicaSet(1).as_object()
     newer["metadata"] = {**newer["metadata"], "name": "other", "creationTimestamp": "2025-01-01T00:00:00Z"}
     assert rollouts.split_replica_sets(deployment, [newer, older]) == (older, [newer])
 
 
 @pytest.mark.parametrize("value", ["", "many", "-1", "²"])
-def test_an_annotation_that_has_no_number_counts_for_nothing(value: str) -> None:
+def test_invalid_annotation_number_is_zero(value: str) -> None:
     assert rollouts.revision_of({"metadata": {"name": "x", "annotations": {REVISION: value}}}) == 0
 
 
-def test_a_set_that_has_yet_to_see_its_size_is_not_believed() -> None:
+def test_unobserved_status_blocks_scale_down() -> None:
     model = Model(a_deployment(10, 2, 2))
-    model.settle()
+    model.converge()
     for image in (2, 1, 2, 1):
         model.roll_to(image)
         for _ in range(4):
             model.step()
-            assert model.working >= 8
+            assert model.available >= 8
             for each in model.sets.values():
-                each.obey()
-            model.sets[2].working = model.sets[2].pods // 2
-            model.sets[2].tell()  # the first says nothing all the while
+                each.scale_pods()
+            model.sets[2].available = model.sets[2].pods // 2
+            model.sets[2].report()  # the first never reports

@@ -1,4 +1,4 @@
-"""StatefulSets at work in a cluster: pods with numbers, and volumes of their own."""
+"""Tests of the StatefulSet controller."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tapestry.kube.objects import Object, labels_of, name_of, object_named, valu
 from tapestry.kube.resources import CONTROLLER_REVISIONS, PERSISTENT_VOLUME_CLAIMS, PODS, STATEFUL_SETS
 from tapestry.kube.times import parse_time
 
-from .worlds import in_a_world, live_pods, settled, wait_until
+from .cluster import in_cluster, live_pods, pass_time, wait_until
 
 DB = object_named("db", "default")
 SLOWLY = {"simulated.tapestry.io/starts-after": "5s"}
@@ -62,17 +62,17 @@ async def names(client: Client) -> list[str]:
     return sorted(map(name_of, await live_pods(client)))
 
 
-def made_at(pod: Object) -> float:
+def created_at(pod: Object) -> float:
     return parse_time(pod["metadata"]["creationTimestamp"]).timestamp()
 
 
-@in_a_world("statefulsets")
-async def test_pods_come_one_after_the_other_and_know_who_they_are(client: Client) -> None:
+@in_cluster("statefulsets")
+async def test_pods_are_created_in_order_with_identity(client: Client) -> None:
     await client.create(STATEFUL_SETS, a_set(annotations=SLOWLY))
     found = await wait_until_ready(client, 3)
     pods = sorted(await live_pods(client), key=name_of)
     assert [name_of(pod) for pod in pods] == ["db-0", "db-1", "db-2"]
-    assert [made_at(pod) - made_at(pods[0]) for pod in pods] == [0, 5, 10]
+    assert [created_at(pod) - created_at(pods[0]) for pod in pods] == [0, 5, 10]
     for number, pod in enumerate(pods):
         assert labels_of(pod)["statefulset.kubernetes.io/pod-name"] == f"db-{number}"
         assert labels_of(pod)["apps.kubernetes.io/pod-index"] == str(number)
@@ -80,46 +80,46 @@ async def test_pods_come_one_after_the_other_and_know_who_they_are(client: Clien
         assert (pod["spec"]["hostname"], pod["spec"]["subdomain"]) == (f"db-{number}", "db")
 
 
-@in_a_world("statefulsets")
-async def test_pods_of_a_parallel_set_come_together_and_go_together(client: Client) -> None:
+@in_cluster("statefulsets")
+async def test_parallel_set_scales_all_pods_together(client: Client) -> None:
     await client.create(STATEFUL_SETS, a_set(4, SLOWLY, podManagementPolicy="Parallel"))
     await wait_until_ready(client, 4)
-    assert len({made_at(pod) for pod in await live_pods(client)}) == 1
+    assert len({created_at(pod) for pod in await live_pods(client)}) == 1
     await client.patch(STATEFUL_SETS, DB, {"spec": {"replicas": 1}})
     await wait_until_ready(client, 1)
     assert await names(client) == ["db-0"]
 
 
-@in_a_world("statefulsets")
-async def test_numbers_begin_where_the_set_says(client: Client) -> None:
+@in_cluster("statefulsets")
+async def test_ordinals_start_at_configured_value(client: Client) -> None:
     await client.create(STATEFUL_SETS, a_set(2, ordinals={"start": 5}))
     await wait_until_ready(client, 2)
     assert await names(client) == ["db-5", "db-6"]
     await client.patch(STATEFUL_SETS, DB, {"spec": {"ordinals": {"start": 6}}})
     await wait_until(client, PODS, "db-7", lambda pod: value_at(pod, "status", "phase") == "Running")
-    await settled()
+    await pass_time()
     assert await names(client) == ["db-6", "db-7"]
 
 
-@in_a_world("statefulsets")
-async def test_the_last_goes_first_and_only_while_the_others_work(client: Client) -> None:
+@in_cluster("statefulsets")
+async def test_scale_down_deletes_highest_healthy_ordinal_first(client: Client) -> None:
     await client.create(STATEFUL_SETS, a_set(4, {"simulated.tapestry.io/stops-after": "7s"}))
     await wait_until_ready(client, 4)
     await client.patch(STATEFUL_SETS, DB, {"spec": {"replicas": 2}})
-    await settled(3)
+    await pass_time(3)
     assert await names(client) == ["db-0", "db-1", "db-2"]
-    await settled(7)
+    await pass_time(7)
     assert await names(client) == ["db-0", "db-1"]
 
 
-@in_a_world("statefulsets")
-async def test_a_pod_that_is_deleted_or_ends_comes_back_under_its_name(client: Client) -> None:
+@in_cluster("statefulsets")
+async def test_deleted_or_failed_pod_is_recreated(client: Client) -> None:
     await client.create(STATEFUL_SETS, a_set())
     await wait_until_ready(client, 3)
     before = {name_of(pod): pod for pod in await live_pods(client)}
     await client.delete(PODS, before["db-1"])
     await client.patch(PODS, before["db-2"], {"status": {"phase": "Failed"}}, subresource="status")
-    await settled()
+    await pass_time()
     await wait_until_ready(client, 3)
     after = {name_of(pod): pod for pod in await live_pods(client)}
     assert sorted(after) == sorted(before)
@@ -129,13 +129,13 @@ async def test_a_pod_that_is_deleted_or_ends_comes_back_under_its_name(client: C
     }
 
 
-@in_a_world("statefulsets")
-async def test_an_update_goes_from_the_last_to_the_first(client: Client) -> None:
+@in_cluster("statefulsets")
+async def test_update_runs_in_descending_order(client: Client) -> None:
     await client.create(STATEFUL_SETS, a_set(annotations=SLOWLY))
     before = await wait_until_ready(client, 3)
     await update(client, "db:2")
     found = await wait_until_updated(client, 3, 3)
-    pods = sorted(await live_pods(client), key=made_at)
+    pods = sorted(await live_pods(client), key=created_at)
     assert [name_of(pod) for pod in pods] == ["db-2", "db-1", "db-0"]
     assert {pod["spec"]["containers"][0]["image"] for pod in pods} == {"db:2"}
     status = found["status"]
@@ -143,8 +143,8 @@ async def test_an_update_goes_from_the_last_to_the_first(client: Client) -> None
     assert status["currentReplicas"] == 3
 
 
-@in_a_world("statefulsets")
-async def test_a_partition_keeps_the_first_pods_as_they_were(client: Client) -> None:
+@in_cluster("statefulsets")
+async def test_partition_excludes_lower_ordinals(client: Client) -> None:
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"partition": 2}}
     await client.create(STATEFUL_SETS, a_set(updateStrategy=strategy))
     await wait_until_ready(client, 3)
@@ -154,48 +154,54 @@ async def test_a_partition_keeps_the_first_pods_as_they_were(client: Client) -> 
     assert found["status"]["currentRevision"] != found["status"]["updateRevision"]
     assert found["status"]["currentReplicas"] == 2
     await client.delete(PODS, object_named("db-0", "default"))
-    await settled()
-    assert (await images(client))["db-0"] == "db:1"  # it comes back as it was
+    await pass_time()
+    assert (await images(client))["db-0"] == "db:1"  # recreated from the current revision
     await client.patch(STATEFUL_SETS, DB, {"spec": {"updateStrategy": {"rollingUpdate": {"partition": 0}}}})
     await wait_until_updated(client, 3, 3)
     assert set((await images(client)).values()) == {"db:2"}
 
 
-@in_a_world("statefulsets")
-async def test_several_pods_can_be_updated_at_a_time(client: Client) -> None:
+@in_cluster("statefulsets")
+async def test_max_unavailable_updates_pods_in_parallel(client: Client) -> None:
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 2}}
     await client.create(STATEFUL_SETS, a_set(5, SLOWLY, updateStrategy=strategy, podManagementPolicy="Parallel"))
     await wait_until_ready(client, 5)
     await update(client, "db:2")
     await wait_until_updated(client, 5, 5)
-    made = {name_of(pod): made_at(pod) for pod in await live_pods(client)}
-    assert made["db-4"] == made["db-3"] < made["db-2"] == made["db-1"] < made["db-0"]
+    creation_times = {name_of(pod): created_at(pod) for pod in await live_pods(client)}
+    assert (
+        creation_times["db-4"]
+        == creation_times["db-3"]
+        < creation_times["db-2"]
+        == creation_times["db-1"]
+        < creation_times["db-0"]
+    )
 
 
-@in_a_world("statefulsets")
-async def test_on_delete_waits_for_somebody_to_delete(client: Client) -> None:
+@in_cluster("statefulsets")
+async def test_on_delete_updates_only_deleted_pods(client: Client) -> None:
     await client.create(STATEFUL_SETS, a_set(2, updateStrategy={"type": "OnDelete"}))
     await wait_until_ready(client, 2)
     await update(client, "db:2")
-    await settled()
+    await pass_time()
     assert set((await images(client)).values()) == {"db:1"}
     await client.delete(PODS, object_named("db-0", "default"))
-    await settled()
+    await pass_time()
     assert await images(client) == {"db-0": "db:2", "db-1": "db:1"}
 
 
-@in_a_world("statefulsets")
-async def test_templates_that_were_are_kept_and_can_be_gone_back_to(client: Client) -> None:
+@in_cluster("statefulsets")
+async def test_revision_history_allows_rollback(client: Client) -> None:
     await client.create(STATEFUL_SETS, a_set(1, revisionHistoryLimit=2))
     first = (await wait_until_ready(client, 1))["status"]["currentRevision"]
     for number in (2, 3, 4):
         await update(client, f"db:{number}")
         await wait_until_updated(client, 1, 1)
-    await settled()
-    kept = {name_of(each): each["revision"] for each in await client.list(CONTROLLER_REVISIONS)}
-    assert sorted(kept.values()) == [2, 3, 4]
-    assert first not in kept
-    third = next(name for name, number in kept.items() if number == 3)
+    await pass_time()
+    revisions = {name_of(each): each["revision"] for each in await client.list(CONTROLLER_REVISIONS)}
+    assert sorted(revisions.values()) == [2, 3, 4]
+    assert first not in revisions
+    third = next(name for name, number in revisions.items() if number == 3)
     await update(client, "db:3")
     found = await wait_until_updated(client, 1, 1)
     assert found["status"]["updateRevision"] == third
@@ -206,7 +212,7 @@ async def test_templates_that_were_are_kept_and_can_be_gone_back_to(client: Clie
 
 
 async def claims(client: Client) -> dict[str, list[str]]:
-    """Names of claims, with the kinds of those that they go with."""
+    """Return the names of claims with the kinds of their owners."""
     return {
         name_of(each): [owner["kind"] for owner in each["metadata"].get("ownerReferences") or ()]
         for each in await client.list(PERSISTENT_VOLUME_CLAIMS)
@@ -218,8 +224,8 @@ def with_claims(replicas: int, scaled: str = "Retain", deleted: str = "Retain") 
     return a_set(replicas, volumeClaimTemplates=[CLAIM], persistentVolumeClaimRetentionPolicy=policy)
 
 
-@in_a_world("statefulsets")
-async def test_each_pod_has_claims_that_it_finds_again(client: Client) -> None:
+@in_cluster("statefulsets")
+async def test_recreated_pod_reuses_its_claims(client: Client) -> None:
     await client.create(STATEFUL_SETS, with_claims(2))
     await wait_until_ready(client, 2)
     assert await claims(client) == {"data-db-0": [], "data-db-1": []}
@@ -237,14 +243,14 @@ async def test_each_pod_has_claims_that_it_finds_again(client: Client) -> None:
     ]
 
 
-@in_a_world("statefulsets", "protection")
-async def test_claims_can_go_with_the_pods_that_are_too_many(client: Client) -> None:
+@in_cluster("statefulsets", "protection")
+async def test_claims_are_deleted_on_scale_down_if_configured(client: Client) -> None:
     await client.create(STATEFUL_SETS, with_claims(3, scaled="Delete"))
     await wait_until_ready(client, 3)
     old = await client.get(PERSISTENT_VOLUME_CLAIMS, "data-db-2", "default")
     await client.patch(STATEFUL_SETS, DB, {"spec": {"replicas": 1}})
     await wait_until_ready(client, 1)
-    await settled()
+    await pass_time()
     assert await claims(client) == {"data-db-0": []}
     await client.patch(STATEFUL_SETS, DB, {"spec": {"replicas": 3}})
     await wait_until_ready(client, 3)
@@ -253,8 +259,8 @@ async def test_claims_can_go_with_the_pods_that_are_too_many(client: Client) -> 
     ]
 
 
-@in_a_world("statefulsets", "protection")
-async def test_claims_can_go_with_the_set(client: Client) -> None:
+@in_cluster("statefulsets", "protection")
+async def test_claims_are_deleted_with_set_if_configured(client: Client) -> None:
     await client.create(STATEFUL_SETS, with_claims(2, deleted="Delete"))
     await wait_until_ready(client, 2)
     assert await claims(client) == {"data-db-0": ["StatefulSet"], "data-db-1": ["StatefulSet"]}
@@ -262,52 +268,52 @@ async def test_claims_can_go_with_the_set(client: Client) -> None:
     await wait_until_ready(client, 1)
     assert sorted(await claims(client)) == ["data-db-0", "data-db-1"]
     await client.delete(STATEFUL_SETS, DB)
-    await settled()
+    await pass_time()
     assert await claims(client) == {}
     assert await live_pods(client) == []
 
 
-@in_a_world("statefulsets")
-async def test_another_policy_changes_whom_claims_go_with(client: Client) -> None:
+@in_cluster("statefulsets")
+async def test_retention_policy_change_updates_claim_owners(client: Client) -> None:
     await client.create(STATEFUL_SETS, with_claims(1))
     await wait_until_ready(client, 1)
     policy = {"persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete"}}
     await client.patch(STATEFUL_SETS, DB, {"spec": policy})
-    await settled()
+    await pass_time()
     assert await claims(client) == {"data-db-0": ["StatefulSet"]}
     await client.patch(STATEFUL_SETS, DB, {"spec": {"persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Retain"}}})
-    await settled()
+    await pass_time()
     assert await claims(client) == {"data-db-0": []}
 
 
-# -- whose pods
+# -- adoption
 
 
-@in_a_world("statefulsets")
-async def test_a_pod_that_fits_is_taken_and_one_with_another_name_is_not(client: Client) -> None:
-    for name in ("db-1", "stranger"):
+@in_cluster("statefulsets")
+async def test_only_pods_with_matching_name_are_adopted(client: Client) -> None:
+    for name in ("db-1", "other-name"):
         pod = {"metadata": {"name": name, "namespace": "default", "labels": {"app": "db"}}}
         await client.create(PODS, {**pod, "spec": {"containers": [{"name": "c", "image": "db:0"}]}})
     await client.create(STATEFUL_SETS, a_set(2, updateStrategy={"type": "OnDelete"}))
     await wait_until(client, STATEFUL_SETS, "db", lambda found: value_at(found, "status", "readyReplicas") == 2)
-    taken = await client.get(PODS, "db-1", "default")
-    assert [each["name"] for each in taken["metadata"]["ownerReferences"]] == ["db"]
-    assert labels_of(taken)["apps.kubernetes.io/pod-index"] == "1"
-    assert "ownerReferences" not in (await client.get(PODS, "stranger", "default"))["metadata"]
+    adopted = await client.get(PODS, "db-1", "default")
+    assert [each["name"] for each in adopted["metadata"]["ownerReferences"]] == ["db"]
+    assert labels_of(adopted)["apps.kubernetes.io/pod-index"] == "1"
+    assert "ownerReferences" not in (await client.get(PODS, "other-name", "default"))["metadata"]
 
 
-@in_a_world("statefulsets")
-async def test_a_pod_is_available_only_after_a_while(client: Client) -> None:
+@in_cluster("statefulsets")
+async def test_pod_is_available_after_min_ready_seconds(client: Client) -> None:
     await client.create(STATEFUL_SETS, a_set(2, minReadySeconds=20))
-    await settled(10)
+    await pass_time(10)
     assert await names(client) == ["db-0"]
     await wait_until(client, STATEFUL_SETS, "db", lambda found: value_at(found, "status", "availableReplicas") == 2)
     first, second = sorted(await live_pods(client), key=name_of)
-    assert made_at(second) - made_at(first) >= 20
+    assert created_at(second) - created_at(first) >= 20
 
 
 @pytest.mark.parametrize(
     ("name", "number"), [("db-0", 0), ("db-12", 12), ("db-01", None), ("db-x", None), ("a-1", None)]
 )
-def test_a_name_says_which_number_a_pod_has(name: str, number: int | None) -> None:
+def test_ordinal_is_parsed_from_name(name: str, number: int | None) -> None:
     assert ordinal_of(a_set(), object_named(name)) == number

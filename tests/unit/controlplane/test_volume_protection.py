@@ -1,4 +1,4 @@
-"""Protection: what is in use stays until it is not."""
+"""Tests of volume protection."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from tapestry.client.client import Client
 from tapestry.kube.objects import Object, is_deleting
 from tapestry.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
 
-from .conftest import Beside
+from .conftest import RunControllers
 from .objects import a_pod, wait_until_gone
 
 
@@ -27,36 +27,36 @@ def a_pod_with_a_claim(**spec: Any) -> Object:
     return a_pod("p", volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "v"}}], **spec)
 
 
-async def test_a_claim_that_nobody_uses_goes_at_once(client: Client, beside: Beside) -> None:
-    async with beside("protection"):
+async def test_unused_claim_is_deleted_at_once(client: Client, run_controllers: RunControllers) -> None:
+    async with run_controllers("protection"):
         claim = await client.create(PERSISTENT_VOLUME_CLAIMS, a_claim())
         await client.delete(PERSISTENT_VOLUME_CLAIMS, claim)
         await wait_until_gone(client, PERSISTENT_VOLUME_CLAIMS, "v", "default")
 
 
-async def test_a_claim_outlasts_the_pod_that_mounts_it(client: Client, beside: Beside) -> None:
-    async with beside("protection", "accounts"):
+async def test_claim_is_deleted_after_its_pod(client: Client, run_controllers: RunControllers) -> None:
+    async with run_controllers("protection", "accounts"):
         claim = await client.create(PERSISTENT_VOLUME_CLAIMS, a_claim())
         other = await client.create(PERSISTENT_VOLUME_CLAIMS, a_claim("w"))
         pod = await client.create(PODS, a_pod_with_a_claim(nodeName="n"))
         await client.delete(PERSISTENT_VOLUME_CLAIMS, claim)
         await client.delete(PERSISTENT_VOLUME_CLAIMS, other)
-        await wait_until_gone(client, PERSISTENT_VOLUME_CLAIMS, "w", "default")  # by then both were looked at
+        await wait_until_gone(client, PERSISTENT_VOLUME_CLAIMS, "w", "default")  # by then both were reconciled
         assert is_deleting(await client.get(PERSISTENT_VOLUME_CLAIMS, "v", "default"))
         await client.delete(PODS, pod, grace_seconds=0)
         await wait_until_gone(client, PERSISTENT_VOLUME_CLAIMS, "v", "default")
 
 
-async def test_a_pod_that_runs_nowhere_holds_no_claim(client: Client, beside: Beside) -> None:
-    async with beside("protection", "accounts"):
+async def test_unscheduled_pod_does_not_protect_claim(client: Client, run_controllers: RunControllers) -> None:
+    async with run_controllers("protection", "accounts"):
         claim = await client.create(PERSISTENT_VOLUME_CLAIMS, a_claim())
         await client.create(PODS, a_pod_with_a_claim())
         await client.delete(PERSISTENT_VOLUME_CLAIMS, claim)
         await wait_until_gone(client, PERSISTENT_VOLUME_CLAIMS, "v", "default")
 
 
-async def test_a_volume_outlasts_the_claim_that_is_bound_to_it(client: Client, beside: Beside) -> None:
-    async with beside("protection"):
+async def test_bound_volume_is_deleted_after_release(client: Client, run_controllers: RunControllers) -> None:
+    async with run_controllers("protection"):
         volume = await client.create(PERSISTENT_VOLUMES, a_volume())
         volume = await client.patch(PERSISTENT_VOLUMES, volume, {"status": {"phase": "Bound"}}, subresource="status")
         volume = await client.delete(PERSISTENT_VOLUMES, volume)

@@ -1,1 +1,1 @@
-"""A scheduler: pods find their nodes.  `asked` is what a pod wants, `rooms` what nodes have, `placing` decides."""
+"""Scheduler that assigns pods to nodes, following the rules of kube-scheduler."""

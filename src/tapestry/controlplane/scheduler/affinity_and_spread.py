@@ -1,7 +1,7 @@
-"""Neighbours: what pods elsewhere mean for one pod's place.  Pure.
+"""Inter-pod affinity and topology spread: effects of other pods on the placement of a pod. Pure.
 
-Worked out once for a pod, from how many pods of each kind each node has, then asked of one node after the other.  A
-domain is the nodes that share a label's value.
+The state is computed once for a pod from the number of pods of each group on each node, and then evaluated for one node
+after the other. A domain is the set of nodes that share the value of a label.
 """
 
 import math
@@ -40,17 +40,17 @@ TopologyPair = tuple[str, str]
 
 
 class HardSpreadState(NamedTuple):
-    """A spread that must hold, and how things are."""
+    """A required spread constraint with the current counts."""
 
     spread: SpreadConstraint
     counts: Mapping[str, int]
-    """Pods of the kind, by the value of the label."""
+    """Number of matching pods, by the value of the label."""
     limit: int
-    """The most that a domain may have already."""
+    """Maximum number of matching pods that a domain may already have."""
 
 
 class SoftSpreadState(NamedTuple):
-    """A spread that should hold, and how things are."""
+    """A preferred spread constraint with the current counts."""
 
     spread: SpreadConstraint
     by_node: NodeCounts
@@ -59,23 +59,23 @@ class SoftSpreadState(NamedTuple):
 
 @dataclass(slots=True)
 class TopologyState:
-    """What pods elsewhere mean for one pod's place."""
+    """Effects of other pods on the placement of one pod."""
 
     existing_anti_affinity: Mapping[str, set[str]] = field(default_factory=dict)
-    """By label, the values where a pod is that keeps this one away."""
+    """Domains with a pod whose anti-affinity excludes this pod: values by label."""
     anti_affinity_domains: frozenset[TopologyPair] = frozenset()
-    """Where a pod is that this one keeps away from."""
+    """Domains with a pod that this pod's anti-affinity excludes."""
     affinity: tuple[AffinityTerm, ...] = ()
     affinity_domains: frozenset[TopologyPair] = frozenset()
-    """Where the pods are that this one wants to be near."""
+    """Domains with a pod that this pod's affinity requires."""
     satisfies_own_affinity: bool = False
-    """There are none such yet, and this pod is one itself."""
+    """True if no pod matches the required affinity yet, and this pod itself does."""
     hard_spreads: tuple[HardSpreadState, ...] = ()
     soft_spreads: tuple[SoftSpreadState, ...] = ()
     requires_all_topologies: bool = True
-    """Whether a node without the label of a soft spread is not compared by it at all."""
+    """True if only nodes with the labels of all soft constraints are scored."""
     affinity_scores: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """By label and value, what a domain is worth for the pods in it."""
+    """Score of a domain for the pods in it, by label and value."""
     anti_affinity: tuple[AffinityTerm, ...] = ()
 
     @property
@@ -83,7 +83,7 @@ class TopologyState:
         return bool(self.hard_spreads or self.affinity or self.anti_affinity or self.existing_anti_affinity)
 
     def rejection(self, node_info: NodeInfo) -> Rejection | None:
-        """What there is against the node."""
+        """Return the rule that the node violates, if any."""
         labels = node_info.labels
         for each, counts, limit in self.hard_spreads:
             value = labels.get(each.topology_key)
@@ -109,28 +109,28 @@ class TopologyState:
         )
 
     def scores(self, node_infos: Sequence[NodeInfo]) -> Iterator[list[int]]:
-        """What the nodes are worth for this, each from 0 to 100: once for the spread, once for who is there."""
+        """Yield lists of scores from 0 to 100 for the nodes: by spread, then by affinity."""
         if self.soft_spreads:
             yield self.spread_scores(node_infos)
         if self.affinity_scores:
-            likings = [
-                sum(values.get(room.labels.get(label, ""), 0) for label, values in self.affinity_scores.items())
-                for room in node_infos
+            totals = [
+                sum(values.get(info.labels.get(label, ""), 0) for label, values in self.affinity_scores.items())
+                for info in node_infos
             ]
-            low, high = min(likings), max(likings)
-            yield [MAX_NODE_SCORE * (each - low) // (high - low) if high > low else 0 for each in likings]
+            low, high = min(totals), max(totals)
+            yield [MAX_NODE_SCORE * (each - low) // (high - low) if high > low else 0 for each in totals]
 
     def spread_scores(self, node_infos: Sequence[NodeInfo]) -> list[int]:
-        compared = [room for room in node_infos if self.is_scored(room)]
-        scores = dict.fromkeys((room.name for room in compared), 0.0)
-        for crowding in self.soft_spreads:
-            add_spread_scores(scores, crowding, compared)
+        scored = [info for info in node_infos if self.is_scored(info)]
+        scores = dict.fromkeys((info.name for info in scored), 0.0)
+        for state in self.soft_spreads:
+            add_spread_scores(scores, state, scored)
         whole = {name: math.floor(score + 0.5) for name, score in scores.items()}
         low, high = min(whole.values(), default=0), max(whole.values(), default=0)
         if not high:
-            return [MAX_NODE_SCORE if room.name in whole else 0 for room in node_infos]
+            return [MAX_NODE_SCORE if info.name in whole else 0 for info in node_infos]
         return [
-            MAX_NODE_SCORE * (high + low - whole[room.name]) // high if room.name in whole else 0 for room in node_infos
+            MAX_NODE_SCORE * (high + low - whole[info.name]) // high if info.name in whole else 0 for info in node_infos
         ]
 
     def is_scored(self, node_info: NodeInfo) -> bool:
@@ -140,102 +140,102 @@ class TopologyState:
 
 
 NO_TOPOLOGY_RULES = TopologyState()
-"""Nobody matters."""
+"""State of a pod that no other pod affects."""
 
 
 def add_spread_scores(scores: dict[str, float], state: SoftSpreadState, node_infos: Sequence[NodeInfo]) -> None:
-    """Add to each node's score how crowded it is: the fewer domains there are, the less a pod more counts."""
+    """Add the crowding of each node to its score. With fewer domains, each pod weighs less."""
     spread, by_node, by_domain = state
-    label, is_by_node = spread.topology_key, spread.topology_key == HOSTNAME
-    domains = len(node_infos) if is_by_node else len({room.labels.get(label, "") for room in node_infos})
+    label, is_per_node = spread.topology_key, spread.topology_key == HOSTNAME
+    domains = len(node_infos) if is_per_node else len({info.labels.get(label, "") for info in node_infos})
     weight = math.log(domains + 2)
-    for room in node_infos:
-        if (value := room.labels.get(label)) is not None:
-            number = by_node.get(room.name, 0) if is_by_node else by_domain.get(value, 0)
-            scores[room.name] += number * weight + spread.max_skew - 1
+    for info in node_infos:
+        if (value := info.labels.get(label)) is not None:
+            number = by_node.get(info.name, 0) if is_per_node else by_domain.get(value, 0)
+            scores[info.name] += number * weight + spread.max_skew - 1
 
 
 def topology_state_of(pod_info: PodInfo, cache: SchedulerCache) -> TopologyState:
-    company = pod_info.affinity_terms
-    if company is NO_AFFINITY_TERMS and not cache.existing_affinity:
+    terms = pod_info.affinity_terms
+    if terms is NO_AFFINITY_TERMS and not cache.existing_affinity:
         return NO_TOPOLOGY_RULES
-    found = TopologyState(
+    state = TopologyState(
         existing_anti_affinity=existing_anti_affinity_for(pod_info.group, cache),
         anti_affinity_domains=frozenset(
-            domain for term in company.anti_affinity for domain in matching_domains([term], [term.topology_key], cache)
+            domain for term in terms.anti_affinity for domain in matching_domains([term], [term.topology_key], cache)
         ),
-        affinity=company.affinity,
-        hard_spreads=tuple(hard_spread_state(pod_info, each, cache) for each in company.hard_spreads),
-        soft_spreads=tuple(soft_spread_state(pod_info, each, cache) for each in company.soft_spreads),
-        requires_all_topologies=not company.uses_default_spread,
+        affinity=terms.affinity,
+        hard_spreads=tuple(hard_spread_state(pod_info, each, cache) for each in terms.hard_spreads),
+        soft_spreads=tuple(soft_spread_state(pod_info, each, cache) for each in terms.soft_spreads),
+        requires_all_topologies=not terms.uses_default_spread,
         affinity_scores=affinity_scores_of(pod_info, cache),
-        anti_affinity=company.anti_affinity,
+        anti_affinity=terms.anti_affinity,
     )
-    if company.affinity:
-        found.affinity_domains = frozenset(
-            matching_domains(company.affinity, [term.topology_key for term in company.affinity], cache)
+    if terms.affinity:
+        state.affinity_domains = frozenset(
+            matching_domains(terms.affinity, [term.topology_key for term in terms.affinity], cache)
         )
-        found.satisfies_own_affinity = not found.affinity_domains and all(
-            term.matches(pod_info.group, cache.namespace_labels) for term in company.affinity
+        state.satisfies_own_affinity = not state.affinity_domains and all(
+            term.matches(pod_info.group, cache.namespace_labels) for term in terms.affinity
         )
-    return found
+    return state
 
 
 def existing_anti_affinity_for(group: PodGroupKey, cache: SchedulerCache) -> Mapping[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for company, places in cache.existing_affinity.items():
-        for term in company.anti_affinity:
+    domains: dict[str, set[str]] = {}
+    for terms, counts in cache.existing_affinity.items():
+        for term in terms.anti_affinity:
             if term.matches(group, cache.namespace_labels):
-                found.setdefault(term.topology_key, set()).update(
-                    value for value, _ in label_value_counts(term.topology_key, places, cache)
+                domains.setdefault(term.topology_key, set()).update(
+                    value for value, _ in label_value_counts(term.topology_key, counts, cache)
                 )
-    return found
+    return domains
 
 
 def matching_domains(
     terms: Sequence[AffinityTerm], labels: Iterable[str], cache: SchedulerCache
 ) -> Iterator[TopologyPair]:
-    """Where pods are that all of the terms mean."""
+    """Yield the domains of pods that match all of the terms."""
     labels = list(labels)
-    for kind, places in cache.counts_by_group.items():
-        if all(term.matches(kind, cache.namespace_labels) for term in terms):
+    for group, counts in cache.counts_by_group.items():
+        if all(term.matches(group, cache.namespace_labels) for term in terms):
             for label in labels:
-                for value, _ in label_value_counts(label, places, cache):
+                for value, _ in label_value_counts(label, counts, cache):
                     yield label, value
 
 
-def label_value_counts(label: str, places: NodeCounts, cache: SchedulerCache) -> Iterator[tuple[str, int]]:
-    """The label's value on each of the nodes, and how many pods are there."""
-    by_name = cache.nodes
-    for name, number in places.items():
-        room = by_name.get(name)
-        if room is not None and (value := room.labels.get(label)) is not None:
+def label_value_counts(label: str, counts: NodeCounts, cache: SchedulerCache) -> Iterator[tuple[str, int]]:
+    """Yield the value of the label on each node, with the number of pods there."""
+    nodes = cache.nodes
+    for name, number in counts.items():
+        info = nodes.get(name)
+        if info is not None and (value := info.labels.get(label)) is not None:
             yield value, number
 
 
 def counts_by_node(pod_info: PodInfo, spread: SpreadConstraint, cache: SchedulerCache) -> NodeCounts:
-    """How many pods a spread means each node has; those that are on their way out do not count."""
-    found: NodeCounts = {}
+    """Return the number of pods that a constraint matches, by node. Terminating pods do not count."""
+    counts: NodeCounts = {}
     if not spread.owner and not spread.selector.requirements:
-        return found
-    for kind, places in cache.counts_by_group.items():
-        if kind.namespace == pod_info.group.namespace and not kind.is_terminating and spread.matches(kind):
-            if not found:
-                found = dict(places)
+        return counts
+    for group, group_counts in cache.counts_by_group.items():
+        if group.namespace == pod_info.group.namespace and not group.is_terminating and spread.matches(group):
+            if not counts:
+                counts = dict(group_counts)
             else:
-                for name, number in places.items():
-                    found[name] = found.get(name, 0) + number
-    return found
+                for name, number in group_counts.items():
+                    counts[name] = counts.get(name, 0) + number
+    return counts
 
 
 def hard_spread_state(pod_info: PodInfo, spread: SpreadConstraint, cache: SchedulerCache) -> HardSpreadState:
-    counted = eligible_nodes(
+    domains = eligible_nodes(
         pod_info, spread, tuple(each.topology_key for each in pod_info.affinity_terms.hard_spreads), cache
     )
-    counts = dict.fromkeys(counted.values(), 0)
-    add_counts(counts, counts_by_node(pod_info, spread, cache), counted)
-    least = min(counts.values()) if len(counts) >= spread.min_domains else 0
-    return HardSpreadState(spread, counts, spread.max_skew + least - int(spread.matches(pod_info.group)))
+    counts = dict.fromkeys(domains.values(), 0)
+    add_counts(counts, counts_by_node(pod_info, spread, cache), domains)
+    minimum = min(counts.values()) if len(counts) >= spread.min_domains else 0
+    return HardSpreadState(spread, counts, spread.max_skew + minimum - int(spread.matches(pod_info.group)))
 
 
 def soft_spread_state(pod_info: PodInfo, spread: SpreadConstraint, cache: SchedulerCache) -> SoftSpreadState:
@@ -247,9 +247,9 @@ def soft_spread_state(pod_info: PodInfo, spread: SpreadConstraint, cache: Schedu
         if pod_info.affinity_terms.uses_default_spread
         else tuple(e.topology_key for e in pod_info.affinity_terms.soft_spreads)
     )
-    found: dict[str, int] = {}
-    add_counts(found, by_node, eligible_nodes(pod_info, spread, labels, cache))
-    return SoftSpreadState(spread, by_node, found)
+    by_domain: dict[str, int] = {}
+    add_counts(by_domain, by_node, eligible_nodes(pod_info, spread, labels, cache))
+    return SoftSpreadState(spread, by_node, by_domain)
 
 
 def add_counts(counts: dict[str, int], by_node: NodeCounts, domain_of_node: Mapping[str, str]) -> None:
@@ -261,39 +261,39 @@ def add_counts(counts: dict[str, int], by_node: NodeCounts, domain_of_node: Mapp
 def eligible_nodes(
     pod_info: PodInfo, spread: SpreadConstraint, labels: tuple[str, ...], cache: SchedulerCache
 ) -> Mapping[str, str]:
-    """The domain of each node that counts where pods are to be spread; `labels` are those it has to have."""
+    """Return the domain of each node that counts for a constraint. Nodes must have all `labels`."""
     needs = pod_info.requirements
-    is_choosy = spread.honors_node_affinity and (needs.node_selector or needs.node_affinity is not None)
-    key = (labels, spread.topology_key, needs if is_choosy else None, needs if spread.honors_taints else None)
+    is_filtered = spread.honors_node_affinity and (needs.node_selector or needs.node_affinity is not None)
+    key = (labels, spread.topology_key, needs if is_filtered else None, needs if spread.honors_taints else None)
     return cache.cached_domains(
         key,
         lambda: {
-            room.name: room.labels[spread.topology_key]
-            for room in cache
-            if all(label in room.labels for label in labels)
-            and (not is_choosy or matches_node_affinity(needs, room))
-            and (not spread.honors_taints or tolerates_node_taints(needs, room))
+            info.name: info.labels[spread.topology_key]
+            for info in cache
+            if all(label in info.labels for label in labels)
+            and (not is_filtered or matches_node_affinity(needs, info))
+            and (not spread.honors_taints or tolerates_node_taints(needs, info))
         },
     )
 
 
 def affinity_scores_of(pod_info: PodInfo, cache: SchedulerCache) -> Mapping[str, Mapping[str, int]]:
-    """By label and value, how much the pod likes to be there, and how much it is liked there."""
-    found: dict[str, dict[str, int]] = {}
+    """Return scores by label and value, from the preferences of this pod and of existing pods."""
+    scores: dict[str, dict[str, int]] = {}
 
-    def like(terms: Iterable[tuple[AffinityTerm, int]], kind: PodGroupKey, places: NodeCounts) -> None:
+    def add_terms(terms: Iterable[tuple[AffinityTerm, int]], group: PodGroupKey, counts: NodeCounts) -> None:
         for term, weight in terms:
-            if term.matches(kind, cache.namespace_labels):
-                worth = found.setdefault(term.topology_key, {})
-                for value, number in label_value_counts(term.topology_key, places, cache):
-                    worth[value] = worth.get(value, 0) + weight * number
+            if term.matches(group, cache.namespace_labels):
+                by_value = scores.setdefault(term.topology_key, {})
+                for value, number in label_value_counts(term.topology_key, counts, cache):
+                    by_value[value] = by_value.get(value, 0) + weight * number
 
     if own := list(preferred_terms(pod_info.affinity_terms)):
-        for kind, places in cache.counts_by_group.items():
-            like(own, kind, places)
-    for company, places in cache.existing_affinity.items():
-        like([*((each, 1) for each in company.affinity), *preferred_terms(company)], pod_info.group, places)
-    return found
+        for group, counts in cache.counts_by_group.items():
+            add_terms(own, group, counts)
+    for existing, counts in cache.existing_affinity.items():
+        add_terms([*((each, 1) for each in existing.affinity), *preferred_terms(existing)], pod_info.group, counts)
+    return scores
 
 
 def preferred_terms(affinity_terms: AffinityTerms) -> Iterator[tuple[AffinityTerm, int]]:

@@ -1,7 +1,6 @@
-"""What nodes have: room, ports, and the pods that are there.  Kept up to date change by change, never made anew.
+"""Cache of nodes with their resources, ports and pods, updated with each change.
 
-Pods are counted by kind and by node as they come and go, so that a rule about other pods looks at kinds, of which there
-are few, and not at pods.
+Pods are counted by group and node. Rules about other pods evaluate the groups, which are few, instead of all pods.
 """
 
 import itertools
@@ -21,7 +20,7 @@ _versions = itertools.count(1)
 
 @dataclass(slots=True)
 class NodeInfo:
-    """A node and what is on it.  Amounts are in nano-units."""
+    """A node and the pods on it. Amounts are in nano-units."""
 
     node: Object
     name: str
@@ -31,15 +30,15 @@ class NodeInfo:
     allocatable: Mapping[str, int] = field(default_factory=dict)
     requested: dict[str, int] = field(default_factory=dict)
     nonzero_cpu: int = 0
-    """What its pods count for when nodes are compared."""
+    """Requests of its pods with defaults for missing ones, used for scoring."""
     nonzero_memory: int = 0
     pods: dict[str, PodInfo] = field(default_factory=dict)
     used_ports: dict[HostPort, int] = field(default_factory=dict)
     generation: int = 0
-    """Another one after each change, and never that of another room."""
+    """A unique number that changes with every update."""
 
     def set_node(self, node: Object) -> None:
-        """The node as it is now; its pods stay.  Raises QuantityError where nobody can tell what it has."""
+        """Update the node and keep its pods. Raises QuantityError if its allocatable amounts are invalid."""
         amounts = ResourceList.parse(value_at(node, "status", "allocatable"))
         self.allocatable = {key: each.nano for key, each in amounts.items()}
         self.node, self.labels = node, labels_of(node)
@@ -48,9 +47,9 @@ class NodeInfo:
         self.generation = next(_versions)
 
     def insufficient_resources(self, requests: Mapping[str, int]) -> list[str]:
-        """The resources that there is too little of."""
-        has, used = self.allocatable, self.requested
-        return [name for name, amount in requests.items() if amount > has.get(name, 0) - used.get(name, 0)]
+        """Return the names of resources of which the node has too little."""
+        allocatable, used = self.allocatable, self.requested
+        return [name for name, amount in requests.items() if amount > allocatable.get(name, 0) - used.get(name, 0)]
 
     def has_port_conflict(self, ports: Iterable[HostPort]) -> bool:
         for address, protocol, number in ports:
@@ -68,12 +67,12 @@ class NodeInfo:
         self._count(pod_info, -1)
 
     def _count(self, pod_info: PodInfo, sign: int) -> None:
-        used, needs = self.requested, pod_info.requirements
-        for name, amount in needs.requests.items():
+        used, requirements = self.requested, pod_info.requirements
+        for name, amount in requirements.requests.items():
             used[name] = used.get(name, 0) + sign * amount
-        self.nonzero_cpu += sign * needs.nonzero_requests[0]
-        self.nonzero_memory += sign * needs.nonzero_requests[1]
-        for port in needs.host_ports:
+        self.nonzero_cpu += sign * requirements.nonzero_requests[0]
+        self.nonzero_memory += sign * requirements.nonzero_requests[1]
+        for port in requirements.host_ports:
             self.used_ports[port] = self.used_ports.get(port, 0) + sign
             if not self.used_ports[port]:
                 del self.used_ports[port]
@@ -81,21 +80,21 @@ class NodeInfo:
 
 
 NodeCounts = dict[str, int]
-"""How many, by the name of a node."""
+"""Number of pods by node name."""
 CountKey = TypeVar("CountKey", PodGroupKey, AffinityTerms)
 
 
 class SchedulerCache:
-    """All nodes, and where each pod is.  A pod may be known before its node is."""
+    """All nodes, and the node of each pod. A pod may be added before its node."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, NodeInfo] = {}
         self.namespace_labels: dict[str, Mapping[str, str]] = {}
-        """The labels of namespaces."""
+        """Labels by namespace name."""
         self.assignments: dict[str, tuple[str, PodInfo]] = {}
         self.counts_by_group: dict[PodGroupKey, NodeCounts] = {}
         self.existing_affinity: dict[AffinityTerms, NodeCounts] = {}
-        """What pods that are somewhere say about others."""
+        """Affinity terms of pods on nodes, with their number by node."""
         self._domains: dict[Hashable, Mapping[str, str]] = {}
 
     def __iter__(self) -> Iterator[NodeInfo]:
@@ -105,75 +104,75 @@ class SchedulerCache:
         return len(self.nodes)
 
     def cached_domains(self, key: Hashable, compute: Callable[[], Mapping[str, str]]) -> Mapping[str, str]:
-        """What was worked out under that key: it must depend on nodes alone, and holds until one of them changes."""
-        found = self._domains.get(key)
-        if found is None:
+        """Return the cached result of `compute`, which must depend only on nodes. Any node change clears the cache."""
+        domains = self._domains.get(key)
+        if domains is None:
             if len(self._domains) >= CACHED_DOMAINS:
                 self._domains.clear()
-            found = self._domains[key] = compute()
-        return found
+            domains = self._domains[key] = compute()
+        return domains
 
     def node_name_of(self, key: str) -> str | None:
-        found = self.assignments.get(key)
-        return found[0] if found is not None else None
+        assignment = self.assignments.get(key)
+        return assignment[0] if assignment is not None else None
 
     def set_node(self, node: Object) -> None:
-        """The node as it is now; its pods stay where they are.  Raises QuantityError, and then nothing has changed."""
+        """Add or update a node and keep its pods. If it raises QuantityError, nothing has changed."""
         name = name_of(node)
         self._domains.clear()
-        room = self.nodes.get(name)
-        if room is not None:
-            room.set_node(node)
+        info = self.nodes.get(name)
+        if info is not None:
+            info.set_node(node)
             return
-        room = NodeInfo(node, name)
-        room.set_node(node)
-        self.nodes[name] = room
-        for place, pod in self.assignments.values():
-            if place == name:
-                room.add_pod(pod)
+        info = NodeInfo(node, name)
+        info.set_node(node)
+        self.nodes[name] = info
+        for node_name, pod in self.assignments.values():
+            if node_name == name:
+                info.add_pod(pod)
 
     def remove_node(self, name: str) -> None:
         self._domains.clear()
         self.nodes.pop(name, None)
 
     def add_pod(self, pod_info: PodInfo, node: str) -> None:
-        """The pod is on that node, or on its way there."""
+        """Record that the pod is on the node or is being bound to it."""
         self.remove_pod(pod_info.key)
         self.assignments[pod_info.key] = (node, pod_info)
         adjust_count(self.counts_by_group, pod_info.group, node, 1)
         if pod_info.affinity_terms.has_affinity:
             adjust_count(self.existing_affinity, pod_info.affinity_terms, node, 1)
-        if (room := self.nodes.get(node)) is not None:
-            room.add_pod(pod_info)
+        if (info := self.nodes.get(node)) is not None:
+            info.add_pod(pod_info)
 
     def remove_pod(self, key: str) -> bool:
-        """The pod is gone; whether it was anywhere."""
-        found = self.assignments.pop(key, None)
-        if found is None:
+        """Remove a pod. Return whether it was assigned to a node."""
+        assignment = self.assignments.pop(key, None)
+        if assignment is None:
             return False
-        node, pod = found
+        node, pod = assignment
         adjust_count(self.counts_by_group, pod.group, node, -1)
         if pod.affinity_terms.has_affinity:
             adjust_count(self.existing_affinity, pod.affinity_terms, node, -1)
-        if (room := self.nodes.get(node)) is not None:
-            room.remove_pod(pod)
+        if (info := self.nodes.get(node)) is not None:
+            info.remove_pod(pod)
         return True
 
     @contextmanager
     def with_pods(self, pods: Iterable[PodInfo], node: str) -> Iterator[None]:
-        """The rooms as if these pods were on that node too."""
-        coming = [each for each in pods if each.key not in self.assignments]
-        for each in coming:
+        """Treat these pods as being on the node within the context."""
+        added = [each for each in pods if each.key not in self.assignments]
+        for each in added:
             self.add_pod(each, node)
         try:
             yield
         finally:
-            for each in coming:
+            for each in added:
                 self.remove_pod(each.key)
 
     @contextmanager
     def restoring_pods(self, pods: Iterable[PodInfo], node: str) -> Iterator[None]:
-        """Whatever happens inside, these pods are on that node afterwards."""
+        """Put these pods back on the node at the end of the context."""
         try:
             yield
         finally:

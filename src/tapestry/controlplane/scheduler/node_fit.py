@@ -1,6 +1,6 @@
-"""Verdicts: what a node alone says to a pod's needs, and what it is worth for them.  Pure.
+"""Checks of a pod's requirements against a single node: rejection and score. Pure.
 
-A verdict holds until the node changes, and for every pod of the same needs.
+A result is valid for all pods with the same requirements until the node changes.
 """
 
 from collections import OrderedDict
@@ -12,11 +12,11 @@ from tapestry.kube.taints import CORDON_TAINT, is_tolerated
 
 MAX_NODE_SCORE = 100
 CACHE_SIZE = 64
-"""Needs whose verdicts are remembered."""
+"""Number of requirements whose results are cached."""
 
 
 class Rejection(NamedTuple):
-    """Why a pod cannot go to a node, and whether it could not even if others left."""
+    """Reasons why a node cannot run a pod, and whether preemption could not help."""
 
     reasons: tuple[str, ...]
     is_unresolvable: bool
@@ -29,44 +29,44 @@ PORT_CONFLICT = Rejection(("node(s) didn't have free ports for the requested pod
 
 
 class NodeFit(NamedTuple):
-    """What a node alone says to a pod's needs, and what it is worth for them."""
+    """Result of checking a pod's requirements against a single node."""
 
     generation: int
     rejection: Rejection | None
     resource_score: int = 0
     taint_score: int = 0
-    """Taints that would rather not have it."""
+    """Number of PreferNoSchedule taints that are not tolerated."""
     affinity_score: int = 0
-    """The weight of the preferences that the node meets."""
+    """Total weight of the node affinity preferences that the node satisfies."""
 
 
 class NodeFitCache:
-    """What nodes alone said to the needs that were asked lately."""
+    """Results for recently used requirements."""
 
     def __init__(self) -> None:
         self._by_requirements: OrderedDict[PodRequirements, dict[str, NodeFit]] = OrderedDict()
 
     def by_node(self, requirements: PodRequirements) -> dict[str, NodeFit]:
-        """By the name of the node; may be of an older version of it."""
-        known = self._by_requirements.get(requirements)
-        if known is None:
-            known = self._by_requirements[requirements] = {}
+        """Return results by node name. They may refer to an older generation of a node."""
+        fits = self._by_requirements.get(requirements)
+        if fits is None:
+            fits = self._by_requirements[requirements] = {}
             if len(self._by_requirements) > CACHE_SIZE:
                 self._by_requirements.popitem(last=False)
         self._by_requirements.move_to_end(requirements)
-        return known
+        return fits
 
 
 def node_fit_of(requirements: PodRequirements, node_info: NodeInfo) -> NodeFit:
-    refusal = node_rejection(requirements, node_info)
-    if refusal is not None:
-        return NodeFit(node_info.generation, refusal)
-    dislike = 0
+    rejection = node_rejection(requirements, node_info)
+    if rejection is not None:
+        return NodeFit(node_info.generation, rejection)
+    taint_score = 0
     for taint in node_info.taints:
         if taint["effect"] == "PreferNoSchedule" and not is_tolerated(taint, requirements.tolerations):
-            dislike += 1
-    liking = sum(weight for weight, each in requirements.preferred_node_affinity if each.matches(node_info.node))
-    return NodeFit(node_info.generation, None, resource_score(requirements, node_info), dislike, liking)
+            taint_score += 1
+    affinity = sum(weight for weight, each in requirements.preferred_node_affinity if each.matches(node_info.node))
+    return NodeFit(node_info.generation, None, resource_score(requirements, node_info), taint_score, affinity)
 
 
 def node_rejection(requirements: PodRequirements, node_info: NodeInfo) -> Rejection | None:
@@ -78,12 +78,12 @@ def node_rejection(requirements: PodRequirements, node_info: NodeInfo) -> Reject
         return NODE_AFFINITY_MISMATCH
     if requirements.host_ports and node_info.has_port_conflict(requirements.host_ports):
         return PORT_CONFLICT
-    if short := node_info.insufficient_resources(requirements.requests):
-        is_final = any(
-            name != "pods" and requirements.requests[name] > node_info.allocatable.get(name, 0) for name in short
+    if lacking := node_info.insufficient_resources(requirements.requests):
+        is_unresolvable = any(
+            name != "pods" and requirements.requests[name] > node_info.allocatable.get(name, 0) for name in lacking
         )
         return Rejection(
-            tuple("Too many pods" if name == "pods" else f"Insufficient {name}" for name in short), is_final
+            tuple("Too many pods" if name == "pods" else f"Insufficient {name}" for name in lacking), is_unresolvable
         )
     return None
 
@@ -104,9 +104,9 @@ def matches_node_affinity(requirements: PodRequirements, node_info: NodeInfo) ->
 
 
 def resource_score(requirements: PodRequirements, node_info: NodeInfo) -> int:
-    """More for a node with much left, and for one that lacks nothing more than anything else."""
-    has, used, requests = node_info.allocatable, node_info.requested, requirements.requests
-    has_cpu, has_memory = has.get("cpu", 0), has.get("memory", 0)
+    """Return a score that favours nodes with much free capacity and balanced cpu and memory use."""
+    allocatable, used, requests = node_info.allocatable, node_info.requested, requirements.requests
+    has_cpu, has_memory = allocatable.get("cpu", 0), allocatable.get("memory", 0)
     free = divisor = 0
     for amount, total in (
         (node_info.nonzero_cpu + requirements.nonzero_requests[0], has_cpu),

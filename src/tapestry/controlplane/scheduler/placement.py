@@ -1,8 +1,7 @@
-"""Placing: which nodes a pod can go to and why not to the others, and which of them is best.  Pure.
+"""Selection of the best feasible node for a pod, with reasons for rejected nodes. Pure.
 
-The rules, their order and the words for what breaks them are those of kube-scheduler.  In a large cluster not every
-node is asked: once enough have said yes, the best of these is good enough, and the next pod begins where this one
-stopped.
+The rules, their order and their messages are those of kube-scheduler. In a large cluster, the search stops once enough
+feasible nodes are found, and the next pod continues with the next node.
 """
 
 from collections import Counter
@@ -24,7 +23,7 @@ from tapestry.controlplane.scheduler.pod_info import PodInfo
 from tapestry.controlplane.scheduler.volumes import VolumePlan
 
 MIN_FEASIBLE_NODES = 100
-"""Nodes of which all are asked, however large the cluster."""
+"""Number of feasible nodes to find at least, regardless of the cluster size."""
 
 NODE_NAME_MISMATCH = "node(s) didn't satisfy plugin(s) [NodeAffinity]"
 CONFLICTING_AFFINITY_TERMS = "pod affinity terms conflict"
@@ -33,23 +32,23 @@ NO_NODES = "no nodes available to schedule pods"
 
 @dataclass(slots=True)
 class ScheduleResult:
-    """The node for a pod, or why there is none."""
+    """The selected node, or the reasons why there is none."""
 
     node: str | None = None
     rejections: dict[str, Rejection] = field(default_factory=dict)
     unevaluated_reason: str = ""
-    """Why no other node was asked."""
+    """Reason why the remaining nodes were not evaluated."""
     blocked_reason: str = ""
-    """Why no node was asked at all."""
+    """Reason why no node was evaluated at all."""
     evaluated_nodes: int = 0
 
     def message(self, total: int) -> str:
-        """As kube-scheduler says it; `total` is how many nodes there are."""
+        """Return the message of kube-scheduler. `total` is the number of nodes."""
         if not total:
             return NO_NODES
         if self.blocked_reason:
-            return f"0/{total} nodes are available: {self.blocked_reason}. not found"  # so it ends there
-        reasons = Counter(reason for refusal in self.rejections.values() for reason in refusal.reasons)
+            return f"0/{total} nodes are available: {self.blocked_reason}. not found"  # as kube-scheduler writes it
+        reasons = Counter(reason for rejection in self.rejections.values() for reason in rejection.reasons)
         if self.unevaluated_reason:
             reasons[self.unevaluated_reason] += total - len(self.rejections)
         return fit_error_message(total, reasons)
@@ -57,12 +56,12 @@ class ScheduleResult:
 
 @dataclass(frozen=True, slots=True)
 class SchedulingContext:
-    """A pod with all that is known of it before nodes are asked."""
+    """A pod with all inputs of its scheduling apart from the nodes."""
 
     pod_info: PodInfo
     volume_plan: VolumePlan = volumes.NO_VOLUMES
     nominated_pods: Mapping[str, Sequence[PodInfo]] = field(default_factory=dict)
-    """Pods that are at least as important, by the node that is kept for them."""
+    """Nominated pods of the same or a higher priority, by node name."""
 
 
 def fit_error_message(total: int, reasons: Mapping[str, int]) -> str:
@@ -70,19 +69,19 @@ def fit_error_message(total: int, reasons: Mapping[str, int]) -> str:
     return f"0/{total} nodes are available: {', '.join(counts)}."
 
 
-# -- whether
+# -- filtering
 
 
 def rejection_with_nominated(
     context: SchedulingContext, node_info: NodeInfo, cache: SchedulerCache
 ) -> Rejection | None:
-    """What keeps the pod from the node as things are, or as they will be when those come for whom room is kept."""
-    kept = context.nominated_pods.get(node_info.name)
-    if kept:
-        with cache.with_pods(kept, node_info.name):
-            refusal = rejection_without_nominated(context, node_info, topology_state_of(context.pod_info, cache))
-        if refusal is not None:
-            return refusal
+    """Return the rejection by a node, both with and without the pods that are nominated for it."""
+    nominated = context.nominated_pods.get(node_info.name)
+    if nominated:
+        with cache.with_pods(nominated, node_info.name):
+            rejection = rejection_without_nominated(context, node_info, topology_state_of(context.pod_info, cache))
+        if rejection is not None:
+            return rejection
     return rejection_without_nominated(context, node_info, topology_state_of(context.pod_info, cache))
 
 
@@ -97,30 +96,30 @@ def rejection_without_nominated(
 def volume_or_topology_rejection(
     context: SchedulingContext, node_info: NodeInfo, topology: TopologyState
 ) -> Rejection | None:
-    """What storage and pods elsewhere have against it."""
-    if context.volume_plan is not volumes.NO_VOLUMES and (found := context.volume_plan.rejection_reasons(node_info)):
-        return Rejection(found, found != (volumes.EXCLUSIVE_CLAIM_IN_USE,))
+    """Return the rejection because of volumes or of pods on other nodes."""
+    if context.volume_plan is not volumes.NO_VOLUMES and (reasons := context.volume_plan.rejection_reasons(node_info)):
+        return Rejection(reasons, reasons != (volumes.EXCLUSIVE_CLAIM_IN_USE,))
     return topology.rejection(node_info)
 
 
-# -- which
+# -- scoring
 
 
 def best_node(candidates: Sequence[tuple[NodeInfo, NodeFit]], topology: TopologyState) -> str:
-    """The node that is worth most, by the rules and weights of kube-scheduler; the first of equals."""
+    """Return the node with the highest score by the weights of kube-scheduler, the first of equals."""
     if len(candidates) == 1:
         return candidates[0][0].name
-    worth = [verdict.resource_score for _, verdict in candidates]
-    if most := max(verdict.taint_score for _, verdict in candidates):
-        worth = add_scores(
-            worth, 3, [MAX_NODE_SCORE - MAX_NODE_SCORE * verdict.taint_score // most for _, verdict in candidates]
+    totals = [fit.resource_score for _, fit in candidates]
+    if highest := max(fit.taint_score for _, fit in candidates):
+        totals = add_scores(
+            totals, 3, [MAX_NODE_SCORE - MAX_NODE_SCORE * fit.taint_score // highest for _, fit in candidates]
         )
-    if most := max(verdict.affinity_score for _, verdict in candidates):
-        worth = add_scores(worth, 2, [MAX_NODE_SCORE * verdict.affinity_score // most for _, verdict in candidates])
+    if highest := max(fit.affinity_score for _, fit in candidates):
+        totals = add_scores(totals, 2, [MAX_NODE_SCORE * fit.affinity_score // highest for _, fit in candidates])
     if topology is not NO_TOPOLOGY_RULES:
-        for scores in topology.scores([room for room, _ in candidates]):
-            worth = add_scores(worth, 2, scores)
-    return candidates[worth.index(max(worth))][0].name
+        for scores in topology.scores([info for info, _ in candidates]):
+            totals = add_scores(totals, 2, scores)
+    return candidates[totals.index(max(totals))][0].name
 
 
 def add_scores(totals: Iterable[int], weight: int, scores: Iterable[int]) -> list[int]:
@@ -128,7 +127,7 @@ def add_scores(totals: Iterable[int], weight: int, scores: Iterable[int]) -> lis
 
 
 def feasible_nodes_to_find(nodes: int) -> int:
-    """How many nodes that say yes are enough."""
+    """Return the number of feasible nodes after which the search stops."""
     if nodes < MIN_FEASIBLE_NODES:
         return nodes
     return max(MIN_FEASIBLE_NODES, nodes * max(5, 50 - nodes // 125) // 100)
@@ -141,39 +140,39 @@ def select_node(
     start: int = 0,
     nominated_node: str | None = None,
 ) -> ScheduleResult:
-    """The best node for the pod; `start` is where to begin asking, `first` a node that is taken if it will do."""
-    needs = context.pod_info.requirements
+    """Select the best node for the pod, beginning at index `start`. `nominated_node` is taken if it is feasible."""
+    requirements = context.pod_info.requirements
     if nominated_node in cache.nodes and rejection_with_nominated(context, cache.nodes[nominated_node], cache) is None:
         return ScheduleResult(nominated_node)
-    if needs.node_names is not None and not needs.node_names:
+    if requirements.node_names is not None and not requirements.node_names:
         return ScheduleResult(blocked_reason=CONFLICTING_AFFINITY_TERMS)
-    every: list[NodeInfo] = list(cache)
-    if needs.node_names is not None:
-        every = [room for room in every if room.name in needs.node_names]
-    around = topology_state_of(context.pod_info, cache)
-    choice = ScheduleResult(unevaluated_reason=NODE_NAME_MISMATCH if needs.node_names is not None else "")
-    found: list[tuple[NodeInfo, NodeFit]] = []
-    wanted, known = feasible_nodes_to_find(len(every)), node_fits.by_node(needs)
-    is_plain = context.volume_plan is volumes.NO_VOLUMES and not around.can_reject
-    for room in rotated_nodes(every, start):
-        choice.evaluated_nodes += 1
-        verdict = known.get(room.name)
-        if verdict is None or verdict.generation != room.generation:
-            verdict = known[room.name] = node_fit_of(needs, room)
-        refusal = verdict.rejection
-        if refusal is None and not is_plain:
-            refusal = volume_or_topology_rejection(context, room, around)
-        if refusal is None and room.name in context.nominated_pods:
-            refusal = rejection_with_nominated(context, room, cache)
-        if refusal is not None:
-            choice.rejections[room.name] = refusal
+    node_infos: list[NodeInfo] = list(cache)
+    if requirements.node_names is not None:
+        node_infos = [info for info in node_infos if info.name in requirements.node_names]
+    topology = topology_state_of(context.pod_info, cache)
+    result = ScheduleResult(unevaluated_reason=NODE_NAME_MISMATCH if requirements.node_names is not None else "")
+    feasible: list[tuple[NodeInfo, NodeFit]] = []
+    limit, fits = feasible_nodes_to_find(len(node_infos)), node_fits.by_node(requirements)
+    needs_only_fit = context.volume_plan is volumes.NO_VOLUMES and not topology.can_reject
+    for info in rotated_nodes(node_infos, start):
+        result.evaluated_nodes += 1
+        fit = fits.get(info.name)
+        if fit is None or fit.generation != info.generation:
+            fit = fits[info.name] = node_fit_of(requirements, info)
+        rejection = fit.rejection
+        if rejection is None and not needs_only_fit:
+            rejection = volume_or_topology_rejection(context, info, topology)
+        if rejection is None and info.name in context.nominated_pods:
+            rejection = rejection_with_nominated(context, info, cache)
+        if rejection is not None:
+            result.rejections[info.name] = rejection
             continue
-        found.append((room, verdict))
-        if len(found) >= wanted:
+        feasible.append((info, fit))
+        if len(feasible) >= limit:
             break
-    if found:
-        choice.node = best_node(found, around)
-    return choice
+    if feasible:
+        result.node = best_node(feasible, topology)
+    return result
 
 
 def rotated_nodes(node_infos: list[NodeInfo], start: int) -> Iterable[NodeInfo]:

@@ -1,7 +1,7 @@
-"""What a pod asks of its place, read once for all pods of a template: every node is then asked the same.
+"""Parsed scheduling constraints of a pod, cached for all pods of a template.
 
-`Needs` is what a node alone can grant, `Company` what matters about pods elsewhere.  Both are values that pods of the
-same wording share, so that an answer that was worked out for one of them holds for the next.
+`PodRequirements` can be checked against a single node. `AffinityTerms` depend on pods of other nodes. Pods with equal
+specs share these values, so that cached results apply to all of them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,18 +27,18 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 DEFAULT_SCHEDULER = "default-scheduler"
 DEFAULT_REQUESTS = {"cpu": "100m", "memory": "200Mi"}
-"""What a container that asks for nothing counts for when nodes are compared."""
+"""Requests assumed for scoring where a container has none."""
 ANY_ADDRESS = "0.0.0.0"
 CONTAINERS = ("containers", "initContainers")
 NODE_FIELDS = ("overhead", "resources", "nodeSelector", "tolerations")
 CONTAINER_FIELDS = ("resources", "ports", "restartPolicy")
-"""Of all that a pod says, what matters to a node: the rest tells pods of one template apart, or is long."""
+"""Fields that matter to a node. Others are left out because they differ between pods of a template, or are long."""
 DEFAULT_SPREAD_OWNERS = ("ReplicaSet", "StatefulSet", "ReplicationController")
-"""Whose pods are spread over nodes and zones where they do not say how they want it."""
+"""Owners whose pods are spread over nodes and zones by default."""
 CACHE_SIZE = 4096
 
 HostPort = tuple[str, str, int]
-"""Address, protocol and number on the host."""
+"""Address, protocol and port number on the host."""
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -46,18 +46,18 @@ _decode = msgspec.json.Decoder().decode
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PodGroupKey:
-    """Pods that no rule about other pods tells apart."""
+    """Group of pods that affinity and spread rules cannot distinguish."""
 
     namespace: str
     labels: Mapping[str, str]
     owner: str
-    """The UID of the set that spreads them; empty where there is none."""
+    """UID of the owner whose pods are spread by default, or empty."""
     is_terminating: bool
 
 
 @dataclass(frozen=True, slots=True)
 class AffinityTerm:
-    """Pods of some kind within a domain: nodes that share the value of a label."""
+    """Matching pods within a topology domain: the nodes that share the value of a label."""
 
     topology_key: str
     selector: LabelSelector
@@ -66,7 +66,7 @@ class AffinityTerm:
     weight: int = 0
 
     def matches(self, group: PodGroupKey, namespace_labels: Mapping[str, Mapping[str, str]]) -> bool:
-        """Whether it means such pods; `spaces` has the labels of namespaces."""
+        """Return whether the term selects pods of the group. `namespace_labels` are by namespace name."""
         if group.namespace not in self.namespaces and not (
             self.namespace_selector is not None
             and self.namespace_selector.matches(namespace_labels.get(group.namespace, {}))
@@ -77,18 +77,18 @@ class AffinityTerm:
 
 @dataclass(frozen=True, slots=True)
 class SpreadConstraint:
-    """How evenly pods of some kind are to be spread over domains."""
+    """Limit on the uneven distribution of matching pods over topology domains."""
 
     topology_key: str
     max_skew: int
     selector: LabelSelector
     min_domains: int = 1
     honors_node_affinity: bool = True
-    """Whether only nodes count that the pod's selector and affinity allow."""
+    """True if only nodes count that match the pod's node selector and affinity."""
     honors_taints: bool = False
-    """Whether only nodes count whose taints the pod tolerates."""
+    """True if only nodes count whose taints the pod tolerates."""
     owner: str = ""
-    """Means the pods of this owner, whatever the selector."""
+    """If set, the constraint matches the pods of this owner instead of the selector."""
 
     def matches(self, group: PodGroupKey) -> bool:
         if self.owner:
@@ -98,23 +98,23 @@ class SpreadConstraint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PodRequirements:
-    """What a node alone can grant.  Amounts are in nano-units."""
+    """Constraints that can be checked against a single node. Amounts are in nano-units."""
 
     requests: Mapping[str, int]
     nonzero_requests: tuple[int, int]
-    """The cpu and memory it counts for when nodes are compared."""
+    """Cpu and memory used for scoring."""
     host_ports: tuple[HostPort, ...]
     tolerations: tuple[Object, ...]
     node_selector: Mapping[str, str]
     node_affinity: NodeSelector | None
     preferred_node_affinity: tuple[tuple[int, NodeSelector], ...]
     node_names: frozenset[str] | None
-    """The only nodes that the affinity can mean, where it names them."""
+    """Names of the only feasible nodes, if the affinity lists them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AffinityTerms:
-    """What matters about pods elsewhere."""
+    """Constraints that depend on pods of other nodes."""
 
     affinity: tuple[AffinityTerm, ...] = ()
     anti_affinity: tuple[AffinityTerm, ...] = ()
@@ -126,7 +126,7 @@ class AffinityTerms:
 
     @property
     def has_affinity(self) -> bool:
-        """Whether it says anything about particular pods."""
+        """True if there are affinity or anti-affinity terms, apart from spread constraints."""
         return bool(self.affinity or self.anti_affinity or self.preferred_affinity or self.preferred_anti_affinity)
 
 
@@ -135,7 +135,7 @@ NO_AFFINITY_TERMS = AffinityTerms()
 
 @dataclass(frozen=True, slots=True)
 class PodInfo:
-    """One pod's wishes."""
+    """A pod with its parsed scheduling constraints."""
 
     pod: Object
     key: str
@@ -146,22 +146,22 @@ class PodInfo:
 
 
 class InvalidPod(ValueError):
-    """Nobody can tell what a pod asks for."""
+    """The scheduling constraints of a pod are invalid."""
 
 
 def pod_info_of(pod: Object) -> PodInfo:
-    """What a pod asks for; raises Unreadable."""
+    """Parse the scheduling constraints of a pod. Raises InvalidPod."""
     spec = pod["spec"]
-    kind = pod_group_key(pod)
-    key = f"{kind.namespace}/{pod['metadata']['name']}"
+    group = pod_group_key(pod)
+    key = f"{group.namespace}/{pod['metadata']['name']}"
     try:
-        needs, company = requirements_of(pod), affinity_terms_of(spec, kind)
-    except (ValueError, LookupError, TypeError, AttributeError) as error:  # strangers wrote it
-        raise InvalidPod(f"what pod {key} asks for cannot be read: {error!r}") from error
-    return PodInfo(pod, key, kind, spec.get("priority") or 0, needs, company)
+        requirements, affinity_terms = requirements_of(pod), affinity_terms_of(spec, group)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # may contain anything
+        raise InvalidPod(f"pod {key}: invalid scheduling constraints: {error!r}") from error
+    return PodInfo(pod, key, group, spec.get("priority") or 0, requirements, affinity_terms)
 
 
-# -- who it is
+# -- groups
 
 
 def pod_group_key(pod: Object) -> PodGroupKey:
@@ -177,7 +177,7 @@ def _pod_group_key(
     return PodGroupKey(namespace, dict(labels), owner, is_terminating)
 
 
-# -- what it needs
+# -- requirements
 
 
 def requirements_of(pod: Object) -> PodRequirements:
@@ -187,13 +187,13 @@ def requirements_of(pod: Object) -> PodRequirements:
         parts[name] = [{key: each[key] for key in CONTAINER_FIELDS if key in each} for each in spec.get(name) or ()]
     if nodes := value_at(spec, "affinity", "nodeAffinity"):
         parts["nodeAffinity"] = nodes
-    if reported_resources(pod):  # it is, or was, resized: what it holds is its own
+    if reported_resources(pod):  # resized: its resources are not those of the template
         return _requirements_of_parts({**parts, **{name: spec.get(name) for name in CONTAINERS}}, pod["status"])
     return _requirements(_encode(parts))
 
 
 def reported_resources(pod: Object) -> list[Object]:
-    """What its containers hold, where somebody says so."""
+    """Return the resources that its status reports for the containers."""
     status = pod.get("status") or {}
     every = (*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ()))
     return [each["resources"] for each in every if each.get("resources")]
@@ -207,7 +207,7 @@ def _requirements(parts: bytes) -> PodRequirements:
 def _requirements_of_parts(spec: Object, status: Object) -> PodRequirements:
     nodes = spec.get("nodeAffinity") or {}
     required = nodes.get(REQUIRED)
-    weighs = effective_requests({"spec": with_default_requests(spec), "status": status})
+    nonzero = effective_requests({"spec": with_default_requests(spec), "status": status})
     preferences = (
         (each["weight"], node_selector({"nodeSelectorTerms": [each["preference"]]}))
         for each in nodes.get(PREFERRED) or ()
@@ -218,7 +218,7 @@ def _requirements_of_parts(spec: Object, status: Object) -> PodRequirements:
             for name, amount in effective_requests({"spec": spec, "status": status}).items()
             if amount.nano > 0
         },
-        nonzero_requests=(weighs["cpu"].nano, weighs["memory"].nano),
+        nonzero_requests=(nonzero["cpu"].nano, nonzero["memory"].nano),
         host_ports=tuple(host_ports(spec)),
         tolerations=tuple(spec.get("tolerations") or ()),
         node_selector=spec.get("nodeSelector") or {},
@@ -229,7 +229,7 @@ def _requirements_of_parts(spec: Object, status: Object) -> PodRequirements:
 
 
 def with_default_requests(spec: Object) -> Object:
-    """The spec with something asked for where a container asks for nothing."""
+    """Return the spec with default requests where a container has none."""
     return {
         **spec,
         **{name: [with_default_container_requests(each) for each in spec.get(name) or ()] for name in CONTAINERS},
@@ -237,8 +237,8 @@ def with_default_requests(spec: Object) -> Object:
 
 
 def with_default_container_requests(container: Object) -> Object:
-    asked = container_requests(container).texts()
-    return {**container, "resources": {"requests": {**DEFAULT_REQUESTS, **asked}}}
+    requests = container_requests(container).texts()
+    return {**container, "resources": {"requests": {**DEFAULT_REQUESTS, **requests}}}
 
 
 def host_ports(spec: Object) -> Iterable[HostPort]:
@@ -250,8 +250,8 @@ def host_ports(spec: Object) -> Iterable[HostPort]:
 
 
 def named_nodes(required: Object) -> frozenset[str] | None:
-    """The nodes that an affinity names, if every term of it does; there may be none that all of a term agree on."""
-    found: set[str] = set()
+    """Return the nodes that an affinity lists by name, or None unless every term does so."""
+    nodes: set[str] = set()
     for term in required.get("nodeSelectorTerms") or ():
         names = [
             set(each.get("values") or ())
@@ -260,21 +260,22 @@ def named_nodes(required: Object) -> frozenset[str] | None:
         ]
         if not names:
             return None
-        found |= set.intersection(*names)
-    return frozenset(found) if required.get("nodeSelectorTerms") else None
+        nodes |= set.intersection(*names)
+    return frozenset(nodes) if required.get("nodeSelectorTerms") else None
 
 
-# -- whom it wants around
+# -- affinity and spread
 
 
 def affinity_terms_of(spec: Object, group: PodGroupKey) -> AffinityTerms:
     affinity = spec.get("affinity") or {}
-    near, apart = affinity.get("podAffinity"), affinity.get("podAntiAffinity")
-    spreads = spec.get("topologySpreadConstraints")
-    if not (near or apart or spreads):
+    pod_affinity, anti_affinity = affinity.get("podAffinity"), affinity.get("podAntiAffinity")
+    spread = spec.get("topologySpreadConstraints")
+    if not (pod_affinity or anti_affinity or spread):
         return _default_affinity_terms(group.owner) if group.owner else NO_AFFINITY_TERMS
     return _affinity_terms(
-        _encode([group.namespace, dict(group.labels), near, apart, spreads]), "" if spreads else group.owner
+        _encode([group.namespace, dict(group.labels), pod_affinity, anti_affinity, spread]),
+        "" if spread else group.owner,
     )
 
 
@@ -285,14 +286,14 @@ def _default_affinity_terms(owner: str) -> AffinityTerms:
 
 @lru_cache(CACHE_SIZE)
 def _affinity_terms(text: bytes, owner: str) -> AffinityTerms:
-    namespace, labels, near, apart, spreads = _decode(text)
+    namespace, labels, pod_affinity, pod_anti_affinity, spreads = _decode(text)
     hard = [each for each in spreads or () if each.get("whenUnsatisfiable", "DoNotSchedule") == "DoNotSchedule"]
     soft = [each for each in spreads or () if each not in hard]
     return AffinityTerms(
-        affinity=tuple(pod_affinity_terms(near, REQUIRED, namespace, labels)),
-        anti_affinity=tuple(pod_affinity_terms(apart, REQUIRED, namespace, labels)),
-        preferred_affinity=tuple(pod_affinity_terms(near, PREFERRED, namespace, labels)),
-        preferred_anti_affinity=tuple(pod_affinity_terms(apart, PREFERRED, namespace, labels)),
+        affinity=tuple(pod_affinity_terms(pod_affinity, REQUIRED, namespace, labels)),
+        anti_affinity=tuple(pod_affinity_terms(pod_anti_affinity, REQUIRED, namespace, labels)),
+        preferred_affinity=tuple(pod_affinity_terms(pod_affinity, PREFERRED, namespace, labels)),
+        preferred_anti_affinity=tuple(pod_affinity_terms(pod_anti_affinity, PREFERRED, namespace, labels)),
         hard_spreads=tuple(spread_constraint(each, labels) for each in hard),
         soft_spreads=default_spreads(owner) if owner else tuple(spread_constraint(each, labels) for each in soft),
         uses_default_spread=bool(owner),
@@ -310,13 +311,13 @@ def pod_affinity_terms(
     rules: Object | None, when: str, namespace: str, labels: Mapping[str, str]
 ) -> Iterable[AffinityTerm]:
     for each in (rules or {}).get(when) or ():
-        wanted = each if when == REQUIRED else each["podAffinityTerm"]
-        namespaces, selector = wanted.get("namespaces") or (), wanted.get("namespaceSelector")
+        term = each if when == REQUIRED else each["podAffinityTerm"]
+        namespaces, selector = term.get("namespaces") or (), term.get("namespaceSelector")
         if not namespaces and selector is None:
             namespaces = (namespace,)
         yield AffinityTerm(
-            topology_key=wanted["topologyKey"],
-            selector=selector_with_label_keys(wanted, labels),
+            topology_key=term["topologyKey"],
+            selector=selector_with_label_keys(term, labels),
             namespaces=frozenset(namespaces),
             namespace_selector=label_selector(selector) if selector is not None else None,
             weight=0 if when == REQUIRED else each["weight"],
@@ -335,24 +336,24 @@ def spread_constraint(constraint: Object, labels: Mapping[str, str]) -> SpreadCo
 
 
 def selector_with_label_keys(term: Object, labels: Mapping[str, str]) -> LabelSelector:
-    """The selector, narrowed to pods that share some of the asking pod's labels with it, or differ in some."""
+    """Return the selector of a term, extended by its matchLabelKeys and mismatchLabelKeys."""
     if term.get("labelSelector") is None:
         return NOTHING
     selector = label_selector(term["labelSelector"])
-    own = [
+    extra = [
         Requirement(key, operator, (labels[key],))
         for field, operator in (("matchLabelKeys", Operator.IN), ("mismatchLabelKeys", Operator.NOT_IN))
         for key in term.get(field) or ()
         if key in labels
     ]
-    return LabelSelector((*selector.requirements, *own)) if own else selector
+    return LabelSelector((*selector.requirements, *extra)) if extra else selector
 
 
-# -- whether it waits
+# -- pending pods
 
 
 def awaits_scheduling(pod: Object, scheduler_name: str = DEFAULT_SCHEDULER) -> bool:
-    """Whether a pod waits for this scheduler."""
+    """Return whether a pod is pending for this scheduler."""
     spec = pod["spec"]
     if spec.get("nodeName") or is_deleting(pod) or spec.get("schedulingGates"):
         return False

@@ -1,7 +1,7 @@
-"""Preemption: whom a pod may push aside where there is no room for it.  Pure.
+"""Preemption: selection of lower-priority pods to delete so that a pending pod fits. Pure.
 
-Only pods of lower priority go, and of those as few and as unimportant as will do.  A disruption budget is broken only
-where there is no other way.
+Only pods of lower priority are deleted, as few and as unimportant as possible. A disruption budget is violated only if
+there is no other way.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ from tapestry.kube.objects import is_deleting, name_of, value_at
 from tapestry.kube.selectors import LabelSelector
 
 MIN_CANDIDATE_NODES = 100
-"""Nodes of which all are looked at, however large the cluster."""
+"""Number of candidates to find at least, regardless of the cluster size."""
 PRIORITY_OFFSET = 2**31
 PREEMPTION_REASON = "PreemptionByScheduler"
 
@@ -33,79 +33,79 @@ NOT_HELPFUL = "Preemption is not helpful for scheduling"
 
 @dataclass(frozen=True, slots=True)
 class DisruptionBudget:
-    """How many more pods of a kind may go."""
+    """Number of allowed disruptions of matching pods."""
 
     namespace: str
     selector: LabelSelector
     disruptions_allowed: int
     disrupted_pods: frozenset[str] = frozenset()
-    """Names of pods that are counted as gone already."""
+    """Names of pods that already count as disrupted."""
 
     def covers(self, pod_info: PodInfo) -> bool:
-        kind = pod_info.group
+        group = pod_info.group
         return (
-            self.namespace == kind.namespace
+            self.namespace == group.namespace
             and bool(self.selector.requirements)
             and name_of(pod_info.pod) not in self.disrupted_pods
-            and self.selector.matches(kind.labels)
+            and self.selector.matches(group.labels)
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Victims:
-    """Who would have to leave a node, the most important first."""
+    """Pods to delete from a node, the highest priority first."""
 
     node: str
     pods: tuple[PodInfo, ...]
     pdb_violations: int
-    """How many of them a budget would keep."""
+    """Number of deletions that violate a disruption budget."""
 
     @property
     def cost(self) -> tuple[int, int, int, int]:
-        """The least is best; of equals, the one whose pods came last."""
+        """Cost of the deletions. The lowest is best. Ties are resolved by the latest start time."""
         priorities = [pod.priority for pod in self.pods]
         return self.pdb_violations, priorities[0], sum(each + PRIORITY_OFFSET for each in priorities), len(priorities)
 
     @property
     def earliest_start(self) -> str:
-        """When the first of its most important pods came."""
+        """Start time of the oldest of its highest-priority pods."""
         return min(start_time_of(pod) for pod in self.pods if pod.priority == self.pods[0].priority)
 
 
 class PreemptionFailed(Exception):
-    """Nobody's leaving would help; the message says why."""
+    """Preemption does not help. The message contains the reason."""
 
     def __str__(self) -> str:
-        # What it says first is of dynamic resources, which kube-scheduler tries to free before it pushes pods aside.
+        # The prefix is about dynamic resources, which kube-scheduler tries to free before it preempts pods.
         return f"no new claims to deallocate, preemption: {super().__str__()}"
 
 
 def victims(
     context: SchedulingContext, result: ScheduleResult, cache: SchedulerCache, budgets: Sequence[DisruptionBudget]
 ) -> Victims:
-    """Who leaves for the pod; raises Useless."""
+    """Return the pods to delete for the pod. Raises PreemptionFailed."""
     if context.pod_info.pod["spec"].get("preemptionPolicy") == "Never":
         raise PreemptionFailed(POLICY_NEVER)
     reasons: Counter[str] = Counter()
-    found: list[Victims] = []
-    hopeful = [name for name, refusal in result.rejections.items() if not refusal.is_unresolvable]
-    wanted = max(MIN_CANDIDATE_NODES, len(hopeful) // 10)
-    for name in hopeful:
+    selections: list[Victims] = []
+    candidates = [name for name, rejection in result.rejections.items() if not rejection.is_unresolvable]
+    limit = max(MIN_CANDIDATE_NODES, len(candidates) // 10)
+    for name in candidates:
         try:
-            found.append(victims_on_node(context, cache.nodes[name], cache, budgets))
+            selections.append(victims_on_node(context, cache.nodes[name], cache, budgets))
         except NoVictimsFound as error:
             reasons.update(error.reasons)
-        if len(found) >= wanted and any(not each.pdb_violations for each in found):
+        if len(selections) >= limit and any(not each.pdb_violations for each in selections):
             break
-    if not found:
-        reasons[NOT_HELPFUL] += len(cache) - len(hopeful)
+    if not selections:
+        reasons[NOT_HELPFUL] += len(cache) - len(candidates)
         raise PreemptionFailed(fit_error_message(len(cache), reasons))
-    least = min(each.cost for each in found)
-    return max((each for each in found if each.cost == least), key=lambda each: each.earliest_start)
+    lowest = min(each.cost for each in selections)
+    return max((each for each in selections if each.cost == lowest), key=lambda each: each.earliest_start)
 
 
 class NoVictimsFound(Exception):
-    """What keeps the pod from a node even if all go that may."""
+    """Reasons why a node rejects the pod even without all pods of lower priority."""
 
     def __init__(self, reasons: Iterable[str]) -> None:
         self.reasons = tuple(reasons)
@@ -115,7 +115,7 @@ class NoVictimsFound(Exception):
 def victims_on_node(
     context: SchedulingContext, node_info: NodeInfo, cache: SchedulerCache, budgets: Sequence[DisruptionBudget]
 ) -> Victims:
-    """Who would have to leave that node; raises Unhelpful."""
+    """Return the pods to delete from one node. Raises NoVictimsFound."""
     lower = [each for each in node_info.pods.values() if each.priority < context.pod_info.priority]
     if not lower:
         raise NoVictimsFound([NO_VICTIMS])
@@ -124,40 +124,40 @@ def victims_on_node(
     with cache.restoring_pods(lower, node_info.name):
         for each in lower:
             cache.remove_pod(each.key)
-        if (refusal := rejection_with_nominated(context, node_info, cache)) is not None:
-            raise NoVictimsFound(refusal.reasons)
-        # Those that are hardest to spare come back first, as long as there is room.
-        gone = []
+        if (rejection := rejection_with_nominated(context, node_info, cache)) is not None:
+            raise NoVictimsFound(rejection.reasons)
+        # Put pods back while the pending pod still fits, beginning with the most important.
+        removed = []
         for each in sorted(lower, key=lambda each: each.key not in protected):
             cache.add_pod(each, node_info.name)
             if rejection_with_nominated(context, node_info, cache) is not None:
                 cache.remove_pod(each.key)
-                gone.append(each)
-    gone.sort(key=lambda each: (-each.priority, start_time_of(each)))
-    return Victims(node_info.name, tuple(gone), sum(each.key in protected for each in gone))
+                removed.append(each)
+    removed.sort(key=lambda each: (-each.priority, start_time_of(each)))
+    return Victims(node_info.name, tuple(removed), sum(each.key in protected for each in removed))
 
 
 def pdb_violating_pods(pods: Iterable[PodInfo], budgets: Sequence[DisruptionBudget]) -> frozenset[str]:
-    """Those of the pods whose going a budget does not allow, when they go in this order."""
-    left = [each.disruptions_allowed for each in budgets]
-    found = set()
+    """Return the keys of pods whose deletion, in this order, violates a disruption budget."""
+    allowed = [each.disruptions_allowed for each in budgets]
+    violating = set()
     for pod in pods:
         for number, budget in enumerate(budgets):
             if budget.covers(pod):
-                left[number] -= 1
-                if left[number] < 0:
-                    found.add(pod.key)
-    return frozenset(found)
+                allowed[number] -= 1
+                if allowed[number] < 0:
+                    violating.add(pod.key)
+    return frozenset(violating)
 
 
 def start_time_of(pod_info: PodInfo) -> str:
-    """When it came: the older is spared before the younger."""
+    """Return the start or creation time. Younger pods are preempted before older ones."""
     metadata: Mapping[str, str] = pod_info.pod["metadata"]
     return value_at(pod_info.pod, "status", "startTime") or metadata.get("creationTimestamp", "")
 
 
 def is_preempted(pod_info: PodInfo) -> bool:
-    """Whether it is going to make room for another."""
+    """Return whether the pod is being deleted because of preemption."""
     condition = find_condition(value_at(pod_info.pod, "status", "conditions"), "DisruptionTarget") or {}
     return (
         is_deleting(pod_info.pod) and condition.get("status") == "True" and condition.get("reason") == PREEMPTION_REASON

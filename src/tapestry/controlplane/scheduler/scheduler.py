@@ -1,8 +1,8 @@
-"""The scheduler at work: pods that wait go to nodes, the most important first.
+"""Scheduler controller: binds pending pods to nodes, the highest priority first.
 
-A decision is made in one go, on caches that are kept up to date change by change, and counts at once: the next pod sees
-the room that this one takes, although the binding is still on its way.  Room is given back only if it is certain that
-the binding did not come to be.  What could not be placed waits until something changes that might help.
+A decision uses caches that are updated with each change, and takes effect in them at once: the next pod sees the
+capacity as used, although the binding is still in flight. Capacity is released only if the binding certainly failed.
+An unschedulable pod waits until a change that might help.
 """
 
 import asyncio
@@ -76,11 +76,11 @@ log = logger(__name__)
 
 WORKERS = 16
 RETRY_INTERVAL, MAX_RETRY_INTERVAL = 1.0, 10.0
-"""Seconds between a change that might help and another look at the pods that wait: more where there are many."""
+"""Seconds between a change and the retry of unschedulable pods: longer if there are many."""
 RETRIES_PER_SECOND = 200
-"""Pods that wait of which all can be looked at once a second."""
+"""Number of unschedulable pods that can be retried every second."""
 UNSCHEDULABLE_TIMEOUT = 300.0
-"""Seconds after which they are looked at even if nothing seems to have changed."""
+"""Seconds after which unschedulable pods are retried without a change."""
 UNSCHEDULABLE, SCHEDULER_ERROR, SCHEDULING_GATED = "Unschedulable", "SchedulerError", "SchedulingGated"
 GATED_MESSAGE = "Scheduling is blocked due to non-empty scheduling gates"
 CLASS_INDEX, CLAIM_INDEX = "class", "claim"
@@ -88,7 +88,7 @@ CLASS_INDEX, CLAIM_INDEX = "class", "claim"
 
 @dataclass
 class Scheduler:
-    """Places whatever is ready, the most important first, whatever key it is called with."""
+    """Schedules all pods of its queue by priority, regardless of the key it is called with."""
 
     client: Client
     events: Recorder
@@ -97,20 +97,20 @@ class Scheduler:
     budgets: Informer
     storage: StorageLister
     enqueue_key: Callable[[str], None] = lambda _: None
-    """Has `reconcile` called."""
+    """Triggers a call of `reconcile`."""
     cache: SchedulerCache = field(default_factory=SchedulerCache)
     node_fits: NodeFitCache = field(default_factory=NodeFitCache)
     queue: SchedulingQueue = field(default_factory=SchedulingQueue)
     unschedulable: set[str] = field(default_factory=set)
-    """Pods that there was no room for."""
+    """Keys of pods for which no node was feasible."""
     assumed: dict[str, str] = field(default_factory=dict)
-    """Pods whose binding is on its way, and where to: they count as being there."""
+    """Nodes of pods whose binding is in flight. The cache counts them as bound."""
     nominated: dict[str, tuple[PodInfo, str]] = field(default_factory=dict)
-    """Pods for whom others were pushed aside, and where."""
+    """Pods that preempted others, with their nominated node."""
     next_start_index: int = 0
     retry_timer: asyncio.TimerHandle | None = None
 
-    # -- what happens
+    # -- event handlers
 
     def pod_changed(self, old: Object | None, new: Object | None) -> None:
         if new is None or is_pod_terminal(new):
@@ -129,7 +129,7 @@ class Scheduler:
             self.enqueue_pod(new)
 
     def forget(self, key: str) -> None:
-        """The pod is over: there is room for others."""
+        """Remove a deleted or terminated pod, which frees capacity for others."""
         self.unschedulable.discard(key)
         self.assumed.pop(key, None)
         was_nominated = self.nominated.pop(key, None) is not None
@@ -137,7 +137,7 @@ class Scheduler:
             self.retry_soon()
 
     def add_bound_pod(self, pod: Object, node: str) -> None:
-        """The pod is on that node."""
+        """Record that the pod is bound to the node."""
         key = key_of(pod)
         self.unschedulable.discard(key)
         self.assumed.pop(key, None)
@@ -145,17 +145,17 @@ class Scheduler:
         try:
             self.cache.add_pod(pod_info_of(pod), node)
         except InvalidPod as error:
-            log.warning("pod is not counted", pod=key, node=node, error=str(error))
+            log.warning("bound pod ignored: invalid requests", pod=key, node=node, error=str(error))
         self.retry_soon()
 
     def restore_nomination(self, pod: Object) -> None:
-        """Whoever pushed others aside before this process began still has a right to the room."""
+        """Restore a nomination that was made before this process started."""
         node = value_at(pod, "status", "nominatedNodeName")
         if node and key_of(pod) not in self.nominated:
             try:
                 self.nominated[key_of(pod)] = pod_info_of(pod), node
             except InvalidPod:
-                return  # it is told when its turn comes
+                return  # reported when it is scheduled
 
     def node_changed(self, old: Object | None, new: Object | None) -> None:
         if new is None:
@@ -165,7 +165,7 @@ class Scheduler:
             try:
                 self.cache.set_node(new)
             except QuantityError as error:
-                log.warning("node is not used", node=name_of(new), error=str(error))
+                log.warning("node ignored: invalid allocatable", node=name_of(new), error=str(error))
                 self.cache.remove_node(name_of(new))
         else:
             return
@@ -179,17 +179,17 @@ class Scheduler:
         self.retry_soon()
 
     def storage_changed(self, _old: Object | None, _new: Object | None) -> None:
-        for key in self.assumed:  # it may have waited for its volumes
+        for key in self.assumed:  # they may wait for their volumes
             if (pod := self.pods.store.get(key)) is not None:
                 self.enqueue_pod(pod)
         self.retry_soon()
 
     def retry_soon(self) -> None:
-        """Something may help pods that wait."""
+        """Schedule a retry of unschedulable pods after a change that might help."""
         self.schedule_retry(min(MAX_RETRY_INTERVAL, max(RETRY_INTERVAL, len(self.unschedulable) / RETRIES_PER_SECOND)))
 
     def schedule_retry(self, seconds: float) -> None:
-        """Look at pods that wait in so many seconds, or sooner if that was asked for."""
+        """Retry unschedulable pods in `seconds`, or earlier if that is already scheduled."""
         if not self.unschedulable:
             return
         loop = asyncio.get_running_loop()
@@ -210,10 +210,10 @@ class Scheduler:
         self.queue.add(pod)
         self.enqueue_key(key_of(pod))
 
-    # -- one pod after the other
+    # -- scheduling
 
     async def reconcile(self, _key: str) -> None:
-        """Places all that is ready: what one call finds, another need not."""
+        """Schedule all queued pods. Another call may find the queue empty."""
         while (key := self.queue.pop()) is not None:
             pod = self.pending_pod(key)
             try:
@@ -223,7 +223,7 @@ class Scheduler:
                 self.forget(key)
             except BaseException:
                 if pod is not None:
-                    self.queue.add(pod)  # and whoever calls next tries again
+                    self.queue.add(pod)  # the next call retries it
                 raise
             finally:
                 self.queue.done(key)
@@ -241,55 +241,55 @@ class Scheduler:
             await self.update_scheduled_condition(pod, GATED_MESSAGE, reason=SCHEDULING_GATED)
             return
         try:
-            asked = pod_info_of(pod)
+            pod_info = pod_info_of(pod)
         except InvalidPod as error:
             await self.update_scheduled_condition(pod, str(error), reason=SCHEDULER_ERROR)
             return
         node = self.assumed.get(key)
         try:
-            wishes = SchedulingContext(asked, volume_plan_of(pod, self.storage), self.nominated_pods_for(asked))
-            choice = ScheduleResult(node) if node is not None else self.select_node(wishes)
+            context = SchedulingContext(pod_info, volume_plan_of(pod, self.storage), self.nominated_pods_for(pod_info))
+            result = ScheduleResult(node) if node is not None else self.select_node(context)
         except UnresolvableClaim as error:
             if node is not None and await self.bound_node(pod) is None:
                 self.unassume_pod(pod)
             if node is not None:
                 return
-            wishes, choice = SchedulingContext(asked), ScheduleResult(blocked_reason=str(error))
-        if choice.node is None:
-            await self.preempt(wishes, choice)
+            context, result = SchedulingContext(pod_info), ScheduleResult(blocked_reason=str(error))
+        if result.node is None:
+            await self.preempt(context, result)
             return
-        self.assumed[key] = choice.node
-        self.cache.add_pod(asked, choice.node)
-        if await self.bind_volumes(pod, wishes.volume_plan, choice.node):
-            await self.bind(pod, choice.node)
+        self.assumed[key] = result.node
+        self.cache.add_pod(pod_info, result.node)
+        if await self.bind_volumes(pod, context.volume_plan, result.node):
+            await self.bind(pod, result.node)
 
     def nominated_pods_for(self, pod_info: PodInfo) -> dict[str, list[PodInfo]]:
-        """Those at least as important who have a right to a room, by node."""
-        found: dict[str, list[PodInfo]] = {}
+        """Return nominated pods of the same or a higher priority, by node name."""
+        by_node: dict[str, list[PodInfo]] = {}
         for each, node in self.nominated.values():
             if (
                 each.priority >= pod_info.priority
                 and each.key != pod_info.key
                 and each.key not in self.cache.assignments
             ):
-                found.setdefault(node, []).append(each)
-        return found
+                by_node.setdefault(node, []).append(each)
+        return by_node
 
     def select_node(self, context: SchedulingContext) -> ScheduleResult:
-        kept = self.nominated.get(context.pod_info.key)
-        choice = select_node(
-            context, self.cache, self.node_fits, self.next_start_index, kept[1] if kept is not None else None
+        nominated = self.nominated.get(context.pod_info.key)
+        result = select_node(
+            context, self.cache, self.node_fits, self.next_start_index, nominated[1] if nominated is not None else None
         )
-        self.next_start_index = (self.next_start_index + choice.evaluated_nodes) % max(len(self.cache), 1)
-        return choice
+        self.next_start_index = (self.next_start_index + result.evaluated_nodes) % max(len(self.cache), 1)
+        return result
 
     async def bind_volumes(self, pod: Object, volume_plan: VolumePlan, node: str) -> bool:
-        """Have the pod's claims bound for the node; whether they are.  Their change brings us back."""
+        """Bind the pod's claims for the node. Return whether they are bound. If not, their change triggers a retry."""
         if not volume_plan.unbound_claims:
             return True
-        room = self.cache.nodes.get(node)
-        plan = volume_plan.pod_volumes(room) if room is not None else None
-        if plan is None:  # somebody else has taken what was there
+        info = self.cache.nodes.get(node)
+        plan = volume_plan.pod_volumes(info) if info is not None else None
+        if plan is None:  # another pod has taken the volume
             self.unassume_pod(pod)
             return False
         try:
@@ -304,7 +304,7 @@ class Scheduler:
         return False
 
     def unassume_pod(self, pod: Object) -> None:
-        """The pod is not going where it was to go: it needs another place, and others may have this one."""
+        """Release the capacity of a pod that will not be bound to its assumed node, and schedule it again."""
         self.assumed.pop(key_of(pod), None)
         self.cache.remove_pod(key_of(pod))
         self.retry_soon()
@@ -321,61 +321,61 @@ class Scheduler:
         try:
             await self.client.create(PODS, binding, subresource="binding")
         except Conflict:
-            found = await self.bound_node(pod)
-            if found is None:
+            bound = await self.bound_node(pod)
+            if bound is None:
                 raise
-            node = found
+            node = bound
         self.assumed.pop(key_of(pod), None)
         self.nominated.pop(key_of(pod), None)
         self.events.normal(pod, "Scheduled", f"Successfully assigned {key_of(pod)} to {node}")
 
     async def bound_node(self, pod: Object) -> str | None:
-        """The node that the pod went to after all, as an answer that was lost would have said."""
+        """Return the node to which the pod is already bound, for example by a request whose response was lost."""
         live = await self.client.get(PODS, name_of(pod), namespace_of(pod))
         if uid_of(live) != uid_of(pod) or is_deleting(live):
-            raise NotFound(404, "NotFound", f"pod {key_of(pod)} is gone")
+            raise NotFound(404, "NotFound", f"pod {key_of(pod)} was deleted")
         node: str | None = value_at(live, "spec", "nodeName")
         if node:
             self.add_bound_pod(live, node)
         return node
 
-    # -- no room
+    # -- preemption
 
     async def preempt(self, context: SchedulingContext, result: ScheduleResult) -> None:
-        """Make room where others are less important; say why the pod waits."""
-        asked = context.pod_info
+        """Preempt pods of lower priority if that helps, and report why the pod is pending."""
+        pod_info = context.pod_info
         message = result.message(len(self.cache))
-        kept = self.nominated.get(asked.key)
-        node = kept[1] if kept is not None else None
+        nominated = self.nominated.get(pod_info.key)
+        node = nominated[1] if nominated is not None else None
         if not self.cache or result.blocked_reason:
-            await self.mark_unschedulable(asked.pod, message, node)
+            await self.mark_unschedulable(pod_info.pod, message, node)
             return
         try:
-            if node is not None and self.has_terminating_victims(asked, node, result):
+            if node is not None and self.has_terminating_victims(pod_info, node, result):
                 raise PreemptionFailed(VICTIMS_TERMINATING)
-            found = victims(context, result, self.cache, self.disruption_budgets())
+            selected = victims(context, result, self.cache, self.disruption_budgets())
         except PreemptionFailed as error:
-            if error.args[0] != VICTIMS_TERMINATING and self.nominated.pop(asked.key, None) is not None:
+            if error.args[0] != VICTIMS_TERMINATING and self.nominated.pop(pod_info.key, None) is not None:
                 node = None
                 self.retry_soon()
-            await self.mark_unschedulable(asked.pod, f"{message} {error}", node)
+            await self.mark_unschedulable(pod_info.pod, f"{message} {error}", node)
             return
-        self.nominated[asked.key] = asked, found.node
-        await self.mark_unschedulable(asked.pod, message, found.node)
-        self.clear_lower_nominations(asked, found.node)
-        await self.delete_victims(asked, found)
+        self.nominated[pod_info.key] = pod_info, selected.node
+        await self.mark_unschedulable(pod_info.pod, message, selected.node)
+        self.clear_lower_nominations(pod_info, selected.node)
+        await self.delete_victims(pod_info, selected)
 
     def has_terminating_victims(self, pod_info: PodInfo, node: str, result: ScheduleResult) -> bool:
-        """Whether pods are on their way out for this one."""
-        room, refusal = self.cache.nodes.get(node), result.rejections.get(node)
-        if room is None or (refusal is not None and refusal.is_unresolvable):
+        """Return whether preempted pods on the node are still terminating."""
+        info, rejection = self.cache.nodes.get(node), result.rejections.get(node)
+        if info is None or (rejection is not None and rejection.is_unresolvable):
             return False
-        return any(each.priority < pod_info.priority and is_preempted(each) for each in room.pods.values())
+        return any(each.priority < pod_info.priority and is_preempted(each) for each in info.pods.values())
 
     def clear_lower_nominations(self, pod_info: PodInfo, node: str) -> None:
-        """Those who are less important lose the right to a room there, and look elsewhere."""
-        for each, where in list(self.nominated.values()):
-            if where == node and each.priority < pod_info.priority:
+        """Remove the nominations of lower-priority pods for the node, and schedule them again."""
+        for each, nominated_node in list(self.nominated.values()):
+            if nominated_node == node and each.priority < pod_info.priority:
                 del self.nominated[each.key]
                 if (pod := self.pods.store.get(each.key)) is not None:
                     self.enqueue_pod(pod)
@@ -404,7 +404,7 @@ class Scheduler:
             self.events.normal(pod, "Preempted", f"Preempted by pod {uid_of(pod_info.pod)} on node {found.node}")
 
     async def mark_unschedulable(self, pod: Object, message: str, nominated: str | None = None) -> None:
-        """Say why the pod waits, once, and look again when something changes."""
+        """Report why the pod is pending, and retry it after a change or a timeout."""
         self.unschedulable.add(key_of(pod))
         self.schedule_retry(UNSCHEDULABLE_TIMEOUT)
         await self.update_scheduled_condition(pod, message, nominated)
@@ -412,23 +412,23 @@ class Scheduler:
     async def update_scheduled_condition(
         self, pod: Object, message: str, nominated: str | None = None, reason: str = UNSCHEDULABLE
     ) -> None:
-        told = find_condition(value_at(pod, "status", "conditions"), "PodScheduled") or {}
-        is_told = told.get("message") == message and told.get("reason") == reason
-        if is_told and value_at(pod, "status", "nominatedNodeName") == nominated:
+        previous = find_condition(value_at(pod, "status", "conditions"), "PodScheduled") or {}
+        is_reported = previous.get("message") == message and previous.get("reason") == reason
+        if is_reported and value_at(pod, "status", "nominatedNodeName") == nominated:
             return
         condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
         if generation := pod["metadata"].get("generation"):
             condition["observedGeneration"] = generation
-        if told.get("status") != "False":
+        if previous.get("status") != "False":
             condition["lastTransitionTime"] = timestamp(self.now())
         status: Object = {"conditions": [condition], "nominatedNodeName": nominated}
         await self.client.patch(PODS, pod, {"status": status}, type=PatchType.STRATEGIC, subresource="status")
-        if reason != SCHEDULING_GATED and not is_told:
+        if reason != SCHEDULING_GATED and not is_reported:
             self.events.warning(pod, "FailedScheduling", message)
 
 
 def has_scheduling_change(old: Object, new: Object) -> bool:
-    """Whether a pod changed in a way that matters to its place, or to others'."""
+    """Return whether a pod changed in a field that affects its scheduling or that of others."""
     return bool(
         old["spec"] != new["spec"]
         or labels_of(old) != labels_of(new)
@@ -438,7 +438,7 @@ def has_scheduling_change(old: Object, new: Object) -> bool:
 
 
 def has_node_change(old: Object, new: Object) -> bool:
-    """Whether a node changed in a way that matters to pods that wait."""
+    """Return whether a node changed in a field that affects scheduling."""
     return bool(
         old.get("spec") != new.get("spec")
         or labels_of(old) != labels_of(new)
@@ -449,8 +449,8 @@ def has_node_change(old: Object, new: Object) -> bool:
 def disruption_budget_of(budget: Object) -> DisruptionBudget:
     status = budget.get("status") or {}
     selector = label_selector(value_at(budget, "spec", "selector"))
-    taken = frozenset(status.get("disruptedPods") or ())
-    return DisruptionBudget(namespace_of(budget) or "", selector, status.get("disruptionsAllowed") or 0, taken)
+    disrupted = frozenset(status.get("disruptedPods") or ())
+    return DisruptionBudget(namespace_of(budget) or "", selector, status.get("disruptionsAllowed") or 0, disrupted)
 
 
 def storage_class_index(volume: Object) -> Iterable[str]:
@@ -458,21 +458,21 @@ def storage_class_index(volume: Object) -> Iterable[str]:
 
 
 def claims_in_use(pod: Object) -> Iterable[str]:
-    """The claims that a pod uses, once it is on a node and until it is over."""
+    """Return the claims that a pod uses while it is bound and not terminated."""
     if not value_at(pod, "spec", "nodeName") or is_pod_terminal(pod):
         return ()
     return [f"{namespace_of(pod)}/{name}" for name, _ in claim_names(pod)]
 
 
 def install(manager: Manager) -> None:
-    """Have pods scheduled by this manager."""
+    """Add the scheduler to `manager`."""
     pods, nodes = manager.informer(PODS, indexers={CLAIM_INDEX: claims_in_use}), manager.informer(NODES)
     claims, storage_classes = manager.informer(PERSISTENT_VOLUME_CLAIMS), manager.informer(STORAGE_CLASSES)
-    persistent = manager.informer(PERSISTENT_VOLUMES, indexers={CLASS_INDEX: storage_class_index})
+    persistent_volumes = manager.informer(PERSISTENT_VOLUMES, indexers={CLASS_INDEX: storage_class_index})
     storage = StorageLister(
         claims.store.get,
-        persistent.store.get,
-        lambda name: persistent.store.by(CLASS_INDEX, name),
+        persistent_volumes.store.get,
+        lambda name: persistent_volumes.store.by(CLASS_INDEX, name),
         storage_classes.store.get,
         lambda key: [key_of(each) for each in pods.store.by(CLAIM_INDEX, key)],
     )
@@ -484,5 +484,5 @@ def install(manager: Manager) -> None:
     pods.on_change(scheduler.pod_changed)
     nodes.on_change(scheduler.node_changed)
     manager.informer(NAMESPACES).on_change(scheduler.namespace_changed)
-    for informer in (claims, persistent, storage_classes):
+    for informer in (claims, persistent_volumes, storage_classes):
         informer.on_change(scheduler.storage_changed)

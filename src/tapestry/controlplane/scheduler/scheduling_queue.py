@@ -1,4 +1,4 @@
-"""The line in which pods wait: the most important first, then the oldest; nobody is served twice at a time."""
+"""Priority queue of pods to schedule, which hands out each pod to one worker at a time."""
 
 import heapq
 from dataclasses import dataclass, field
@@ -8,12 +8,12 @@ from tapestry.kube.objects import Object, key_of, value_at
 
 @dataclass
 class SchedulingQueue:
-    """Keys of pods."""
+    """Keys of pods, by descending priority and then by age."""
 
     _heap: list[tuple[int, str, str]] = field(default_factory=list)
-    """Priority, the other way round; when it came; key."""
+    """Entries: negated priority, creation time, key."""
     _waiting: set[str] = field(default_factory=set)
-    """The keys in it."""
+    """Keys in the heap."""
     _in_flight: set[str] = field(default_factory=set)
 
     def add(self, pod: Object) -> None:
@@ -24,20 +24,20 @@ class SchedulingQueue:
             heapq.heappush(self._heap, (-priority, pod["metadata"].get("creationTimestamp", ""), key))
 
     def pop(self) -> str | None:
-        """Whose turn it is, of those in nobody's hands; in ours, until `done`."""
-        held, found = [], None
-        while self._heap and found is None:
+        """Return the next key that is not in flight, and mark it as in flight until `done`."""
+        skipped, key = [], None
+        while self._heap and key is None:
             entry = heapq.heappop(self._heap)
             if entry[2] in self._in_flight:
-                held.append(entry)
+                skipped.append(entry)
             else:
-                found = entry[2]
-        for entry in held:
+                key = entry[2]
+        for entry in skipped:
             heapq.heappush(self._heap, entry)
-        if found is not None:
-            self._waiting.discard(found)
-            self._in_flight.add(found)
-        return found
+        if key is not None:
+            self._waiting.discard(key)
+            self._in_flight.add(key)
+        return key
 
     def done(self, key: str) -> None:
         self._in_flight.discard(key)

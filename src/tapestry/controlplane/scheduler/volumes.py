@@ -1,7 +1,7 @@
-"""Volumes: where a pod can be with what it stores.  Pure.
+"""Volume constraints of pods: nodes that can reach their volumes, and claims to bind. Pure.
 
-A claim that is bound ties the pod to the nodes that reach its volume.  A claim that waits for its first consumer is
-bound for the node that is chosen: to a volume that is there for it, or to one that a provisioner makes for that node.
+A bound claim restricts the pod to nodes that can access its volume. A claim that waits for its first consumer is bound
+for the selected node: to an existing volume, or to one that a provisioner creates for that node.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ ZONE_LABELS = {
     "failure-domain.beta.kubernetes.io/zone": "topology.kubernetes.io/zone",
     "failure-domain.beta.kubernetes.io/region": "topology.kubernetes.io/region",
 }
-"""Labels that tie a volume to a part of the world, and how nodes call them now."""
+"""Labels that restrict a volume to a zone or region, with the current label of nodes."""
 
 UNBOUND_IMMEDIATE_CLAIMS = "pod has unbound immediate PersistentVolumeClaims"
 NO_AVAILABLE_VOLUME = "node(s) didn't find available persistent volumes to bind"
@@ -48,35 +48,34 @@ Get = Callable[[str], Object | None]
 
 
 class UnresolvableClaim(Exception):
-    """No node will do, for what the message says."""
+    """No node is feasible because of a claim. The message contains the reason."""
 
 
 @dataclass(frozen=True)
 class StorageLister:
-    """What there is, by name."""
+    """Lookup functions for claims, volumes and storage classes."""
 
     claim: Get
     volume: Get
     volumes_of_class: Callable[[str], Sequence[Object]]
-    """The volumes of a class."""
     storage_class: Get
     claim_users: Callable[[str], Sequence[str]]
-    """The keys of pods on nodes that use a claim."""
+    """Keys of pods on nodes that use a claim."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodVolumes:
-    """What has to be done with a pod's claims before it can be bound to a node."""
+    """Actions for a pod's claims before it can be bound to a node."""
 
     static_bindings: tuple[tuple[Object, Object], ...] = ()
-    """A volume for a claim."""
+    """Existing volumes with the claims to bind to them."""
     dynamic_provisions: tuple[Object, ...] = ()
-    """Claims for which a volume is to be made."""
+    """Claims for which a volume must be provisioned."""
 
 
 @dataclass(frozen=True, slots=True)
 class VolumeTopology:
-    """From where a volume can be used."""
+    """Nodes and zones from which a volume is accessible."""
 
     node_affinity: NodeSelector
     zones: tuple[tuple[str, frozenset[str]], ...]
@@ -92,34 +91,33 @@ class VolumeTopology:
 
 @dataclass(frozen=True, slots=True)
 class VolumePlan:
-    """What a pod's claims mean for its place."""
+    """Constraints that a pod's claims impose on its node."""
 
     bound_volumes: tuple[VolumeTopology, ...] = ()
     has_missing_volume: bool = False
     unbound_claims: tuple[tuple[Object, Object, tuple[Object, ...]], ...] = ()
-    """Claims to be bound, the least first, with their class and the volumes that might do."""
+    """Claims to bind, the smallest first, with their storage class and candidate volumes."""
     is_claim_in_use: bool = False
-    """Another pod has a claim that only one may have."""
+    """True if another pod uses a ReadWriteOncePod claim of this pod."""
 
     def rejection_reasons(self, node_info: NodeInfo) -> tuple[str, ...]:
-        """What keeps the pod from the node."""
         if self.is_claim_in_use:
             return (EXCLUSIVE_CLAIM_IN_USE,)
-        found = []
+        reasons = []
         if not all(each.node_affinity.matches(node_info.node) for each in self.bound_volumes):
-            found.append(VOLUME_NODE_CONFLICT)
+            reasons.append(VOLUME_NODE_CONFLICT)
         if self.unbound_claims and self.pod_volumes(node_info) is None:
-            found.append(NO_AVAILABLE_VOLUME)
-        if self.has_missing_volume and not found:
-            found.append(MISSING_VOLUME)
-        if not found and not all(each.is_in_zone(node_info) for each in self.bound_volumes):
-            found.append(VOLUME_ZONE_CONFLICT)
-        return tuple(found)
+            reasons.append(NO_AVAILABLE_VOLUME)
+        if self.has_missing_volume and not reasons:
+            reasons.append(MISSING_VOLUME)
+        if not reasons and not all(each.is_in_zone(node_info) for each in self.bound_volumes):
+            reasons.append(VOLUME_ZONE_CONFLICT)
+        return tuple(reasons)
 
     def pod_volumes(self, node_info: NodeInfo) -> PodVolumes | None:
-        """What to do for that node; None where it cannot be done."""
+        """Return the actions for that node, or None if the claims cannot be bound there."""
         bound: list[tuple[Object, Object]] = []
-        made = []
+        provisioned = []
         for claim, storage_class, volumes in self.unbound_claims:
             selected = annotations_of(claim).get(SELECTED_NODE)
             if selected is not None and selected != node_info.name:
@@ -133,39 +131,39 @@ class VolumePlan:
             if volume is not None:
                 bound.append((volume, claim))
             elif can_provision(storage_class, node_info):
-                made.append(claim)
+                provisioned.append(claim)
             else:
                 return None
-        return PodVolumes(tuple(bound), tuple(made))
+        return PodVolumes(tuple(bound), tuple(provisioned))
 
 
 NO_VOLUMES = VolumePlan()
 
 
 def volume_plan_of(pod: Object, storage: StorageLister) -> VolumePlan:
-    """What a pod's claims mean for its place; raises Unready where there is none whatever the node."""
+    """Return the constraints of a pod's claims. Raises UnresolvableClaim if no node is feasible."""
     claims = list(claims_of(pod, storage))
     if not claims:
         return NO_VOLUMES
-    reaches, waiting, has_lost = [], [], False
+    topologies, unbound, has_missing = [], [], False
     for claim in claims:
         if is_bound(claim):
             volume = storage.volume(claim["spec"]["volumeName"])
-            has_lost = has_lost or volume is None
+            has_missing = has_missing or volume is None
             if volume is not None:
-                reaches.append(volume_topology(volume))
+                topologies.append(volume_topology(volume))
             continue
         storage_class = storage.storage_class(storage_class_of(claim)) if storage_class_of(claim) else None
         is_delayed = value_at(storage_class, "volumeBindingMode") == "WaitForFirstConsumer"
         if storage_class is None or not is_delayed or value_at(claim, "spec", "volumeName"):
             raise UnresolvableClaim(UNBOUND_IMMEDIATE_CLAIMS)
-        waiting.append((claim, storage_class, tuple(storage.volumes_of_class(storage_class_of(claim)))))
-    waiting.sort(key=lambda each: requested_storage(each[0]))
-    return VolumePlan(tuple(reaches), has_lost, tuple(waiting), is_in_use(pod, claims, storage))
+        unbound.append((claim, storage_class, tuple(storage.volumes_of_class(storage_class_of(claim)))))
+    unbound.sort(key=lambda each: requested_storage(each[0]))
+    return VolumePlan(tuple(topologies), has_missing, tuple(unbound), is_in_use(pod, claims, storage))
 
 
 def claim_names(pod: Object) -> Iterable[tuple[str, bool]]:
-    """The names of its claims, and whether each is made for it alone."""
+    """Yield the names of its claims, and whether each is ephemeral."""
     for volume in value_at(pod, "spec", "volumes", default=()):
         if name := value_at(volume, "persistentVolumeClaim", "claimName"):
             yield name, False
@@ -174,20 +172,20 @@ def claim_names(pod: Object) -> Iterable[tuple[str, bool]]:
 
 
 def claims_of(pod: Object, storage: StorageLister) -> Iterable[Object]:
-    for name, is_own in claim_names(pod):
+    for name, is_ephemeral in claim_names(pod):
         claim = storage.claim(f"{namespace_of(pod)}/{name}")
-        if claim is None and is_own:
+        if claim is None and is_ephemeral:
             raise UnresolvableClaim(
                 f'waiting for ephemeral volume controller to create the persistentvolumeclaim "{name}"'
             )
         if claim is None:
             raise UnresolvableClaim(f'persistentvolumeclaim "{name}" not found')
         if value_at(claim, "status", "phase") == "Lost":
-            gone = value_at(claim, "spec", "volumeName", default="")
-            raise UnresolvableClaim(f'persistentvolumeclaim "{name}" bound to non-existent persistentvolume "{gone}"')
+            volume = value_at(claim, "spec", "volumeName", default="")
+            raise UnresolvableClaim(f'persistentvolumeclaim "{name}" bound to non-existent persistentvolume "{volume}"')
         if is_deleting(claim):
             raise UnresolvableClaim(f'persistentvolumeclaim "{name}" is being deleted')
-        if is_own and not is_owned_by(claim, pod):
+        if is_ephemeral and not is_owned_by(claim, pod):
             raise UnresolvableClaim(
                 f"PVC {key_of(claim)} was not created for pod {key_of(pod)} (pod is not owner)",
             )
@@ -200,7 +198,7 @@ def is_bound(claim: Object) -> bool:
 
 
 def is_in_use(pod: Object, claims: Iterable[Object], storage: StorageLister) -> bool:
-    """Whether another pod has a claim that only one may have."""
+    """Return whether another pod uses a ReadWriteOncePod claim."""
     return any(
         "ReadWriteOncePod" in (value_at(each, "spec", "accessModes") or ())
         and any(user != key_of(pod) for user in storage.claim_users(key_of(each)))
@@ -209,7 +207,6 @@ def is_in_use(pod: Object, claims: Iterable[Object], storage: StorageLister) -> 
 
 
 def storage_class_of(obj: Object) -> str:
-    """The class of a claim or a volume."""
     old: str | None = annotations_of(obj).get("volume.beta.kubernetes.io/storage-class")
     return old if old is not None else str(value_at(obj, "spec", "storageClassName", default=""))
 
@@ -229,7 +226,7 @@ def volume_topology(volume: Object) -> VolumeTopology:
 
 
 def can_provision(storage_class: Object, node_info: NodeInfo) -> bool:
-    """Whether a volume of the class can be made for the node."""
+    """Return whether a volume of the class can be provisioned for the node."""
     if storage_class.get("provisioner") in (None, "", NO_PROVISIONER):
         return False
     allowed = storage_class.get("allowedTopologies") or ()
@@ -240,21 +237,21 @@ def can_provision(storage_class: Object, node_info: NodeInfo) -> bool:
 
 
 def best_volume(claim: Object, volumes: Iterable[Object], node_info: NodeInfo) -> Object | None:
-    """The volume that is meant for the claim, or else the smallest that does."""
-    able = [each for each in volumes if volume_topology(each).node_affinity.matches(node_info.node)]
-    for each in able:
+    """Return the volume that is prebound to the claim, or else the smallest that satisfies it."""
+    reachable = [each for each in volumes if volume_topology(each).node_affinity.matches(node_info.node)]
+    for each in reachable:
         if is_prebound_to(each, claim):
             return each
-    free = [each for each in able if is_volume_free(each) and satisfies_claim(each, claim)]
+    free = [each for each in reachable if is_volume_free(each) and satisfies_claim(each, claim)]
     return min(free, key=lambda each: (capacity_of(each), name_of(each)), default=None)
 
 
 def is_prebound_to(volume: Object, claim: Object) -> bool:
-    wanted = value_at(volume, "spec", "claimRef", default={})
+    reference = value_at(volume, "spec", "claimRef", default={})
     return (
-        wanted.get("name") == name_of(claim)
-        and wanted.get("namespace") == namespace_of(claim)
-        and wanted.get("uid") in (None, "", uid_of(claim))
+        reference.get("name") == name_of(claim)
+        and reference.get("namespace") == namespace_of(claim)
+        and reference.get("uid") in (None, "", uid_of(claim))
     )
 
 
@@ -271,21 +268,20 @@ def capacity_of(volume: Object) -> int:
 
 
 def satisfies_claim(volume: Object, claim: Object) -> bool:
-    offered, wanted = volume["spec"], claim["spec"]
-    selector = wanted.get("selector")
+    volume_spec, claim_spec = volume["spec"], claim["spec"]
+    selector = claim_spec.get("selector")
     return (
         capacity_of(volume) >= requested_storage(claim)
-        and set(wanted.get("accessModes") or ()) <= set(offered.get("accessModes") or ())
-        and wanted.get("volumeMode", "Filesystem") == offered.get("volumeMode", "Filesystem")
+        and set(claim_spec.get("accessModes") or ()) <= set(volume_spec.get("accessModes") or ())
+        and claim_spec.get("volumeMode", "Filesystem") == volume_spec.get("volumeMode", "Filesystem")
         and (selector is None or label_selector(selector).matches(labels_of(volume)))
     )
 
 
-# -- what is written
+# -- patches
 
 
 def claim_ref_patch(claim: Object) -> Object:
-    """The patch that gives a volume to a claim."""
     reference: Mapping[str, str | None] = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -297,5 +293,4 @@ def claim_ref_patch(claim: Object) -> Object:
 
 
 def selected_node_patch(node: str) -> Object:
-    """The patch that has a volume made for a node."""
     return {"metadata": {"annotations": {SELECTED_NODE: node}}}

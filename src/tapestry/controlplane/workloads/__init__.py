@@ -1,1 +1,1 @@
-"""Workloads: controllers that keep pods for others, as kube-controller-manager does."""
+"""Controllers that manage pods for Deployments, StatefulSets, Jobs and other workloads."""

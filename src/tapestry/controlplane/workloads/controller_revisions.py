@@ -1,7 +1,7 @@
-"""Revisions: every template that a set has had, kept so that one can go back to it.
+"""ControllerRevisions: the history of pod templates of StatefulSets and DaemonSets.
 
-StatefulSets and DaemonSets keep theirs in ControllerRevisions, named by what is in them.  The one with the highest
-number is the present one; going back to an older template gives that one the highest number.
+A revision is named after the hash of its content. The one with the highest number is current. A rollback to an older
+template gives its revision the highest number.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -33,7 +33,7 @@ MAX_BASE_LENGTH = 223
 
 
 def revision_data(owner: Object) -> Object:
-    """A strategic merge patch that takes the owner back to its present template."""
+    """Return a strategic merge patch that restores the owner's current template."""
     return {"spec": {"template": {**owner["spec"]["template"], "$patch": "replace"}}}
 
 
@@ -47,40 +47,40 @@ def hash_of(revision: Object) -> str:
 
 def new_revision(owner: Object, number: int, collisions: int) -> Object:
     data = revision_data(owner)
-    mark = digest_of([data, collisions])[:10]
-    in_order = msgspec.json.decode(msgspec.json.encode(data, order="sorted"))  # kubectl compares bytes
-    made = owned_object(
+    digest = digest_of([data, collisions])[:10]
+    sorted_data = msgspec.json.decode(msgspec.json.encode(data, order="sorted"))  # kubectl compares bytes
+    base = owned_object(
         owner,
         CONTROLLER_REVISIONS,
-        {"data": in_order, "revision": number},
-        name=f"{name_of(owner)[:MAX_BASE_LENGTH]}-{mark}",
+        {"data": sorted_data, "revision": number},
+        name=f"{name_of(owner)[:MAX_BASE_LENGTH]}-{digest}",
     )
-    labels = {**labels_of(owner["spec"]["template"]), CONTROLLER_REVISION_HASH: mark, CONTENT_HASH: mark}
-    said = {key: value for key, value in annotations_of(owner).items() if key != LAST_APPLIED}
-    return {**made, "metadata": {**made["metadata"], "labels": labels, **({"annotations": said} if said else {})}}
+    labels = {**labels_of(owner["spec"]["template"]), CONTROLLER_REVISION_HASH: digest, CONTENT_HASH: digest}
+    copied = {key: value for key, value in annotations_of(owner).items() if key != LAST_APPLIED}
+    return {**base, "metadata": {**base["metadata"], "labels": labels, **({"annotations": copied} if copied else {})}}
 
 
 def split_revisions(owner: Object, revisions: Iterable[Object]) -> tuple[Object | None, list[Object]]:
-    """The revision with the owner's present template, and the others from the first to the last."""
+    """Return the revision of the owner's current template, and the others in ascending order."""
     by_number = sorted(revisions, key=lambda each: (each["revision"], name_of(each)))
     data = revision_data(owner)
-    present = next((each for each in reversed(by_number) if each["data"] == data), None)
-    return present, [each for each in by_number if each is not present]
+    current = next((each for each in reversed(by_number) if each["data"] == data), None)
+    return current, [each for each in by_number if each is not current]
 
 
 def surplus_revisions(owner: Object, others: Sequence[Object], live: Collection[str]) -> list[Object]:
-    """Revisions beyond those that are kept to go back to; `live` are names and hashes that pods still have."""
+    """Return unused revisions over the history limit. `live` has names and hashes that pods still use."""
     unused = [each for each in others if name_of(each) not in live and hash_of(each) not in live]
     return unused[: max(len(unused) - owner["spec"].get("revisionHistoryLimit", DEFAULT_HISTORY_LIMIT), 0)]
 
 
-# -- keeping them
+# -- I/O
 
 
 async def claim_revisions(
     client: Client, resource: Resource, owner: Object, selector: LabelSelector, found: Iterable[Object]
 ) -> list[Object]:
-    """The owner's revisions among those `found`."""
+    """Return the revisions in `found` that belong to the owner and are not being deleted."""
     own = await owned_pods.claim_objects(client, resource, owner, selector, found, CONTROLLER_REVISIONS)
     return [each for each in own if not is_deleting(each)]
 
@@ -88,25 +88,25 @@ async def claim_revisions(
 async def ensure_current_revision(
     client: Client, resource: Resource, owner: Object, revisions: Iterable[Object]
 ) -> Object | None:
-    """The revision of the owner's present template, with the highest number; None where its name is another's."""
-    present, others = split_revisions(owner, revisions)
+    """Return the revision of the owner's current template with the highest number, or None on a name collision."""
+    current, others = split_revisions(owner, revisions)
     number = max((each["revision"] for each in others), default=0) + 1
-    if present is None:
+    if current is None:
         return await create_revision(client, resource, owner, number)
-    if present["revision"] < number:
-        return await client.patch(CONTROLLER_REVISIONS, present, {"revision": number})
-    return present
+    if current["revision"] < number:
+        return await client.patch(CONTROLLER_REVISIONS, current, {"revision": number})
+    return current
 
 
 async def create_revision(client: Client, resource: Resource, owner: Object, number: int) -> Object | None:
     collisions = value_at(owner, "status", "collisionCount", default=0)
-    wanted = new_revision(owner, number, collisions)
+    desired = new_revision(owner, number, collisions)
     try:
-        return await client.create(CONTROLLER_REVISIONS, wanted)
+        return await client.create(CONTROLLER_REVISIONS, desired)
     except AlreadyExists:
-        held = await client.get(CONTROLLER_REVISIONS, name_of(wanted), namespace_of(wanted))
-        if owned_pods.is_controlled_by(held, owner) and held["data"] == wanted["data"]:
-            return held
+        existing = await client.get(CONTROLLER_REVISIONS, name_of(desired), namespace_of(desired))
+        if owned_pods.is_controlled_by(existing, owner) and existing["data"] == desired["data"]:
+            return existing
         await client.patch(resource, owner, {"status": {"collisionCount": collisions + 1}}, subresource="status")
         return None
 

@@ -1,10 +1,10 @@
-"""Schedules: when something is due, as five fields of cron say it.  Pure.
+"""Cron schedules: five fields, time zones and start times. Pure.
 
-    schedule = schedule_of("*/15 9-17 * * MON-FRI", "Europe/Berlin")
-    schedule.after(now)
+    schedule = parse_schedule("*/15 9-17 * * MON-FRI", "Europe/Berlin")
+    schedule.next_after(now)
 
-A schedule is about what clocks on the wall show.  What is due in an hour that is skipped in spring is not due that day;
-what is due in an hour that comes twice in autumn is due twice.
+A schedule refers to local time. A start in an hour that is skipped in spring does not happen that day. A start in an
+hour that occurs twice in autumn happens twice.
 """
 
 from bisect import bisect_left
@@ -34,33 +34,33 @@ DESCRIPTORS = {
 EVERY_PREFIX = "@every "
 MINUTE, MINUTES_PER_DAY = timedelta(minutes=1), 24 * 60
 HORIZON = timedelta(days=5 * 366)
-"""What is not due within five years never is: the 30th of February."""
+"""A schedule without a start time in this period has none at all, for example the 30th of February."""
 
 
 class ScheduleError(ValueError):
-    """A schedule that nobody can read."""
+    """The schedule cannot be parsed."""
 
 
 class Schedule(Protocol):
     def next_after(self, moment: datetime) -> datetime | None:
-        """The first moment after this one at which something is due; None where there is none."""
+        """Return the first start time after `moment`, or None if there is none."""
 
     def last_between(self, after: datetime, until: datetime) -> datetime | None:
-        """The last moment after the one, up to the other, at which something is due."""
+        """Return the last start time after `after` and up to `until`, or None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class CronField:
-    """The values that one field means, in order."""
+    """Values of one field, in ascending order."""
 
     values: tuple[int, ...]
     is_wildcard: bool = False
-    """Whether it says nothing: of two fields for the day, one that says nothing does not count."""
+    """If one of the two day fields is a wildcard, only the other counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class CronSchedule:
-    """Moments that five fields mean, on the clocks of a zone."""
+    """Start times given by five cron fields, in a time zone."""
 
     minutes: CronField
     hours: CronField
@@ -70,53 +70,53 @@ class CronSchedule:
     zone: tzinfo = UTC
 
     def next_after(self, moment: datetime) -> datetime | None:
-        found = moment.astimezone(UTC).replace(second=0, microsecond=0) + MINUTE
-        end = found + HORIZON
-        while found < end:
-            here = found.astimezone(self.zone)
-            if not self.matches_day(here):
-                tomorrow = datetime.combine(here.date() + timedelta(days=1), time(), self.zone).astimezone(UTC)
-                found = max(tomorrow, found + MINUTE)
+        candidate = moment.astimezone(UTC).replace(second=0, microsecond=0) + MINUTE
+        end = candidate + HORIZON
+        while candidate < end:
+            local = candidate.astimezone(self.zone)
+            if not self.matches_day(local):
+                tomorrow = datetime.combine(local.date() + timedelta(days=1), time(), self.zone).astimezone(UTC)
+                candidate = max(tomorrow, candidate + MINUTE)
                 continue
-            wait = self.time_until_match(here)
-            if not wait:
-                return found
-            target = found + wait
-            # Where the clocks change meanwhile, what they show does not follow from how long we wait.
-            found = target if target.astimezone(self.zone).utcoffset() == here.utcoffset() else found + MINUTE
+            delay = self.time_until_match(local)
+            if not delay:
+                return candidate
+            target = candidate + delay
+            # Across a change of the UTC offset, the delay does not lead to the expected local time.
+            candidate = target if target.astimezone(self.zone).utcoffset() == local.utcoffset() else candidate + MINUTE
         return None
 
     def last_between(self, after: datetime, until: datetime) -> datetime | None:
         span = MINUTE
         while True:
             start = max(after, until - span)
-            found, following = None, self.next_after(start)
+            last, following = None, self.next_after(start)
             while following is not None and following <= until:
-                found, following = following, self.next_after(following)
-            if found is not None or start == after:
-                return found
+                last, following = following, self.next_after(following)
+            if last is not None or start == after:
+                return last
             span *= 4
 
-    def matches_day(self, here: datetime) -> bool:
-        if here.month not in self.months.values:
+    def matches_day(self, local: datetime) -> bool:
+        if local.month not in self.months.values:
             return False
-        day, weekday = here.day in self.days.values, here.isoweekday() % 7 in self.weekdays.values
+        day, weekday = local.day in self.days.values, local.isoweekday() % 7 in self.weekdays.values
         return day and weekday if self.days.is_wildcard or self.weekdays.is_wildcard else day or weekday
 
-    def time_until_match(self, here: datetime) -> timedelta:
-        """How long until the clock shows a time that is due, or midnight."""
+    def time_until_match(self, local: datetime) -> timedelta:
+        """Return the time until the local clock matches, or until midnight."""
         hours, minutes = self.hours.values, self.minutes.values
-        shown = here.hour * 60 + here.minute
-        if here.hour in hours and here.minute <= minutes[-1]:
-            return timedelta(minutes=minutes[bisect_left(minutes, here.minute)] - here.minute)
-        following = bisect_left(hours, here.hour + 1)
+        minute_of_day = local.hour * 60 + local.minute
+        if local.hour in hours and local.minute <= minutes[-1]:
+            return timedelta(minutes=minutes[bisect_left(minutes, local.minute)] - local.minute)
+        following = bisect_left(hours, local.hour + 1)
         due = hours[following] * 60 + minutes[0] if following < len(hours) else MINUTES_PER_DAY
-        return timedelta(minutes=due - shown)
+        return timedelta(minutes=due - minute_of_day)
 
 
 @dataclass(frozen=True, slots=True)
 class IntervalSchedule:
-    """Moments at the same distance from each other, counted from when something was last due."""
+    """Start times at a fixed interval, counted from the last one."""
 
     interval: timedelta
 
@@ -129,13 +129,13 @@ class IntervalSchedule:
 
 
 def parse_schedule(text: str, zone: str | None = None) -> Schedule:
-    """Read a schedule; raises ScheduleError, or ZoneInfoNotFoundError for a zone that there is not."""
+    """Parse a schedule. Raises ScheduleError, or ZoneInfoNotFoundError for an unknown time zone."""
     if text.startswith(EVERY_PREFIX):
         try:
-            distance = parse_duration(text.removeprefix(EVERY_PREFIX).strip())
+            interval = parse_duration(text.removeprefix(EVERY_PREFIX).strip())
         except ValueError as error:
             raise ScheduleError(f"failed to parse duration {text}: {error}") from error
-        return IntervalSchedule(max(timedelta(seconds=distance // timedelta(seconds=1)), timedelta(seconds=1)))
+        return IntervalSchedule(max(timedelta(seconds=interval // timedelta(seconds=1)), timedelta(seconds=1)))
     if text.startswith("@") and text not in DESCRIPTORS:
         raise ScheduleError(f"unrecognized descriptor: {text}")
     words = DESCRIPTORS.get(text, text).split()
@@ -152,23 +152,23 @@ def parse_schedule(text: str, zone: str | None = None) -> Schedule:
 
 
 def parse_field(text: str, minimum: int, maximum: int, names: dict[str, int] | None = None) -> CronField:
-    """Values, ranges and steps, with commas between them."""
+    """Parse values, ranges and steps separated by commas."""
     values: set[int] = set()
-    is_any = False
+    is_wildcard = False
     for part in text.split(","):
         span, slash, step = part.partition("/")
         first, dash, last = span.partition("-")
-        pace = parse_number(step) if slash else 1
+        increment = parse_number(step) if slash else 1
         if first in ("*", "?") and not dash:
             start, end = minimum, maximum
-            is_any = is_any or pace == 1
+            is_wildcard = is_wildcard or increment == 1
         else:
             start = parse_number(first, names)
             end = parse_number(last, names) if dash else maximum if slash else start
-        if not minimum <= start <= end <= maximum or pace < 1:
+        if not minimum <= start <= end <= maximum or increment < 1:
             raise ScheduleError(f"{part}: not within {minimum}-{maximum}")
-        values.update(range(start, end + 1, pace))
-    return CronField(tuple(sorted(values)), is_any)
+        values.update(range(start, end + 1, increment))
+    return CronField(tuple(sorted(values)), is_wildcard)
 
 
 def parse_number(text: str, names: dict[str, int] | None = None) -> int:

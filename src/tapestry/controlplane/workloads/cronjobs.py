@@ -1,6 +1,6 @@
-"""CronJobs: a Job whenever one is due.
+"""CronJob controller: creates a Job at each scheduled time.
 
-When that is, `schedules` says.  A Job's name follows from its minute, so that nobody makes it twice.
+`cron_schedule` computes the times. The name of a Job contains its scheduled minute, so that it is created only once.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,17 +36,17 @@ from tapestry.kube.times import parse_time, timestamp
 
 SCHEDULED_TIMESTAMP = "batch.kubernetes.io/cronjob-scheduled-timestamp"
 MAX_MISSED_STARTS = 100
-"""Moments that were missed, beyond which somebody is told that something is wrong."""
+"""Number of missed start times above which a warning event is recorded."""
 NEVER_DUE_MESSAGE = "time difference between two schedules is less than 1 second"
-"""What Kubernetes says of a schedule by which nothing is ever due."""
+"""Kubernetes' message for a schedule without any start time."""
 CACHE_RETRY_INTERVAL = 0.1
-"""Seconds until a cache is asked again whether it has seen the last write."""
+"""Seconds until the next check whether the cache contains the last write."""
 HISTORY_LIMITS = {"Complete": ("successfulJobsHistoryLimit", 3), "Failed": ("failedJobsHistoryLimit", 1)}
 
 
 @dataclass(frozen=True)
 class CronJobReconciler:
-    """Makes the Jobs of each CronJob."""
+    """Creates and deletes the Jobs of each CronJob."""
 
     client: Client
     events: Recorder
@@ -87,14 +87,14 @@ class CronJobReconciler:
                 for job in active:
                     await self.delete_job(cron, job)
                 active = []
-            if (made := await self.create_job(cron, due)) is not None:
-                started = [*map(job_reference, active), job_reference(made)]
-                status = {**status, "active": started, "lastScheduleTime": timestamp(due)}
+            if (created := await self.create_job(cron, due)) is not None:
+                references = [*map(job_reference, active), job_reference(created)]
+                status = {**status, "active": references, "lastScheduleTime": timestamp(due)}
         await self.update_status(cron, status)
-        following = schedule.next_after(self.now())
-        return Result(requeue_at=following) if following is not None else None
+        next_start = schedule.next_after(self.now())
+        return Result(requeue_at=next_start) if next_start is not None else None
 
-    # -- when
+    # -- schedule
 
     def schedule(self, cron: Object) -> Schedule | None:
         text, zone = cron["spec"]["schedule"], cron["spec"].get("timeZone")
@@ -107,16 +107,16 @@ class CronJobReconciler:
         return None
 
     def due_time(self, cron: Object, schedule: Schedule) -> datetime | None:
-        """The last moment at which a Job was due that has none yet, unless it is too late for it."""
+        """Return the latest start time that has no Job yet and whose deadline has not passed."""
         now = self.now()
         since = earliest_start(cron, now)
-        found = schedule.last_between(since, now)
-        if found is None:
+        due = schedule.last_between(since, now)
+        if due is None:
             return None
         if has_missed_many(schedule, since, now):
             message = "too many missed start times. Set or decrease .spec.startingDeadlineSeconds or check clock skew"
             self.events.warning(cron, "TooManyMissedTimes", message)
-        return found
+        return due
 
     def may_start(self, cron: Object, active: Sequence[Object]) -> bool:
         if active and cron["spec"].get("concurrencyPolicy") == "Forbid":
@@ -126,16 +126,16 @@ class CronJobReconciler:
         return True
 
     async def is_current(self, cron: Object) -> bool:
-        """Whether the cache has what was last written: a Job that has come and gone must not come again."""
+        """Return whether the cached CronJob is up to date, so that a deleted Job is not created again."""
         live = await self.client.get(CRON_JOBS, name_of(cron), namespace_of(cron))
         return version_of(live) == version_of(cron)
 
     # -- Jobs
 
     async def active_jobs(self, cron: Object, jobs: Sequence[Object]) -> list[Object]:
-        """Jobs that have not finished; one that was there and is not seen now is asked for."""
+        """Return unfinished Jobs. Jobs of the status that are not cached are read from the API server."""
         known = {uid_of(job) for job in jobs}
-        found = [job for job in jobs if not is_finished(job)]
+        active = [job for job in jobs if not is_finished(job)]
         for each in value_at(cron, "status", "active", default=()):
             if each["uid"] in known:
                 continue
@@ -144,36 +144,36 @@ class CronJobReconciler:
             except NotFound:
                 self.events.normal(cron, "MissingJob", f"Active job went missing: {each['name']}")
             else:
-                found += [job] if uid_of(job) == each["uid"] and not is_finished(job) else []
-        was = {each["uid"] for each in value_at(cron, "status", "active", default=())}
+                active += [job] if uid_of(job) == each["uid"] and not is_finished(job) else []
+        previously_active = {each["uid"] for each in value_at(cron, "status", "active", default=())}
         for job in jobs:
-            if is_finished(job) and uid_of(job) in was:
-                end = "Complete" if is_condition_true(job, "Complete") else "Failed"
-                self.events.normal(cron, "SawCompletedJob", f"Saw completed job: {name_of(job)}, condition: {end}")
-        return sorted(found, key=name_of)
+            if is_finished(job) and uid_of(job) in previously_active:
+                result = "Complete" if is_condition_true(job, "Complete") else "Failed"
+                self.events.normal(cron, "SawCompletedJob", f"Saw completed job: {name_of(job)}, condition: {result}")
+        return sorted(active, key=name_of)
 
     async def create_job(self, cron: Object, due: datetime) -> Object | None:
-        """The Job for that moment; None where its name is another's."""
-        wanted = job_of(cron, due)
+        """Create the Job for that time. Return None if another object has its name."""
+        desired = job_of(cron, due)
         try:
-            made = await self.client.create(JOBS, wanted)
+            created = await self.client.create(JOBS, desired)
         except AlreadyExists:
-            held = await self.client.get(JOBS, name_of(wanted), namespace_of(wanted))
-            return held if owned_pods.is_controlled_by(held, cron) else None
+            existing = await self.client.get(JOBS, name_of(desired), namespace_of(desired))
+            return existing if owned_pods.is_controlled_by(existing, cron) else None
         except ApiError as error:
             self.events.warning(cron, "FailedCreate", f"Error creating job: {error.message}")
             raise
-        self.events.normal(cron, "SuccessfulCreate", f"Created job {name_of(made)}")
-        return made
+        self.events.normal(cron, "SuccessfulCreate", f"Created job {name_of(created)}")
+        return created
 
     async def delete_old_jobs(self, cron: Object, jobs: Sequence[Object]) -> None:
-        """Remove finished Jobs beyond those that are kept to look at."""
-        for end, (field, limit) in HISTORY_LIMITS.items():
-            ended = sorted(
-                (job for job in jobs if is_condition_true(job, end) and not is_deleting(job)),
+        """Delete finished Jobs over the history limits."""
+        for condition, (field, limit) in HISTORY_LIMITS.items():
+            finished = sorted(
+                (job for job in jobs if is_condition_true(job, condition) and not is_deleting(job)),
                 key=lambda job: (value_at(job, "status", "startTime", default=""), name_of(job)),
             )
-            for job in ended[: max(len(ended) - cron["spec"].get(field, limit), 0)]:
+            for job in finished[: max(len(finished) - cron["spec"].get(field, limit), 0)]:
                 await self.delete_job(cron, job)
 
     async def delete_job(self, cron: Object, job: Object) -> None:
@@ -184,50 +184,50 @@ class CronJobReconciler:
         self.events.normal(cron, "SuccessfulDelete", f"Deleted job {name_of(job)}")
 
     async def update_status(self, cron: Object, status: Object) -> None:
-        wanted = {key: value for key, value in status.items() if value}
-        if patch := merge_patch(cron.get("status") or {}, wanted):
+        desired = {key: value for key, value in status.items() if value}
+        if patch := merge_patch(cron.get("status") or {}, desired):
             await self.client.patch(CRON_JOBS, cron, {"status": patch}, subresource="status")
 
 
 def earliest_start(cron: Object, now: datetime) -> datetime:
-    """The moment after which what is due has no Job yet, and is not too late."""
+    """Return the time after which start times have no Job yet and their deadline has not passed."""
     since = parse_time(value_at(cron, "status", "lastScheduleTime") or cron["metadata"]["creationTimestamp"])
     seconds = cron["spec"].get("startingDeadlineSeconds")
     return max(since, now - timedelta(seconds=seconds)) if seconds is not None else since
 
 
 def has_missed_many(schedule: Schedule, since: datetime, now: datetime) -> bool:
-    moment: datetime | None = since
+    start: datetime | None = since
     for _ in range(MAX_MISSED_STARTS + 1):
-        moment = schedule.next_after(moment) if moment is not None else None
-        if moment is None or moment > now:
+        start = schedule.next_after(start) if start is not None else None
+        if start is None or start > now:
             return False
     return True
 
 
 def last_success_status(cron: Object, jobs: Sequence[Object]) -> Object:
-    """When a Job was last complete."""
-    said = value_at(cron, "status", "lastSuccessfulTime")
-    moments = [value_at(job, "status", "completionTime") for job in jobs if is_condition_true(job, "Complete")]
-    last = max(filter(None, (said, *moments)), default=None)
+    """Return the time at which a Job last completed, as a status field."""
+    recorded = value_at(cron, "status", "lastSuccessfulTime")
+    times = [value_at(job, "status", "completionTime") for job in jobs if is_condition_true(job, "Complete")]
+    last = max(filter(None, (recorded, *times)), default=None)
     return {"lastSuccessfulTime": last} if last is not None else {}
 
 
 def job_reference(job: Object) -> Object:
-    """As `status.active` has it; without a version, which says nothing to anybody."""
-    found = object_reference(with_type_meta(JOBS, job))
-    return {key: value for key, value in found.items() if key != "resourceVersion"}
+    """Return a reference to a Job for `status.active`, without a resource version."""
+    reference = object_reference(with_type_meta(JOBS, job))
+    return {key: value for key, value in reference.items() if key != "resourceVersion"}
 
 
 def job_of(cron: Object, due: datetime) -> Object:
     template, zone = cron["spec"]["jobTemplate"], cron["spec"].get("timeZone")
     metadata = template.get("metadata") or {}
-    moment = due.astimezone(ZoneInfo(zone)).isoformat() if zone else timestamp(due)
-    made = owned_object(cron, JOBS, {"spec": template["spec"]}, name=f"{name_of(cron)}-{int(due.timestamp()) // 60}")
-    said = {"annotations": {**(metadata.get("annotations") or {}), SCHEDULED_TIMESTAMP: moment}}
+    scheduled = due.astimezone(ZoneInfo(zone)).isoformat() if zone else timestamp(due)
+    job = owned_object(cron, JOBS, {"spec": template["spec"]}, name=f"{name_of(cron)}-{int(due.timestamp()) // 60}")
+    job_metadata = {"annotations": {**(metadata.get("annotations") or {}), SCHEDULED_TIMESTAMP: scheduled}}
     if metadata.get("labels"):
-        said["labels"] = metadata["labels"]
-    return {**made, "metadata": {**made["metadata"], **said}}
+        job_metadata["labels"] = metadata["labels"]
+    return {**job, "metadata": {**job["metadata"], **job_metadata}}
 
 
 def install(manager: Manager) -> None:

@@ -1,7 +1,7 @@
-"""Daemons: which nodes a DaemonSet has a pod on, and what its pods are to become next.  Pure.
+"""Pure functions that decide which nodes get a pod of a DaemonSet, and which pods to replace.
 
-A node has the pod unless its labels or its taints say that it cannot; whether there is room is the scheduler's matter,
-to whom each pod says which node it is for.
+A node gets a pod if its labels match and its taints are tolerated. Each pod has a node affinity for its node, and the
+scheduler checks the resources.
 """
 
 import math
@@ -25,21 +25,21 @@ POD_GENERATION = "pod-template-generation"
 NO_EXECUTE_TOLERATIONS = {"not-ready": "NoExecute", "unreachable": "NoExecute"}
 NO_SCHEDULE_TOLERATIONS = ("disk-pressure", "memory-pressure", "pid-pressure", "unschedulable")
 FAILED_POD_BACKOFF = timedelta(seconds=10)
-"""How long a pod is there at least before it is replaced for having failed: its node may refuse the next one, too."""
+"""Minimum age of a failed pod before it is replaced, because its node may reject the next one, too."""
 
 
 class DaemonFit(NamedTuple):
-    """What a node is to a DaemonSet."""
+    """Eligibility of a node for a DaemonSet."""
 
     should_run: bool
-    """Whether it should have a pod."""
+    """True if the node should have a pod."""
     should_continue_running: bool
-    """Whether it may keep one."""
+    """True if an existing pod may stay on the node."""
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonStep:
-    """What to do now: nodes that are to get a pod, pods that are to go, and when to look again."""
+    """Nodes on which to create a pod, pods to delete, and the time of the next reconcile."""
 
     to_create: Sequence[str] = ()
     to_delete: Sequence[Object] = ()
@@ -58,25 +58,28 @@ def daemon_fit(daemon_set: Object, node: Object) -> DaemonFit:
     required = value_at(spec, "affinity", "nodeAffinity", REQUIRED)
     if required is not None and not node_selector(required).matches(node):
         return DaemonFit(False, False)
-    held = tolerations_of(spec)
-    effects = {each["effect"] for each in value_at(node, "spec", "taints", default=()) if not is_tolerated(each, held)}
+    tolerations = tolerations_of(spec)
+    effects = {
+        each["effect"] for each in value_at(node, "spec", "taints", default=()) if not is_tolerated(each, tolerations)
+    }
     return DaemonFit(not effects & {"NoSchedule", "NoExecute"}, "NoExecute" not in effects)
 
 
 def tolerations_of(spec: Object) -> list[Object]:
-    """What a template tolerates, and what every daemon does: trouble of its node is its own."""
-    known = {**NO_EXECUTE_TOLERATIONS, **dict.fromkeys(NO_SCHEDULE_TOLERATIONS, "NoSchedule")}
+    """Return the tolerations of the template and those that every daemon pod has."""
+    effects = {**NO_EXECUTE_TOLERATIONS, **dict.fromkeys(NO_SCHEDULE_TOLERATIONS, "NoSchedule")}
     if spec.get("hostNetwork"):
-        known["network-unavailable"] = "NoSchedule"
-    added = [
-        {"key": f"node.kubernetes.io/{name}", "operator": "Exists", "effect": effect} for name, effect in known.items()
+        effects["network-unavailable"] = "NoSchedule"
+    defaults = [
+        {"key": f"node.kubernetes.io/{name}", "operator": "Exists", "effect": effect}
+        for name, effect in effects.items()
     ]
-    own = [each for each in spec.get("tolerations") or () if each not in added]
-    return [*own, *added]
+    own = [each for each in spec.get("tolerations") or () if each not in defaults]
+    return [*own, *defaults]
 
 
 def target_node(pod: Object) -> str | None:
-    """The node that the pod is on, or is for."""
+    """Return the node on which the pod runs, or for which it is intended."""
     if name := value_at(pod, "spec", "nodeName"):
         return str(name)
     for term in value_at(pod, "spec", "affinity", "nodeAffinity", REQUIRED, "nodeSelectorTerms", default=()):
@@ -87,18 +90,18 @@ def target_node(pod: Object) -> str | None:
 
 
 def pods_by_node(pods: Iterable[Object]) -> dict[str, list[Object]]:
-    found: dict[str, list[Object]] = {}
+    by_node: dict[str, list[Object]] = {}
     for pod in pods:
         if (node := target_node(pod)) is not None:
-            found.setdefault(node, []).append(pod)
-    return found
+            by_node.setdefault(node, []).append(pod)
+    return by_node
 
 
 # -- pods
 
 
 def daemon_pod(daemon_set: Object, node: str, revision_hash: str, is_free: owned_pods.IsFree) -> Object:
-    """A pod for a node, of the template that has the mark."""
+    """Return a pod for a node, labelled with the hash of its revision."""
     template = daemon_set["spec"]["template"]
     name = next(each for each in daemon_pod_names(daemon_set, node, revision_hash) if is_free(each))
     pod = owned_pods.pod_from_template(template, daemon_set, name)
@@ -108,8 +111,8 @@ def daemon_pod(daemon_set: Object, node: str, revision_hash: str, is_free: owned
     field = {"key": "metadata.name", "operator": "In", "values": [node]}
     affinity = template["spec"].get("affinity") or {}
     nodes = {**(affinity.get("nodeAffinity") or {}), REQUIRED: {"nodeSelectorTerms": [{"matchFields": [field]}]}}
-    place = {"affinity": {**affinity, "nodeAffinity": nodes}, "tolerations": tolerations_of(template["spec"])}
-    return {**pod, "metadata": {**pod["metadata"], "labels": labels}, "spec": {**pod["spec"], **place}}
+    scheduling = {"affinity": {**affinity, "nodeAffinity": nodes}, "tolerations": tolerations_of(template["spec"])}
+    return {**pod, "metadata": {**pod["metadata"], "labels": labels}, "spec": {**pod["spec"], **scheduling}}
 
 
 def daemon_pod_names(daemon_set: Object, node: str, revision_hash: str) -> Iterator[str]:
@@ -133,7 +136,7 @@ def daemon_set_min_ready(daemon_set: Object) -> timedelta:
 
 @dataclass(frozen=True, slots=True)
 class UpdateLimits:
-    """How far an update may go at a time, in nodes."""
+    """Limits of a rolling update, in nodes."""
 
     max_unavailable: int
     max_surge: int
@@ -153,29 +156,29 @@ def next_daemon_step(
     revision_hash: str,
     now: datetime,
 ) -> DaemonStep:
-    """What to do now; `pods` are by their nodes, `mark` is that of the present template."""
+    """Return the next step. `pods` are by node, `revision_hash` is that of the current template."""
     rolls = value_at(daemon_set, "spec", "updateStrategy", "type", default="RollingUpdate") == "RollingUpdate"
     limits = update_limits(daemon_set, sum(fit.should_run for fit in nodes.values())) if rolls else UpdateLimits(0, 0)
-    make: list[str] = []
-    leave: list[Object] = []
-    moments: list[datetime] = []
-    kept: dict[str, list[Object]] = {}
+    to_create: list[str] = []
+    to_delete: list[Object] = []
+    times: list[datetime] = []
+    to_keep: dict[str, list[Object]] = {}
     for node in sorted(nodes.keys() | pods.keys()):
-        fit, found = (
+        fit, existing = (
             nodes.get(node),
             [pod for pod in pods.get(node, ()) if owned_pods.is_active(pod) or not has_fully_terminated(pod)],
         )
-        going = unwanted_pods(found, fit, revision_hash, now, is_surging=limits.max_surge > 0)
-        leave += going
+        surplus = unwanted_pods(existing, fit, revision_hash, now, is_surging=limits.max_surge > 0)
+        to_delete += surplus
         if fit is None or not fit.should_run:
             continue
-        staying = [pod for pod in found if not is_deleting(pod)]
-        if not staying and (limits.max_surge or not found):
-            make.append(node)
-        kept[node] = [pod for pod in staying if pod not in going and owned_pods.is_active(pod)]
-        moments += [replacement_time(pod) for pod in staying if pod not in going and not owned_pods.is_active(pod)]
-    more = rolling_update_step(daemon_set, kept, revision_hash, limits, now) if rolls else DaemonStep()
-    return DaemonStep([*make, *more.to_create], [*leave, *more.to_delete], min(moments, default=None))
+        live = [pod for pod in existing if not is_deleting(pod)]
+        if not live and (limits.max_surge or not existing):
+            to_create.append(node)
+        to_keep[node] = [pod for pod in live if pod not in surplus and owned_pods.is_active(pod)]
+        times += [replacement_time(pod) for pod in live if pod not in surplus and not owned_pods.is_active(pod)]
+    update = rolling_update_step(daemon_set, to_keep, revision_hash, limits, now) if rolls else DaemonStep()
+    return DaemonStep([*to_create, *update.to_create], [*to_delete, *update.to_delete], min(times, default=None))
 
 
 def has_fully_terminated(pod: Object) -> bool:
@@ -185,15 +188,15 @@ def has_fully_terminated(pod: Object) -> bool:
 def unwanted_pods(
     pods: Sequence[Object], fit: DaemonFit | None, revision_hash: str, now: datetime, *, is_surging: bool
 ) -> list[Object]:
-    """Pods that have no business on their node, whatever the template."""
-    staying = [pod for pod in pods if not is_deleting(pod)]
+    """Return pods that must not be on their node, regardless of their revision."""
+    remaining = [pod for pod in pods if not is_deleting(pod)]
     if fit is None:
-        return [pod for pod in staying if not value_at(pod, "spec", "nodeName")]
+        return [pod for pod in remaining if not value_at(pod, "spec", "nodeName")]
     if not fit.should_continue_running:
-        return staying
-    ended = [pod for pod in staying if not owned_pods.is_active(pod) and replacement_time(pod) <= now]
-    alive = sorted(filter(owned_pods.is_active, staying), key=oldest_first)
-    return [*ended, *surplus_daemon_pods(alive, revision_hash, is_surging=is_surging)]
+        return remaining
+    terminated = [pod for pod in remaining if not owned_pods.is_active(pod) and replacement_time(pod) <= now]
+    active = sorted(filter(owned_pods.is_active, remaining), key=oldest_first)
+    return [*terminated, *surplus_daemon_pods(active, revision_hash, is_surging=is_surging)]
 
 
 def replacement_time(pod: Object) -> datetime:
@@ -207,7 +210,7 @@ def oldest_first(pod: Object) -> tuple[bool, str, str]:
 
 
 def surplus_daemon_pods(alive: Sequence[Object], revision_hash: str, *, is_surging: bool) -> list[Object]:
-    """Pods that a node has too many of; while an update surges it may have one of each kind."""
+    """Return surplus pods of a node. During a surge, it may have one old and one updated pod."""
     if not is_surging:
         return list(alive[1:])
     new = [pod for pod in alive if is_updated(pod, revision_hash)]
@@ -222,11 +225,11 @@ def rolling_update_step(
     limits: UpdateLimits,
     now: datetime,
 ) -> DaemonStep:
-    """What brings the present template to more nodes; `kept` are pods that stay, by nodes that should have one."""
-    patience = daemon_set_min_ready(daemon_set)
+    """Return the next step of a rolling update. `pods_to_keep` are by node."""
+    min_ready = daemon_set_min_ready(daemon_set)
 
-    def works(pod: Object | None) -> bool:
-        return pod is not None and owned_pods.is_available(pod, patience, now)
+    def is_up(pod: Object | None) -> bool:
+        return pod is not None and owned_pods.is_available(pod, min_ready, now)
 
     pairs = {
         node: (
@@ -236,19 +239,19 @@ def rolling_update_step(
         for node, pods in pods_to_keep.items()
     }
     outdated = {node: old for node, (new, old) in pairs.items() if new is None and old is not None}
-    broken = {node: old for node, old in outdated.items() if not works(old)}
+    broken = {node: old for node, old in outdated.items() if not is_up(old)}
     healthy = [node for node in outdated if node not in broken]
     if limits.max_surge:
-        both = [(new, old) for new, old in pairs.values() if new is not None and old is not None]
-        done = [old for new, old in both if works(new) or not owned_pods.is_ready(old)]
-        room = max(limits.max_surge - (len(both) - len(done)), 0)
-        return DaemonStep([*broken, *healthy[:room]], done)
-    unavailable = len(broken) + sum(not works(new) for node, (new, _) in pairs.items() if node not in outdated)
-    room = max(limits.max_unavailable - unavailable, 0)
-    return DaemonStep((), [*broken.values(), *(outdated[node] for node in healthy[:room])])
+        surging = [(new, old) for new, old in pairs.values() if new is not None and old is not None]
+        replaced = [old for new, old in surging if is_up(new) or not owned_pods.is_ready(old)]
+        allowed = max(limits.max_surge - (len(surging) - len(replaced)), 0)
+        return DaemonStep([*broken, *healthy[:allowed]], replaced)
+    unavailable = len(broken) + sum(not is_up(new) for node, (new, _) in pairs.items() if node not in outdated)
+    allowed = max(limits.max_unavailable - unavailable, 0)
+    return DaemonStep((), [*broken.values(), *(outdated[node] for node in healthy[:allowed])])
 
 
-# -- telling
+# -- status
 
 
 def daemon_set_status(
@@ -258,20 +261,20 @@ def daemon_set_status(
     revision_hash: str,
     now: datetime,
 ) -> Object:
-    wanted = [node for node, fit in nodes.items() if fit.should_run]
-    first = [min(pods[node], key=oldest_first) for node in wanted if pods.get(node)]
-    patience = daemon_set_min_ready(daemon_set)
-    available = sum(owned_pods.is_available(pod, patience, now) for pod in first)
+    desired = [node for node, fit in nodes.items() if fit.should_run]
+    first = [min(pods[node], key=oldest_first) for node in desired if pods.get(node)]
+    min_ready = daemon_set_min_ready(daemon_set)
+    available = sum(owned_pods.is_available(pod, min_ready, now) for pod in first)
     updated = sum(is_updated(pod, revision_hash) for pod in first)
-    found = {
-        "desiredNumberScheduled": len(wanted),
+    status = {
+        "desiredNumberScheduled": len(desired),
         "currentNumberScheduled": len(first),
         "numberMisscheduled": sum(bool(pods.get(node)) for node, fit in nodes.items() if not fit.should_run),
         "numberReady": sum(map(owned_pods.is_ready, first)),
         "updatedNumberScheduled": updated,
         "numberAvailable": available,
-        "numberUnavailable": len(wanted) - available,
+        "numberUnavailable": len(desired) - available,
         "observedGeneration": daemon_set["metadata"].get("generation", 0),
     }
     always = ("desiredNumberScheduled", "currentNumberScheduled", "numberMisscheduled", "numberReady")
-    return {key: count for key, count in found.items() if count or key in always}
+    return {key: count for key, count in status.items() if count or key in always}

@@ -1,6 +1,6 @@
-"""DaemonSets: a pod on each node that it fits.
+"""DaemonSet controller: one pod on each matching node.
 
-Which pods come and go is decided in `daemons`; here it is done, and told.
+`daemonset_steps` decides which pods to create and delete. This module executes the steps and updates the status.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,12 +27,12 @@ from tapestry.kube.patches import merge_patch
 from tapestry.kube.resources import CONTROLLER_REVISIONS, DAEMON_SETS, NODES, PODS
 
 NAME_RETRY_INTERVAL = 1.0
-"""Seconds until a name that was taken is tried again."""
+"""Seconds until a name collision is retried."""
 
 
 @dataclass(frozen=True)
 class DaemonSetReconciler:
-    """Keeps the pods of each DaemonSet."""
+    """Creates and deletes the pods of each DaemonSet."""
 
     client: Client
     events: Recorder
@@ -49,24 +49,24 @@ class DaemonSetReconciler:
             return None
         selector = owned_pods.selector_of(daemon_set)
         found = owned_pods.candidates(self.revisions, daemon_set)
-        kept = await controller_revisions.claim_revisions(self.client, DAEMON_SETS, daemon_set, selector, found)
-        present = await controller_revisions.ensure_current_revision(self.client, DAEMON_SETS, daemon_set, kept)
-        if present is None:
+        revisions = await controller_revisions.claim_revisions(self.client, DAEMON_SETS, daemon_set, selector, found)
+        current = await controller_revisions.ensure_current_revision(self.client, DAEMON_SETS, daemon_set, revisions)
+        if current is None:
             return Result(requeue_after=NAME_RETRY_INTERVAL)
         candidates = owned_pods.candidates(self.pods, daemon_set)
         pods = await owned_pods.claim_objects(self.client, DAEMON_SETS, daemon_set, selector, candidates, PODS)
         fits = {name_of(node): daemonset_steps.daemon_fit(daemon_set, node) for node in self.nodes.store.list()}
-        places, mark, now = daemonset_steps.pods_by_node(pods), controller_revisions.hash_of(present), self.now()
-        step = daemonset_steps.next_daemon_step(daemon_set, fits, places, mark, now)
+        by_node, digest, now = daemonset_steps.pods_by_node(pods), controller_revisions.hash_of(current), self.now()
+        step = daemonset_steps.next_daemon_step(daemon_set, fits, by_node, digest, now)
         failure: ApiError | None = None
         try:
-            await self.apply_step(daemon_set, step, pods, mark)
+            await self.apply_step(daemon_set, step, pods, digest)
         except Conflict:
             raise
         except ApiError as error:
             failure = error
-        await self.update_status(daemon_set, daemonset_steps.daemon_set_status(daemon_set, fits, places, mark, now))
-        _, others = controller_revisions.split_revisions(daemon_set, kept)
+        await self.update_status(daemon_set, daemonset_steps.daemon_set_status(daemon_set, fits, by_node, digest, now))
+        _, others = controller_revisions.split_revisions(daemon_set, revisions)
         live = {labels_of(pod).get(controller_revisions.CONTROLLER_REVISION_HASH, "") for pod in pods}
         await controller_revisions.delete_revisions(
             self.client, controller_revisions.surplus_revisions(daemon_set, others, live)
@@ -91,17 +91,17 @@ class DaemonSetReconciler:
         for node in step.to_create:
             pod = daemonset_steps.daemon_pod(daemon_set, node, revision_hash, is_free)
             try:
-                made = await owned_pods.create_pod(self.client, pod, daemon_set)
+                created = await owned_pods.create_pod(self.client, pod, daemon_set)
             except ApiError as error:
                 self.events.warning(daemon_set, "FailedCreate", f"Error creating: {error.message}")
                 raise
-            if made is not None:
+            if created is not None:
                 self.events.normal(daemon_set, "SuccessfulCreate", f"Created pod: {name_of(pod)}")
 
     async def update_status(self, daemon_set: Object, status: Object) -> None:
         before = daemon_set.get("status") or {}
-        kept = {key: before[key] for key in ("collisionCount", "conditions") if key in before}
-        if patch := merge_patch(before, {**kept, **status}):
+        unchanged = {key: before[key] for key in ("collisionCount", "conditions") if key in before}
+        if patch := merge_patch(before, {**unchanged, **status}):
             try:
                 await self.client.patch(DAEMON_SETS, daemon_set, {"status": patch}, subresource="status")
             except NotFound:
@@ -109,7 +109,7 @@ class DaemonSetReconciler:
 
 
 def node_fit_changed(old: Object | None, new: Object | None) -> bool:
-    """Whether a node has come, or gone, or has other labels or taints: heartbeats are many."""
+    """Return whether a node was added or deleted, or its labels or taints changed. Heartbeats are ignored."""
     if old is None or new is None:
         return True
     return labels_of(old) != labels_of(new) or value_at(old, "spec", "taints") != value_at(new, "spec", "taints")
@@ -119,15 +119,15 @@ def install(manager: Manager) -> None:
     sets = manager.informer(DAEMON_SETS, indexers={"namespace": own_namespace})
     nodes = manager.informer(NODES)
     pods = manager.informer(PODS, indexers=owned_pods.OWNER_INDEXERS)
-    kept = manager.informer(CONTROLLER_REVISIONS, indexers=owned_pods.OWNER_INDEXERS)
+    revisions = manager.informer(CONTROLLER_REVISIONS, indexers=owned_pods.OWNER_INDEXERS)
     reconciler = DaemonSetReconciler(
-        manager.client, manager.events, manager.now, sets, nodes, pods, owned_pods.DeletedPods(pods), kept
+        manager.client, manager.events, manager.now, sets, nodes, pods, owned_pods.DeletedPods(pods), revisions
     )
     controller = manager.controller("daemonsets", reconciler.reconcile)
 
-    def every_set(_: Object) -> Iterable[str]:
+    def all_set_keys(_: Object) -> Iterable[str]:
         return map(key_of, sets.store.list())
 
     controller.watch(sets)
     controller.watch(pods, matching_owner_keys(sets, DAEMON_SETS), after=BATCH_INTERVAL)
-    controller.watch(nodes, every_set, when=node_fit_changed)
+    controller.watch(nodes, all_set_keys, when=node_fit_changed)

@@ -1,6 +1,6 @@
-"""Deployments: one ReplicaSet after another, without a moment in which nothing works.
+"""Deployment controller: rolls pods from one ReplicaSet to the next.
 
-What is to be done is decided in `rollouts`; here it is done, and told.
+`rollouts` decides the steps. This module executes them and updates the status.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -43,15 +43,15 @@ REPLICA_SET_UPDATED, NEW_REPLICA_SET_AVAILABLE, DEPLOYMENT_PAUSED = (
     "NewReplicaSetAvailable",
     "DeploymentPaused",
 )
-"""Reasons of the condition that says how a rollout comes along."""
+"""Reasons of the condition Progressing."""
 DEFAULT_PROGRESS_DEADLINE = 600
 NO_PROGRESS_DEADLINE = 2**31 - 1
-"""A deadline for progress that stands for none."""
+"""Value of `progressDeadlineSeconds` that means no deadline."""
 
 
 @dataclass(frozen=True)
 class DeploymentReconciler:
-    """Keeps the ReplicaSets of each Deployment."""
+    """Manages the ReplicaSets of each Deployment."""
 
     client: Client
     events: Recorder
@@ -72,8 +72,8 @@ class DeploymentReconciler:
         if is_deleting(deployment):
             return await self.update_status(deployment, new, old)
         if new is None and not deployment["spec"].get("paused"):
-            made = await self.create_replica_set(deployment, old)
-            return None if made else Result(requeue_after=1)  # it comes by the watch
+            is_created = await self.create_replica_set(deployment, old)
+            return None if is_created else Result(requeue_after=1)  # the watch event triggers another reconcile
         if new is not None:
             new = await self.update_revision(deployment, new, old)
         step = rollouts.next_rollout_step(deployment, new, old, sum(map(self.running_pods, old)))
@@ -91,40 +91,42 @@ class DeploymentReconciler:
     # -- ReplicaSets
 
     async def create_replica_set(self, deployment: Object, old: Sequence[Object]) -> bool:
-        """A ReplicaSet for the present template; whether nobody else has its name."""
+        """Create a ReplicaSet for the current template. Return False on a name collision."""
         collisions = value_at(deployment, "status", "collisionCount", default=0)
         content = rollouts.new_replica_set(deployment, collisions)
         revision = str(max(map(rollouts.revision_of, old), default=0) + 1)
         bounds = rollouts.bounds_of(deployment)
-        said = {REVISION: revision, DESIRED_REPLICAS: str(bounds.replicas), MAX_REPLICAS: str(bounds.max_replicas)}
-        made = owned_object(
+        extra = {REVISION: revision, DESIRED_REPLICAS: str(bounds.replicas), MAX_REPLICAS: str(bounds.max_replicas)}
+        replica_set = owned_object(
             deployment, REPLICA_SETS, {"spec": content["spec"]}, name=replica_set_name(deployment, content)
         )
-        metadata = {**content["metadata"], **made["metadata"]}
-        metadata["annotations"] = {**content["metadata"]["annotations"], **said}
+        metadata = {**content["metadata"], **replica_set["metadata"]}
+        metadata["annotations"] = {**content["metadata"]["annotations"], **extra}
         try:
-            await self.client.create(REPLICA_SETS, {**made, "metadata": metadata})
+            await self.client.create(REPLICA_SETS, {**replica_set, "metadata": metadata})
         except AlreadyExists:
-            held = await self.client.get(REPLICA_SETS, name_of(made), namespace_of(made))
-            if not owned_pods.is_controlled_by(held, deployment) or not rollouts.has_template_of(held, deployment):
+            existing = await self.client.get(REPLICA_SETS, name_of(replica_set), namespace_of(replica_set))
+            if not owned_pods.is_controlled_by(existing, deployment) or not rollouts.has_template_of(
+                existing, deployment
+            ):
                 patch = {"status": {"collisionCount": collisions + 1}}
                 await self.client.patch(DEPLOYMENTS, deployment, patch, subresource="status")
                 return False
         return True
 
     async def update_revision(self, deployment: Object, new: Object, old: Sequence[Object]) -> Object:
-        """See that the new ReplicaSet has the highest number, and the Deployment says which."""
+        """Give the new ReplicaSet the highest revision number, and copy it to the Deployment."""
         highest = max(map(rollouts.revision_of, old), default=0)
         revision = max(rollouts.revision_of(new), highest + 1)
-        wanted = {**rollouts.propagated_annotations(annotations_of(deployment)), REVISION: str(revision)}
+        desired = {**rollouts.propagated_annotations(annotations_of(deployment)), REVISION: str(revision)}
         if before := rollouts.revision_of(new) if rollouts.revision_of(new) != revision else 0:
-            wanted[REVISION_HISTORY] = ",".join(filter(None, (annotations_of(new).get(REVISION_HISTORY), str(before))))
-        patience = deployment["spec"].get("minReadySeconds", 0)
+            desired[REVISION_HISTORY] = ",".join(filter(None, (annotations_of(new).get(REVISION_HISTORY), str(before))))
+        min_ready = deployment["spec"].get("minReadySeconds", 0)
         patch: Object = {}
-        if missing := {key: value for key, value in wanted.items() if annotations_of(new).get(key) != value}:
+        if missing := {key: value for key, value in desired.items() if annotations_of(new).get(key) != value}:
             patch["metadata"] = {"annotations": missing}
-        if new["spec"].get("minReadySeconds", 0) != patience:
-            patch["spec"] = {"minReadySeconds": patience}
+        if new["spec"].get("minReadySeconds", 0) != min_ready:
+            patch["spec"] = {"minReadySeconds": min_ready}
         if patch:
             new = await self.client.patch(REPLICA_SETS, new, patch)
         if annotations_of(deployment).get(REVISION) != str(revision):
@@ -133,17 +135,17 @@ class DeploymentReconciler:
 
     async def scale(self, deployment: Object, replica_set: Object, size: int) -> None:
         bounds, before = rollouts.bounds_of(deployment), rollouts.spec_replicas(replica_set)
-        said = {DESIRED_REPLICAS: str(bounds.replicas), MAX_REPLICAS: str(bounds.max_replicas)}
-        if size == before and all(annotations_of(replica_set).get(key) == value for key, value in said.items()):
+        annotations = {DESIRED_REPLICAS: str(bounds.replicas), MAX_REPLICAS: str(bounds.max_replicas)}
+        if size == before and all(annotations_of(replica_set).get(key) == value for key, value in annotations.items()):
             return
-        patch = {"metadata": {"annotations": said}, "spec": {"replicas": size}}
+        patch = {"metadata": {"annotations": annotations}, "spec": {"replicas": size}}
         await self.client.patch(REPLICA_SETS, replica_set, patch)
         if size != before:
-            way = "up" if size > before else "down"
-            message = f"Scaled {way} replica set {name_of(replica_set)} from {before} to {size}"
+            direction = "up" if size > before else "down"
+            message = f"Scaled {direction} replica set {name_of(replica_set)} from {before} to {size}"
             self.events.normal(deployment, "ScalingReplicaSet", message)
 
-    # -- telling
+    # -- status
 
     async def update_status(self, deployment: Object, new: Object | None, old: Sequence[Object]) -> Result | None:
         status = deployment_status(deployment, new, old, self.now())
@@ -161,26 +163,26 @@ def replica_set_name(deployment: Object, content: Object) -> str:
 
 
 def deployment_status(deployment: Object, new: Object | None, old: Sequence[Object], now: datetime) -> Object:
-    every = [*([new] if new is not None else []), *old]
+    all_sets = [*([new] if new is not None else []), *old]
 
-    def counted(field: str, sets: Iterable[Object] = every) -> int:
+    def total(field: str, sets: Iterable[Object] = all_sets) -> int:
         return sum(value_at(each, "status", field, default=0) for each in sets)
 
     replicas = deployment["spec"].get("replicas", 1)
     counts = {
-        "replicas": counted("replicas"),
-        "updatedReplicas": counted("replicas", [new] if new is not None else []),
-        "readyReplicas": counted("readyReplicas"),
-        "availableReplicas": counted("availableReplicas"),
-        "unavailableReplicas": max(max(rollouts.total_replicas(every), replicas) - counted("availableReplicas"), 0),
+        "replicas": total("replicas"),
+        "updatedReplicas": total("replicas", [new] if new is not None else []),
+        "readyReplicas": total("readyReplicas"),
+        "availableReplicas": total("availableReplicas"),
+        "unavailableReplicas": max(max(rollouts.total_replicas(all_sets), replicas) - total("availableReplicas"), 0),
     }
-    found: Object = {key: count for key, count in counts.items() if count}
-    found["observedGeneration"] = deployment["metadata"].get("generation", 0)
+    status: Object = {key: count for key, count in counts.items() if count}
+    status["observedGeneration"] = deployment["metadata"].get("generation", 0)
     conditions = value_at(deployment, "status", "conditions", default=[])
     conditions = with_condition(conditions, available_condition(deployment, counts["availableReplicas"]), now)
     conditions = progress_conditions(deployment, new, counts, conditions, now)
-    found["conditions"] = with_replica_failure(conditions, every, now)
-    return found
+    status["conditions"] = with_replica_failure(conditions, all_sets, now)
+    return status
 
 
 def available_condition(deployment: Object, available: int) -> Object:
@@ -195,7 +197,7 @@ def available_condition(deployment: Object, available: int) -> Object:
 def progress_conditions(
     deployment: Object, new: Object | None, counts: Object, conditions: list[Object], now: datetime
 ) -> list[Object]:
-    """The condition that says whether the rollout comes along, and since when it last did."""
+    """Return the conditions with Progressing updated: whether the rollout advances, and since when."""
     if deployment["spec"].get("progressDeadlineSeconds", DEFAULT_PROGRESS_DEADLINE) == NO_PROGRESS_DEADLINE:
         return [each for each in conditions if each["type"] != "Progressing"]
     before = find_condition(conditions, "Progressing") or {}
@@ -203,19 +205,19 @@ def progress_conditions(
         paused = new_condition("Progressing", None, DEPLOYMENT_PAUSED, "Deployment is paused")
         return with_update(conditions, paused, now) if before.get("reason") != DEPLOYMENT_PAUSED else conditions
     name = name_of(new) if new is not None else ""
-    done = new_condition(
+    complete = new_condition(
         "Progressing", True, NEW_REPLICA_SET_AVAILABLE, f'ReplicaSet "{name}" has successfully progressed.'
     )
-    if before.get("message") == done["message"] and counts["updatedReplicas"] == counts["replicas"]:
-        return conditions  # it was done, and what becomes of its pods later is no part of it
+    if before.get("message") == complete["message"] and counts["updatedReplicas"] == counts["replicas"]:
+        return conditions  # complete: later changes of its pods do not matter
     replicas = deployment["spec"].get("replicas", 1)
     if counts["updatedReplicas"] == counts["replicas"] == counts["availableReplicas"] == replicas:
-        return with_update(conditions, done, now)
+        return with_update(conditions, complete, now)
     if before.get("reason") in (None, DEPLOYMENT_PAUSED, NEW_REPLICA_SET_AVAILABLE) or has_progressed(
         deployment, counts
     ):
-        moving = new_condition("Progressing", True, REPLICA_SET_UPDATED, f'ReplicaSet "{name}" is progressing.')
-        return with_update(conditions, moving, now)
+        progressing = new_condition("Progressing", True, REPLICA_SET_UPDATED, f'ReplicaSet "{name}" is progressing.')
+        return with_update(conditions, progressing, now)
     due = progress_deadline(deployment, {"conditions": conditions})
     if due is not None and due <= now:
         message = f'ReplicaSet "{name}" has timed out progressing.'
@@ -224,18 +226,18 @@ def progress_conditions(
 
 
 def has_progressed(deployment: Object, counts: Object) -> bool:
-    """Whether more of the new is there, or less of the old, or more works, than last time."""
+    """Return whether more pods are updated, ready or available, or fewer are old, than in the last status."""
     before = deployment.get("status") or {}
 
-    def was(field: str) -> int:
+    def previous(field: str) -> int:
         count: int = before.get(field, 0)
         return count
 
     return bool(
-        counts["updatedReplicas"] > was("updatedReplicas")
-        or counts["replicas"] - counts["updatedReplicas"] < was("replicas") - was("updatedReplicas")
-        or counts["readyReplicas"] > was("readyReplicas")
-        or counts["availableReplicas"] > was("availableReplicas")
+        counts["updatedReplicas"] > previous("updatedReplicas")
+        or counts["replicas"] - counts["updatedReplicas"] < previous("replicas") - previous("updatedReplicas")
+        or counts["readyReplicas"] > previous("readyReplicas")
+        or counts["availableReplicas"] > previous("availableReplicas")
     )
 
 
@@ -244,22 +246,22 @@ def with_update(conditions: list[Object], new: Object, now: datetime) -> list[Ob
 
 
 def with_replica_failure(conditions: list[Object], sets: Iterable[Object], now: datetime) -> list[Object]:
-    """What keeps a ReplicaSet from making pods, as the Deployment's own condition."""
+    """Return the conditions with the ReplicaFailure condition of the ReplicaSets, if any has one."""
     failures = (find_condition(value_at(each, "status", "conditions"), "ReplicaFailure") for each in sets)
     failure = next(filter(None, failures), None)
     if failure is None:
         return [each for each in conditions if each["type"] != "ReplicaFailure"]
-    said = new_condition("ReplicaFailure", True, failure["reason"], failure["message"])
-    return with_condition(conditions, said, now)
+    condition = new_condition("ReplicaFailure", True, failure["reason"], failure["message"])
+    return with_condition(conditions, condition, now)
 
 
 def progress_deadline(deployment: Object, status: Object) -> datetime | None:
-    """When a rollout that does not come along has failed."""
-    found = find_condition(status.get("conditions"), "Progressing")
+    """Return the time at which a rollout without progress has failed."""
+    condition = find_condition(status.get("conditions"), "Progressing")
     seconds = deployment["spec"].get("progressDeadlineSeconds", DEFAULT_PROGRESS_DEADLINE)
-    if found is None or found["reason"] != REPLICA_SET_UPDATED or seconds == NO_PROGRESS_DEADLINE:
+    if condition is None or condition["reason"] != REPLICA_SET_UPDATED or seconds == NO_PROGRESS_DEADLINE:
         return None
-    return parse_time(found.get("lastUpdateTime") or found["lastTransitionTime"]) + timedelta(seconds=seconds)
+    return parse_time(condition.get("lastUpdateTime") or condition["lastTransitionTime"]) + timedelta(seconds=seconds)
 
 
 def install(manager: Manager) -> None:
@@ -269,12 +271,12 @@ def install(manager: Manager) -> None:
     reconciler = DeploymentReconciler(manager.client, manager.events, manager.now, deployments, sets, pods)
     controller = manager.controller("deployments", reconciler.reconcile)
 
-    def waits_for_pods(pod: Object) -> Iterable[str]:
-        """Deployments that wait for old pods to end."""
+    def owning_deployments(pod: Object) -> Iterable[str]:
+        """Yield the keys of Deployments that wait for old pods to terminate."""
         for uid in owner_uid(pod):
             for replica_set in sets.store.by("uid", uid):
                 yield from controller_key(DEPLOYMENTS)(replica_set)
 
     controller.watch(deployments)
     controller.watch(sets, owned_pods.matching_owner_keys(deployments, DEPLOYMENTS))
-    controller.watch(pods, waits_for_pods, when=lambda _, new: new is None)
+    controller.watch(pods, owning_deployments, when=lambda _, new: new is None)

@@ -1,4 +1,4 @@
-"""Failures: what a Job's rules say of a pod that failed, and how long to wait after it.  Pure."""
+"""Pure functions for pod failure policies and the backoff of Jobs."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
@@ -16,7 +16,7 @@ INITIAL_BACKOFF, MAX_BACKOFF = timedelta(seconds=10), timedelta(minutes=10)
 
 
 class PolicyMatch(NamedTuple):
-    """The rule of a Job's that a failed pod matches first: where it stands, what it says, and what matched."""
+    """First rule of the failure policy that a pod matches: its index, action and a message."""
 
     rule_index: int
     action: str
@@ -24,7 +24,7 @@ class PolicyMatch(NamedTuple):
 
 
 def failure_action(job: Object, pod: Object) -> str:
-    """What the Job's rules say of a failed pod."""
+    """Return the action of the failure policy for a failed pod. The default is Count."""
     match = policy_match(job, pod)
     return match.action if match is not None else "Count"
 
@@ -32,17 +32,17 @@ def failure_action(job: Object, pod: Object) -> str:
 def policy_match(job: Object, pod: Object) -> PolicyMatch | None:
     name = f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}"
     for number, rule in enumerate(value_at(job, "spec", "podFailurePolicy", "rules", default=())):
-        if (found := matching_container(rule.get("onExitCodes"), pod)) is not None:
-            code = found["state"]["terminated"]["exitCode"]
-            why = f"Container {found['name']} for pod {name} failed with exit code {code}"
-            return PolicyMatch(number, rule["action"], why)
+        if (container := matching_container(rule.get("onExitCodes"), pod)) is not None:
+            code = container["state"]["terminated"]["exitCode"]
+            message = f"Container {container['name']} for pod {name} failed with exit code {code}"
+            return PolicyMatch(number, rule["action"], message)
         if (type := matching_condition(rule.get("onPodConditions"), pod)) is not None:
             return PolicyMatch(number, rule["action"], f"Pod {name} has condition {type}")
     return None
 
 
 def matching_container(requirement: Object | None, pod: Object) -> Object | None:
-    """The first container that ended with a code that is meant."""
+    """Return the first container whose exit code matches the requirement."""
     if requirement is None:
         return None
     for kind in ("containerStatuses", "initContainerStatuses"):
@@ -64,16 +64,16 @@ def matching_condition(patterns: Sequence[Object] | None, pod: Object) -> str | 
     return None
 
 
-# -- pauses
+# -- backoff
 
 
 def backoff_until(pods: Iterable[Object]) -> datetime | None:
-    """When the next pod may be made after some failed; None where none has since one succeeded."""
-    over = [pod for pod in pods if is_pod_terminal(pod)]
-    failed = [pod_finished_at(pod) for pod in over if value_at(pod, "status", "phase") == "Failed"]
-    succeeded = [pod_finished_at(pod) for pod in over if value_at(pod, "status", "phase") == "Succeeded"]
-    since = [end for end in failed if not succeeded or end > max(succeeded)]
-    return max(since) + backoff_after(len(since)) if since else None
+    """Return the time before which no pod may be created, or None without failures since the last success."""
+    terminated = [pod for pod in pods if is_pod_terminal(pod)]
+    failed = [pod_finished_at(pod) for pod in terminated if value_at(pod, "status", "phase") == "Failed"]
+    succeeded = [pod_finished_at(pod) for pod in terminated if value_at(pod, "status", "phase") == "Succeeded"]
+    recent = [end for end in failed if not succeeded or end > max(succeeded)]
+    return max(recent) + backoff_after(len(recent)) if recent else None
 
 
 def backoff_after(failures: int) -> timedelta:
@@ -81,9 +81,9 @@ def backoff_after(failures: int) -> timedelta:
 
 
 def pod_finished_at(pod: Object) -> datetime:
-    """When the pod's last container ended; where nobody says, when it was last ready, or came."""
+    """Return when the last container terminated, or else when the pod was last ready or was created."""
     statuses = value_at(pod, "status", "containerStatuses", default=())
-    moments = [value_at(each, "state", "terminated", "finishedAt") for each in statuses]
+    times = [value_at(each, "state", "terminated", "finishedAt") for each in statuses]
     ready = find_condition(value_at(pod, "status", "conditions"), "Ready") or {}
-    told = max(filter(None, moments), default=None) or ready.get("lastTransitionTime")
-    return parse_time(told or pod["metadata"]["creationTimestamp"])
+    finished = max(filter(None, times), default=None) or ready.get("lastTransitionTime")
+    return parse_time(finished or pod["metadata"]["creationTimestamp"])

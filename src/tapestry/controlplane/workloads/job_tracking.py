@@ -1,8 +1,9 @@
-"""Completions: what a Job's pods have come to, and what it takes to finish.  Pure.
+"""Pure functions that count the terminated pods of a Job and decide its outcome.
 
-A pod that has ended counts once, even if nobody was there to see it: it carries a finalizer until the Job's status has
-it.  First its UID is written down in `uncountedTerminatedPods`, then the finalizer goes, then the UID becomes a number.
-Whoever is interrupted in between finds out where by looking.  The success of an index needs no UID: it is in the list.
+A terminated pod is counted exactly once, even if the controller was not running: a finalizer keeps the pod until the
+status includes it. First its UID is written to `uncountedTerminatedPods`, then the finalizer is removed, then the UID
+is replaced by an increment of the count. After an interruption, the state shows how far this got. A succeeded index
+needs no UID, because it is in the list of completed indexes.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -23,18 +24,18 @@ DEFAULT_BACKOFF_LIMIT = 6
 
 @dataclass(frozen=True, slots=True)
 class JobCounts:
-    """What has been counted, and what waits to be."""
+    """Counted pods and pods that are still to be counted."""
 
     succeeded: int = 0
     failed: int = 0
     uncounted: dict[str, list[str]] = field(default_factory=lambda: {"succeeded": [], "failed": []})
-    """UIDs of pods that have ended, by how."""
+    """UIDs of terminated pods, by result."""
     completed_indexes: frozenset[int] = frozenset()
-    """Indexes."""
+    """Indexes that have succeeded."""
     failed_indexes: frozenset[int] = frozenset()
-    """Indexes that have failed for good."""
+    """Indexes that have failed permanently."""
     untracked_uids: frozenset[str] = frozenset()
-    """UIDs of pods that have ended and need not be written down: what they mean is in the status by other words."""
+    """UIDs of terminated pods that need no counting, because other status fields cover them."""
 
     @property
     def successes(self) -> int:
@@ -59,37 +60,37 @@ def index_of(pod: Object) -> int | None:
 
 
 def job_counts(job: Object, pods: Sequence[Object]) -> JobCounts:
-    """What the status should say of pods that have ended."""
+    """Return the counts of terminated pods that the status should contain."""
     status = job.get("status") or {}
-    waiting = status.get("uncountedTerminatedPods") or {}
+    pending = status.get("uncountedTerminatedPods") or {}
     tracked = [pod for pod in pods if is_tracked(pod)]
-    held = {uid_of(pod) for pod in tracked}
-    known = {how: list(waiting.get(how) or ()) for how in ("succeeded", "failed")}
-    uncounted = {how: [uid for uid in uids if uid in held] for how, uids in known.items()}
-    numbers = {how: status.get(how, 0) + len(known[how]) - len(uncounted[how]) for how in known}
+    tracked_uids = {uid_of(pod) for pod in tracked}
+    known = {result: list(pending.get(result) or ()) for result in ("succeeded", "failed")}
+    uncounted = {result: [uid for uid in uids if uid in tracked_uids] for result, uids in known.items()}
+    numbers = {result: status.get(result, 0) + len(known[result]) - len(uncounted[result]) for result in known}
     completed = completed_indexes(job, pods) if is_indexed(job) else frozenset()
-    lost = failed_indexes(job, pods)
-    settled = set()
+    failed = failed_indexes(job, pods)
+    untracked = set()
     for pod in tracked:
         uid = uid_of(pod)
         if uid in known["succeeded"] or uid in known["failed"]:
             continue
         if value_at(pod, "status", "phase") == "Succeeded":
             if is_indexed(job):
-                settled.add(uid)
+                untracked.add(uid)
             else:
                 uncounted["succeeded"].append(uid)
-        elif has_failed(job, pod) and not holds_failure_count(job, pod, pods, lost):
+        elif has_failed(job, pod) and not holds_failure_count(job, pod, pods, failed):
             if failure_action(job, pod) == "Ignore":
-                settled.add(uid)
+                untracked.add(uid)
             else:
                 uncounted["failed"].append(uid)
     succeeded = len(completed) if is_indexed(job) else numbers["succeeded"]
-    return JobCounts(succeeded, numbers["failed"], uncounted, completed, lost, frozenset(settled))
+    return JobCounts(succeeded, numbers["failed"], uncounted, completed, failed, frozenset(untracked))
 
 
 def has_failed(job: Object, pod: Object) -> bool:
-    """Whether the pod counts as failed; one that is going does, unless the Job wants to see the end of it."""
+    """Return whether the pod counts as failed. A terminating pod does, unless it is replaced only once failed."""
     phase = value_at(pod, "status", "phase")
     if phase == "Failed":
         return True
@@ -100,7 +101,7 @@ def has_failed(job: Object, pod: Object) -> bool:
 
 
 def replaces_only_failed(job: Object) -> bool:
-    """Whether a pod that is going is not replaced before it has gone."""
+    """Return whether a terminating pod is replaced only after it has terminated."""
     return job["spec"].get("podReplacementPolicy") == "Failed" or job["spec"].get("podFailurePolicy") is not None
 
 
@@ -108,9 +109,9 @@ def replaces_only_failed(job: Object) -> bool:
 
 
 def completed_indexes(job: Object, pods: Iterable[Object]) -> frozenset[int]:
-    said = parse_indexes(value_at(job, "status", "completedIndexes", default=""))
-    seen = [index_of(pod) for pod in pods if value_at(pod, "status", "phase") == "Succeeded"]
-    return frozenset(index for index in (*said, *seen) if index is not None and index < (job["spec"]["completions"]))
+    known = parse_indexes(value_at(job, "status", "completedIndexes", default=""))
+    new = [index_of(pod) for pod in pods if value_at(pod, "status", "phase") == "Succeeded"]
+    return frozenset(index for index in (*known, *new) if index is not None and index < (job["spec"]["completions"]))
 
 
 def failed_indexes(job: Object, pods: Sequence[Object]) -> frozenset[int]:
@@ -129,7 +130,7 @@ def failed_indexes(job: Object, pods: Sequence[Object]) -> frozenset[int]:
 
 
 def index_failures_with(job: Object, pod: Object) -> int:
-    """How often the pod's index has failed, with this pod."""
+    """Return the number of failures of the pod's index, including this pod."""
     before = annotations_of(pod).get(INDEX_FAILURE_COUNT, "")
     return (int(before) if before.isdecimal() else 0) + (has_failed(job, pod) and failure_action(job, pod) != "Ignore")
 
@@ -139,7 +140,7 @@ def index_failures(job: Object, pods: Iterable[Object], index: int) -> int:
 
 
 def holds_failure_count(job: Object, pod: Object, pods: Iterable[Object], lost: Collection[int]) -> bool:
-    """Whether a failed pod is the only one that knows how often its index has failed: it is kept until another does."""
+    """Return whether only this failed pod has the failure count of its index. It is kept until another has it."""
     index = index_of(pod)
     if (
         job["spec"].get("backoffLimitPerIndex") is None
@@ -148,23 +149,23 @@ def holds_failure_count(job: Object, pod: Object, pods: Iterable[Object], lost: 
         or decided_outcome(job) is not None
     ):
         return False
-    mine = index_failures_with(job, pod)
+    failures = index_failures_with(job, pod)
     return not any(
-        index_of(each) == index and each is not pod and index_failures_with(job, each) >= mine for each in pods
+        index_of(each) == index and each is not pod and index_failures_with(job, each) >= failures for each in pods
     )
 
 
 def parse_indexes(text: str) -> list[int]:
-    """`0-2,5` as numbers."""
-    found: list[int] = []
+    """Parse indexes in the format `0-2,5`."""
+    indexes: list[int] = []
     for part in text.split(",") if text else ():
         first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
+        indexes += range(int(first), int(last or first) + 1)
+    return indexes
 
 
 def format_indexes(indexes: Iterable[int]) -> str:
-    """Numbers as `0-2,5,6`: two of them are no range yet."""
+    """Format indexes as `0-2,5,6`. Only three or more consecutive indexes form a range."""
     parts: list[list[int]] = []
     for index in sorted(indexes):
         if parts and parts[-1][1] == index - 1:
@@ -176,12 +177,12 @@ def format_indexes(indexes: Iterable[int]) -> str:
     )
 
 
-# -- whether it is over
+# -- outcome
 
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """How a Job ends."""
+    """Final result of a Job."""
 
     succeeded: bool
     reason: str
@@ -189,31 +190,31 @@ class JobOutcome:
 
 
 def job_outcome(job: Object, pods: Sequence[Object], pod_counts: JobCounts, now: datetime) -> JobOutcome | None:
-    """How the Job ends, if it does."""
-    if told := decided_outcome(job):
-        return told
+    """Return the outcome of the Job if it is decided, else None."""
+    if decided := decided_outcome(job):
+        return decided
     if failure := failure_policy_outcome(job, pods):
         return failure
     if exceeds_backoff_limit(job, pods, pod_counts):
         return JobOutcome(False, "BackoffLimitExceeded", "Job has reached the specified backoff limit")
     if (due := active_deadline(job)) is not None and due <= now:
         return JobOutcome(False, "DeadlineExceeded", "Job was active longer than specified deadline")
-    if is_indexed(job) and (end := indexed_outcome(job, pod_counts)):
-        return end
+    if is_indexed(job) and (outcome := indexed_outcome(job, pod_counts)):
+        return outcome
     completions = job["spec"].get("completions")
     if completions is None:
-        working = [pod for pod in pods if not is_pod_terminal(pod) and not is_deleting(pod)]
-        reached = pod_counts.successes > 0 and not working
+        active = [pod for pod in pods if not is_pod_terminal(pod) and not is_deleting(pod)]
+        is_complete = pod_counts.successes > 0 and not active
     else:
-        reached = pod_counts.successes >= completions
-    return JobOutcome(True, "CompletionsReached", "Reached expected number of succeeded pods") if reached else None
+        is_complete = pod_counts.successes >= completions
+    return JobOutcome(True, "CompletionsReached", "Reached expected number of succeeded pods") if is_complete else None
 
 
 def indexed_outcome(job: Object, pod_counts: JobCounts) -> JobOutcome | None:
-    """How a Job ends of which enough indexes have succeeded, or too many have failed."""
+    """Return the outcome of an indexed Job with enough succeeded or too many failed indexes."""
     spec = job["spec"]
-    most = spec.get("maxFailedIndexes")
-    if most is not None and len(pod_counts.failed_indexes) > most:
+    limit = spec.get("maxFailedIndexes")
+    if limit is not None and len(pod_counts.failed_indexes) > limit:
         message = "Job has exceeded the specified maximal number of failed indexes"
         return JobOutcome(False, "MaxFailedIndexesExceeded", message)
     if (
@@ -222,20 +223,20 @@ def indexed_outcome(job: Object, pod_counts: JobCounts) -> JobOutcome | None:
     ):
         return JobOutcome(False, "FailedIndexes", "Job has failed indexes")
     for number, rule in enumerate(value_at(spec, "successPolicy", "rules", default=())):
-        meant = frozenset(parse_indexes(rule["succeededIndexes"])) if "succeededIndexes" in rule else None
-        found = pod_counts.completed_indexes & meant if meant is not None else pod_counts.completed_indexes
-        if len(found) >= rule.get("succeededCount", len(meant) if meant is not None else 0):
+        required = frozenset(parse_indexes(rule["succeededIndexes"])) if "succeededIndexes" in rule else None
+        succeeded = pod_counts.completed_indexes & required if required is not None else pod_counts.completed_indexes
+        if len(succeeded) >= rule.get("succeededCount", len(required) if required is not None else 0):
             return JobOutcome(True, "SuccessPolicy", f"Matched rules at index {number}")
     return None
 
 
 def decided_outcome(job: Object) -> JobOutcome | None:
-    """What was decided before, and is being seen to."""
+    """Return the outcome that the conditions already contain."""
     conditions = value_at(job, "status", "conditions", default=())
     for type, succeeded in (("SuccessCriteriaMet", True), ("FailureTarget", False)):
-        found = find_condition(conditions, type)
-        if found is not None and found["status"] == "True":
-            return JobOutcome(succeeded, found.get("reason", ""), found.get("message", ""))
+        condition = find_condition(conditions, type)
+        if condition is not None and condition["status"] == "True":
+            return JobOutcome(succeeded, condition.get("reason", ""), condition.get("message", ""))
     return None
 
 
@@ -257,7 +258,7 @@ def exceeds_backoff_limit(job: Object, pods: Iterable[Object], pod_counts: JobCo
 
 
 def failure_policy_outcome(job: Object, pods: Iterable[Object]) -> JobOutcome | None:
-    """Whether a pod failed in a way that the Job's rules call the end of it."""
+    """Return the outcome if the failure policy fails the Job because of a pod."""
     for pod in pods:
         match = policy_match(job, pod) if value_at(pod, "status", "phase") == "Failed" else None
         if match is not None and match.action == "FailJob":
@@ -269,15 +270,15 @@ def failure_policy_outcome(job: Object, pods: Iterable[Object]) -> JobOutcome | 
 def active_deadline(job: Object) -> datetime | None:
     seconds, started = job["spec"].get("activeDeadlineSeconds"), value_at(job, "status", "startTime")
     if seconds is None or started is None or job["spec"].get("suspend") or is_condition_true(job, "Suspended"):
-        return None  # one that is resumed starts anew
+        return None  # the time starts again when the Job is resumed
     return parse_time(started) + timedelta(seconds=seconds)
 
 
-# -- what is missing
+# -- desired pods
 
 
 def desired_pods(job: Object, pod_counts: JobCounts) -> int:
-    """How many pods should be at work."""
+    """Return the number of pods that should be active."""
     spec = job["spec"]
     parallelism: int = spec.get("parallelism", 1)
     completions = spec.get("completions")
@@ -290,6 +291,6 @@ def desired_pods(job: Object, pod_counts: JobCounts) -> int:
 
 
 def missing_indexes(job: Object, pod_counts: JobCounts, taken: Iterable[int | None]) -> Iterator[int]:
-    """Indexes that nobody has completed or works on, the least first."""
-    held = {*pod_counts.completed_indexes, *pod_counts.failed_indexes, *taken}
-    return (each for each in range(job["spec"].get("completions") or 0) if each not in held)
+    """Yield indexes that are neither finished nor taken by a pod, in ascending order."""
+    excluded = {*pod_counts.completed_indexes, *pod_counts.failed_indexes, *taken}
+    return (each for each in range(job["spec"].get("completions") or 0) if each not in excluded)

@@ -1,7 +1,7 @@
-"""Jobs: pods that are to end, as often as one says.
+"""Job controller: runs pods to completion.
 
-What a Job's pods have come to is worked out in `completions`; here it is written down, step by step as it says there,
-and pods are made and let go.
+`job_tracking` counts terminated pods and decides the outcome. This module writes the status in the order described
+there, and creates and deletes pods.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -54,12 +54,12 @@ from tapestry.kube.selectors import label_selector
 from tapestry.kube.times import parse_time, timestamp
 
 CACHE_RETRY_INTERVAL = 0.1
-"""Seconds until a cache is asked again whether it has seen our own write."""
+"""Seconds until the next check whether the cache contains the last write of this controller."""
 
 
 @dataclass(frozen=True)
 class JobReconciler:
-    """Keeps the pods of each Job."""
+    """Creates and deletes the pods of each Job."""
 
     client: Client
     events: Recorder
@@ -68,7 +68,7 @@ class JobReconciler:
     pods: Informer
     deleted_pods: owned_pods.DeletedPods
     written_versions: dict[str, str] = field(default_factory=dict)
-    """By UID, the version of a Job that our last write made: before the cache has it, numbers there are too low."""
+    """Resource version of the last write, by UID. An older cached Job has counts that are too low."""
 
     async def reconcile(self, key: str) -> Result | None:
         job = self.jobs.store.get(key)
@@ -81,50 +81,48 @@ class JobReconciler:
         pods = await owned_pods.claim_objects(self.client, JOBS, job, selector, candidates, PODS)
         if is_finished(job) or is_deleting(job):
             return await self.clean_up_finished(job, pods)
-        tally, now = job_counts(job, pods), self.now()
-        end = job_outcome(job, pods, tally, now)
-        working = [pod for pod in pods if not is_pod_terminal(pod) and not is_deleting(pod)]
-        status = job_status(job, pods, tally, end, now)
+        pod_counts, now = job_counts(job, pods), self.now()
+        outcome = job_outcome(job, pods, pod_counts, now)
+        active = [pod for pod in pods if not is_pod_terminal(pod) and not is_deleting(pod)]
+        status = job_status(job, pods, pod_counts, outcome, now)
         if not await self.update_status(job, status):
             return Result(requeue_after=CACHE_RETRY_INTERVAL)
-        done = uncounted_uids(status) | tally.untracked_uids
-        await self.remove_finalizers([pod for pod in pods if uid_of(pod) in done])
-        if end is not None or job["spec"].get("suspend"):
-            for pod in working:
-                await self.delete_pod(job, pod, counts_as_failure=end is not None and not end.succeeded)
+        counted = uncounted_uids(status) | pod_counts.untracked_uids
+        await self.remove_finalizers([pod for pod in pods if uid_of(pod) in counted])
+        if outcome is not None or job["spec"].get("suspend"):
+            for pod in active:
+                await self.delete_pod(job, pod, counts_as_failure=outcome is not None and not outcome.succeeded)
             return None
-        due = await self.scale(job, pods, working, tally)
-        moments = [
-            each for each in (active_deadline({**job, "status": status}), due) if each is not None and each > now
-        ]
-        return Result(requeue_at=min(moments)) if moments else None
+        due = await self.scale(job, pods, active, pod_counts)
+        times = [each for each in (active_deadline({**job, "status": status}), due) if each is not None and each > now]
+        return Result(requeue_at=min(times)) if times else None
 
     def is_current(self, job: Object) -> bool:
-        ours = self.written_versions.get(uid_of(job))
-        if ours is None or int(version_of(job)) >= int(ours):
+        written = self.written_versions.get(uid_of(job))
+        if written is None or int(version_of(job)) >= int(written):
             self.written_versions.pop(uid_of(job), None)
             return True
         return False
 
     async def update_status(self, job: Object, status: Object) -> bool:
-        """Write the status; whether the Job is still the one that it is about."""
+        """Write the status. Return False if the Job no longer exists."""
         patch = merge_patch(job.get("status") or {}, status)
         if not patch:
             return True
         try:
-            made = await self.client.patch(JOBS, job, {"status": patch}, subresource="status")
+            updated = await self.client.patch(JOBS, job, {"status": patch}, subresource="status")
         except NotFound:
             return False
-        self.written_versions[uid_of(job)] = version_of(made)
+        self.written_versions[uid_of(job)] = version_of(updated)
         self.record_events(job, status)
         return True
 
     def record_events(self, job: Object, status: Object) -> None:
-        """Events for what has become true of the Job."""
+        """Record events for conditions that changed."""
         before = value_at(job, "status", "conditions", default=())
         for each in status.get("conditions", ()):
-            was = (find_condition(before, each["type"]) or {}).get("status", "False")
-            if each["status"] == was:
+            previous = (find_condition(before, each["type"]) or {}).get("status", "False")
+            if each["status"] == previous:
                 continue
             match each["type"]:
                 case "Complete":
@@ -132,85 +130,85 @@ class JobReconciler:
                 case "Failed":
                     self.events.warning(job, each["reason"], each["message"])
                 case "Suspended":
-                    self.events.normal(job, "Suspended" if was == "False" else "Resumed", each["message"])
+                    self.events.normal(job, "Suspended" if previous == "False" else "Resumed", each["message"])
 
     async def remove_finalizers(self, pods: Iterable[Object]) -> None:
-        """Let pods go that have been written down."""
+        """Remove the tracking finalizer from pods that the status has counted."""
         for pod in filter(is_tracked, pods):
             await remove_tracking_finalizer(self.client, pod)
 
     async def delete_pod(self, job: Object, pod: Object, *, counts_as_failure: bool = False) -> None:
-        """Delete a pod; it is no failure of the Job's unless it `counts` as one."""
-        left = await remove_tracking_finalizer(self.client, pod) if not counts_as_failure and is_tracked(pod) else pod
-        if left is not None:
-            await self.client.delete_if_exists(PODS, left)
+        """Delete a pod. It counts as a failure of the Job only if `counts_as_failure`."""
+        found = await remove_tracking_finalizer(self.client, pod) if not counts_as_failure and is_tracked(pod) else pod
+        if found is not None:
+            await self.client.delete_if_exists(PODS, found)
             self.events.normal(job, "SuccessfulDelete", f"Deleted pod: {name_of(pod)}")
 
     async def scale(
         self, job: Object, pods: Sequence[Object], working: Sequence[Object], pod_counts: JobCounts
     ) -> datetime | None:
-        """As many pods as should be at work; when to make more, if that is not yet."""
-        wanted = desired_pods(job, pod_counts)
+        """Create or delete pods to reach the desired number. Return when to create more, if that is later."""
+        desired = desired_pods(job, pod_counts)
         if job["spec"].get("completions") is None and pod_counts.successes:
-            return None  # those that still work finish by themselves
-        for pod in owned_pods.deletion_order(working)[: max(len(working) - wanted, 0)]:
+            return None  # the remaining pods run to completion
+        for pod in owned_pods.deletion_order(working)[: max(len(working) - desired, 0)]:
             await self.delete_pod(job, pod)
-        going = [pod for pod in pods if is_deleting(pod) and not is_pod_terminal(pod)]
-        waits_for = going if replaces_only_failed(job) else []
-        missing = min(wanted - len(working) - len(waits_for), owned_pods.BURST_REPLICAS)  # which bring us back
+        terminating = [pod for pod in pods if is_deleting(pod) and not is_pod_terminal(pod)]
+        not_replaced = terminating if replaces_only_failed(job) else []
+        missing = min(desired - len(working) - len(not_replaced), owned_pods.BURST_REPLICAS)
         if missing <= 0:
             return None
         if job["spec"].get("backoffLimitPerIndex") is not None:
-            return await self.create_indexed_pods(job, pods, [*working, *waits_for], pod_counts, missing)
+            return await self.create_indexed_pods(job, pods, [*working, *not_replaced], pod_counts, missing)
         due = backoff_until(pods)
         if due is not None and due > self.now():
             return due
-        await self.create_pods(job, pods, [*working, *waits_for], pod_counts, missing)
+        await self.create_pods(job, pods, [*working, *not_replaced], pod_counts, missing)
         return None
 
     async def create_pods(
         self, job: Object, pods: Sequence[Object], working: Sequence[Object], pod_counts: JobCounts, missing: int
     ) -> None:
         is_free = self.deleted_pods.name_check(job, pods)
-        wanted: list[tuple[str, int | None]]
+        desired: list[tuple[str, int | None]]
         if is_indexed(job):
-            free = islice(missing_indexes(job, pod_counts, map(index_of, working)), missing)
-            wanted = [(next(indexed_pod_names(job, index, is_free)), index) for index in free]
+            indexes = islice(missing_indexes(job, pod_counts, map(index_of, working)), missing)
+            desired = [(next(indexed_pod_names(job, index, is_free)), index) for index in indexes]
         else:
             names = owned_pods.pod_names(job, is_free)
-            wanted = [(next(names), None) for _ in range(missing)]
-        for name, index in wanted:
+            desired = [(next(names), None) for _ in range(missing)]
+        for name, index in desired:
             await self.create_pod(job, job_pod(job, name, index))
 
     async def create_indexed_pods(
         self, job: Object, pods: Sequence[Object], working: Sequence[Object], pod_counts: JobCounts, missing: int
     ) -> datetime | None:
-        """Pods for indexes that each pause by themselves after they failed; when the next of them may start."""
-        is_free, now, later = self.deleted_pods.name_check(job, pods), self.now(), []
+        """Create pods of indexes whose own backoff has passed. Return when the next index may start."""
+        is_free, now, delayed = self.deleted_pods.name_check(job, pods), self.now(), []
         for index in missing_indexes(job, pod_counts, map(index_of, working)):
             failures = index_failures(job, pods, index)
-            ends = [pod_finished_at(pod) for pod in pods if index_of(pod) == index]
-            due = max(ends) + backoff_after(failures) if ends else now
+            finish_times = [pod_finished_at(pod) for pod in pods if index_of(pod) == index]
+            due = max(finish_times) + backoff_after(failures) if finish_times else now
             if due > now:
-                later.append(due)
+                delayed.append(due)
                 continue
             await self.create_pod(job, job_pod(job, next(indexed_pod_names(job, index, is_free)), index, failures))
             missing -= 1
             if not missing:
-                break  # there may be no end of indexes
-        return min(later, default=None)
+                break  # there may be very many indexes
+        return min(delayed, default=None)
 
     async def create_pod(self, job: Object, pod: Object) -> None:
         try:
-            made = await owned_pods.create_pod(self.client, pod, job)
+            created = await owned_pods.create_pod(self.client, pod, job)
         except ApiError as error:
             self.events.warning(job, "FailedCreate", f"Error creating: {error.message}")
             raise
-        if made is not None:
+        if created is not None:
             self.events.normal(job, "SuccessfulCreate", f"Created pod: {name_of(pod)}")
 
     async def clean_up_finished(self, job: Object, pods: Sequence[Object]) -> Result | None:
-        """Nothing is held back for its sake; after some time it goes by itself."""
+        """Remove all finalizers of a finished Job, and delete it after its time to live."""
         await self.remove_finalizers(pods)
         seconds = job["spec"].get("ttlSecondsAfterFinished")
         if seconds is None or is_deleting(job):
@@ -232,13 +230,13 @@ def is_finished(job: Object) -> bool:
 
 def finished_at(job: Object) -> datetime:
     conditions = value_at(job, "status", "conditions", default=())
-    found = next(each for each in conditions if each["type"] in ("Complete", "Failed") and each["status"] == "True")
-    return parse_time(found["lastTransitionTime"])
+    condition = next(each for each in conditions if each["type"] in ("Complete", "Failed") and each["status"] == "True")
+    return parse_time(condition["lastTransitionTime"])
 
 
 def uncounted_uids(status: Object) -> set[str]:
-    waiting = status.get("uncountedTerminatedPods") or {}
-    return {uid for how in ("succeeded", "failed") for uid in waiting.get(how) or ()}
+    uncounted = status.get("uncountedTerminatedPods") or {}
+    return {uid for result in ("succeeded", "failed") for uid in uncounted.get(result) or ()}
 
 
 def indexed_pod_names(job: Object, index: int, is_free: owned_pods.IsFree) -> Iterator[str]:
@@ -252,20 +250,20 @@ def indexed_pod_names(job: Object, index: int, is_free: owned_pods.IsFree) -> It
 
 
 def job_pod(job: Object, name: str, index: int | None, failures: int | None = None) -> Object:
-    """A pod of the Job's; `failures` is how often its index has failed, where that is counted."""
+    """Return a pod of the Job. `failures` is the failure count of its index, if counted."""
     template = job["spec"]["template"]
     pod = owned_pods.pod_from_template(template, job, name)
     finalizers = [*(pod["metadata"].get("finalizers") or ()), TRACKING_FINALIZER]
     pod = {**pod, "metadata": {**pod["metadata"], "finalizers": finalizers}}
     if index is None:
         return pod
-    said = {COMPLETION_INDEX: str(index)}
+    index_entry = {COMPLETION_INDEX: str(index)}
     metadata = {
         **pod["metadata"],
-        "labels": {**labels_of(pod), **said},
+        "labels": {**labels_of(pod), **index_entry},
         "annotations": {
             **annotations_of(pod),
-            **said,
+            **index_entry,
             **({INDEX_FAILURE_COUNT: str(failures)} if failures is not None else {}),
         },
     }
@@ -284,50 +282,50 @@ def job_status(
     job: Object, pods: Sequence[Object], pod_counts: JobCounts, outcome: JobOutcome | None, now: datetime
 ) -> Object:
     before = job.get("status") or {}
-    working = [pod for pod in pods if not is_pod_terminal(pod) and not is_deleting(pod)]
-    going = [pod for pod in pods if not is_pod_terminal(pod) and is_deleting(pod)]
+    active = [pod for pod in pods if not is_pod_terminal(pod) and not is_deleting(pod)]
+    terminating = [pod for pod in pods if not is_pod_terminal(pod) and is_deleting(pod)]
     suspended = bool(job["spec"].get("suspend"))
-    counts = {"active": len(working), "succeeded": pod_counts.succeeded, "failed": pod_counts.failed}
-    found: Object = {
+    counts = {"active": len(active), "succeeded": pod_counts.succeeded, "failed": pod_counts.failed}
+    status: Object = {
         **{key: count for key, count in counts.items() if count},
-        "ready": sum(map(owned_pods.is_ready, working)),
-        "terminating": len(going),
-        "uncountedTerminatedPods": {how: uids for how, uids in pod_counts.uncounted.items() if uids},
+        "ready": sum(map(owned_pods.is_ready, active)),
+        "terminating": len(terminating),
+        "uncountedTerminatedPods": {result: uids for result, uids in pod_counts.uncounted.items() if uids},
     }
     if suspended:
         conditions = with_condition(
             before.get("conditions"), new_condition("Suspended", True, "JobSuspended", "Job suspended"), now
         )
         if "startTime" in before:
-            found["startTime"] = before["startTime"]
+            status["startTime"] = before["startTime"]
     else:
         conditions = before.get("conditions") or []
-        resumes = is_condition_true(job, "Suspended")
-        found["startTime"] = before.get("startTime") if not resumes and "startTime" in before else timestamp(now)
-        if resumes:
+        is_resuming = is_condition_true(job, "Suspended")
+        status["startTime"] = before.get("startTime") if not is_resuming and "startTime" in before else timestamp(now)
+        if is_resuming:
             resumed = new_condition("Suspended", False, "JobResumed", "Job resumed")
             conditions = with_condition(conditions, resumed, now)
     if pod_counts.completed_indexes:
-        found["completedIndexes"] = format_indexes(pod_counts.completed_indexes)
+        status["completedIndexes"] = format_indexes(pod_counts.completed_indexes)
     if job["spec"].get("backoffLimitPerIndex") is not None:
-        found["failedIndexes"] = format_indexes(pod_counts.failed_indexes)
+        status["failedIndexes"] = format_indexes(pod_counts.failed_indexes)
     if outcome is not None:
         conditions = outcome_conditions(
-            conditions, outcome, now, is_idle=not working and not going and not any(pod_counts.uncounted.values())
+            conditions, outcome, now, is_idle=not active and not terminating and not any(pod_counts.uncounted.values())
         )
         if is_condition_true({"status": {"conditions": conditions}}, "Complete"):
-            found["completionTime"] = timestamp(now)
-    return {**found, "conditions": conditions} if conditions else found
+            status["completionTime"] = timestamp(now)
+    return {**status, "conditions": conditions} if conditions else status
 
 
 def outcome_conditions(conditions: list[Object], outcome: JobOutcome, now: datetime, *, is_idle: bool) -> list[Object]:
-    """What is decided is said at once; that it is done, when no pod is left that could say otherwise."""
-    first = "SuccessCriteriaMet" if outcome.succeeded else "FailureTarget"
-    found = with_condition(conditions, new_condition(first, True, outcome.reason, outcome.message), now)
+    """Return conditions with the decision, and with the final state once all pods are counted."""
+    decision = "SuccessCriteriaMet" if outcome.succeeded else "FailureTarget"
+    result = with_condition(conditions, new_condition(decision, True, outcome.reason, outcome.message), now)
     if is_idle:
-        last = "Complete" if outcome.succeeded else "Failed"
-        found = with_condition(found, new_condition(last, True, outcome.reason, outcome.message), now)
-    return found
+        final = "Complete" if outcome.succeeded else "Failed"
+        result = with_condition(result, new_condition(final, True, outcome.reason, outcome.message), now)
+    return result
 
 
 def install(manager: Manager) -> None:
@@ -338,6 +336,6 @@ def install(manager: Manager) -> None:
     controller.watch(jobs)
     controller.watch(pods, owned_pods.matching_owner_keys(jobs, JOBS), after=owned_pods.BATCH_INTERVAL)
     orphans = OrphanedPodReconciler(manager.client, jobs, pods)
-    freeing = manager.controller("job-orphans", orphans.reconcile)
-    freeing.watch(pods, when=lambda _, new: new is not None and is_tracked(new))
-    freeing.watch(jobs, orphans.pod_keys_of_job, when=lambda _, new: new is None)
+    orphan_controller = manager.controller("job-orphans", orphans.reconcile)
+    orphan_controller.watch(pods, when=lambda _, new: new is not None and is_tracked(new))
+    orphan_controller.watch(jobs, orphans.pod_keys_of_job, when=lambda _, new: new is None)

@@ -1,6 +1,6 @@
-"""Pods that a Job held back until it had counted them, and that no Job counts any more.
+"""Controller that removes the tracking finalizer from pods that no Job tracks any more.
 
-A Job that is deleted, or that lets go of a pod which it no longer selects, leaves its finalizer behind.
+A deleted Job, or one that releases a pod it no longer selects, leaves its finalizer on the pod.
 """
 
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ from tapestry.kube.resources import JOBS, PODS
 
 
 async def remove_tracking_finalizer(client: Client, pod: Object) -> Object | None:
-    """The pod without the finalizer; None where it is not what it was."""
-    left = [each for each in pod["metadata"]["finalizers"] if each != TRACKING_FINALIZER]
+    """Remove the finalizer and return the pod, or None if the pod is gone."""
+    others = [each for each in pod["metadata"]["finalizers"] if each != TRACKING_FINALIZER]
     try:
-        return await client.patch(PODS, pod, {"metadata": {"finalizers": left or None}})
+        return await client.patch(PODS, pod, {"metadata": {"finalizers": others or None}})
     except NotFound:
         return None
 
 
 @dataclass(frozen=True)
 class OrphanedPodReconciler:
-    """Lets such pods go; keyed by pod."""
+    """Removes the finalizer from pods without a Job. Keys are those of pods."""
 
     client: Client
     jobs: Informer
@@ -37,13 +37,13 @@ class OrphanedPodReconciler:
             await remove_tracking_finalizer(self.client, pod)
 
     async def has_job(self, pod: Object) -> bool:
-        """Whether there is a Job that has the pod, or is about to take it."""
+        """Return whether a Job owns the pod or is about to adopt it."""
         owner = controller_of(pod)
         if owner is None:
             jobs = self.jobs.store.by("namespace", namespace_of(pod) or "")
             return any(owned_pods.selector_of(each).matches(labels_of(pod)) for each in jobs)
         job = self.jobs.store.get(f"{namespace_of(pod)}/{owner['name']}")
-        if job is None:  # the cache of Jobs may be behind that of pods
+        if job is None:  # the Job cache may lag behind the pod cache
             job = await self.client.find(JOBS, owner["name"], namespace_of(pod))
         return job is not None and bool(uid_of(job) == owner["uid"])
 

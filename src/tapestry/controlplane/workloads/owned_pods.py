@@ -1,7 +1,7 @@
-"""The pods of a controller: which are its own, what they are called, how they fare, which of them go first.
+"""Pods of a workload: names, creation, adoption, availability and deletion order.
 
-Names are not drawn by lot: a pod's name follows from its owner and its number.  A pass that is made twice, because a
-cache had yet to see what the first one did, finds the name taken and makes nothing twice.
+Names are not random: they follow from the owner and a number. A reconcile that runs again because the cache lags finds
+the name taken and creates no second pod.
 """
 
 import itertools
@@ -38,38 +38,38 @@ LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 SUFFIX_LENGTH = 5
 MAX_BASE_LENGTH = 63 - SUFFIX_LENGTH - 1
 BATCH_INTERVAL = 0.1
-"""Seconds in which changes of pods are looked at together: each look is at all pods of an owner."""
+"""Seconds over which pod changes are batched, because each reconcile reads all pods of an owner."""
 MAX_DELETED_NAMES = 10_000
-"""Pods that are gone."""
+"""Number of deleted pods whose names are remembered."""
 BURST_REPLICAS = 500
-"""Pods that one pass makes: who has typed three zeros too many gets to take them back."""
+"""Maximum number of pods created per reconcile, so that users can correct a wrong replica count."""
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 
 def name_suffix(*parts: object) -> str:
-    """Five letters that follow from `parts`."""
+    """Return five letters derived from `parts`."""
     number = int.from_bytes(sha256("/".join(map(str, parts)).encode()).digest()[:8])
-    return "".join(LETTERS[number // len(LETTERS) ** place % len(LETTERS)] for place in range(SUFFIX_LENGTH))
+    return "".join(LETTERS[number // len(LETTERS) ** position % len(LETTERS)] for position in range(SUFFIX_LENGTH))
 
 
 IsFree = Callable[[str], bool]
-"""Whether a name can be given to a pod."""
+"""Returns whether a pod can have a name."""
 
 
 def pod_names(owner: Object, is_free: IsFree) -> Iterator[str]:
-    """Names for pods of the owner, without end."""
-    base, given = name_of(owner)[:MAX_BASE_LENGTH], set()
+    """Yield free names for pods of the owner, without end."""
+    base, used = name_of(owner)[:MAX_BASE_LENGTH], set()
     for number in itertools.count():
         name = f"{base}-{name_suffix(uid_of(owner), number)}"
-        if name not in given and is_free(name):
-            given.add(name)
+        if name not in used and is_free(name):
+            used.add(name)
             yield name
 
 
 class DeletedPods:
-    """Pods that are gone, as far as we remember: whoever waits for the end of one must not find another in its place.
+    """Names of recently deleted pods, which are not reused.
 
-    What is forgotten is given again, which does no harm.
+    A client that waits for the deletion of a pod must not find another pod of that name. Old names may be reused.
     """
 
     def __init__(self, pods: Informer) -> None:
@@ -78,17 +78,16 @@ class DeletedPods:
         pods.on_change(self._on_change)
 
     def name_check(self, owner: Object, own: Iterable[Object]) -> IsFree:
-        """Which names are free for pods of an owner that was seen to have `own`.
+        """Return a predicate for names that are free for pods of `owner`, which is known to have `own`.
 
-        A pod of its that has come since is not among them, and is counted as missing: its name is given again, so that
-        it is found instead of made twice.
+        The name of a pod of the owner that is missing in `own` counts as free: creating it finds the existing pod.
         """
         names = {name_of(pod) for pod in own}
 
         def is_free(name: str) -> bool:
             key = f"{namespace_of(owner)}/{name}"
-            held = self._pods.store.get(key)
-            return name not in names and key not in self._keys and (held is None or is_controlled_by(held, owner))
+            found = self._pods.store.get(key)
+            return name not in names and key not in self._keys and (found is None or is_controlled_by(found, owner))
 
         return is_free
 
@@ -100,23 +99,23 @@ class DeletedPods:
 
 
 def pod_from_template(template: Object, owner: Object, name: str) -> Object:
-    """A pod as the owner's template has it."""
+    """Return a pod built from the owner's template."""
     metadata = template.get("metadata") or {}
-    kept = {key: metadata[key] for key in ("labels", "annotations", "finalizers") if metadata.get(key)}
-    place = {"name": name, "namespace": namespace_of(owner), "ownerReferences": [owner_reference(owner)]}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {**kept, **place}, "spec": template["spec"]}
+    copied = {key: metadata[key] for key in ("labels", "annotations", "finalizers") if metadata.get(key)}
+    identity = {"name": name, "namespace": namespace_of(owner), "ownerReferences": [owner_reference(owner)]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {**copied, **identity}, "spec": template["spec"]}
 
 
 def is_active(pod: Object) -> bool:
-    """Whether the pod counts: it has not ended and is not going."""
+    """Return whether the pod is neither terminated nor being deleted."""
     return not is_pod_terminal(pod) and not is_deleting(pod)
 
 
 def ready_since(pod: Object) -> datetime | None:
-    found = find_condition(value_at(pod, "status", "conditions"), "Ready")
-    if found is None or found["status"] != "True":
+    condition = find_condition(value_at(pod, "status", "conditions"), "Ready")
+    if condition is None or condition["status"] != "True":
         return None
-    return parse_time(found.get("lastTransitionTime") or pod["metadata"]["creationTimestamp"])
+    return parse_time(condition.get("lastTransitionTime") or pod["metadata"]["creationTimestamp"])
 
 
 def is_ready(pod: Object) -> bool:
@@ -124,45 +123,45 @@ def is_ready(pod: Object) -> bool:
 
 
 def available_at(pod: Object, min_ready: timedelta) -> datetime | None:
-    """When the pod has been ready for long enough, or will have been; None where it is not ready."""
+    """Return the time since which the pod is or will be available, or None if it is not ready."""
     since = ready_since(pod)
     return since + min_ready if since is not None else None
 
 
 def is_available(pod: Object, min_ready: timedelta, now: datetime) -> bool:
-    moment = available_at(pod, min_ready)
-    return moment is not None and moment <= now
+    since = available_at(pod, min_ready)
+    return since is not None and since <= now
 
 
 def requeue_when_available(pods: Iterable[Object], min_ready: timedelta, now: datetime) -> Result | None:
-    """When the next pod that is ready has been so for long enough."""
-    moments = [moment for pod in pods if (moment := available_at(pod, min_ready)) is not None and moment > now]
-    return Result(requeue_at=min(moments)) if moments else None
+    """Return a Result for the time at which the next ready pod becomes available."""
+    times = [time for pod in pods if (time := available_at(pod, min_ready)) is not None and time > now]
+    return Result(requeue_at=min(times)) if times else None
 
 
 def deletion_order(pods: Iterable[Object], related_pods: Iterable[Object] = ()) -> list[Object]:
-    """Pods in the order in which they are let go: those that are worth least first.
+    """Return pods in the order in which to delete them on scale-down.
 
-    `beside` are others of their kind: of two pods, the one whose node has more of them goes first.
+    Of two otherwise equal pods, the one whose node has more of `pods` and `related_pods` is deleted first.
     """
     pods = list(pods)
-    crowd = Counter(value_at(pod, "spec", "nodeName") for pod in (*pods, *related_pods))
+    pods_per_node = Counter(value_at(pod, "spec", "nodeName") for pod in (*pods, *related_pods))
 
-    def worth(pod: Object) -> tuple[object, ...]:
+    def rank(pod: Object) -> tuple[object, ...]:
         ready = ready_since(pod)
         return (
             bool(value_at(pod, "spec", "nodeName")),
             PHASE_ORDER.get(value_at(pod, "status", "phase", default="Pending"), 0),
             ready is not None,
             deletion_cost(pod),
-            -crowd[value_at(pod, "spec", "nodeName")],
+            -pods_per_node[value_at(pod, "spec", "nodeName")],
             -ready.timestamp() if ready is not None else 0.0,
             -restarts(pod),
             -parse_time(pod["metadata"]["creationTimestamp"]).timestamp(),
             name_of(pod),
         )
 
-    return sorted(pods, key=worth)
+    return sorted(pods, key=rank)
 
 
 PHASE_ORDER = {"Pending": 0, "Unknown": 1, "Running": 2}
@@ -179,7 +178,7 @@ def restarts(pod: Object) -> int:
     return sum(each.get("restartCount", 0) for each in value_at(pod, "status", "containerStatuses", default=()))
 
 
-# -- whose they are
+# -- ownership
 
 
 def owner_uid(obj: Object) -> Iterable[str]:
@@ -192,25 +191,24 @@ def orphan_namespace(obj: Object) -> Iterable[str]:
 
 
 OWNER_INDEXERS: dict[str, Indexer] = {"owner": owner_uid, "orphans": orphan_namespace}
-"""How a cache of what controllers own is indexed."""
+"""Indexes of a cache of owned objects."""
 
 
 def candidates(owned: Informer, owner: Object) -> list[Object]:
-    """What is the owner's, and what is nobody's: the pods of others in its namespace may be many."""
+    """Return the objects of the owner and those without a controller in its namespace."""
     return [*owned.store.by("owner", uid_of(owner)), *owned.store.by("orphans", namespace_of(owner) or "")]
 
 
 def selector_of(owner: Object) -> LabelSelector:
-    """What an owner's own are chosen by."""
     spec = value_at(owner, "spec", "selector")
     return label_selector({"matchLabels": spec} if owner.get("kind") == REPLICATION_CONTROLLERS.kind else spec)
 
 
 def matching_owner_keys(owners: Informer, resource: Resource) -> Callable[[Object], Iterable[str]]:
-    """The owner of an object; for one that is nobody's, those that may take it.  `owners` are by namespace."""
+    """Return a function from an object to the keys of owners that have or may adopt it. `owners` are by namespace."""
     by_owner = controller_key(resource)
 
-    def keepers(obj: Object) -> Iterable[str]:
+    def owner_keys(obj: Object) -> Iterable[str]:
         if controller_of(obj) is not None:
             return by_owner(obj)
         return [
@@ -219,23 +217,22 @@ def matching_owner_keys(owners: Informer, resource: Resource) -> Callable[[Objec
             if selector_of(each).matches(labels_of(obj))
         ]
 
-    return keepers
+    return owner_keys
 
 
-# -- making and letting go
+# -- creating and adopting
 
 
 async def create_pod(client: Client, pod: Object, owner: Object) -> Object | None:
-    """Create a pod of the owner's; None where somebody else has the name."""
+    """Create a pod of the owner. Return None if another pod has the name."""
     try:
         return await client.create(PODS, pod)
     except AlreadyExists:
-        held = await client.find(PODS, name_of(pod), namespace_of(pod))
-        return held if held is not None and is_controlled_by(held, owner) else None
+        existing = await client.find(PODS, name_of(pod), namespace_of(pod))
+        return existing if existing is not None and is_controlled_by(existing, owner) else None
 
 
 def is_controlled_by(obj: Object, owner: Object) -> bool:
-    """Whether the owner controls the object."""
     reference = controller_of(obj)
     return reference is not None and reference["uid"] == uid_of(owner)
 
@@ -248,24 +245,24 @@ async def claim_objects(
     found: Iterable[Object],
     object_resource: Resource,
 ) -> list[Object]:
-    """Those of `found` that are the owner's: what fits and is nobody's is taken, what fits no more is left."""
-    own, strays = [], []
+    """Return the owner's objects in `found`. Adopt matching objects without a controller, release the others."""
+    own, orphans = [], []
     for obj in found:
-        fits = selector.matches(labels_of(obj))
+        matches = selector.matches(labels_of(obj))
         if is_controlled_by(obj, owner):
-            if fits or is_deleting(obj):
+            if matches or is_deleting(obj):
                 own.append(obj)
             else:
                 await release(client, object_resource, obj, owner)
-        elif fits and controller_of(obj) is None and not is_deleting(obj):
-            strays.append(obj)
-    if strays and not is_deleting(owner) and await can_adopt(client, owner_resource, owner):
-        own += [taken for obj in strays if (taken := await adopt(client, object_resource, obj, owner)) is not None]
+        elif matches and controller_of(obj) is None and not is_deleting(obj):
+            orphans.append(obj)
+    if orphans and not is_deleting(owner) and await can_adopt(client, owner_resource, owner):
+        own += [adopted for obj in orphans if (adopted := await adopt(client, object_resource, obj, owner)) is not None]
     return own
 
 
 async def can_adopt(client: Client, resource: Resource, owner: Object) -> bool:
-    """Whether the owner is there and stays: one that is about to go must not take anything."""
+    """Return whether the owner exists and is not being deleted, according to a live read."""
     live = await client.find(resource, name_of(owner), namespace_of(owner))
     return live is not None and uid_of(live) == uid_of(owner) and not is_deleting(live)
 

@@ -1,4 +1,4 @@
-"""ReplicaSets: as many pods as one says, no more and no fewer."""
+"""ReplicaSet controller, which also runs ReplicationControllers."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -19,12 +19,12 @@ from tapestry.kube.resources import PODS, REPLICA_SETS, Resource
 
 WORKERS = 8
 INITIAL_BATCH_SIZE, MAX_BATCH_SIZE = 1, 64
-"""Pods that are made at a time: few while nobody knows whether they can be."""
+"""Size of the first and the largest batch of pods to create. Batches double after each success."""
 
 
 @dataclass(frozen=True)
 class ReplicaSetReconciler:
-    """Keeps the pods of each ReplicaSet."""
+    """Creates and deletes the pods of each ReplicaSet."""
 
     client: Client
     events: Recorder
@@ -50,24 +50,24 @@ class ReplicaSetReconciler:
                 raise
             except ApiError as error:
                 failure = error
-        now = self.now()  # once: what becomes available between two looks at the clock would be told by neither
+        now = self.now()  # once, so that status and requeue time agree
         await self.update_status(replica_set, active, failure, now)
         if failure is not None:
             raise failure
         return owned_pods.requeue_when_available(active, replica_set_min_ready(replica_set), now)
 
     async def scale(self, replica_set: Object, active: list[Object], is_free: owned_pods.IsFree) -> list[Object]:
-        """Make or let go what is missing or too many; those that are known to stay."""
+        """Create missing pods or delete surplus ones. Return the known pods that remain."""
         missing = value_at(replica_set, "spec", "replicas", default=1) - len(active)
         if missing > 0:
-            await self.create_pods(replica_set, min(missing, owned_pods.BURST_REPLICAS), is_free)  # which bring us back
+            await self.create_pods(replica_set, min(missing, owned_pods.BURST_REPLICAS), is_free)
         if missing >= 0:
             return active
-        by_worth = owned_pods.deletion_order(active, self.sibling_pods(replica_set))
-        for pod in by_worth[:-missing]:
+        in_order = owned_pods.deletion_order(active, self.sibling_pods(replica_set))
+        for pod in in_order[:-missing]:
             await self.client.delete_if_exists(PODS, pod)
             self.events.normal(replica_set, "SuccessfulDelete", f"Deleted pod: {name_of(pod)}")
-        return by_worth[-missing:]
+        return in_order[-missing:]
 
     async def create_pods(self, replica_set: Object, missing: int, is_free: owned_pods.IsFree) -> None:
         names, size = owned_pods.pod_names(replica_set, is_free), INITIAL_BATCH_SIZE
@@ -83,19 +83,19 @@ class ReplicaSetReconciler:
             size = min(2 * size, MAX_BATCH_SIZE)
 
     async def create_pod(self, replica_set: Object, name: str) -> bool | ApiError:
-        """Whether there is a pod of ours under the name now, or why there can be none."""
+        """Return whether a pod of that name now belongs to the ReplicaSet, or the error of its creation."""
         pod = owned_pods.pod_from_template(value_at(replica_set, "spec", "template"), replica_set, name)
         try:
-            made = await owned_pods.create_pod(self.client, pod, replica_set)
+            created = await owned_pods.create_pod(self.client, pod, replica_set)
         except ApiError as error:
             self.events.warning(replica_set, "FailedCreate", f"Error creating: {error.message}")
             return error
-        if made is not None:
+        if created is not None:
             self.events.normal(replica_set, "SuccessfulCreate", f"Created pod: {name}")
-        return made is not None
+        return created is not None
 
     def sibling_pods(self, replica_set: Object) -> Iterable[Object]:
-        """Pods of other ReplicaSets of the same owner."""
+        """Return the pods of other ReplicaSets of the same owner."""
         owner = controller_of(replica_set)
         if owner is None:
             return []
@@ -122,19 +122,19 @@ def replica_set_status(
     replica_set: Object, active: Sequence[Object], failure: ApiError | None, now: datetime
 ) -> Object:
     template = labels_of(value_at(replica_set, "spec", "template"))
-    patience = replica_set_min_ready(replica_set)
+    min_ready = replica_set_min_ready(replica_set)
     counts = {
         "replicas": len(active),
         "fullyLabeledReplicas": sum(template.items() <= labels_of(pod).items() for pod in active),
         "readyReplicas": sum(map(owned_pods.is_ready, active)),
-        "availableReplicas": sum(owned_pods.is_available(pod, patience, now) for pod in active),
+        "availableReplicas": sum(owned_pods.is_available(pod, min_ready, now) for pod in active),
     }
     conditions = [
         each for each in value_at(replica_set, "status", "conditions", default=()) if each["type"] != "ReplicaFailure"
     ]
     if failure is not None:
-        said = new_condition("ReplicaFailure", True, "FailedCreate", failure.message)
-        conditions = with_condition(value_at(replica_set, "status", "conditions", default=[]), said, now)
+        condition = new_condition("ReplicaFailure", True, "FailedCreate", failure.message)
+        conditions = with_condition(value_at(replica_set, "status", "conditions", default=[]), condition, now)
     return {
         **{key: count for key, count in counts.items() if count or key == "replicas"},
         "observedGeneration": replica_set["metadata"].get("generation", 0),
@@ -143,7 +143,7 @@ def replica_set_status(
 
 
 def installer(resource: Resource, name: str) -> Callable[[Manager], None]:
-    """Sets of one kind or the other: what holds for ReplicaSets holds for ReplicationControllers."""
+    """Return an install function for ReplicaSets or ReplicationControllers, which behave the same."""
 
     def install(manager: Manager) -> None:
         indexers: dict[str, Indexer] = {"owner": owned_pods.owner_uid, "namespace": own_namespace}

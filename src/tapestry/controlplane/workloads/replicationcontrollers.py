@@ -1,4 +1,4 @@
-"""ReplicationControllers: what there was before ReplicaSets, and the same but for its selector."""
+"""ReplicationController controller: the ReplicaSet controller with a map as selector."""
 
 from tapestry.controlplane.workloads.replicasets import installer
 from tapestry.kube.resources import REPLICATION_CONTROLLERS

@@ -1,8 +1,7 @@
-"""Ordinals: which pods of a StatefulSet come next, and which go.  Pure.
+"""Pure functions that decide which pods of a StatefulSet to create and delete next.
 
-Each pod has a number, and with it a name and volumes that are its own for ever.  Unless the set says otherwise, pods
-come in the order of their numbers, each when all before it work, and go in the opposite order.  Each step is decided
-from what there is.
+Each pod has an ordinal, which determines its name and volumes. By default, pods are created in ascending order, each
+when all before it are available, and deleted in descending order. Each step depends only on the observed state.
 """
 
 import math
@@ -24,7 +23,7 @@ POD_INDEX = "apps.kubernetes.io/pod-index"
 
 @dataclass(frozen=True, slots=True)
 class StatefulStep:
-    """What to do now: numbers whose pods are to be made, and pods that are to go."""
+    """Ordinals of pods to create, and pods to delete."""
 
     to_create: Sequence[int] = ()
     to_delete: Sequence[Object] = ()
@@ -32,7 +31,7 @@ class StatefulStep:
 
 @dataclass(frozen=True, slots=True)
 class RevisionNames:
-    """Names of the template that a set comes from and of the one that it goes to."""
+    """Names of the current revision and of the update revision."""
 
     current: str
     update: str
@@ -49,15 +48,15 @@ def ordinals_of(stateful_set: Object) -> range:
 
 
 def ordinal_of(stateful_set: Object, pod: Object) -> int | None:
-    """The pod's number; None where its name is none of the set's."""
-    found = re.fullmatch(r"(.+)-(0|[1-9]\d*)", name_of(pod))
-    return int(found[2]) if found is not None and found[1] == name_of(stateful_set) else None
+    """Return the ordinal of a pod, or None if its name does not belong to the set."""
+    match = re.fullmatch(r"(.+)-(0|[1-9]\d*)", name_of(pod))
+    return int(match[2]) if match is not None and match[1] == name_of(stateful_set) else None
 
 
 def partition_of(stateful_set: Object) -> int:
-    """The first number that is to have the new template."""
-    kept: int = value_at(stateful_set, "spec", "updateStrategy", "rollingUpdate", "partition", default=0)
-    return start_ordinal(stateful_set) + kept
+    """Return the first ordinal that gets the update revision."""
+    partition: int = value_at(stateful_set, "spec", "updateStrategy", "rollingUpdate", "partition", default=0)
+    return start_ordinal(stateful_set) + partition
 
 
 def stateful_set_min_ready(stateful_set: Object) -> timedelta:
@@ -78,73 +77,73 @@ def revision_of(pod: Object) -> str:
 def next_stateful_step(
     stateful_set: Object, pods: Mapping[int, Object], revisions: RevisionNames, now: datetime
 ) -> StatefulStep:
-    """What to do now; `pods` are by their numbers."""
-    numbers, patience = ordinals_of(stateful_set), stateful_set_min_ready(stateful_set)
-    beyond = [pods[number] for number in sorted(pods, reverse=True) if number not in numbers]
-    broken = [pods[number] for number in sorted(pods) if not is_healthy(pods[number], patience, now)]
+    """Return the next step. `pods` are by ordinal."""
+    ordinals, min_ready = ordinals_of(stateful_set), stateful_set_min_ready(stateful_set)
+    surplus = [pods[ordinal] for ordinal in sorted(pods, reverse=True) if ordinal not in ordinals]
+    failing = [pods[ordinal] for ordinal in sorted(pods) if not is_healthy(pods[ordinal], min_ready, now)]
     if stateful_set["spec"].get("podManagementPolicy") == "Parallel":
-        step = parallel_step(numbers, pods, beyond)
+        step = parallel_step(ordinals, pods, surplus)
     else:
-        step = ordered_step(numbers, pods, beyond, broken)
-    return step if step is not None else StatefulStep(to_delete=pods_to_update(stateful_set, pods, revisions, broken))
+        step = ordered_step(ordinals, pods, surplus, failing)
+    return step if step is not None else StatefulStep(to_delete=pods_to_update(stateful_set, pods, revisions, failing))
 
 
 def parallel_step(ordinals: range, pods: Mapping[int, Object], surplus: Sequence[Object]) -> StatefulStep | None:
-    """Who comes and goes in a set that knows no order; None where nobody does."""
-    missing = list(islice((number for number in ordinals if number not in pods), owned_pods.BURST_REPLICAS))
-    ended = [pods[number] for number in sorted(pods) if number in ordinals and is_pod_terminal(pods[number])]
-    leave = [pod for pod in (*ended, *surplus) if not is_deleting(pod)]
-    return StatefulStep(missing, leave) if missing or leave else None
+    """Return the next step of a set without pod order, or None if nothing is to be done."""
+    missing = list(islice((ordinal for ordinal in ordinals if ordinal not in pods), owned_pods.BURST_REPLICAS))
+    terminated = [pods[ordinal] for ordinal in sorted(pods) if ordinal in ordinals and is_pod_terminal(pods[ordinal])]
+    to_delete = [pod for pod in (*terminated, *surplus) if not is_deleting(pod)]
+    return StatefulStep(missing, to_delete) if missing or to_delete else None
 
 
 def ordered_step(
-    ordinals: range, pods: Mapping[int, Object], surplus: Sequence[Object], broken: Sequence[Object]
+    ordinals: range, pods: Mapping[int, Object], surplus: Sequence[Object], unhealthy: Sequence[Object]
 ) -> StatefulStep | None:
-    """Who comes or goes next in a set that knows one; None where all that are wanted work and there are no others."""
-    for number in ordinals:
-        if number not in pods:
-            return StatefulStep([number])
-        if is_pod_terminal(pods[number]) and not is_deleting(pods[number]):
-            return StatefulStep(to_delete=[pods[number]])
-        if pods[number] in broken:
+    """Return the next step of an ordered set, or None if all pods are healthy and none is surplus."""
+    for ordinal in ordinals:
+        if ordinal not in pods:
+            return StatefulStep([ordinal])
+        if is_pod_terminal(pods[ordinal]) and not is_deleting(pods[ordinal]):
+            return StatefulStep(to_delete=[pods[ordinal]])
+        if pods[ordinal] in unhealthy:
             return StatefulStep()
     if not surplus:
         return None
     last = surplus[0]
-    waits = is_deleting(last) or (last in broken and last is not broken[0])
-    return StatefulStep() if waits else StatefulStep(to_delete=[last])
+    must_wait = is_deleting(last) or (last in unhealthy and last is not unhealthy[0])
+    return StatefulStep() if must_wait else StatefulStep(to_delete=[last])
 
 
 def pods_to_update(
-    stateful_set: Object, pods: Mapping[int, Object], revisions: RevisionNames, broken: Sequence[Object]
+    stateful_set: Object, pods: Mapping[int, Object], revisions: RevisionNames, unhealthy: Sequence[Object]
 ) -> list[Object]:
-    """Pods that are to come back with the new template: the last first, and never so many that too few work.
+    """Return pods to replace with the update revision, the highest ordinal first.
 
-    A pod that does not work anyway can always go.
+    At most `maxUnavailable` pods are unavailable at a time. Unhealthy pods can always be replaced.
     """
     strategy = stateful_set["spec"].get("updateStrategy") or {}
     if strategy.get("type") == "OnDelete":
         return []
-    numbers = ordinals_of(stateful_set)
-    most = scaled_value(value_at(strategy, "rollingUpdate", "maxUnavailable", default=1), len(numbers), math.ceil)
-    spare = max(most, 1) - sum(number not in pods or pods[number] in broken for number in numbers)
-    found = []
-    for number in reversed(numbers):
-        pod = pods.get(number)
-        if number < partition_of(stateful_set) or pod is None:
+    ordinals = ordinals_of(stateful_set)
+    limit = scaled_value(value_at(strategy, "rollingUpdate", "maxUnavailable", default=1), len(ordinals), math.ceil)
+    allowed = max(limit, 1) - sum(ordinal not in pods or pods[ordinal] in unhealthy for ordinal in ordinals)
+    outdated = []
+    for ordinal in reversed(ordinals):
+        pod = pods.get(ordinal)
+        if ordinal < partition_of(stateful_set) or pod is None:
             continue
         if revision_of(pod) == revisions.update or is_deleting(pod):
             continue
-        if pod in broken:
-            found.append(pod)
-        elif spare > 0:
-            found.append(pod)
-            spare -= 1
-    return found
+        if pod in unhealthy:
+            outdated.append(pod)
+        elif allowed > 0:
+            outdated.append(pod)
+            allowed -= 1
+    return outdated
 
 
 def revision_for(stateful_set: Object, ordinal: int, revisions: RevisionNames) -> str:
-    """The template that a pod of that number is made of."""
+    """Return the name of the revision from which a pod with this ordinal is created."""
     rolling = value_at(stateful_set, "spec", "updateStrategy", "type", default="RollingUpdate") == "RollingUpdate"
     return revisions.current if rolling and ordinal < partition_of(stateful_set) else revisions.update
 
@@ -160,10 +159,10 @@ def stateful_pod(stateful_set: Object, template: Object, ordinal: int, revision:
         {"name": each, "persistentVolumeClaim": {"claimName": claim_name(each, name)}}
         for each in map(name_of, claim_templates(stateful_set))
     ]
-    named = {each["name"] for each in claims}
-    volumes = [*claims, *(each for each in pod["spec"].get("volumes") or () if each["name"] not in named)]
-    place = {"hostname": name, "subdomain": stateful_set["spec"].get("serviceName") or ""}
-    spec = {**pod["spec"], **place, **({"volumes": volumes} if volumes else {})}
+    claim_volumes = {each["name"] for each in claims}
+    volumes = [*claims, *(each for each in pod["spec"].get("volumes") or () if each["name"] not in claim_volumes)]
+    network_identity = {"hostname": name, "subdomain": stateful_set["spec"].get("serviceName") or ""}
+    spec = {**pod["spec"], **network_identity, **({"volumes": volumes} if volumes else {})}
     return {**pod, "metadata": {**pod["metadata"], "labels": labels}, "spec": spec}
 
 
@@ -180,26 +179,26 @@ def claim_name(template: str, pod: str) -> str:
 
 
 def claims_of(stateful_set: Object, pod: str) -> list[Object]:
-    """The claims of a pod of that name, to be created."""
-    chosen = value_at(stateful_set, "spec", "selector", "matchLabels", default={})
-    found = []
+    """Return the claims to create for a pod of that name."""
+    selector_labels = value_at(stateful_set, "spec", "selector", "matchLabels", default={})
+    claims = []
     for template in claim_templates(stateful_set):
         metadata = template["metadata"]
-        kept = {key: metadata[key] for key in ("annotations", "finalizers") if metadata.get(key)}
+        copied = {key: metadata[key] for key in ("annotations", "finalizers") if metadata.get(key)}
         name = claim_name(name_of(template), pod)
-        labels = {**labels_of(template), **chosen}
-        place = {"name": name, "namespace": stateful_set["metadata"].get("namespace"), "labels": labels}
-        found.append({"metadata": {**kept, **place}, "spec": template["spec"]})
-    return found
+        labels = {**labels_of(template), **selector_labels}
+        identity = {"name": name, "namespace": stateful_set["metadata"].get("namespace"), "labels": labels}
+        claims.append({"metadata": {**copied, **identity}, "spec": template["spec"]})
+    return claims
 
 
 def claim_owner_references(
     stateful_set: Object, claim: Object, pod: Object | None, *, is_retained: bool
 ) -> list[Object]:
-    """Who is to own a claim: with whom it goes.  `stays` is whether the pod's number is still wanted."""
+    """Return the owners with which a claim is deleted. `is_retained`: the pod's ordinal is still desired."""
     policy = stateful_set["spec"].get("persistentVolumeClaimRetentionPolicy") or {}
-    ours = {uid_of(each) for each in (stateful_set, pod) if each is not None}
-    owners = [each for each in claim["metadata"].get("ownerReferences") or () if each["uid"] not in ours]
+    own_uids = {uid_of(each) for each in (stateful_set, pod) if each is not None}
+    owners = [each for each in claim["metadata"].get("ownerReferences") or () if each["uid"] not in own_uids]
     if not is_retained and policy.get("whenScaled") == "Delete":
         return [*owners, owner_reference(pod)] if pod is not None else owners
     if policy.get("whenDeleted") == "Delete":
@@ -207,22 +206,22 @@ def claim_owner_references(
     return owners
 
 
-# -- telling
+# -- status
 
 
 def stateful_set_status(
     stateful_set: Object, pods: Sequence[Object], revisions: RevisionNames, now: datetime
 ) -> Object:
-    patience = stateful_set_min_ready(stateful_set)
-    running = [pod for pod in pods if value_at(pod, "status", "phase") == "Running" and owned_pods.is_ready(pod)]
-    staying = [pod for pod in pods if not is_deleting(pod)]
+    min_ready = stateful_set_min_ready(stateful_set)
+    ready = [pod for pod in pods if value_at(pod, "status", "phase") == "Running" and owned_pods.is_ready(pod)]
+    remaining = [pod for pod in pods if not is_deleting(pod)]
     replicas = stateful_set["spec"].get("replicas", 1)
     counts = {
         "replicas": len(pods),
-        "readyReplicas": len(running),
-        "availableReplicas": sum(owned_pods.is_available(pod, patience, now) for pod in running),
-        "currentReplicas": sum(revision_of(pod) == revisions.current for pod in staying),
-        "updatedReplicas": sum(revision_of(pod) == revisions.update for pod in staying),
+        "readyReplicas": len(ready),
+        "availableReplicas": sum(owned_pods.is_available(pod, min_ready, now) for pod in ready),
+        "currentReplicas": sum(revision_of(pod) == revisions.current for pod in remaining),
+        "updatedReplicas": sum(revision_of(pod) == revisions.update for pod in remaining),
     }
     current = revisions.current
     is_rolling = value_at(stateful_set, "spec", "updateStrategy", "type", default="RollingUpdate") == "RollingUpdate"

@@ -1,4 +1,4 @@
-"""The pods of controllers: what they are called."""
+"""Tests of pod names and their reuse."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tapestry.controlplane.workloads import owned_pods
 from tapestry.kube.objects import Object, name_of
 from tapestry.kube.resources import DAEMON_SETS, JOBS, PODS, REPLICA_SETS, Resource
 
-from .worlds import a_world, live_pods, settled
+from .cluster import live_pods, pass_time, run_cluster
 
 LABELS = {"app": "x"}
 
@@ -33,30 +33,30 @@ def an_owner(*, is_job: bool = False, **spec: Any) -> Object:
     ],
     ids=["replicasets", "daemonsets", "jobs", "indexed"],
 )
-def test_a_pod_that_replaces_another_is_called_otherwise(controller: str, resource: Resource, owner: Object) -> None:
-    """Whoever waits for the end of the one would wait for that of the other."""
+def test_replacement_pod_gets_another_name(controller: str, resource: Resource, owner: Object) -> None:
+    """A client that waits for the deletion of a pod must not find another of that name."""
 
-    async def story(client: Client) -> None:
+    async def delete_repeatedly(client: Client) -> None:
         await client.create(resource, owner)
         seen = set[str]()
         for _ in range(3):
-            await settled()
+            await pass_time()
             (pod,) = await live_pods(client)
             assert name_of(pod) not in seen
             seen.add(name_of(pod))
             await client.delete(PODS, pod)
 
-    async def told() -> None:
-        async with a_world(controller, nodes=1) as client:
-            await story(client)
+    async def run_test() -> None:
+        async with run_cluster(controller, nodes=1) as client:
+            await delete_repeatedly(client)
 
-    run(told())
+    run(run_test())
 
 
-def test_names_are_the_same_every_time_and_none_is_given_twice() -> None:
+def test_names_are_deterministic_and_unique() -> None:
     owner = {"metadata": {"name": "x", "namespace": "default", "uid": "1"}}
     first, again = owned_pods.pod_names(owner, lambda _: True), owned_pods.pod_names(owner, lambda _: True)
-    given = [next(first) for _ in range(3000)]
-    assert given == [next(again) for _ in range(3000)]
-    assert len(set(given)) == 3000
-    assert next(owned_pods.pod_names(owner, lambda name: name not in given[:2])) == given[2]
+    names = [next(first) for _ in range(3000)]
+    assert names == [next(again) for _ in range(3000)]
+    assert len(set(names)) == 3000
+    assert next(owned_pods.pod_names(owner, lambda name: name not in names[:2])) == names[2]

@@ -1,4 +1,4 @@
-"""Which pods of a StatefulSet come and go, played against a model of them."""
+"""Tests of StatefulSet steps against a model."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -16,8 +16,10 @@ NOW = datetime(2024, 1, 1, tzinfo=UTC)
 NAMES = RevisionNames("old", "new")
 
 
-def a_set(replicas: int, *, parallel: bool = False, partition: int = 0, most: int | str = 1, start: int = 0) -> Object:
-    rolling = {"partition": partition, "maxUnavailable": most}
+def a_set(
+    replicas: int, *, parallel: bool = False, partition: int = 0, max_unavailable: int | str = 1, start: int = 0
+) -> Object:
+    rolling = {"partition": partition, "maxUnavailable": max_unavailable}
     spec = {
         "replicas": replicas,
         "ordinals": {"start": start},
@@ -28,19 +30,21 @@ def a_set(replicas: int, *, parallel: bool = False, partition: int = 0, most: in
     return {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "db", "uid": "u"}, "spec": spec}
 
 
-def a_pod(number: int, revision: str = "new", *, works: bool = True, going: bool = False, phase: str = "") -> Object:
+def a_pod(
+    number: int, revision: str = "new", *, healthy: bool = True, deleting: bool = False, phase: str = ""
+) -> Object:
     metadata: dict[str, Any] = {
         "name": f"db-{number}",
         "uid": f"{number}-{revision}",
         "creationTimestamp": timestamp(NOW),
     }
     metadata["labels"] = {"controller-revision-hash": revision}
-    if going:
+    if deleting:
         metadata["deletionTimestamp"] = timestamp(NOW)
-    ready = {"type": "Ready", "status": str(works), "lastTransitionTime": timestamp(NOW)}
+    ready = {"type": "Ready", "status": str(healthy), "lastTransitionTime": timestamp(NOW)}
     return {
         "metadata": metadata,
-        "status": {"phase": phase or ("Running" if works else "Pending"), "conditions": [ready]},
+        "status": {"phase": phase or ("Running" if healthy else "Pending"), "conditions": [ready]},
     }
 
 
@@ -51,8 +55,8 @@ def pods(draw: st.DrawFn) -> dict[int, Object]:
         number: a_pod(
             number,
             draw(st.sampled_from(["old", "new"])),
-            works=draw(st.booleans()),
-            going=draw(st.sampled_from([False, False, True])),
+            healthy=draw(st.booleans()),
+            deleting=draw(st.sampled_from([False, False, True])),
         )
         for number in numbers
     }
@@ -64,32 +68,32 @@ def sets(draw: st.DrawFn) -> Object:
         draw(st.integers(0, 6)),
         parallel=draw(st.booleans()),
         partition=draw(st.integers(0, 6)),
-        most=draw(st.sampled_from([1, 2, "50%"])),
+        max_unavailable=draw(st.sampled_from([1, 2, "50%"])),
         start=draw(st.integers(0, 2)),
     )
 
 
-def works(pod: Object) -> bool:
+def is_healthy(pod: Object) -> bool:
     return statefulset_steps.is_healthy(pod, timedelta(), NOW)
 
 
 @given(sets(), pods())
-def test_pods_that_work_go_only_as_far_as_they_may(stateful_set: Object, found: dict[int, Object]) -> None:
-    numbers = statefulset_steps.ordinals_of(stateful_set)
+def test_update_deletes_at_most_max_unavailable(stateful_set: Object, found: dict[int, Object]) -> None:
+    ordinals = statefulset_steps.ordinals_of(stateful_set)
     step = statefulset_steps.next_stateful_step(stateful_set, found, NAMES, NOW)
-    wanted = [pod for pod in step.to_delete if statefulset_steps.ordinal_of(stateful_set, pod) in numbers]
-    broken = sum(number not in found or not works(found[number]) for number in numbers)
-    most = {1: 1, 2: 2}.get(stateful_set["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"])
-    limit = max(most if most is not None else -(-len(numbers) // 2), 1)
-    assert sum(map(works, wanted)) <= max(limit - broken, 0)
+    deleted = [pod for pod in step.to_delete if statefulset_steps.ordinal_of(stateful_set, pod) in ordinals]
+    unhealthy = sum(ordinal not in found or not is_healthy(found[ordinal]) for ordinal in ordinals)
+    absolute = {1: 1, 2: 2}.get(stateful_set["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"])
+    limit = max(absolute if absolute is not None else -(-len(ordinals) // 2), 1)
+    assert sum(map(is_healthy, deleted)) <= max(limit - unhealthy, 0)
     assert not any(is_deleting(pod) for pod in step.to_delete)
-    for pod in wanted:
+    for pod in deleted:
         assert labels_of(pod)["controller-revision-hash"] == "old"
         assert (statefulset_steps.ordinal_of(stateful_set, pod) or 0) >= statefulset_steps.partition_of(stateful_set)
 
 
 @given(sets(), pods())
-def test_in_an_ordered_set_a_pod_comes_when_all_before_it_work(stateful_set: Object, found: dict[int, Object]) -> None:
+def test_ordered_creation_waits_for_lower_ordinals(stateful_set: Object, found: dict[int, Object]) -> None:
     stateful_set["spec"]["podManagementPolicy"] = "OrderedReady"
     step = statefulset_steps.next_stateful_step(stateful_set, found, NAMES, NOW)
     assert (
@@ -102,18 +106,18 @@ def test_in_an_ordered_set_a_pod_comes_when_all_before_it_work(stateful_set: Obj
     )
     for number in step.to_create:
         before = range(statefulset_steps.start_ordinal(stateful_set), number)
-        assert all(each in found and works(found[each]) for each in before)
+        assert all(each in found and is_healthy(found[each]) for each in before)
 
 
 @given(sets(), pods())
-def test_every_set_comes_to_its_end(stateful_set: Object, found: dict[int, Object]) -> None:
+def test_every_set_converges(stateful_set: Object, found: dict[int, Object]) -> None:
     for _ in range(40):
         step = statefulset_steps.next_stateful_step(stateful_set, found, NAMES, NOW)
-        leaving = set(map(name_of, step.to_delete))
+        removed = set(map(name_of, step.to_delete))
         found = {
             number: a_pod(number, labels_of(pod)["controller-revision-hash"])
             for number, pod in found.items()
-            if name_of(pod) not in leaving and not is_deleting(pod)
+            if name_of(pod) not in removed and not is_deleting(pod)
         }
         for number in step.to_create:
             found[number] = a_pod(number, statefulset_steps.revision_for(stateful_set, number, NAMES))
@@ -129,28 +133,28 @@ def test_every_set_comes_to_its_end(stateful_set: Object, found: dict[int, Objec
     [
         ({}, StatefulStep([0])),
         ({0: a_pod(0)}, StatefulStep([1])),
-        ({0: a_pod(0, works=False)}, StatefulStep()),
-        ({0: a_pod(0, going=True)}, StatefulStep()),
+        ({0: a_pod(0, healthy=False)}, StatefulStep()),
+        ({0: a_pod(0, deleting=True)}, StatefulStep()),
         ({0: a_pod(0, phase="Failed")}, StatefulStep((), [a_pod(0, phase="Failed")])),
         ({0: a_pod(0), 2: a_pod(2)}, StatefulStep([1])),
         ({0: a_pod(0), 1: a_pod(1), 2: a_pod(2), 3: a_pod(3)}, StatefulStep((), [a_pod(3)])),
-        ({0: a_pod(0), 1: a_pod(1), 2: a_pod(2, going=True)}, StatefulStep()),
+        ({0: a_pod(0), 1: a_pod(1), 2: a_pod(2, deleting=True)}, StatefulStep()),
         ({0: a_pod(0, "old"), 1: a_pod(1, "old")}, StatefulStep((), [a_pod(1, "old")])),
         ({0: a_pod(0, "old"), 1: a_pod(1)}, StatefulStep((), [a_pod(0, "old")])),
     ],
 )
-def test_the_next_step_of_a_set_of_two(found: dict[int, Object], step: StatefulStep) -> None:
+def test_next_step_of_two_replicas(found: dict[int, Object], step: StatefulStep) -> None:
     decided = statefulset_steps.next_stateful_step(a_set(2), found, NAMES, NOW)
     assert (list(decided.to_create), list(decided.to_delete)) == (list(step.to_create), list(step.to_delete))
 
 
-def test_a_set_that_knows_no_order_makes_no_more_at_once_than_can_be_made() -> None:
+def test_parallel_step_is_limited_to_burst_replicas() -> None:
     found = {1: a_pod(1), 2: a_pod(2, phase="Failed"), 2**31: a_pod(2**31)}
     step = statefulset_steps.next_stateful_step(a_set(2**31 - 1, parallel=True), found, NAMES, NOW)
     assert step == StatefulStep([0, *range(3, owned_pods.BURST_REPLICAS + 2)], [found[2], found[2**31]])
 
 
-def test_claims_take_the_place_of_volumes_of_their_name() -> None:
+def test_claims_replace_volumes_of_same_name() -> None:
     stateful_set = a_set(1)
     stateful_set["spec"]["volumeClaimTemplates"] = [{"metadata": {"name": "data"}, "spec": {}}]
     pod = statefulset_steps.stateful_pod(stateful_set, stateful_set["spec"]["template"], 3, "new")

@@ -1,4 +1,4 @@
-"""Where a pod can be with what it stores."""
+"""Tests of volume constraints in scheduling."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,9 +21,9 @@ from tapestry.controlplane.scheduler.volumes import (
 )
 from tapestry.kube.objects import Object, key_of, name_of
 
-from .places import HOST, ZONE, a_node, a_pod, rooms_of
+from .scheduling_reference import HOST, ZONE, a_node, a_pod, cache_of
 
-ROOMS = rooms_of([a_node("n1", labels={ZONE: "a"}), a_node("n2", labels={ZONE: "b"}), a_node("n3")])
+CACHE = cache_of([a_node("n1", labels={ZONE: "a"}), a_node("n2", labels={ZONE: "b"}), a_node("n3")])
 
 
 def a_claim(
@@ -80,12 +80,12 @@ def using(*names: str) -> Object:
     return a_pod("p", volumes=[{"name": each, "persistentVolumeClaim": {"claimName": each}} for each in names])
 
 
-def reasons(stored: StorageLister, pod: Object | None = None) -> dict[str, tuple[str, ...]]:
-    stowage = volume_plan_of(pod or using("c"), stored)
-    return {room.name: stowage.rejection_reasons(room) for room in ROOMS}
+def reasons(lister: StorageLister, pod: Object | None = None) -> dict[str, tuple[str, ...]]:
+    volume_plan = volume_plan_of(pod or using("c"), lister)
+    return {node_info.name: volume_plan.rejection_reasons(node_info) for node_info in CACHE}
 
 
-def test_a_pod_without_claims_goes_anywhere() -> None:
+def test_pod_without_claims_has_no_constraints() -> None:
     assert volume_plan_of(a_pod("p", volumes=[{"name": "v", "emptyDir": {}}]), storage([])) is NO_VOLUMES
 
 
@@ -106,12 +106,12 @@ def test_a_pod_without_claims_goes_anywhere() -> None:
         ),
     ],
 )
-def test_claims_that_are_not_ready_bar_every_node(claims: list[Object], message: str) -> None:
+def test_unresolvable_claim_rejects_all_nodes(claims: list[Object], message: str) -> None:
     with pytest.raises(UnresolvableClaim, match=message):
         volume_plan_of(using("c"), storage(claims))
 
 
-def test_a_claim_of_its_own_has_to_be_made_for_it() -> None:
+def test_ephemeral_claim_must_be_owned_by_pod() -> None:
     pod = a_pod("p", volumes=[{"name": "v", "ephemeral": {}}])
     with pytest.raises(UnresolvableClaim, match="waiting for ephemeral volume controller"):
         volume_plan_of(pod, storage([]))
@@ -121,7 +121,7 @@ def test_a_claim_of_its_own_has_to_be_made_for_it() -> None:
     assert volume_plan_of(pod, storage([a_claim("p-v", metadata={"ownerReferences": [owner]})])).unbound_claims
 
 
-def test_a_bound_claim_ties_the_pod_to_its_volume() -> None:
+def test_bound_claim_restricts_pod_to_its_volume() -> None:
     assert reasons(storage([a_claim(volume="v")], [a_volume("v", "n2")])) == {
         "n1": (VOLUME_NODE_CONFLICT,),
         "n2": (),
@@ -130,18 +130,18 @@ def test_a_bound_claim_ties_the_pod_to_its_volume() -> None:
     assert reasons(storage([a_claim(volume="v")])) == dict.fromkeys(("n1", "n2", "n3"), (MISSING_VOLUME,))
 
 
-def test_the_zone_of_a_volume_counts_where_nodes_have_one() -> None:
-    stored = storage([a_claim(volume="v")], [a_volume("v", labels={ZONE: "b__c"})])
-    assert reasons(stored) == {"n1": (VOLUME_ZONE_CONFLICT,), "n2": (), "n3": ()}
+def test_volume_zone_applies_to_zoned_nodes() -> None:
+    lister = storage([a_claim(volume="v")], [a_volume("v", labels={ZONE: "b__c"})])
+    assert reasons(lister) == {"n1": (VOLUME_ZONE_CONFLICT,), "n2": (), "n3": ()}
 
 
-def test_a_claim_for_one_pod_is_for_one_pod() -> None:
+def test_read_write_once_pod_claim_is_exclusive() -> None:
     claim = a_claim(volume="v", mode="ReadWriteOncePod")
     assert reasons(storage([claim], [a_volume("v")], users=["x/other"]))["n1"] == (EXCLUSIVE_CLAIM_IN_USE,)
     assert reasons(storage([claim], [a_volume("v")], users=["x/p"]))["n1"] == ()
 
 
-def test_volumes_are_made_where_the_class_allows() -> None:
+def test_provisioning_respects_allowed_topologies() -> None:
     near = a_class("late", allowedTopologies=[{"matchLabelExpressions": [{"key": ZONE, "values": ["a"]}]}])
     assert reasons(storage([a_claim()], classes=[near])) == {
         "n1": (),
@@ -151,21 +151,21 @@ def test_volumes_are_made_where_the_class_allows() -> None:
     assert reasons(storage([a_claim()], classes=[STATIC])) == dict.fromkeys(("n1", "n2", "n3"), (NO_AVAILABLE_VOLUME,))
 
 
-def test_a_node_that_was_selected_stays_selected() -> None:
+def test_selected_node_is_kept() -> None:
     claim = a_claim(metadata={"annotations": {SELECTED_NODE: "n2"}})
     assert reasons(storage([claim])) == {"n1": (NO_AVAILABLE_VOLUME,), "n2": (), "n3": (NO_AVAILABLE_VOLUME,)}
 
 
-def test_the_smallest_volume_that_does_is_taken_each_for_one_claim() -> None:
+def test_smallest_matching_volume_is_bound_once() -> None:
     volumes = [
         a_volume("large", "n1", size="9Gi"),
         a_volume("small", "n1", size="2Gi"),
         a_volume("tiny", "n1", size="1Mi"),
     ]
     claims = [a_claim("c"), a_claim("d", size="2Gi")]
-    plan = volume_plan_of(using("c", "d"), storage(claims, volumes, [STATIC])).pod_volumes(ROOMS.nodes["n1"])
+    plan = volume_plan_of(using("c", "d"), storage(claims, volumes, [STATIC])).pod_volumes(CACHE.nodes["n1"])
     assert plan == PodVolumes(((volumes[1], claims[0]), (volumes[0], claims[1])))
-    assert volume_plan_of(using("c", "d"), storage(claims, volumes, [STATIC])).pod_volumes(ROOMS.nodes["n2"]) is None
+    assert volume_plan_of(using("c", "d"), storage(claims, volumes, [STATIC])).pod_volumes(CACHE.nodes["n2"]) is None
 
 
 @pytest.mark.parametrize(
@@ -179,10 +179,10 @@ def test_the_smallest_volume_that_does_is_taken_each_for_one_claim() -> None:
         {**a_volume("v"), "status": {"phase": "Released"}},
     ],
 )
-def test_a_volume_that_does_not_suit_is_no_volume(volume: Object) -> None:
+def test_unsuitable_volume_is_not_bound(volume: Object) -> None:
     assert reasons(storage([a_claim()], [volume], [STATIC]))["n1"] == (NO_AVAILABLE_VOLUME,)
 
 
-def test_a_volume_that_is_meant_for_a_claim_is_its_own() -> None:
+def test_prebound_volume_is_preferred() -> None:
     volume = a_volume("v", size="1Mi", claimRef={"name": "c", "namespace": "x"})
     assert reasons(storage([a_claim()], [volume], [STATIC]))["n1"] == ()

@@ -1,8 +1,8 @@
-"""A whole cluster in one process and on virtual time: server, controllers and simulated kubelets.
+"""A cluster in one process and on virtual time: server, controllers and simulated kubelets.
 
-Which node a pod gets is not what stories here are about: the one that it names, or the one with the fewest.
+A simple binder replaces the scheduler: a pod gets the node that it names, or the one with the fewest pods.
 
-    @in_a_world("deployments", "replicasets")
+    @in_cluster("deployments", "replicasets")
     async def test_something(client: Client) -> None: ...
 """
 
@@ -38,14 +38,14 @@ from tapestry.kube.resources import NODES, PODS, SERVICE_ACCOUNTS, Resource
 from tapestry.local import simulated_kubelet
 
 AN_HOUR = 3600.0
-ROOM = {"cpu": "8", "memory": "8Gi", "pods": "20"}
+NODE_CAPACITY = {"cpu": "8", "memory": "8Gi", "pods": "20"}
 DEFAULTS = ("garbage", "binder", "kubelets")
 
-Story = Callable[[Client], Awaitable[None]]
+ClusterTest = Callable[[Client], Awaitable[None]]
 
 
-class AtOnce(ThreadPoolExecutor):
-    """An executor that has done its work when it is given it."""
+class ImmediateExecutor(ThreadPoolExecutor):
+    """An executor that runs its work when it is submitted."""
 
     def submit(self, work: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
         done: Future[Any] = Future()
@@ -54,17 +54,17 @@ class AtOnce(ThreadPoolExecutor):
 
 
 @functools.cache
-def the_keys() -> TokenKeys:
+def token_keys() -> TokenKeys:
     with tempfile.TemporaryDirectory() as directory:
         return load_token_keys(Path(directory) / "key")
 
 
 @asynccontextmanager
-async def a_world(*names: str, nodes: int = 3) -> AsyncIterator[Client]:
-    """A client of a cluster with these controllers, beside those that every cluster has."""
+async def run_cluster(*names: str, nodes: int = 3) -> AsyncIterator[Client]:
+    """Yield a client of a cluster that runs these controllers and the default ones."""
     clock, config, store = running_clock(), ApiServerConfig(backend="memory"), LocalStore(MemoryLog())
-    store._thread = AtOnce()  # time that costs nothing does not wait for threads
-    accounts = ServiceAccountTokens(store, the_keys(), "https://here", clock.now)
+    store._thread = ImmediateExecutor()  # virtual time does not wait for threads
+    accounts = ServiceAccountTokens(store, token_keys(), "https://here", clock.now)
     settings = ManagerConfig(
         name="world", controllers=[*DEFAULTS, *names], metrics=Metrics(address=""), probes=Probes(address="")
     )
@@ -75,7 +75,7 @@ async def a_world(*names: str, nodes: int = 3) -> AsyncIterator[Client]:
         client = Client(InProcessTransport(server, bootstrap.APISERVER_USER))
         await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "default", "namespace": "default"}})
         for number in range(nodes):
-            await client.create(NODES, simulated_kubelet.simulated_node(f"n{number}", ROOM))
+            await client.create(NODES, simulated_kubelet.simulated_node(f"n{number}", NODE_CAPACITY))
         manager = Manager(
             settings,
             lambda: InProcessTransport(server, bootstrap.APISERVER_USER),
@@ -101,8 +101,8 @@ def binder(manager: Manager) -> None:
         pod = pods.store.get(key)
         if pod is None or is_deleting(pod) or pod["spec"].get("nodeName"):
             return None
-        held = Counter(value_at(each, "spec", "nodeName") for each in pods.store.list() if owned_pods.is_active(each))
-        node = target_node(pod) or min((held[name_of(each)], name_of(each)) for each in nodes.store.list())[1]
+        counts = Counter(value_at(each, "spec", "nodeName") for each in pods.store.list() if owned_pods.is_active(each))
+        node = target_node(pod) or min((counts[name_of(each)], name_of(each)) for each in nodes.store.list())[1]
         metadata = {key: pod["metadata"][key] for key in ("name", "namespace", "uid")}
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata}
         with suppress(NotFound, Conflict):
@@ -113,18 +113,18 @@ def binder(manager: Manager) -> None:
     manager.controller("binder", bind).watch(pods)
 
 
-def in_a_world(*names: str, nodes: int = 3) -> Callable[[Story], Callable[[], None]]:
-    """Have a test run in a world of its own, as soon as its controllers are at work."""
+def in_cluster(*names: str, nodes: int = 3) -> Callable[[ClusterTest], Callable[[], None]]:
+    """Run a test in its own cluster, once its controllers are running."""
 
-    def decorate(story: Story) -> Callable[[], None]:
-        async def told() -> None:
-            async with a_world(*names, nodes=nodes) as client:
-                await story(client)
+    def decorate(test_body: ClusterTest) -> Callable[[], None]:
+        async def run_test() -> None:
+            async with run_cluster(*names, nodes=nodes) as client:
+                await test_body(client)
 
         def test() -> None:
-            run(told())
+            run(run_test())
 
-        test.__name__, test.__doc__ = story.__name__, story.__doc__
+        test.__name__, test.__doc__ = test_body.__name__, test_body.__doc__
         return test
 
     return decorate
@@ -133,7 +133,7 @@ def in_a_world(*names: str, nodes: int = 3) -> Callable[[Story], Callable[[], No
 async def wait_until(
     client: Client, resource: Resource, name: str, holds: Callable[[Object], bool], timeout: float = AN_HOUR
 ) -> Object:
-    """The object as soon as that holds for it, within an hour of virtual time."""
+    """Wait until a condition holds for an object, at most `timeout` seconds of virtual time, and return it."""
     found = await wait_for(
         client, resource, name, "default", until=lambda obj: obj is not None and holds(obj), timeout=timeout
     )
@@ -141,8 +141,8 @@ async def wait_until(
     return found
 
 
-async def settled(seconds: float = 60) -> None:
-    """Time enough for everybody to do what they are going to."""
+async def pass_time(seconds: float = 60) -> None:
+    """Let virtual time pass, so that the controllers can finish their work."""
     await asyncio.sleep(seconds)
 
 

@@ -1,10 +1,10 @@
-"""Where conformance tests run.
+"""Clusters for conformance tests.
 
-Each place is a context manager, which lasts as long as they do and gives a kubeconfig of somebody who may do all there:
+Each is a context manager that runs the cluster and yields the kubeconfig of an administrator:
 
-    server       `tapestry apiserver`, and one Node object that says it is ready
-    cluster      `tapestry cluster`: our server, scheduler and controllers, and simulated nodes
-    kubernetes   the same nodes under Kubernetes' own server, scheduler and controllers
+    server       `tapestry apiserver` and one Node object that is marked ready
+    cluster      `tapestry cluster`: Tapestry's server, scheduler and controllers, and simulated nodes
+    kubernetes   the same nodes with Kubernetes' own server, scheduler and controllers
 """
 
 import base64
@@ -25,7 +25,7 @@ TAPESTRY = Path(sys.executable).with_name("tapestry")
 NODES = 3
 HEARTBEAT_SECONDS = 10
 HISTORY_SECONDS = 60
-"""For how long the server remembers: a test waits until it has forgotten something."""
+"""Seconds of history that the server keeps. One test waits until history has expired."""
 NODE = {
     "apiVersion": "v1",
     "kind": "Node",
@@ -37,8 +37,8 @@ NODE = {
         "addresses": [{"type": "InternalIP", "address": "192.0.2.1"}],
     },
 }
-Place = Callable[[Path, Path], AbstractContextManager[Path]]
-"""From a folder for what it leaves behind, and that of Kubernetes' programs."""
+TestCluster = Callable[[Path, Path], AbstractContextManager[Path]]
+"""Takes a folder for its files and the folder of Kubernetes' programs."""
 
 
 @contextlib.contextmanager
@@ -49,7 +49,7 @@ def server(folder: Path, assets: Path) -> Iterator[Path]:
     command = [TAPESTRY, "apiserver", "--file-rootpath", data, "--bind-address", "127.0.0.1:0"]
     environment = {**os.environ, "TAPESTRY_HISTORY_SECONDS": str(HISTORY_SECONDS), "TAPESTRY_LOG_FORMAT": "json"}
     with running([*command, "--token-auth-file", tokens], folder / "server.log", environment) as process:
-        address = str(said(process, folder / "server.log", "API server started")["secure"])
+        address = str(wait_for_log(process, folder / "server.log", "API server started")["secure"])
         authority = (data / "pki" / "ca.crt").read_bytes()
         config = private(folder / "kubeconfig", json.dumps(kubeconfig(f"https://{address}", authority, token)))
         with node_alive([assets / "kubectl", "--kubeconfig", config]):
@@ -58,9 +58,9 @@ def server(folder: Path, assets: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def cluster(folder: Path, _: Path, *options: str) -> Iterator[Path]:
-    data, log = folder / "node", folder / "cluster.log"  # the folder's name is that of the nodes
+    data, log = folder / "node", folder / "cluster.log"  # nodes are named after the folder
     with running([TAPESTRY, "cluster", "--data", data, "--nodes", str(NODES), *options], log) as process:
-        said(process, log, "cluster ready")
+        wait_for_log(process, log, "cluster ready")
         yield data / "kubeconfig"
 
 
@@ -82,8 +82,8 @@ def running(
             process.terminate()
 
 
-def said(process: subprocess.Popen[bytes], log: Path, message: str) -> dict[str, object]:
-    """The first line of a log with the message, as soon as it is there."""
+def wait_for_log(process: subprocess.Popen[bytes], log: Path, message: str) -> dict[str, object]:
+    """Wait for the first log line with the message, and return it."""
     while process.poll() is None:
         for line in log.read_text().splitlines():
             if line.startswith("{") and (found := json.loads(line)).get("message") == message:
@@ -112,29 +112,29 @@ def kubeconfig(server: str, authority: bytes, token: str) -> dict[str, object]:
 
 @contextlib.contextmanager
 def node_alive(kubectl: Sequence[str | Path]) -> Iterator[None]:
-    """One node that is ready.  Its lease is renewed: a server on which nothing happens has nothing to forget."""
-    have(kubectl, NODE)
-    over = threading.Event()
+    """Run one ready node. Its lease is renewed, because an idle server has no history that could expire."""
+    apply(kubectl, NODE)
+    stopped = threading.Event()
 
-    def beat() -> None:
-        while not over.wait(HEARTBEAT_SECONDS):
-            have(kubectl, lease(datetime.now(UTC)))
+    def renew_lease() -> None:
+        while not stopped.wait(HEARTBEAT_SECONDS):
+            apply(kubectl, lease(datetime.now(UTC)))
 
-    heart = threading.Thread(target=beat)
-    heart.start()
+    thread = threading.Thread(target=renew_lease)
+    thread.start()
     try:
         yield
     finally:
-        over.set()
-        heart.join()
+        stopped.set()
+        thread.join()
 
 
-def have(kubectl: Sequence[str | Path], obj: dict[str, object]) -> None:
+def apply(kubectl: Sequence[str | Path], obj: dict[str, object]) -> None:
     command = [*kubectl, "apply", "--server-side", "-f", "-"]
     subprocess.run(command, input=json.dumps(obj), text=True, check=True, stdout=subprocess.DEVNULL)
 
 
 def lease(now: datetime) -> dict[str, object]:
     spec = {"holderIdentity": "node-0", "renewTime": f"{now:%Y-%m-%dT%H:%M:%S.%fZ}"}
-    about = {"name": "node-0", "namespace": "kube-node-lease"}
-    return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": about, "spec": spec}
+    metadata = {"name": "node-0", "namespace": "kube-node-lease"}
+    return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
