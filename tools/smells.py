@@ -36,6 +36,7 @@ def smells(files: Files) -> list[Smell]:
             found += command_smells(path, text, files)
         if path.endswith(".py"):
             found += code_smells(path, ast.parse(text, path))
+    found += repeated_names(files)
     return sorted(found)
 
 
@@ -51,6 +52,56 @@ def name_smells(path: str) -> Iterator[Smell]:
         yield Smell(path, 1, f"grab bag: a module is named after its subject, not `{bag.pop()}`")
     if LEFTOVERS.search(path):
         yield Smell(path, 1, "leftover: plans and copies do not stay in the repository")
+
+
+# Words
+
+RETIRED = set(
+    "asked belongings chronicle companions company customs dislike guise heir kept leisure liking met namesake"
+    " namesakes neighbours newcomer newcomers patience picky picture pictures precede reception room rooms roomy scribe"
+    " settle settled shown stowage stranger strangers told vigil wishes".split()
+)
+"""Words that no name may contain: the glossary in ARCHITECTURE.md and Kubernetes have better ones."""
+SHARED_NAMES = {"install"}
+"""Public functions that several modules of a package define on purpose: each registers the controllers of its module."""
+MOST_DEFINITIONS = 2
+"""Modules of one package that may define the same public name."""
+
+
+def retired_words(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
+    for node in ast.walk(tree):
+        if (name := defined_name(node)) and (found := set(parts_of(name)) & RETIRED):
+            yield node, found.pop()
+
+
+def defined_name(node: ast.AST) -> str:
+    """The name that a definition, a parameter or an assignment introduces; empty for other nodes."""
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name) | ast.arg(arg=name):
+            return name
+        case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+            return name
+    return ""
+
+
+def parts_of(name: str) -> list[str]:
+    """The lower-case words of a snake_case or CamelCase name."""
+    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
+
+
+def repeated_names(files: Files) -> Iterator[Smell]:
+    """Public module-level functions and classes that more than two modules of one package define."""
+    places: dict[tuple[str, str], list[tuple[str, int]]] = {}
+    for path, text in files.items():
+        if path.startswith("src/tapestry/") and path.endswith(".py"):
+            package = path.split("/")[2]
+            for node in ast.parse(text, path).body:
+                if isinstance(node, Function | ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault((package, node.name), []).append((path, node.lineno))
+    for (package, name), found in places.items():
+        if len(found) > MOST_DEFINITIONS and name not in SHARED_NAMES:
+            path, line = found[-1]
+            yield Smell(path, line, f"repeated name: {len(found)} modules of {package} define `{name}`")
 
 
 # Lines
@@ -142,7 +193,12 @@ def code_smells(path: str, tree: ast.Module) -> Iterator[Smell]:
     product = path.startswith(("src/", "examples/"))
     yield from at(path, grab_bag_classes(tree), "grab bag: a class is named after what it is")
     yield from at(path, recitals(tree), "recital: the docstring says no more than the signature")
+    if path not in THE_RULES_THEMSELVES:
+        for node, word in retired_words(tree):
+            yield from at(path, [node], f"retired word: `{word}`; ARCHITECTURE.md has the glossary")
     yield from at(path, abandoned_tasks(tree), "unowned task: tasks live in a TaskGroup")
+    if path.startswith("src/"):
+        yield from at(path, indirect_docstrings(tree), "docstring: begin with a noun phrase or an imperative")
     if product:
         yield from at(path, stubs(tree), "stub: do it, or leave it out")
         if not path.startswith(("src/tapestry/controller/", "src/tapestry/client/")):
@@ -158,7 +214,12 @@ def at(path: str, nodes: Iterable[ast.AST], message: str) -> Iterator[Smell]:
 
 def grab_bag_classes(tree: ast.Module) -> Iterator[ast.AST]:
     bag = re.compile(r".(Manager|Helpers?|Utils?|Utilities)$")  # plain `Manager` runs controllers
-    return (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and bag.search(node.name))
+    allowed = {"FieldManager"}  # the term of Kubernetes
+    return (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and node.name not in allowed and bag.search(node.name)
+    )
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
@@ -261,6 +322,19 @@ def recitals(tree: ast.Module) -> Iterator[ast.AST]:
             signature = f"{node.name} {ast.unparse(node.args) if isinstance(node, Function) else ''}"
             if words(text) - FILLERS <= words(signature):
                 yield node
+
+
+INDIRECT = re.compile(r"(What|How|Who|Whose|Whom|Whether|Which|Where|When|Why|Nobody|Somebody)\b")
+
+
+def indirect_docstrings(tree: ast.Module) -> Iterator[ast.AST]:
+    """Docstrings, also those of fields, whose first word is a question word."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | Function):
+            for statement in node.body:
+                match statement:
+                    case ast.Expr(value=ast.Constant(value=str(text))) if INDIRECT.match(text.strip()):
+                        yield statement
 
 
 def words(text: str) -> set[str]:

@@ -214,3 +214,32 @@ def test_the_repository_is_read_without_what_git_ignores() -> None:
     files = repository(Path(__file__).parent.parent.parent)
     assert "tools/smells.py" in files
     assert not any(path.startswith(".venv/") for path in files)
+
+
+@pytest.mark.parametrize(
+    "code", ["def shown(x): return x", "class Rooms: x = 1", "def f(patience): return patience", "told = 1", "x.kept = 1"]
+)
+def test_names_use_no_retired_word(code: str) -> None:
+    assert found("src/tapestry/a.py", code) == ["retired word"]
+
+
+def test_a_retired_word_inside_another_word_is_fine() -> None:
+    assert found("src/tapestry/a.py", "metadata = headroom = 1") == []
+
+
+def test_three_modules_of_a_package_do_not_define_one_name() -> None:
+    others = {f"src/tapestry/kube/{name}.py": "def parse(): return 1" for name in "bc"}
+    assert found("src/tapestry/kube/a.py", "def parse(): return 1", **others) == ["repeated name"]
+    assert found("src/tapestry/apis/a.py", "def parse(): return 1", **others) == []
+
+
+def test_each_module_may_install_its_controllers() -> None:
+    others = {f"src/tapestry/kube/{name}.py": "def install(): return 1" for name in "bc"}
+    assert found("src/tapestry/kube/a.py", "def install(): return 1", **others) == []
+
+
+@pytest.mark.parametrize("text", ["Whether it is so.", "What came of it.", "How long to wait."])
+def test_a_docstring_begins_with_a_noun_or_an_imperative(text: str) -> None:
+    assert found("src/a.py", f'x = 1\n"""{text}"""') == ["docstring"]
+    assert found("src/a.py", f'class A:\n    """{text}"""\n    x = 1') == ["docstring"]
+    assert found("src/a.py", 'x = 1\n"""Seconds to wait."""') == []
