@@ -47,29 +47,29 @@ class Crowd:
         """Create that many pods, on one virtual node after the other; returns when they are created."""
         began = time.monotonic()
 
-        async def some(first: int) -> None:
+        async def create_every_nth(first: int) -> None:
             for number in range(first, count, AT_ONCE):
                 await asyncio.sleep(max(0, began + number / per_second - time.monotonic()))
                 await self.client.create(PODS, member(self.name, number, nodes[number % len(nodes)], **spec))
 
         async with asyncio.TaskGroup() as group:
             for first in range(AT_ONCE):
-                group.create_task(some(first))
+                group.create_task(create_every_nth(first))
 
     async def delete(self) -> None:
         """Have every pod of the crowd deleted, with the grace that it has."""
         await self.client.delete_collection(PODS, "default", labels=f"{CROWD}={self.name}")
 
     async def wait_until_running(self, count: int, *, timeout: float = 180) -> None:
-        if not await self.comes_true(lambda: len(self.running) == count, timeout):
+        if not await self.wait_until_true(lambda: len(self.running) == count, timeout):
             seen = f"{len(self.bound)} were bound, {len(self.mapped)} mapped, {len(self.running)} run"
             raise TimeoutError(f"crowd {self.name} of {count}: after {timeout:g} s {seen}")
 
     async def is_gone(self, *, timeout: float = 60) -> bool:
         """Whether nothing was left on either side in time."""
-        return await self.comes_true(lambda: not (self.above or self.below), timeout)
+        return await self.wait_until_true(lambda: not (self.above or self.below), timeout)
 
-    async def comes_true(self, claim: Callable[[], bool], timeout: float) -> bool:
+    async def wait_until_true(self, claim: Callable[[], bool], timeout: float) -> bool:
         try:
             async with asyncio.timeout(timeout):
                 while not claim():
@@ -104,9 +104,9 @@ class Crowd:
 async def crowd(site: Lending, name: str) -> AsyncIterator[Crowd]:
     """A crowd without pods yet, which are seen from the first to the last."""
     made = Crowd(site.virtual, name)
-    above = Informer(site.virtual, PODS, namespace="default", labels=f"{CROWD}={name}", transform=glimpse)
+    above = Informer(site.virtual, PODS, namespace="default", labels=f"{CROWD}={name}", transform=pod_summary)
     above.on_change(made.see_pod)
-    below = Informer(site.physical, PODS, namespace=site.mount, labels=f"{CROWD}={name}", transform=glimpse)
+    below = Informer(site.physical, PODS, namespace=site.mount, labels=f"{CROWD}={name}", transform=pod_summary)
     below.on_change(made.see_twin)
     async with asyncio.TaskGroup() as group:
         following = [group.create_task(informer.run()) for informer in (above, below)]
@@ -117,11 +117,11 @@ async def crowd(site: Lending, name: str) -> AsyncIterator[Crowd]:
             task.cancel()
 
 
-def glimpse(pod: Object) -> Object:
+def pod_summary(pod: Object) -> Object:
     """A transform: no more of a pod than is looked at."""
     metadata = pod["metadata"]
-    kept = {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion", "labels")}
-    return {"metadata": kept, "phase": value_at(pod, "status", "phase")}
+    summary = {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion", "labels")}
+    return {"metadata": summary, "phase": value_at(pod, "status", "phase")}
 
 
 def member(crowd: str, number: int, node: str, **spec: Any) -> Object:
@@ -147,13 +147,13 @@ async def lend(site: Lending, count: int) -> list[str]:
     names = [f"node-{number:04d}" for number in range(count)]
     waiting = iter(names)
 
-    async def some() -> None:
+    async def add_nodes() -> None:
         for name in waiting:
             await site.add_node(name, cpu="32", memory="256Gi")
 
     async with asyncio.TaskGroup() as group:
         for _ in range(AT_ONCE):
-            group.create_task(some())
+            group.create_task(add_nodes())
     await give(site.physical, PRIORITY_CLASSES, priority_class())
     await site.add_policy("all")
     return [site.above(name) for name in names]

@@ -27,27 +27,27 @@ PREPARATION = timedelta(seconds=10)
 
 
 @dataclass
-class Sights:
+class Observations:
     """What was seen, and when."""
 
     closed: dict[str, bool] = field(default_factory=dict)
     """Of each virtual node, as last seen."""
-    turned: list[tuple[str, datetime]] = field(default_factory=list)
-    taken: dict[str, datetime] = field(default_factory=dict)
+    changed: list[tuple[str, datetime]] = field(default_factory=list)
+    deleted_at: dict[str, datetime] = field(default_factory=dict)
     """When each pod was on its way out."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def see_node(self, _: Object | None, node: Object | None) -> None:
+    def observe_node(self, _: Object | None, node: Object | None) -> None:
         if node is not None:
             closed = taint_named(node, keys.OUT_OF_TIME_WINDOWS_TAINT) is not None
             if self.closed.get(name_of(node), closed) != closed:
-                self.turned.append((name_of(node), datetime.now(UTC)))
+                self.changed.append((name_of(node), datetime.now(UTC)))
             self.closed[name_of(node)] = closed
             self.news.set()
 
-    def see_pod(self, old: Object | None, new: Object | None) -> None:
+    def observe_pod(self, old: Object | None, new: Object | None) -> None:
         if old is not None and (new is None or is_deleting(new)):
-            self.taken.setdefault(name_of(old), datetime.now(UTC))
+            self.deleted_at.setdefault(name_of(old), datetime.now(UTC))
             self.news.set()
 
 
@@ -68,25 +68,25 @@ async def measured(site: Lending, minutes: int) -> Measured:
     nodes = [f"{site.name}-{number}" for number in range(POLICIES)]
     for node in nodes:
         await site.add_node(node, labels={"policy": node})
-    sights, result = Sights(), Measured()
+    seen, result = Observations(), Measured()
     with site.syncer():
         await site.wait_for_binding(is_at_work, timeout=60)
         first = next_minute(datetime.now(UTC) + PREPARATION)
         for number, node in enumerate(nodes):
             await add_policy(site, node, windows(first, minutes, closes_first=number % 2 == 0))
         async with asyncio.TaskGroup() as group:
-            following = [group.create_task(informer.run()) for informer in informers(site, sights)]
+            following = [group.create_task(informer.run()) for informer in informers(site, seen)]
             wanted = {site.above(node): number % 2 == 1 for number, node in enumerate(nodes)}
-            await seen(sights, lambda: sights.closed == wanted)
+            await wait_until(seen, lambda: seen.closed == wanted)
             for minute in range(minutes):
                 edge = first + minute * MINUTE
                 pods = await bind_pods(site, minute, (node for node in nodes if not wanted[site.above(node)]))
                 wanted = {name: not closed for name, closed in wanted.items()}
-                await seen(sights, lambda: sights.closed == wanted and pods <= sights.taken.keys())  # noqa: B023
-                result.lateness += [(when - edge).total_seconds() for _, when in sights.turned]
+                await wait_until(seen, lambda: seen.closed == wanted and pods <= seen.deleted_at.keys())  # noqa: B023
+                result.lateness += [(when - edge).total_seconds() for _, when in seen.changed]
                 deadline = edge + timedelta(seconds=GRACE)
-                result.deadline_error += [(sights.taken[pod] - deadline).total_seconds() for pod in pods]
-                sights.turned.clear()
+                result.deadline_error += [(seen.deleted_at[pod] - deadline).total_seconds() for pod in pods]
+                seen.changed.clear()
             for task in following:
                 task.cancel()
     return result
@@ -130,16 +130,16 @@ async def bind_pods(site: Lending, minute: int, nodes: Iterable[str]) -> set[str
     }
 
 
-def informers(site: Lending, sights: Sights) -> tuple[Informer, Informer]:
+def informers(site: Lending, seen: Observations) -> tuple[Informer, Informer]:
     nodes = Informer(site.virtual, NODES, labels=f"{keys.CLUSTER_BINDING}={site.name}")
-    nodes.on_change(sights.see_node)
+    nodes.on_change(seen.observe_node)
     pods = Informer(site.virtual, PODS, namespace="default", keep=lambda pod: name_of(pod).startswith(site.name))
-    pods.on_change(sights.see_pod)
+    pods.on_change(seen.observe_pod)
     return nodes, pods
 
 
-async def seen(sights: Sights, claim: Callable[[], bool]) -> None:
+async def wait_until(seen: Observations, claim: Callable[[], bool]) -> None:
     async with asyncio.timeout(100):
         while not claim():
-            await sights.news.wait()
-            sights.news.clear()
+            await seen.news.wait()
+            seen.news.clear()

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
-class Broken(AssertionError):
+class PromiseBroken(AssertionError):
     """The server broke a promise; the message says which."""
 
 
@@ -20,29 +20,29 @@ class Ledger:
     """The writes whose answers have not come, or were lost."""
     count: int = 0
 
-    def asks(self, key: str, value: int | None) -> None:
+    def record_request(self, key: str, value: int | None) -> None:
         self.pending[key] = value
 
-    def was_told(self, key: str, revision: int | None) -> None:
+    def record_answer(self, key: str, revision: int | None) -> None:
         value = self.acknowledged[key] = self.pending.pop(key)
         self.count += 1
         if revision is not None and value is not None:
             known = self.revisions.setdefault(revision, (key, value))
             if known != (key, value):
-                raise Broken(f"revision {revision} was given to {known} and to {(key, value)}")
+                raise PromiseBroken(f"revision {revision} was given to {known} and to {(key, value)}")
 
-    def found(self, key: str, value: int | None) -> None:
+    def check_own_read(self, key: str, value: int | None) -> None:
         """A read by the key's own writer, after an answer was lost or the server came back."""
         known = self.acknowledged.get(key)
         if value not in {known, self.pending.get(key, known)}:
-            raise Broken(f"{key}: {known} was acknowledged, and {value} is there")
+            raise PromiseBroken(f"{key}: {known} was acknowledged, and {value} is there")
         self.pending.pop(key, None)
         self.acknowledged[key] = value
 
-    def seen_by_another(self, key: str, value: int | None, known_before: int | None) -> None:
+    def check_other_read(self, key: str, value: int | None, known_before: int | None) -> None:
         """A read by anybody, and what was acknowledged before it began."""
         if value is not None and known_before is not None and value < known_before:
-            raise Broken(f"{key}: {known_before} had been acknowledged, and {value} was read after that")
+            raise PromiseBroken(f"{key}: {known_before} had been acknowledged, and {value} was read after that")
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Watcher:
     """What one watcher was told, over any number of watches."""
 
     ledger: Ledger
-    picture: dict[str, int] = field(default_factory=dict)
+    objects_seen: dict[str, int] = field(default_factory=dict)
     since: int = 0
     """The revision of its last list."""
     last: int = 0
@@ -60,33 +60,35 @@ class Watcher:
     bookmarks: int = 0
     lists: int = 0
 
-    def listed(self, revision: int, objects: dict[str, int]) -> None:
+    def record_list(self, revision: int, objects: dict[str, int]) -> None:
         if revision < self.last:
-            raise Broken(f"a list of revision {revision} after events of {self.last}")
-        self.settle()
-        self.picture, self.since, self.last, self.seen = objects, revision, revision, set()
+            raise PromiseBroken(f"a list of revision {revision} after events of {self.last}")
+        self.check_complete()
+        self.objects_seen, self.since, self.last, self.seen = objects, revision, revision, set()
         self.lists += 1
 
-    def told(self, type: str, key: str, value: int, revision: int) -> None:
+    def record_event(self, type: str, key: str, value: int, revision: int) -> None:
         if revision <= self.last:
-            raise Broken(f"{type} {key} of revision {revision} came after {self.last}")
-        if (type == "ADDED") == (key in self.picture):
-            raise Broken(f"{type} {key} of revision {revision}, which was {'' if key in self.picture else 'not '}there")
+            raise PromiseBroken(f"{type} {key} of revision {revision} came after {self.last}")
+        if (type == "ADDED") == (key in self.objects_seen):
+            raise PromiseBroken(
+                f"{type} {key} of revision {revision}, which was {'' if key in self.objects_seen else 'not '}there"
+            )
         self.events += 1
         self.last = revision
         self.seen.add(revision)
         if type == "DELETED":
-            del self.picture[key]
+            del self.objects_seen[key]
         else:
-            self.picture[key] = value
+            self.objects_seen[key] = value
 
-    def bookmarked(self, revision: int) -> None:
+    def record_bookmark(self, revision: int) -> None:
         if revision < self.last:
-            raise Broken(f"a bookmark of revision {revision} after {self.last}")
+            raise PromiseBroken(f"a bookmark of revision {revision} after {self.last}")
         self.bookmarks += 1
         self.last = revision
 
-    def settle(self) -> None:
+    def check_complete(self) -> None:
         """Every acknowledged write between its list and the last it was told of must have come."""
         missed = [
             revision
@@ -94,11 +96,11 @@ class Watcher:
             if self.since < revision <= self.last and revision not in self.seen
         ]
         if missed:
-            raise Broken(f"told of {self.last}, but never of {missed[:5]} ({len(missed)} in all)")
+            raise PromiseBroken(f"told of {self.last}, but never of {missed[:5]} ({len(missed)} in all)")
 
 
-def same(picture: dict[str, int], objects: Iterable[tuple[str, int]]) -> None:
+def check_same(objects_seen: dict[str, int], objects: Iterable[tuple[str, int]]) -> None:
     """Whether a watcher that has seen everything has the picture that a list gives."""
-    wrong = Counter(picture.items()) - Counter(objects)
+    wrong = Counter(objects_seen.items()) - Counter(objects)
     if wrong:
-        raise Broken(f"a watcher believes in {list(wrong)[:5]}")
+        raise PromiseBroken(f"a watcher believes in {list(wrong)[:5]}")

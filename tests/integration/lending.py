@@ -48,7 +48,7 @@ from .planes import Plane
 TAPESTRY = Path(sys.executable).with_name("tapestry")
 LENT_TO = "lent-to"
 """The label by which the nodes of one `Lending` are told from those of others in the same cluster."""
-PATIENCE = 45.0
+TIMEOUT = 45.0
 """Seconds for whatever is to come about: a syncer takes some to start where both processors are busy."""
 
 Until = Callable[[Object], bool]
@@ -134,14 +134,14 @@ class Lending:
 
     # -- waiting
 
-    async def wait_for_binding(self, until: Until, *, timeout: float = PATIENCE) -> Object:
+    async def wait_for_binding(self, until: Until, *, timeout: float = TIMEOUT) -> Object:
         return await wait_until(self.virtual, CLUSTER_BINDINGS, self.name, until, timeout=timeout)
 
     async def wait_for_policy(self, name: str, until: Until, *, below: bool = False) -> Object:
         client = self.physical if below else self.virtual
         return await wait_until(client, POLICIES, f"{self.name}-{name}", until)
 
-    async def wait_for_virtual_node(self, node: str, until: Until = bool, *, timeout: float = PATIENCE) -> Object:
+    async def wait_for_virtual_node(self, node: str, until: Until = bool, *, timeout: float = TIMEOUT) -> Object:
         return await wait_until(self.virtual, NODES, self.above(node), until, timeout=timeout)
 
     async def wait_until_virtual_node_is_gone(self, node: str) -> None:
@@ -154,13 +154,13 @@ class Lending:
         cluster = virtual_cluster_label(uid_of(system))
         return physical_name(cluster, uid_of(binding), "default", f"{self.name}-{name}")
 
-    async def wait_for_twin(self, name: str, until: Until = bool, *, timeout: float = PATIENCE) -> Object:
+    async def wait_for_twin(self, name: str, until: Until = bool, *, timeout: float = TIMEOUT) -> Object:
         return await wait_until(self.physical, PODS, await self.twin_name(name), until, self.mount, timeout=timeout)
 
-    async def wait_until_pod_is_gone(self, name: str, *, timeout: float = PATIENCE) -> None:
+    async def wait_until_pod_is_gone(self, name: str, *, timeout: float = TIMEOUT) -> None:
         await wait_until_gone(self.virtual, PODS, f"{self.name}-{name}", "default", timeout=timeout)
 
-    async def wait_until_twin_is_gone(self, name: str, *, timeout: float = PATIENCE) -> None:
+    async def wait_until_twin_is_gone(self, name: str, *, timeout: float = TIMEOUT) -> None:
         await wait_until_gone(self.physical, PODS, await self.twin_name(name), self.mount, timeout=timeout)
 
     async def set_twin_status(self, name: str, **status: Any) -> None:
@@ -168,7 +168,7 @@ class Lending:
         target = object_named(await self.twin_name(name), self.mount)
         await self.physical.patch(PODS, target, {"status": status}, subresource="status")
 
-    async def wait_for_pod(self, name: str, until: Until, *, timeout: float = PATIENCE) -> Object:
+    async def wait_for_pod(self, name: str, until: Until, *, timeout: float = TIMEOUT) -> Object:
         return await wait_until(self.virtual, PODS, f"{self.name}-{name}", until, "default", timeout=timeout)
 
     # -- the syncer
@@ -206,8 +206,8 @@ class Lending:
 
         Those that were refused, or got no answer, are none: a cache that lags behind leads to such, and an end.
         """
-        told = map(json.loads, self.audit.read_text().splitlines())
-        return [each for each in told if each.get("code", 500) < 300]
+        entries = map(json.loads, self.audit.read_text().splitlines())
+        return [each for each in entries if each.get("code", 500) < 300]
 
 
 @asynccontextmanager
@@ -269,7 +269,7 @@ async def wait_until(
     until: Until,
     namespace: str | None = None,
     *,
-    timeout: float = PATIENCE,
+    timeout: float = TIMEOUT,
 ) -> Object:
     found = await wait_for(
         client, resource, name, namespace, until=lambda obj: obj is not None and until(obj), timeout=timeout
@@ -279,7 +279,7 @@ async def wait_until(
 
 
 async def wait_until_gone(
-    client: Client, resource: Resource, name: str, namespace: str | None = None, *, timeout: float = PATIENCE
+    client: Client, resource: Resource, name: str, namespace: str | None = None, *, timeout: float = TIMEOUT
 ) -> None:
     await wait_for(client, resource, name, namespace, until=lambda obj: obj is None, timeout=timeout)
 
@@ -292,7 +292,7 @@ async def wait_for_all(
     *,
     labels: str = "",
     fields: str = "",
-    timeout: float = PATIENCE,
+    timeout: float = TIMEOUT,
 ) -> list[Object]:
     """The objects that the selectors match, once `until` holds for all of them together."""
     informer = Informer(client, resource, namespace=namespace, labels=labels, fields=fields)
@@ -310,7 +310,7 @@ async def wait_for_all(
 
 async def ends(process: subprocess.Popen[bytes]) -> int:
     """How a process ended by itself."""
-    return await asyncio.to_thread(process.wait, PATIENCE)
+    return await asyncio.to_thread(process.wait, TIMEOUT)
 
 
 # -- objects

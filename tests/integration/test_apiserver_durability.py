@@ -17,7 +17,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from .ledgers import Broken, Ledger, Watcher, same
+from .ledgers import Ledger, PromiseBroken, Watcher, check_same
 from .servers import OwnServer
 
 PATH = "/api/v1/namespaces/default/configmaps"
@@ -72,17 +72,17 @@ class Storm:
     async def change(self, key: str, value: int) -> None:
         known = self.ledger.acknowledged.get(key)
         if known is not None and value % 7 == 0:
-            self.ledger.asks(key, None)
+            self.ledger.record_request(key, None)
             status, found = await self.ask("DELETE", f"{PATH}/{key}")
         else:
             body = {"metadata": {"name": key}, "data": {"count": str(value), "echo": str(value) * 50}}
-            self.ledger.asks(key, value)
+            self.ledger.record_request(key, value)
             method, path = ("POST", PATH) if known is None else ("PUT", f"{PATH}/{key}")
             status, found = await self.ask(method, path, body)
         if status >= 300:
-            raise Broken(f"{key}: {known} was acknowledged, and then: {status} {found['message']}")
+            raise PromiseBroken(f"{key}: {known} was acknowledged, and then: {status} {found['message']}")
         revision = found["metadata"].get("resourceVersion")
-        self.ledger.was_told(key, int(revision) if revision else None)
+        self.ledger.record_answer(key, int(revision) if revision else None)
 
     async def find_out(self, keys: list[str]) -> None:
         """Read keys of one's own until each has been answered."""
@@ -93,7 +93,7 @@ class Storm:
                 except Lost:
                     await asyncio.sleep(RETRY)
                     continue
-                self.ledger.found(key, value_of(found) if status == 200 else None)
+                self.ledger.check_own_read(key, value_of(found) if status == 200 else None)
                 break
 
     async def read(self) -> None:
@@ -105,7 +105,7 @@ class Storm:
             except Lost:
                 await asyncio.sleep(RETRY)
                 continue
-            self.ledger.seen_by_another(key, value_of(found) if status == 200 else None, known)
+            self.ledger.check_other_read(key, value_of(found) if status == 200 else None, known)
 
     async def watch(self, watcher: Watcher, pause: float) -> None:
         fresh = True
@@ -122,7 +122,7 @@ class Storm:
         status, found = await self.ask("GET", PATH)
         assert status == 200
         ours = {name: value_of(each) for each in found["items"] if (name := each["metadata"]["name"]).startswith("k-")}
-        watcher.listed(int(found["metadata"]["resourceVersion"]), ours)
+        watcher.record_list(int(found["metadata"]["resourceVersion"]), ours)
 
     async def follow(self, watcher: Watcher, pause: float) -> bool:
         """Watch from where the watcher is; whether it has to list again."""
@@ -136,7 +136,7 @@ class Storm:
                     if event["type"] == "ERROR":
                         assert event["object"]["code"] == 410, event
                         return True
-                    tell(watcher, event)
+                    record(watcher, event)
                 await asyncio.sleep(pause)
         return False
 
@@ -155,17 +155,17 @@ def value_of(obj: Any) -> int:
     """The value of an object, if it is whole."""
     count, echo = obj["data"]["count"], obj["data"]["echo"]
     if echo != count * 50:
-        raise Broken(f"torn: {obj}")
+        raise PromiseBroken(f"torn: {obj}")
     return int(count)
 
 
-def tell(watcher: Watcher, event: Any) -> None:
+def record(watcher: Watcher, event: Any) -> None:
     metadata = event["object"]["metadata"]
     revision = int(metadata["resourceVersion"])
     if event["type"] == "BOOKMARK":
-        watcher.bookmarked(revision)
+        watcher.record_bookmark(revision)
     elif metadata["name"].startswith("k-"):
-        watcher.told(event["type"], metadata["name"], value_of(event["object"]), revision)
+        watcher.record_event(event["type"], metadata["name"], value_of(event["object"]), revision)
 
 
 async def storm(server: OwnServer, kills: int, watchers: int, between: tuple[float, float]) -> Storm:
@@ -182,11 +182,11 @@ async def storm(server: OwnServer, kills: int, watchers: int, between: tuple[flo
             for number, watcher in enumerate(found.watchers):
                 group.create_task(found.watch(watcher, PAUSE if number < SLOW else 0))
             group.create_task(found.kill(kills, between))
-        await settle(found)
+        await check_final_state(found)
         return found
 
 
-async def settle(found: Storm) -> None:
+async def check_final_state(found: Storm) -> None:
     """At rest: every watcher that is told the rest of it has the picture of a list."""
     status, listed = await found.ask("GET", PATH)
     assert status == 200
@@ -194,15 +194,15 @@ async def settle(found: Storm) -> None:
         (name, value_of(each)) for each in listed["items"] if (name := each["metadata"]["name"]).startswith("k-")
     ]
     for key in found.ledger.acknowledged:
-        found.ledger.found(key, dict(objects).get(key))
+        found.ledger.check_own_read(key, dict(objects).get(key))
     for watcher in found.watchers:
         with suppress(TimeoutError):
             await asyncio.wait_for(found.follow(watcher, 0), 20)
-        watcher.settle()
-        same(watcher.picture, objects)
+        watcher.check_complete()
+        check_same(watcher.objects_seen, objects)
 
 
-def said(found: Storm, kills: int) -> str:
+def summary(found: Storm, kills: int) -> str:
     events = sum(each.events for each in found.watchers)
     rate = found.ledger.count / found.serving_seconds
     bookmarks, lists = (sum(getattr(each, what) for each in found.watchers) for what in ("bookmarks", "lists"))
@@ -217,7 +217,7 @@ def test_nothing_acknowledged_is_lost_and_no_watcher_misses_anything_when_the_se
 ) -> None:
     with OwnServer(tmp_path / "data", "--controllers", "none") as server:
         found = asyncio.run(storm(server, 10, 8, (0.2, 0.8)))
-    record_property("figure", said(found, 10))
+    record_property("figure", summary(found, 10))
     assert found.ledger.count > 0
 
 
@@ -226,6 +226,6 @@ def test_nothing_acknowledged_is_lost_and_no_watcher_misses_anything_when_the_se
 def test_a_hundred_kills_lose_nothing(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     with OwnServer(tmp_path / "data", "--controllers", "none") as server:
         found = asyncio.run(storm(server, 100, 12, (0.5, 1.5)))
-    record_property("figure", said(found, 100))
+    record_property("figure", summary(found, 100))
     assert found.ledger.count / found.serving_seconds >= 300
     assert sum(each.events for each in found.watchers) >= 200_000

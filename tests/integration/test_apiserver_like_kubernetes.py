@@ -81,10 +81,10 @@ async def test_both_servers_answer_alike_but_for_what_is_known(
 
 def test_every_kind_that_is_kept_is_looked_at_in_a_table() -> None:
     tables = [step for step in steps(HERE / "scripts") if step.verb == "TABLE" and step.where.startswith("tables")]
-    shown = {step.path.partition("?")[0] for step in tables}
-    kept = {plural: path for plural, path in paths().items() if plural not in ELSEWHERE}
-    assert len(kept) > 50
-    assert [plural for plural, path in kept.items() if not any(each.startswith(path) for each in shown)] == []
+    covered = {step.path.partition("?")[0] for step in tables}
+    stored = {plural: path for plural, path in paths().items() if plural not in ELSEWHERE}
+    assert len(stored) > 50
+    assert [plural for plural, path in stored.items() if not any(each.startswith(path) for each in covered)] == []
 
 
 async def test_no_spoiled_object_makes_our_server_fail(tmp_path: Path) -> None:

@@ -145,14 +145,14 @@ async def test_no_two_services_get_the_same_wherever_they_are_made(etcd: Etcd, t
         for number in range(24):
             assert (await servers[0]("DELETE", f"{SERVICES}/s{number}"))[0] == 200
         async with asyncio.TaskGroup() as group:
-            asked = [
+            pairs = [
                 [
                     group.create_task(each("POST", SERVICES, a_service(f"{name}{number}", **spec)))
                     for each, name in zip(servers, ("one", "other"), strict=True)
                 ]
                 for number, spec in enumerate([{"clusterIP": "10.0.0.9"}, *ports])
             ]
-        codes = [sorted(task.result()[0] for task in pair) for pair in asked]
+        codes = [sorted(task.result()[0] for task in pair) for pair in pairs]
         assert codes == [[201, 422]] * 9
 
 

@@ -40,8 +40,8 @@ def by(kube_assets: Path, server: OwnServer, token: str) -> Kubectl:
 def test_a_token_that_expires_is_good_until_it_is_revoked(kube_assets: Path, server: OwnServer) -> None:
     token = tapestry(server, "create", "--user", "jane", "--group", "devs", "--ttl", "10m")
     jane = by(kube_assets, server, token)
-    shown = jane("auth", "whoami", "-o", "json")
-    assert json.loads(shown)["status"]["userInfo"]["groups"] == ["devs", "system:authenticated"]
+    output = jane("auth", "whoami", "-o", "json")
+    assert json.loads(output)["status"]["userInfo"]["groups"] == ["devs", "system:authenticated"]
     assert token not in tapestry(server, "list")
     tapestry(server, "revoke", token.split(".")[1])
     assert "Unauthorized" in jane("get", "--raw", "/version", fails=True)

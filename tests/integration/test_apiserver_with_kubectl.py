@@ -111,10 +111,10 @@ def test_objects_are_applied_changed_shown_and_deleted(kubectl: Kubectl) -> None
     changed = DEPLOYMENT.replace("image: nginx", "image: nginx:2")
     assert kubectl("apply", "-f", "-", input=changed) == "deployment.apps/web configured\n"
     assert kubectl("scale", "deployment", "web", "--replicas=3") == "deployment.apps/web scaled\n"
-    shown = kubectl("get", "deployments", "-o", "wide")
-    assert shown.split("\n")[0].split()[:5] == ["NAME", "READY", "UP-TO-DATE", "AVAILABLE", "AGE"]
-    assert "0/3" in shown
-    assert "nginx:2" in shown
+    table = kubectl("get", "deployments", "-o", "wide")
+    assert table.split("\n")[0].split()[:5] == ["NAME", "READY", "UP-TO-DATE", "AVAILABLE", "AGE"]
+    assert "0/3" in table
+    assert "nginx:2" in table
     assert kubectl("label", "deployment", "web", "tier=front") == "deployment.apps/web labeled\n"
     assert kubectl("get", "deployments", "-l", "tier=front", "-o", "name") == "deployment.apps/web\n"
     assert kubectl("delete", "deployment", "web").startswith('deployment.apps "web" deleted')
@@ -244,8 +244,8 @@ def test_what_is_applied_on_the_server_is_shared_between_managers(kubectl: Kubec
     assert kubectl("get", "deployment", "web", "-o", "jsonpath={.metadata.labels.tier}") == "front"
     apply("three", DEPLOYMENT)
     assert kubectl("get", "deployment", "web", "-o", "jsonpath={.metadata.labels}") == ""
-    shown = json.loads(kubectl("get", "deployment", "web", "-o", "json", "--show-managed-fields"))
-    assert {each["manager"] for each in shown["metadata"]["managedFields"]} == {"one", "two", "three"}
+    deployment = json.loads(kubectl("get", "deployment", "web", "-o", "json", "--show-managed-fields"))
+    assert {each["manager"] for each in deployment["metadata"]["managedFields"]} == {"one", "two", "three"}
 
 
 NODE = """
@@ -296,8 +296,8 @@ def test_a_list_of_objects_is_judged_and_applied_as_they_are(kubectl: Kubectl) -
     objects = [yaml.safe_load(DEPLOYMENT), yaml.safe_load(POD)]
     listed = {"apiVersion": "v1", "kind": "List", "items": objects}
     assert kubectl("apply", "-f", "-", input=json.dumps(listed)) == "deployment.apps/web created\npod/p created\n"
-    shown = kubectl("get", "deployments,pods", "-o", "yaml")
-    assert kubectl("apply", "-f", "-", input=shown).count(" ") == 2
+    output = kubectl("get", "deployments,pods", "-o", "yaml")
+    assert kubectl("apply", "-f", "-", input=output).count(" ") == 2
     objects[1]["spec"]["mystery"] = 1
     refused = kubectl("apply", "-f", "-", input=json.dumps(listed), fails=True)
     assert 'unknown field "mystery" in io.k8s.api.core.v1.PodSpec' in refused

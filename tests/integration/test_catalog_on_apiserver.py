@@ -74,6 +74,6 @@ def test_what_does_not_fit_the_kinds_is_refused(shell: Shell) -> None:
     user = {"apiVersion": "catalog.example.com/v1", "kind": "User", "metadata": {"name": "eve"}}
     wrong = json.dumps({**user, "spec": {"email": "eve@example.com", "role": "queen"}})
     apply = "kubectl -s http://127.0.0.1:6080 apply --validate=false -f - 2>&1"
-    told = shell(f"{apply} <<< {shlex.quote(wrong)} || true")
-    assert 'spec.role: Unsupported value: "queen"' in told
-    assert 'supported values: "admin", "member", "guest"' in told
+    output = shell(f"{apply} <<< {shlex.quote(wrong)} || true")
+    assert 'spec.role: Unsupported value: "queen"' in output
+    assert 'supported values: "admin", "member", "guest"' in output

@@ -84,13 +84,13 @@ async def test_an_approved_request_gives_a_certificate_that_works(
         assert "Approved,Issued" in await admin("get", "csr", "jane")
         text = await admin("get", "csr", "jane", "-o", "jsonpath={.status.certificate}")
         files["jane.crt"].write_bytes(base64.b64decode(text))
-        shown = f"--client-certificate={files['jane.crt']}", f"--client-key={files['jane.key']}"
-        assert await who(by(kube_assets, bare(kubeconfig, tmp_path), *shown)) == "jane"
+        flags = f"--client-certificate={files['jane.crt']}", f"--client-key={files['jane.key']}"
+        assert await who(by(kube_assets, bare(kubeconfig, tmp_path), *flags)) == "jane"
         strange = CertificateAuthority(tmp_path / "strangers").client_certificate("root", ["system:masters"])
-        shown = f"--client-certificate={strange[0]}", f"--client-key={strange[1]}"
-        stranger = by(kube_assets, bare(kubeconfig, tmp_path), *shown)
-        assert "Unauthorized" in await stranger("get", "--raw", "/version", fails=True)
-        assert await who(by(kube_assets, kubeconfig, *shown)) == "admin"  # by the token beside it
+        flags = f"--client-certificate={strange[0]}", f"--client-key={strange[1]}"
+        unknown = by(kube_assets, bare(kubeconfig, tmp_path), *flags)
+        assert "Unauthorized" in await unknown("get", "--raw", "/version", fails=True)
+        assert await who(by(kube_assets, kubeconfig, *flags)) == "admin"  # by the token beside it
 
 
 def bare(kubeconfig: Path, folder: Path) -> Path:

@@ -326,8 +326,8 @@ async def test_a_token_of_a_service_account_lets_it_in(client: Client, kubeconfi
 
 
 async def test_rights_are_reviewed_for_us_and_for_others(client: Client, namespace: str) -> None:
-    async def may(resource: Resource, asked: Object, **who: Any) -> bool:
-        review = await client.review(resource, {"resourceAttributes": asked, **who})
+    async def may(resource: Resource, attributes: Object, **who: Any) -> bool:
+        review = await client.review(resource, {"resourceAttributes": attributes, **who})
         return bool(review["status"]["allowed"])
 
     evict = {"verb": "create", "resource": "pods", "subresource": "eviction", "namespace": namespace}

@@ -106,8 +106,8 @@ async def test_what_one_server_wrote_the_other_watches_and_reads(etcd: Etcd, pre
         assert one.get(*key("a")) == second
         gone = await one.delete(key("a"), second, text("two"))
         await other.wait_for_latest()
-        told = stories(await watching.next_events())
-        assert told == [(first.revision, "one"), (second.revision, "two"), (gone.revision, "two")]
+        events = stories(await watching.next_events())
+        assert events == [(first.revision, "one"), (second.revision, "two"), (gone.revision, "two")]
 
 
 async def test_of_writers_at_two_servers_only_one_wins_and_no_increment_is_lost(etcd: Etcd, prefix: str) -> None:
@@ -250,10 +250,10 @@ async def test_nothing_that_was_acknowledged_is_lost_and_service_comes_back_by_i
         await wait_until_served(store)
         assert not watching.dropped, "watches wait for etcd to come back"
         async with following(mortal.url, "/registry") as fresh:
-            kept = {version.key.name: version.revision for version in fresh.list_objects(PODS)}
-        assert acknowledged.items() <= kept.items()
-        assert len(set(kept.values())) == len(kept)
-        assert {version.key.name: version.revision for version in store.list_objects(PODS)} == kept
+            stored = {version.key.name: version.revision for version in fresh.list_objects(PODS)}
+        assert acknowledged.items() <= stored.items()
+        assert len(set(stored.values())) == len(stored)
+        assert {version.key.name: version.revision for version in store.list_objects(PODS)} == stored
 
 
 async def test_while_etcd_is_away_requests_are_refused_and_say_why(
@@ -294,8 +294,8 @@ async def test_any_member_of_a_cluster_may_die(kube_assets: Path, tmp_path: Path
                 made.append(await replaced(store, made[-1], str(number + 1)))
                 await asyncio.to_thread(member.start)
             assert store.list_objects(PODS) == made[-1:]
-            told = stories(drained(store.watch(PODS, after=made[0].revision)))
-            assert [(version.revision, said(version.raw)[0]) for version in made[1:]] == told
+            events = stories(drained(store.watch(PODS, after=made[0].revision)))
+            assert [(version.revision, said(version.raw)[0]) for version in made[1:]] == events
 
 
 async def test_a_member_that_says_nothing_is_left_for_another(kube_assets: Path, tmp_path: Path) -> None:
@@ -336,9 +336,9 @@ async def test_members_and_server_know_each_other_by_certificates(kube_assets: P
         async with following(etcd.url, "/registry", good) as store:
             made = await store.put(key("a"), None, text("one"))
             assert store.get(*key("a")) == made
-        async with EtcdClient([etcd.url], Certificates(trust)) as stranger:
+        async with EtcdClient([etcd.url], Certificates(trust)) as untrusted:
             with pytest.raises(StorageUnavailable):
-                await stranger.current_revision(b"/registry/")
+                await untrusted.current_revision(b"/registry/")
 
 
 async def test_a_server_that_missed_what_etcd_has_forgotten_begins_anew(etcd: Etcd, prefix: str) -> None:

@@ -70,9 +70,9 @@ async def test_at_runs_its_command_in_a_pod_and_shows_how_it_went(
         await client.patch(PODS, pod, {"status": {"phase": "Succeeded"}}, subresource="status")
         await wait_for(client, ATS, "hello", namespace, until=in_phase("Succeeded"))
 
-    shown = kubectl("get", "at", "hello", "-n", namespace)
-    assert shown.split()[:4] == ["NAME", "SCHEDULE", "PHASE", "AGE"]
-    assert "Succeeded" in shown
+    table = kubectl("get", "at", "hello", "-n", namespace)
+    assert table.split()[:4] == ["NAME", "SCHEDULE", "PHASE", "AGE"]
+    assert "Succeeded" in table
 
 
 async def test_redismigration_walks_through_its_phases_and_tells_of_each(

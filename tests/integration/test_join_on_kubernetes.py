@@ -141,8 +141,8 @@ async def test_a_cluster_joins_lends_and_leaves_without_a_trace(
 
     (binding,) = (each for each in owner.json("status") if each["name"] == owner.name)
     assert (binding["leasing"], binding["nodes"], binding["leased"]["cpu"]) == ("Leasing", 1, "1500m")
-    (shown,) = (each for each in owner.json("nodes") if each["binding"] == owner.name)
-    assert (shown["name"], shown["state"], shown["ready"]) == (virtual, "Open", True)
+    (listed,) = (each for each in owner.json("nodes") if each["binding"] == owner.name)
+    assert (listed["name"], listed["state"], listed["ready"]) == (virtual, "Open", True)
     (policy,) = (each for each in owner.json("policies") if each["cluster"] == owner.name)
     assert (policy["side"], policy["open"], policy["terms"]) == ("owner", True, "reclaimed 60 s after the end")
 

@@ -45,7 +45,7 @@ def comparable(value: Any) -> Any:
     return [comparable(each) for each in value] if isinstance(value, list) else value
 
 
-def shown(obj: Object) -> Object:
+def comparable_object(obj: Object) -> Object:
     for path in (*(("metadata", field) for field in IDENTITY), *THEIRS_ALONE.get(obj["kind"], ())):
         obj = without_field(obj, *path)
     found: Object = comparable(obj)
@@ -59,6 +59,6 @@ async def test_both_servers_make_the_same_of_a_new_object_of_every_kind(ours: Ou
         what = f"{specimen['apiVersion']} {specimen['kind']} {name}"
         for side, made in ((ours, found), (theirs, expected)):
             status, obj = await side("POST", path, specimen, JSON, {})
-            made[what] = status, shown(obj)
+            made[what] = status, comparable_object(obj)
         await theirs("DELETE", f"{path}/{name}", None, JSON, {"gracePeriodSeconds": "0"})
     assert found == expected

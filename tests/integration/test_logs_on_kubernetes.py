@@ -30,16 +30,16 @@ ONCE = {"Connection": "close"}
 
 
 @dataclass
-class Scribe:
+class FakeKubelet:
     """The kubelet of a physical node, as far as it has logs: what is written to them, and by whom they are read."""
 
     port: int = 0
-    asked: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     lines: asyncio.Queue[bytes] = field(default_factory=asyncio.Queue)
-    left: asyncio.Event = field(default_factory=asyncio.Event)
+    disconnected: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def log(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append((request.match_info["pod"], dict(request.query)))
+        self.requests.append((request.match_info["pod"], dict(request.query)))
         if "previous" in request.query:
             why = f'no container before that in pod "{request.match_info["pod"]}"'
             raise web.HTTPBadRequest(text=why, headers=ONCE)
@@ -50,14 +50,14 @@ class Scribe:
             while "follow" in request.query and (line := await self.lines.get()):
                 await answer.write(line)
         except asyncio.CancelledError:
-            self.left.set()
+            self.disconnected.set()
             raise
         return answer
 
 
 @pytest.fixture
-async def scribe(tmp_path: Path) -> AsyncIterator[Scribe]:
-    made, app = Scribe(), web.Application()
+async def kubelet(tmp_path: Path) -> AsyncIterator[FakeKubelet]:
+    made, app = FakeKubelet(), web.Application()
     app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", made.log)
     tls = server_ssl_context(*CertificateAuthority(tmp_path / "scribe").server_certificate([LOOPBACK]), [])
     async with serve_app(app, bound_socket(Address(LOOPBACK, 0)), tls) as made.port:
@@ -65,12 +65,12 @@ async def scribe(tmp_path: Path) -> AsyncIterator[Scribe]:
 
 
 @asynccontextmanager
-async def a_pod_that_runs(site: Lending, scribe: Scribe) -> AsyncIterator[str]:
+async def running_pod(site: Lending, kubelet: FakeKubelet) -> AsyncIterator[str]:
     """The name of a pod on a virtual node, and a syncer that answers for it."""
     node = f"{site.name}-n1"
     await site.add_node(node)
     addresses = [{"type": "InternalIP", "address": LOOPBACK}]
-    endpoints = {"kubeletEndpoint": {"Port": scribe.port}}
+    endpoints = {"kubeletEndpoint": {"Port": kubelet.port}}
     status = {"addresses": addresses, "daemonEndpoints": endpoints}
     await site.physical.patch(NODES, object_named(node), {"status": status}, subresource="status")
     await site.add_policy("all")
@@ -78,8 +78,8 @@ async def a_pod_that_runs(site: Lending, scribe: Scribe) -> AsyncIterator[str]:
         await site.wait_for_virtual_node(node)
         pod = await site.run_pod("web", node)
         started = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
-        said = {"name": "c", "image": "none", "imageID": "", "ready": True, "restartCount": 0, "state": started}
-        await site.set_twin_status("web", phase="Running", containerStatuses=[said])
+        container = {"name": "c", "image": "none", "imageID": "", "ready": True, "restartCount": 0, "state": started}
+        await site.set_twin_status("web", phase="Running", containerStatuses=[container])
         await site.wait_for_pod("web", lambda found: value_at(found, "status", "phase") == "Running")
         yield name_of(pod)
 
@@ -90,10 +90,10 @@ async def read(site: Lending, pod: str, **query: str) -> bytes:
 
 
 @also_mixed
-async def test_the_log_of_a_pod_is_that_of_its_twin(site: Lending, scribe: Scribe) -> None:
-    async with a_pod_that_runs(site, scribe) as pod:
+async def test_the_log_of_a_pod_is_that_of_its_twin(site: Lending, kubelet: FakeKubelet) -> None:
+    async with running_pod(site, kubelet) as pod:
         assert await read(site, pod, container="c", tailLines="5", timestamps="true") == b"this is c\n"
-        ((twin, query),) = scribe.asked
+        ((twin, query),) = kubelet.requests
         assert twin == await site.twin_name("web")
         assert {key: query[key] for key in ("tailLines", "timestamps")} == {"tailLines": "5", "timestamps": "true"}
         with pytest.raises(BadRequest, match=f'no container before that in pod "{pod}"'):
@@ -101,19 +101,21 @@ async def test_the_log_of_a_pod_is_that_of_its_twin(site: Lending, scribe: Scrib
 
 
 @also_mixed
-async def test_a_log_is_followed_until_its_reader_leaves(site: Lending, scribe: Scribe) -> None:
-    async with a_pod_that_runs(site, scribe) as pod:
+async def test_a_log_is_followed_until_its_reader_leaves(site: Lending, kubelet: FakeKubelet) -> None:
+    async with running_pod(site, kubelet) as pod:
         async with pod_log(site.virtual, pod, "default", {"follow": "true"}) as chunks:
             assert await anext(chunks) == b"this is c\n"
-            scribe.lines.put_nowait(b"and now\n")
+            kubelet.lines.put_nowait(b"and now\n")
             assert await anext(chunks) == b"and now\n"
-            assert not scribe.left.is_set()
+            assert not kubelet.disconnected.is_set()
         async with asyncio.timeout(30):
-            await scribe.left.wait()
+            await kubelet.disconnected.wait()
 
 
-async def test_kubectl_shows_it_and_says_why_there_is_none(site: Lending, scribe: Scribe, kubectl: Kubectl) -> None:
-    async with a_pod_that_runs(site, scribe) as pod:
+async def test_kubectl_shows_it_and_says_why_there_is_none(
+    site: Lending, kubelet: FakeKubelet, kubectl: Kubectl
+) -> None:
+    async with running_pod(site, kubelet) as pod:
         assert await asyncio.to_thread(kubectl, "logs", pod) == "this is c\n"
         cordon = {"spec": {"unschedulable": True}}
         await site.physical.patch(NODES, object_named(f"{site.name}-n1"), cordon)
@@ -125,11 +127,11 @@ async def test_kubectl_shows_it_and_says_why_there_is_none(site: Lending, scribe
 
 
 async def test_the_virtual_cluster_says_who_may_call_its_nodes(
-    site: Lending, scribe: Scribe, virtual_plane: Plane
+    site: Lending, kubelet: FakeKubelet, virtual_plane: Plane
 ) -> None:
     await give(site.virtual, SERVICE_ACCOUNTS, object_named("curious", "default"))
     curious = (await site.virtual.request_token("curious", "default"))["token"]
-    async with a_pod_that_runs(site, scribe) as pod:
+    async with running_pod(site, kubelet) as pod:
         node = await site.virtual.get(NODES, site.above(f"{site.name}-n1"))
         url = f"{kubelet_of(node)}/containerLogs/default/{pod}/c"
         assert [await code(url, token) for token in ("", curious, virtual_plane.token)] == [401, 403, 200]

@@ -217,8 +217,8 @@ async def test_m1_m3_a_binding_becomes_ready_and_its_syncer_is_installed(world: 
         await world.virtual.patch(DEPLOYMENTS, deployment, {"status": status}, subresource="status")
         is_up = lambda obj: condition(obj, "SyncerReady").get("status") == "True"  # noqa: E731
         await wait_for(world.virtual, CLUSTER_BINDINGS, "m3", until=is_up)
-        shown = kubectl("get", "clusterbindings", "m3")
-        assert re.split(r" {2,}", shown.splitlines()[1])[:3] == ["m3", "m3", "Ready"]
+        table = kubectl("get", "clusterbindings", "m3")
+        assert re.split(r" {2,}", table.splitlines()[1])[:3] == ["m3", "m3", "Ready"]
         reasons = kubectl("get", "events", "-n", "default", "-o", "jsonpath={.items[*].reason}").split()
         assert {"Initializing", "Ready"} <= set(reasons)
         await world.unbind("m3")
@@ -244,9 +244,9 @@ async def test_what_the_server_fills_in_is_not_fought_and_what_people_change_is_
         await world.unbind("drift")
     writes = [each for each in map(json.loads, audit.read_text().splitlines()) if each.get("code", 500) < 300]
     kinds = ("deployments.apps", "roles.rbac.authorization.k8s.io", "serviceaccounts")
-    told = [(each["verb"], each["resource"]) for each in writes if each["resource"] in kinds]
-    assert told[:2] == [("patch", "deployments.apps"), ("create", "deployments.apps")]
-    assert {verb for verb, _ in told[2:]} == {"delete"}
+    verbs = [(each["verb"], each["resource"]) for each in writes if each["resource"] in kinds]
+    assert verbs[:2] == [("patch", "deployments.apps"), ("create", "deployments.apps")]
+    assert {verb for verb, _ in verbs[2:]} == {"delete"}
 
 
 async def test_m2_a_template_folder_that_is_not_there_fails_the_syncer(world: World) -> None:
@@ -286,8 +286,8 @@ async def test_m5_m6_the_syncer_cleans_up_before_anything_goes(world: World) -> 
         await world.virtual.delete(CLUSTER_BINDINGS, object_named("m6"))
         await world.reaches("m6", "Deleting", "WaitingSyncerCleanup")
         assert len(await world.of_syncers(binding)) == 7
-        kept = {"metadata": {"finalizers": [keys.MANAGER_FINALIZER]}}
-        await world.virtual.patch(CLUSTER_BINDINGS, object_named("m6"), kept)
+        without_syncer = {"metadata": {"finalizers": [keys.MANAGER_FINALIZER]}}
+        await world.virtual.patch(CLUSTER_BINDINGS, object_named("m6"), without_syncer)
         await wait_for(world.virtual, CLUSTER_BINDINGS, "m6", until=lambda obj: obj is None)
         assert await world.of_syncers(binding) == []
     assert await world.virtual.get(CLUSTER_ROLES, "tapestry-syncer")
@@ -352,8 +352,8 @@ async def test_a_cluster_that_is_gone_can_be_left_by_force(world: World, kubectl
         await world.unbind("gone")
         assert await world.virtual.list(NODES, labels=f"{keys.CLUSTER_BINDING_UID}={uid_of(binding)}") == []
         assert await world.virtual.list(PODS, fields="spec.nodeName=vnode-gone-a") == []
-    told = kubectl("get", "events", "-n", "default", "--field-selector=reason=LeftBehind", "-o", "yaml")
-    assert "twins of the pods default/web" in told
+    events = kubectl("get", "events", "-n", "default", "--field-selector=reason=LeftBehind", "-o", "yaml")
+    assert "twins of the pods default/web" in events
 
 
 async def test_safety_rule_8_what_was_left_by_force_goes_when_the_cluster_returns(world: World) -> None:

@@ -82,7 +82,7 @@ def a_pod(name: str, node: str, **spec: Any) -> Object:
     return {"metadata": {"name": name}, "spec": {"nodeName": node, "containers": CONTAINERS, **spec}}
 
 
-async def furnish(side: Side) -> dict[str, str]:
+async def create_objects(side: Side) -> dict[str, str]:
     """Two nodes with a pod each, and what these refer to; the UIDs of nodes and pods."""
     uids = {}
     for name in ("n1", "n2"):
@@ -243,7 +243,7 @@ def requests(uids: dict[str, str]) -> list[tuple[str, str, Any]]:
     ]
 
 
-def told(answer: tuple[int, Any]) -> tuple[int, str]:
+def comparable(answer: tuple[int, Any]) -> tuple[int, str]:
     """The code of an answer, and the words of a refusal."""
     status, body = answer
     words = body.get("message", "") if isinstance(body, dict) and status >= 400 else ""
@@ -253,12 +253,14 @@ def told(answer: tuple[int, Any]) -> tuple[int, str]:
 @pytest.mark.kubernetes
 async def test_a_node_is_answered_alike(kube_assets: Path, tmp_path: Path) -> None:
     async with both_sides(kube_assets, tmp_path) as sides:
-        asked = [requests(await furnish(side)) for side in sides]
+        request_lists = [requests(await create_objects(side)) for side in sides]
         different = []
-        for theirs, ours in zip(*asked, strict=True):
-            answers = [told(await side.ask(*each, node="n1")) for side, each in zip(sides, (theirs, ours), strict=True)]
+        for theirs, ours in zip(*request_lists, strict=True):
+            answers = [
+                comparable(await side.ask(*each, node="n1")) for side, each in zip(sides, (theirs, ours), strict=True)
+            ]
             if answers[0] != answers[1]:
                 different.append(
                     f"{ours[0]} {ours[1]} {str(ours[2])[:200]}\n  theirs {answers[0]}\n  ours   {answers[1]}"
                 )
-        assert not different, "\n".join([f"{len(different)} of {len(asked[0])} answers differ:", *different])
+        assert not different, "\n".join([f"{len(different)} of {len(request_lists[0])} answers differ:", *different])

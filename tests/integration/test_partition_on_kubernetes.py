@@ -54,14 +54,14 @@ def frail_plane(start: Start) -> Iterator[Plane]:
         yield plane
 
 
-def patient(seconds: int) -> list[Object]:
+def tolerations_for(seconds: int) -> list[Object]:
     return [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
         for key in (NOT_READY, UNREACHABLE)
     ]
 
 
-def patience_of(pod: Object) -> dict[str, int | None]:
+def toleration_seconds_of(pod: Object) -> dict[str, int | None]:
     return {each["key"]: each.get("tolerationSeconds") for each in pod["spec"]["tolerations"]}
 
 
@@ -81,17 +81,17 @@ async def trusted_node(site: Lending) -> str:
     return node
 
 
-async def bind_pods(site: Lending, node: str, patience: dict[str, int]) -> None:
+async def bind_pods(site: Lending, node: str, toleration_seconds: dict[str, int]) -> None:
     """Pods with so many seconds of patience; nobody has to wait for them to end."""
-    for name, seconds in patience.items():
-        await site.bind_pod(name, node, tolerations=patient(seconds), terminationGracePeriodSeconds=0)
-    await site.wait_for_binding(lambda found: value_at(found, "status", "pods") == len(patience))
+    for name, seconds in toleration_seconds.items():
+        await site.bind_pod(name, node, tolerations=tolerations_for(seconds), terminationGracePeriodSeconds=0)
+    await site.wait_for_binding(lambda found: value_at(found, "status", "pods") == len(toleration_seconds))
 
 
 @only_on_kubernetes(NODE_LIFECYCLE)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("silence", "patience", "lasting"),
+    ("silence", "toleration_seconds", "lasting"),
     [
         pytest.param(4, 1, 8, id="short"),
         pytest.param(20, 20, 120, id="two minutes", marks=pytest.mark.long),
@@ -103,7 +103,7 @@ async def test_safety_rule_3_a_silent_cluster_loses_no_pod_unless_its_binding_sa
     frail_plane: Plane,
     tmp_path_factory: pytest.TempPathFactory,
     silence: int,
-    patience: int,
+    toleration_seconds: int,
     lasting: int,
 ) -> None:
     """What is evicted under Evict tells how long the partition has lasted for what stays under Hold."""
@@ -123,20 +123,20 @@ async def test_safety_rule_3_a_silent_cluster_loses_no_pod_unless_its_binding_sa
             await trusted_node(reachable)
             with held.syncer(**settings):
                 node = await trusted_node(held)
-                await bind_pods(held, node, {"one": patience, "two": patience})
-                await bind_pods(evicted, await trusted_node(evicted), {"one": patience})
+                await bind_pods(held, node, {"one": toleration_seconds, "two": toleration_seconds})
+                await bind_pods(evicted, await trusted_node(evicted), {"one": toleration_seconds})
                 frail_plane.pause()
                 await held.wait_for_virtual_node(
                     node, lambda found: readiness(found) == "Unknown", timeout=3 * silence + 20
                 )
                 for name in ("one", "two"):  # whoever finds the node unknown finds its pods patient
                     pod = await held.wait_for_pod(name, bool)
-                    assert patience_of(pod) == {NOT_READY: None, UNREACHABLE: None}
+                    assert toleration_seconds_of(pod) == {NOT_READY: None, UNREACHABLE: None}
                 await held.wait_for_virtual_node(node, evicts, timeout=60)
-                await held.bind_pod("late", node, tolerations=patient(lasting))
+                await held.bind_pod("late", node, tolerations=tolerations_for(lasting))
                 await held.wait_for_pod("late", lambda found: keys.HELD_TOLERATIONS in annotations_of(found))
             with held.syncer(**settings):  # another process, which has never had an answer
-                limits = {"tolerations": patient(lasting), "terminationGracePeriodSeconds": 0}
+                limits = {"tolerations": tolerations_for(lasting), "terminationGracePeriodSeconds": 0}
                 await evicted.bind_pod("witness", f"{evicted.name}-n1", **limits)
                 for name in ("one", "witness"):
                     await wait_until_gone(
@@ -147,11 +147,11 @@ async def test_safety_rule_3_a_silent_cluster_loses_no_pod_unless_its_binding_sa
                 assert evicts(await held.wait_for_virtual_node(node))
                 frail_plane.resume()
                 await trusted_node(held)
-                for name, seconds in {"one": patience, "two": patience, "late": lasting}.items():
+                for name, seconds in {"one": toleration_seconds, "two": toleration_seconds, "late": lasting}.items():
                     pod = await held.wait_for_pod(
                         name, lambda found: keys.HELD_TOLERATIONS not in annotations_of(found)
                     )
-                    assert patience_of(pod) == {NOT_READY: seconds, UNREACHABLE: seconds}
+                    assert toleration_seconds_of(pod) == {NOT_READY: seconds, UNREACHABLE: seconds}
                     assert not going(pod)
                     assert not going(await held.wait_for_twin(name))
                 await evicted.wait_for_virtual_node(f"{evicted.name}-n1", lambda found: readiness(found) == "True")

@@ -66,7 +66,7 @@ def phase(wanted: str) -> Until:
     return lambda pod: bool(value_at(pod, "status", "phase") == wanted)
 
 
-def told(type: str, reason: str) -> Until:
+def has_reason(type: str, reason: str) -> Until:
     return lambda obj: (find_condition(value_at(obj, "status", "conditions"), type) or {}).get("reason") == reason
 
 
@@ -99,9 +99,9 @@ async def test_a_bound_pod_has_one_twin_that_is_pinned_and_least_important(site:
         assert (twin["spec"]["priority"], twin["spec"]["preemptionPolicy"]) == (-10000, "Never")
         assert labels_of(twin)[keys.MANAGED_BY] == keys.TAPESTRY
         assert annotations_of(twin)[keys.VIRTUAL_POD_UID] == uid_of(pod)
-        shown = await site.wait_for_pod("work", mapped)
-        assert annotations_of(shown)[keys.PHYSICAL_POD_NAME] == name_of(twin)
-        assert annotations_of(shown)[keys.PHYSICAL_POD_UID] == uid_of(twin)
+        mapped_pod = await site.wait_for_pod("work", mapped)
+        assert annotations_of(mapped_pod)[keys.PHYSICAL_POD_NAME] == name_of(twin)
+        assert annotations_of(mapped_pod)[keys.PHYSICAL_POD_UID] == uid_of(twin)
         assert len(await twins(site)) == 1
 
 
@@ -114,7 +114,7 @@ async def test_the_bindings_own_priority_class_is_used(
         with site.syncer():
             await site.wait_for_virtual_node(node)
             await site.bind_pod("work", node)
-            await site.wait_for_binding(told("Permitted", "PriorityClassMissing"))
+            await site.wait_for_binding(has_reason("Permitted", "PriorityClassMissing"))
             assert await twins(site) == []
             chosen = an_object("PriorityClass", {"name": "owners-choice"}, "scheduling.k8s.io/v1", value=-77)
             await give(site.physical, PRIORITY_CLASSES, chosen)
@@ -189,7 +189,7 @@ async def test_a_restart_touches_no_pod(site: Lending) -> None:
             await site.bind_pod(name, node)
             await site.wait_for_pod(name, mapped)
         await site.bind_pod("refused", node, hostNetwork=True)
-        await site.wait_for_pod("refused", told(keys.ACCEPTED_CONDITION, "PodSecurity"))
+        await site.wait_for_pod("refused", has_reason(keys.ACCEPTED_CONDITION, "PodSecurity"))
         await site.set_twin_status("runs", **RUNNING)
         for name in ("finished", "finished-and-gone"):
             await site.set_twin_status(name, phase="Succeeded")
@@ -311,7 +311,7 @@ async def test_pod_that_a_quota_below_refuses_waits_until_there_is_room(site: Le
     with site.syncer(refusal_seconds="1"):
         await site.wait_for_virtual_node(node, lends(cpu="4"))
         await site.bind_pod("work", node, requests={"cpu": "1"})
-        pod = await site.wait_for_pod("work", told(keys.ACCEPTED_CONDITION, "QuotaExceeded"))
+        pod = await site.wait_for_pod("work", has_reason(keys.ACCEPTED_CONDITION, "QuotaExceeded"))
         assert "exceeded quota: few" in find_condition(pod["status"]["conditions"], keys.ACCEPTED_CONDITION)["message"]
         assert await twins(site) == []
         await allow_pods(site, made, "9")
@@ -335,11 +335,11 @@ async def test_a_pod_without_a_place_below_fails_in_the_end_and_leaves_no_twin(s
         await site.wait_for_virtual_node(node)
         await site.bind_pod("work", node, requests={"cpu": "1"})
         await site.wait_for_pod("work", mapped)
-        no_room = "0/1 nodes are available: 1 Insufficient cpu."
-        said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": no_room}
+        message = "0/1 nodes are available: 1 Insufficient cpu."
+        said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
         await site.set_twin_status("work", conditions=[{**said, "lastTransitionTime": LONG_AGO}])
         pod = await site.wait_for_pod("work", phase("Failed"))
-        assert (pod["status"]["reason"], pod["status"]["message"]) == ("UnschedulableBelow", no_room)
+        assert (pod["status"]["reason"], pod["status"]["message"]) == ("UnschedulableBelow", message)
         await site.wait_until_twin_is_gone("work")
         await site.wait_for_virtual_node(node, lends(cpu="3"))
 
@@ -353,18 +353,18 @@ async def test_safety_rule_2_a_twin_without_a_pod_goes_and_one_that_only_looks_l
         await site.wait_for_pod("work", mapped)
         twin = await site.wait_for_twin("work")
     await site.end_pod("work")
-    strangers = [
-        await site.physical.create(PODS, pretender(twin, "without-labels", {keys.MANAGED_BY: keys.TAPESTRY})),
+    foreign = [
+        await site.physical.create(PODS, forged_twin(twin, "without-labels", {keys.MANAGED_BY: keys.TAPESTRY})),
         await site.physical.create(
-            PODS, pretender(twin, "of-another-binding", {**labels_of(twin), keys.CLUSTER_BINDING_UID: "another"})
+            PODS, forged_twin(twin, "of-another-binding", {**labels_of(twin), keys.CLUSTER_BINDING_UID: "another"})
         ),
     ]
     with site.syncer():
         await site.wait_until_twin_is_gone("work", timeout=40)
-        assert sorted(map(version_of, await twins(site))) == sorted(map(version_of, strangers))
+        assert sorted(map(version_of, await twins(site))) == sorted(map(version_of, foreign))
 
 
-def pretender(twin: Object, name: str, labels: Any) -> Object:
+def forged_twin(twin: Object, name: str, labels: Any) -> Object:
     """A pod below that says it is somebody's twin."""
     metadata = {"name": name, "namespace": twin["metadata"]["namespace"], "labels": dict(labels)}
     metadata["annotations"] = dict(annotations_of(twin))
@@ -377,15 +377,15 @@ def pretender(twin: Object, name: str, labels: Any) -> Object:
 async def test_safety_rule_1_a_stranger_with_the_twins_name_is_left_alone(site: Lending) -> None:
     node = await a_node(site)
     place = {"name": await site.twin_name("work"), "namespace": site.mount}
-    stranger = an_object("Pod", place, spec={"containers": [{"name": "c", "image": "none"}]})
-    stranger = await site.physical.create(PODS, stranger)
+    foreign = an_object("Pod", place, spec={"containers": [{"name": "c", "image": "none"}]})
+    foreign = await site.physical.create(PODS, foreign)
     with site.syncer():
         await site.wait_for_virtual_node(node)
         await site.bind_pod("work", node)
-        await site.wait_for_pod("work", told(keys.MAPPED_CONDITION, "NameTaken"))
+        await site.wait_for_pod("work", has_reason(keys.MAPPED_CONDITION, "NameTaken"))
         await site.virtual.delete(PODS, object_named(f"{site.name}-work", "default"))
         await site.wait_until_pod_is_gone("work")
-        assert [version_of(twin) for twin in await twins(site)] == [version_of(stranger)]
+        assert [version_of(twin) for twin in await twins(site)] == [version_of(foreign)]
 
 
 async def test_safety_rule_1_two_virtual_clusters_with_everything_named_alike_never_touch_each_other(
@@ -448,5 +448,5 @@ async def test_safety_rule_9_what_comes_from_below_is_shown_only_as_far_as_it_ca
         assert "app" not in labels_of(pod)
         assert "note" not in annotations_of(pod)
         await site.set_twin_status("work", phase="Pending", reason="Backwards")
-        shown = await site.wait_for_pod("work", lambda pod: pod["status"].get("reason") == "Backwards")
-        assert shown["status"]["phase"] == "Running"
+        updated = await site.wait_for_pod("work", lambda pod: pod["status"].get("reason") == "Backwards")
+        assert updated["status"]["phase"] == "Running"

@@ -160,10 +160,10 @@ async def test_pods_are_listed_drawn_and_explained(site: Lending) -> None:
         missing = {"name": "p", "secret": {"secretName": "nobody-made-it"}}
         await site.bind_pod("poor", node, volumes=[missing])
         await site.wait_for_pod("poor", lambda pod: "SecretMissing" in str(pod["status"]))
-        shown = {
+        pods = {
             each["name"]: each for each in json.loads(says(site, "pods", "-A", "--binding", site.name, "-o", "json"))
         }
-        work, poor = shown[f"{site.name}-work"], shown[f"{site.name}-poor"]
+        work, poor = pods[f"{site.name}-work"], pods[f"{site.name}-poor"]
         assert (work["node"], work["binding"], work["physicalNode"]) == (site.above(node), site.name, node)
         assert work["twin"] == f"{site.mount}/{name_of(twin)}"
         assert (poor["state"], poor["reason"], poor["twin"]) == ("Waiting", "SecretMissing", "")

@@ -45,14 +45,14 @@ Headers = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Ours:
-    reception: RequestHandler
+    handler: RequestHandler
 
     async def __call__(self, method: str, path: str, body: Any, kind: str, named: Headers) -> tuple[int, Any]:
         raw = msgspec.json.encode(body) if body is not None else b""
         path, _, query = path.partition("?")
         pairs = dict(each.partition("=")[::2] for each in query.split("&") if each)
         admin = User("admin", ("system:masters", "system:authenticated"), "admin")
-        answer = await self.reception.handle(Call(method, path, pairs, {"content-type": kind}, raw, admin, named))
+        answer = await self.handler.handle(Call(method, path, pairs, {"content-type": kind}, raw, admin, named))
         assert isinstance(answer, ApiResponse)
         return answer.status, read(answer.body)
 
@@ -169,7 +169,7 @@ PREPARED = [
 ]
 APPLIED = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "rights-new"}}
 PUT = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "rights-new"}}
-ASKED: Mapping[str, Ask] = {
+REQUESTS: Mapping[str, Ask] = {
     "a role with more": post(ROLES, role("r1", rule("get,list,watch,delete", "pods,nodes,pods/exec", ",apps"))),
     "a role with paths": post(ROLES, role("r2", {"verbs": ["get", "post"], "nonResourceURLs": ["/metrics", "/x/*"]})),
     "a role with names": post(ROLES, role("r3", rule("get,list", "secrets", resourceNames=["a", "b"]))),
@@ -261,7 +261,7 @@ async def test_rights_are_what_they_are_at_kubernetes(ours: Ours, theirs: Theirs
             status, found = await side(ask.method, ask.path, ask.body, ask.kind, ask.named)
             assert status == 201, found
     differences = {}
-    for name, ask in ASKED.items():
+    for name, ask in REQUESTS.items():
         mine, other = [
             compared(*await side(ask.method, ask.path, ask.body, ask.kind, ask.named)) for side in (ours, theirs)
         ]

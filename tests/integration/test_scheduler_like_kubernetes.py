@@ -67,7 +67,7 @@ OURS = (
 def plane(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A cluster with a kube-scheduler, some namespaces and priorities."""
     with ControlPlane(tmp_path_factory.mktemp("scheduling"), kube_assets, scheduler=True, fsync=False) as made:
-        asyncio.run(furnish(made))
+        asyncio.run(create_prerequisites(made))
         yield made
 
 
@@ -80,7 +80,7 @@ async def connected(plane: ControlPlane) -> AsyncIterator[Client]:
         await client.close()
 
 
-async def furnish(plane: ControlPlane) -> None:
+async def create_prerequisites(plane: ControlPlane) -> None:
     async with connected(plane) as client:
         for name, team in (("here", "red"), ("there", "blue")):
             await client.create(NAMESPACES, {"metadata": {"name": name, "labels": {"team": team}}})
@@ -93,7 +93,7 @@ async def furnish(plane: ControlPlane) -> None:
 # -- the situation
 
 
-async def come_about(client: Client, situation: Situation) -> None:
+async def create_situation(client: Client, situation: Situation) -> None:
     """Make everything but the probe, and wait until the scheduler has seen it."""
     for resource, obj in situation.others:
         made = await client.create(resource, obj)
@@ -144,30 +144,30 @@ class Answer:
 
 async def ours(client: Client, probe: Object) -> Answer:
     found = {resource: await client.list(resource) for resource in (*KINDS, NAMESPACES)}
-    rooms = SchedulerCache()
-    rooms.namespace_labels = {name_of(each): labels_of(each) for each in found[NAMESPACES]}
+    cache = SchedulerCache()
+    cache.namespace_labels = {name_of(each): labels_of(each) for each in found[NAMESPACES]}
     for each in found[NODES]:
-        rooms.set_node(each)
+        cache.set_node(each)
     for each in found[PODS]:
         if is_placed(each):
-            rooms.add_pod(pod_info_of(each), each["spec"]["nodeName"])
-    asked = pod_info_of(probe)
+            cache.add_pod(pod_info_of(each), each["spec"]["nodeName"])
+    info = pod_info_of(probe)
     try:
-        wishes = SchedulingContext(asked, volume_plan_of(probe, storage_of(found)))
-        choice = select_node(wishes, rooms, NodeFitCache())
+        context = SchedulingContext(info, volume_plan_of(probe, storage_of(found)))
+        choice = select_node(context, cache, NodeFitCache())
     except UnresolvableClaim as error:
-        wishes, choice = SchedulingContext(asked), ScheduleResult(blocked_reason=str(error))
+        context, choice = SchedulingContext(info), ScheduleResult(blocked_reason=str(error))
     if choice.node is not None:
-        return Answer(frozenset(each.name for each in rooms if rejection_with_nominated(wishes, each, rooms) is None))
-    return nowhere(wishes, choice, rooms, found[DISRUPTION_BUDGETS])
+        return Answer(frozenset(each.name for each in cache if rejection_with_nominated(context, each, cache) is None))
+    return no_fit(context, choice, cache, found[DISRUPTION_BUDGETS])
 
 
-def nowhere(wishes: SchedulingContext, choice: ScheduleResult, rooms: SchedulerCache, budgets: list[Object]) -> Answer:
-    message = choice.message(len(rooms))
+def no_fit(context: SchedulingContext, choice: ScheduleResult, cache: SchedulerCache, budgets: list[Object]) -> Answer:
+    message = choice.message(len(cache))
     if choice.blocked_reason:
         return Answer(message=message)
     try:
-        leaving = victims(wishes, choice, rooms, [disruption_budget_of(each) for each in budgets])
+        leaving = victims(context, choice, cache, [disruption_budget_of(each) for each in budgets])
     except PreemptionFailed as error:
         return Answer(message=f"{message} {error}")
     return Answer(message=message, victims=leaving)
@@ -219,7 +219,7 @@ async def our_scheduler(plane: ControlPlane) -> AsyncIterator[None]:
 async def check(client: Client, situation: Situation) -> None:
     """Let the scheduler at work do what we expect of it, and nothing else."""
     try:
-        await come_about(client, situation)
+        await create_situation(client, situation)
         probe = await client.create(PODS, {**situation.probe, "spec": gated(situation.probe)})
         answer = await ours(client, probe)
         await client.patch(PODS, named_only(probe), {"spec": {"schedulingGates": None}})
@@ -227,11 +227,11 @@ async def check(client: Client, situation: Situation) -> None:
             placed = await wait_for(client, PODS, "probe", "here", until=is_placed, timeout=SECONDS)
             assert value_at(placed, "spec", "nodeName") in answer.nodes
             return
-        told = await wait_for(client, PODS, "probe", "here", until=is_told, timeout=SECONDS)
-        if message_of(told) != answer.message:  # it may have looked before it had seen all
-            told = await wait_for(client, PODS, "probe", "here", until=says(answer.message), timeout=SECONDS)
+        judged = await wait_for(client, PODS, "probe", "here", until=has_outcome, timeout=SECONDS)
+        if message_of(judged) != answer.message:  # it may have looked before it had seen all
+            judged = await wait_for(client, PODS, "probe", "here", until=has_message(answer.message), timeout=SECONDS)
         leaving = answer.victims
-        assert value_at(told, "status", "nominatedNodeName") == (leaving.node if leaving is not None else None)
+        assert value_at(judged, "status", "nominatedNodeName") == (leaving.node if leaving is not None else None)
         await check_victims(client, answer)
     finally:
         await clear(client)
@@ -248,15 +248,15 @@ def gated(probe: Object) -> Object:
 
 
 def message_of(obj: Object | None) -> str | None:
-    told = find_condition(value_at(obj, "status", "conditions"), "PodScheduled") or {}
-    return told.get("message") if told.get("reason") == "Unschedulable" else None
+    condition = find_condition(value_at(obj, "status", "conditions"), "PodScheduled") or {}
+    return condition.get("message") if condition.get("reason") == "Unschedulable" else None
 
 
-def is_told(obj: Object | None) -> bool:
+def has_outcome(obj: Object | None) -> bool:
     return message_of(obj) is not None or is_placed(obj)
 
 
-def says(message: str) -> Callable[[Object | None], bool]:
+def has_message(message: str) -> Callable[[Object | None], bool]:
     return lambda obj: message_of(obj) == message
 
 

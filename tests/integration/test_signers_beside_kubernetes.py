@@ -45,8 +45,8 @@ TWO_NAMES = x509.Name(
         x509.NameAttribute(NameOID.COMMON_NAME, "jane"),
     ]
 )
-Asked = tuple[str, x509.Name, list[x509.GeneralName], tuple[str, ...], int | None]
-ASKED: list[Asked] = [
+SigningCase = tuple[str, x509.Name, list[x509.GeneralName], tuple[str, ...], int | None]
+CASES: list[SigningCase] = [
     (CLIENT, subject_name("jane", ["devs", "ops"]), [], ("client auth",), None),
     (CLIENT, subject_name("jane"), [DNS, IP, EMAIL, URI], ("client auth", "key encipherment"), 3600),
     (CLIENT, TWO_NAMES, [], ("client auth", "digital signature"), 86400),
@@ -73,8 +73,8 @@ def a_request(name: x509.Name, names: list[x509.GeneralName]) -> x509.Certificat
     return builder.sign(KEY, hashes.SHA256())
 
 
-def an_object(number: int, asked: Asked) -> Object:
-    signer, name, names, usages, seconds = asked
+def an_object(number: int, case: SigningCase) -> Object:
+    signer, name, names, usages, seconds = case
     text = base64.b64encode(a_request(name, names).public_bytes(serialization.Encoding.PEM)).decode()
     spec = {"request": text, "signerName": signer, "usages": list(usages)}
     return {"metadata": {"name": f"r{number}"}, "spec": spec | ({"expirationSeconds": seconds} if seconds else {})}
@@ -104,23 +104,23 @@ async def test_kube_controller_manager_signs_alike(kube_assets: Path, tmp_path: 
         with running(manager, tmp_path / "controllers.log"):
             async with client:
                 different = [
-                    each for each in [await compared(client, authority, *one) for one in enumerate(ASKED)] if each
+                    each for each in [await compared(client, authority, *one) for one in enumerate(CASES)] if each
                 ]
     assert not different, "\n".join(different)
 
 
-async def compared(client: Client, authority: CertificateAuthority, number: int, asked: Asked) -> str:
+async def compared(client: Client, authority: CertificateAuthority, number: int, case: SigningCase) -> str:
     """How an answer of theirs differs from ours to the same request; nothing if it does not."""
-    made = await client.create(SIGNING_REQUESTS, an_object(number, asked))
+    made = await client.create(SIGNING_REQUESTS, an_object(number, case))
     approved = {"status": {"conditions": [{"type": "Approved", "status": "True", "reason": "ByHand"}]}}
     await client.patch(SIGNING_REQUESTS, made, approved, subresource="approval")
     found = await wait_for(client, SIGNING_REQUESTS, f"r{number}", until=is_answered, timeout=60)
     assert found is not None
-    signer, name, names, usages, seconds = asked
+    signer, name, names, usages, seconds = case
     request = a_request(name, names)
     theirs, ours = condition_of(found, "Failed") or {}, rule_violation(signer, request, usages)
     if theirs.get("message", "") != ours or (ours and theirs["reason"] != "SignerValidationFailure"):
-        return f"{asked}: theirs {theirs}, ours {ours!r}"
+        return f"{case}: theirs {theirs}, ours {ours!r}"
     if ours:
         return ""
     certificate = x509.load_pem_x509_certificate(base64.b64decode(value_at(found, "status", "certificate")))
@@ -130,5 +130,5 @@ async def compared(client: Client, authority: CertificateAuthority, number: int,
     own = signed_certificate(SigningCa(*pair), request, usages, seconds, now)
     both = [features(each) for each in (certificate, own)]
     if abs(both[0].pop("life") - both[1].pop("life")) > timedelta(seconds=2) or both[0] != both[1]:  # type: ignore[operator]
-        return f"{asked}:\n  theirs {both[0]}\n  ours   {both[1]}"
+        return f"{case}:\n  theirs {both[0]}\n  ours   {both[1]}"
     return ""

@@ -59,19 +59,19 @@ async def test_a_ready_node_is_leased_as_a_virtual_one(site: Lending) -> None:
     node = await site.add_node(f"{site.name}-n1", labels={"zone": "east-1", "node-role.kubernetes.io/worker": ""})
     await site.add_policy("all")
     with site.syncer():
-        shown = await site.wait_for_virtual_node(name_of(node), lends(cpu="4", memory="8Gi", pods="110"))
+        virtual_node = await site.wait_for_virtual_node(name_of(node), lends(cpu="4", memory="8Gi", pods="110"))
         binding = await site.wait_for_binding(lambda found: value_at(found, "status", "nodes") == 1)
-    assert name_of(shown) == f"vnode-{site.name}-{name_of(node)}"
-    assert value_at(shown, "status", "capacity") == value_at(shown, "status", "allocatable")
-    labels = labels_of(shown)
+    assert name_of(virtual_node) == f"vnode-{site.name}-{name_of(node)}"
+    assert value_at(virtual_node, "status", "capacity") == value_at(virtual_node, "status", "allocatable")
+    labels = labels_of(virtual_node)
     assert labels["zone"] == "east-1"
     assert "node-role.kubernetes.io/worker" not in labels
     assert labels[keys.CLUSTER_BINDING] == site.name
     assert labels[keys.CLUSTER_BINDING_UID] == uid_of(binding)
     assert labels[keys.PHYSICAL_NODE_NAME] == name_of(node)
     assert labels[keys.MANAGED_BY] == keys.TAPESTRY
-    assert labels["kubernetes.io/hostname"] == name_of(shown)
-    assert taint_named(shown, keys.VNODE_TAINT) == {"key": keys.VNODE_TAINT, "effect": "NoSchedule"}
+    assert labels["kubernetes.io/hostname"] == name_of(virtual_node)
+    assert taint_named(virtual_node, keys.VNODE_TAINT) == {"key": keys.VNODE_TAINT, "effect": "NoSchedule"}
     system = await site.physical.get(NAMESPACES, "kube-system")
     assert value_at(binding, "status", "identity") == uid_of(system)
     assert value_at(binding, "status", "leased", "cpu") == "4"
@@ -209,9 +209,9 @@ async def test_of_two_policies_the_more_generous_counts_for_each_resource(site: 
         "b", resourceLimits=[{"resource": "cpu", "quantity": "1"}, {"resource": "memory", "quantity": "3Gi"}]
     )
     with site.syncer():
-        shown = await site.wait_for_virtual_node(node, lends(cpu="1500m", memory="3Gi"))
+        virtual_node = await site.wait_for_virtual_node(node, lends(cpu="1500m", memory="3Gi"))
         await site.wait_for_policy("b", lambda found: value_at(found, "status", "nodes") == 1)
-    assert annotations_of(shown)[keys.POLICIES_APPLIED] == f"operator/{site.name}-a,operator/{site.name}-b"
+    assert annotations_of(virtual_node)[keys.POLICIES_APPLIED] == f"operator/{site.name}-a,operator/{site.name}-b"
     assert version_of(await site.physical.get(NODES, node)) == version_of(before), "physical nodes are never written"
 
 
@@ -234,8 +234,8 @@ async def test_an_owner_caps_what_the_operator_would_lease_and_reads_how_much_th
     await site.add_policy("owners", below=True, resourceLimits=[{"resource": "cpu", "percent": 25}])
     with site.syncer():
         await site.wait_for_virtual_node(node, lends(cpu="1", memory="8Gi"))
-        told = await site.wait_for_policy("owners", lambda found: value_at(found, "status", "nodes") == 1, below=True)
-    [lease] = told["status"]["leases"]
+        policy = await site.wait_for_policy("owners", lambda found: value_at(found, "status", "nodes") == 1, below=True)
+    [lease] = policy["status"]["leases"]
     assert (lease["clusterBinding"], lease["nodes"], lease["leased"]["cpu"]) == (site.name, 1, "1")
 
 
@@ -255,11 +255,11 @@ async def test_labels_taints_and_conditions_follow_the_physical_node(site: Lendi
         pressure = {"type": "DiskPressure", "status": "True", "reason": "Full", "lastTransitionTime": MOMENT}
         status = {"conditions": [ready("True"), pressure]}
         await site.physical.patch(NODES, object_named(node), {"status": status}, subresource="status")
-        shown = await site.wait_for_virtual_node(
+        virtual_node = await site.wait_for_virtual_node(
             node, lambda found: is_condition_true(found, "DiskPressure") and labels_of(found).get("zone") == "west"
         )
         # NoExecute of the owner's bars new pods above; it makes nobody leave there
-        assert taint_named(shown, "gpu") == {"key": "gpu", "value": "a100", "effect": "NoSchedule"}
+        assert taint_named(virtual_node, "gpu") == {"key": "gpu", "value": "a100", "effect": "NoSchedule"}
         await site.physical.patch(
             NODES, object_named(node), {"metadata": {"labels": {"zone": None}}, "spec": {"taints": []}}
         )
@@ -272,20 +272,20 @@ async def test_what_users_change_on_a_virtual_node_survives(site: Lending) -> No
     await site.add_node(node, labels={"zone": "east"})
     await site.add_policy("all")
     with site.syncer():
-        shown = await site.wait_for_virtual_node(node)
-        taints = [*shown["spec"]["taints"], {"key": "team", "value": "a", "effect": "NoSchedule"}]
+        virtual_node = await site.wait_for_virtual_node(node)
+        taints = [*virtual_node["spec"]["taints"], {"key": "team", "value": "a", "effect": "NoSchedule"}]
         edit = {
             "metadata": {"labels": {"team": "a", "zone": "mine"}, "annotations": {"note": "ours"}},
             "spec": {"taints": taints},
         }
-        await site.virtual.patch(NODES, shown, edit)
+        await site.virtual.patch(NODES, virtual_node, edit)
         await site.physical.patch(NODES, object_named(node), {"metadata": {"labels": {"rack": "7"}}, "spec": SHUT})
-        shown = await site.wait_for_virtual_node(
+        virtual_node = await site.wait_for_virtual_node(
             node, lambda found: "rack" in labels_of(found) and tainted(keys.PHYSICAL_NODE_UNSCHEDULABLE_TAINT)(found)
         )
-    assert (labels_of(shown)["team"], labels_of(shown)["zone"]) == ("a", "mine")
-    assert annotations_of(shown)["note"] == "ours"
-    assert taint_named(shown, "team") == {"key": "team", "value": "a", "effect": "NoSchedule"}
+    assert (labels_of(virtual_node)["team"], labels_of(virtual_node)["zone"]) == ("a", "mine")
+    assert annotations_of(virtual_node)["note"] == "ours"
+    assert taint_named(virtual_node, "team") == {"key": "team", "value": "a", "effect": "NoSchedule"}
 
 
 async def test_a_cordon_below_shows_above_and_goes_again(site: Lending) -> None:
@@ -307,9 +307,9 @@ async def test_csi_drivers_are_shown_follow_and_go_with_the_node(site: Lending) 
     await site.physical.create(CSI_NODES, a_csi_node(node, "disk.example.com"))
     await site.add_policy("all")
     with site.syncer():
-        shown = await wait_until(site.virtual, CSI_NODES, site.above(node), bool)
-        assert shown["spec"]["drivers"] == a_csi_node(node, "disk.example.com")["spec"]["drivers"]
-        assert annotations_of(shown)[keys.PHYSICAL_NODE_NAME] == node
+        csi_node = await wait_until(site.virtual, CSI_NODES, site.above(node), bool)
+        assert csi_node["spec"]["drivers"] == a_csi_node(node, "disk.example.com")["spec"]["drivers"]
+        assert annotations_of(csi_node)[keys.PHYSICAL_NODE_NAME] == node
         driver = a_csi_node(node, "files.example.com")["spec"]
         await site.physical.patch(CSI_NODES, object_named(node), {"spec": driver})
         await wait_until(
@@ -374,15 +374,15 @@ async def test_at_rest_only_leases_are_written_and_also_for_nodes_that_are_not_r
             await becomes_placeholder(site, node, {80})
         status = {"conditions": [ready("False")]}
         await site.physical.patch(NODES, object_named(nodes[0]), {"status": status}, subresource="status")
-        shown = await site.wait_for_virtual_node(nodes[0], lambda found: readiness(found) == "False")
+        virtual_node = await site.wait_for_virtual_node(nodes[0], lambda found: readiness(found) == "False")
         first = await wait_until(site.virtual, LEASES, site.above(nodes[0]), bool, NODE_LEASE_NAMESPACE)
-        assert first["spec"]["holderIdentity"] == name_of(shown)
+        assert first["spec"]["holderIdentity"] == name_of(virtual_node)
         [owner] = first["metadata"]["ownerReferences"]
-        assert (owner["kind"], owner["name"], owner["uid"]) == ("Node", name_of(shown), uid_of(shown))
+        assert (owner["kind"], owner["name"], owner["uid"]) == ("Node", name_of(virtual_node), uid_of(virtual_node))
         second = await renewed(site, nodes[0], first)
-        settled = len(site.writes())
+        writes_before = len(site.writes())
         await renewed(site, nodes[0], second)
-    since = site.writes()[settled:]
+    since = site.writes()[writes_before:]
     assert [write for write in since if write["resource"] == LEASES.name and write["verb"] == "replace"]
     assert [write for write in since if write["resource"] != LEASES.name] == []
 
@@ -419,8 +419,8 @@ async def test_pods_of_a_withdrawn_node_finish_where_nothing_forces_them(site: L
         await site.run_pod("work", node)
         await site.wait_for_binding(lambda found: value_at(found, "status", "pods") == 1)
         await site.drop_policy("all")
-        shown = await site.wait_for_virtual_node(node, tainted(keys.WITHDRAWING_TAINT))
-        assert taint_named(shown, keys.WITHDRAWING_TAINT)["effect"] == "NoSchedule"
+        virtual_node = await site.wait_for_virtual_node(node, tainted(keys.WITHDRAWING_TAINT))
+        assert taint_named(virtual_node, keys.WITHDRAWING_TAINT)["effect"] == "NoSchedule"
         # The binding hears of it a second later: time in which a pod could have been deleted.
         await site.wait_for_binding(
             lambda found: find_condition(found["status"]["conditions"], "Leasing")["reason"] == "NoPolicy"
@@ -441,9 +441,9 @@ async def test_pods_of_a_withdrawn_node_leave_on_the_terms_they_were_leased_on(s
         await site.run_pod("work", node)
         await site.wait_for_binding(lambda found: value_at(found, "status", "pods") == 1)
         await site.drop_policy("all")
-        shown = await site.wait_for_virtual_node(node, tainted(keys.WITHDRAWING_TAINT))
+        virtual_node = await site.wait_for_virtual_node(node, tainted(keys.WITHDRAWING_TAINT))
         reclaimed = await site.wait_for_pod("work", going)
-        since = parse_time(taint_named(shown, keys.WITHDRAWING_TAINT)["timeAdded"])
+        since = parse_time(taint_named(virtual_node, keys.WITHDRAWING_TAINT)["timeAdded"])
         mark = find_condition(reclaimed["status"]["conditions"], "DisruptionTarget")
         assert 2 <= (parse_time(mark["lastTransitionTime"]) - since).total_seconds() <= 10
         await site.wait_for_twin("work", going)
@@ -479,8 +479,8 @@ async def test_a_node_that_is_gone_takes_its_pods_along_and_a_namesake_is_anothe
         await site.wait_for_pod("work", going)
         await site.wait_for_twin("work", going)
         await site.end_twin("work")
-        shown = await site.wait_for_virtual_node(node, lambda found: uid_of(found) != uid_of(first))
-        assert annotations_of(shown)[keys.PHYSICAL_NODE_UID] == uid_of(second)
+        virtual_node = await site.wait_for_virtual_node(node, lambda found: uid_of(found) != uid_of(first))
+        assert annotations_of(virtual_node)[keys.PHYSICAL_NODE_UID] == uid_of(second)
         await site.wait_for_virtual_node(node, lends(cpu="2"))
 
 
@@ -555,8 +555,8 @@ async def test_a_policy_that_cannot_be_read_evicts_nobody(site: Lending) -> None
         await site.wait_for_policy("night", lambda found: is_condition_true(found, "Valid"))
         wrong = {"timeWindows": [{"start": "00:00", "end": "00:01"}], "timeZone": "Mars/Olympus"}
         await site.set_policy("night", **wrong)
-        told = await site.wait_for_policy("night", lambda found: not is_condition_true(found, "Valid"))
-        assert "spec.timeZone" in find_condition(told["status"]["conditions"], "Valid")["message"]
+        policy = await site.wait_for_policy("night", lambda found: not is_condition_true(found, "Valid"))
+        assert "spec.timeZone" in find_condition(policy["status"]["conditions"], "Valid")["message"]
         await site.add_foreign_pod("one", node, cpu="3")  # whoever sees this has seen the policy
         await site.wait_for_virtual_node(node, lends(cpu="1"))
         await site.wait_for_virtual_node(node, untainted(keys.OUT_OF_TIME_WINDOWS_TAINT))
@@ -643,23 +643,23 @@ async def test_two_virtual_clusters_that_lease_one_physical_cluster_do_not_meet(
         with site.syncer(), other.syncer():
             await site.wait_for_virtual_node(node, lends(cpu="2"))
             await other.wait_for_virtual_node(node, lends(cpu="1"))
-            told = await site.wait_for_policy(
+            policy = await site.wait_for_policy(
                 "owners", lambda found: value_at(found, "status", "nodes") == 2, below=True
             )
-            assert sorted(lease["leased"]["cpu"] for lease in told["status"]["leases"]) == ["1", "2"]
-            assert told["status"]["leased"]["cpu"] == "3"
+            assert sorted(lease["leased"]["cpu"] for lease in policy["status"]["leases"]) == ["1", "2"]
+            assert policy["status"]["leased"]["cpu"] == "3"
             await other.bind_pod("work", node)
             await other.wait_for_binding(lambda found: value_at(found, "status", "pods") == 1)
             await site.virtual.delete(CLUSTER_BINDINGS, object_named(site.name))
             await wait_until_gone(site.virtual, CLUSTER_BINDINGS, site.name)
             assert not going(await other.wait_for_pod("work", bool))
-            told = await site.wait_for_policy(
+            policy = await site.wait_for_policy(
                 "owners", lambda found: value_at(found, "status", "nodes") == 1, below=True
             )
-            assert [lease["leased"]["cpu"] for lease in told["status"]["leases"]] == ["1"]
+            assert [lease["leased"]["cpu"] for lease in policy["status"]["leases"]] == ["1"]
             await site.physical.patch(NODES, object_named(node), {"metadata": {"labels": {"seen": "yes"}}})
-            shown = await other.wait_for_virtual_node(node, lambda found: labels_of(found).get("seen") == "yes")
-            assert untainted(keys.WITHDRAWING_TAINT)(shown)
+            virtual_node = await other.wait_for_virtual_node(node, lambda found: labels_of(found).get("seen") == "yes")
+            assert untainted(keys.WITHDRAWING_TAINT)(virtual_node)
 
 
 # -- words of these tests

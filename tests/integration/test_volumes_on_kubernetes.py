@@ -120,8 +120,8 @@ async def test_a_claim_and_its_volume_are_bound_below_grow_and_go_with_the_last_
         below = object_named(claim_below, site.mount)
         await site.physical.patch(PERSISTENT_VOLUME_CLAIMS, below, status, subresource="status")
         has_grown = lambda found: value_at(found, "status", "capacity", "storage") == "2Gi"  # noqa: E731
-        told = await wait_until(site.virtual, PERSISTENT_VOLUME_CLAIMS, claim, has_grown, "default")
-        assert not is_condition_true(told, "FileSystemResizePending")
+        resized = await wait_until(site.virtual, PERSISTENT_VOLUME_CLAIMS, claim, has_grown, "default")
+        assert not is_condition_true(resized, "FileSystemResizePending")
 
         await site.virtual.delete(PODS, object_named(f"{site.name}-work", "default"))
         await wait_until_gone(site.physical, PERSISTENT_VOLUME_CLAIMS, claim_below, site.mount)
@@ -166,11 +166,13 @@ async def test_whatever_is_not_allowed_stays_above_with_a_reason(site: Lending, 
     with site.syncer():
         await bind_pod(site, node, claim)
 
-        def is_told(pod: Object) -> bool:
+        def has_message(pod: Object) -> bool:
             return find_condition(value_at(pod, "status", "conditions"), keys.MAPPED_CONDITION) is not None
 
         said = (
-            find_condition((await site.wait_for_pod("work", is_told))["status"]["conditions"], keys.MAPPED_CONDITION)
+            find_condition(
+                (await site.wait_for_pod("work", has_message))["status"]["conditions"], keys.MAPPED_CONDITION
+            )
             or {}
         )
         assert (said["status"], said["reason"]) == ("False", "VolumeNotAllowed")

@@ -25,7 +25,7 @@ from tapestry.local.kubernetes import ControlPlane
 
 from .planes import FORGETTING, Plane, Start, only_on_kubernetes
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 
 Query = dict[str, str]
@@ -75,32 +75,32 @@ class Reader:
         self.objects: dict[str, Object] = {}
         self.lists = 0
         self.restarts: list[str] = []
-        self._shown: set[str] = set()
+        self._listed: set[str] = set()
 
     async def follow(self) -> None:
         async with aclosing(self.watch.events()) as events:
             async for event in events:
                 async with self.transport.noted:
-                    self._hear(event)
+                    self._apply(event)
                     self.transport.noted.notify_all()
 
-    async def until(self, claim: Callable[[], bool]) -> None:
+    async def wait_until(self, claim: Callable[[], bool]) -> None:
         """Wait for the event, or the new stream, that makes `claim` true."""
-        async with asyncio.timeout(PATIENCE), self.transport.noted:
+        async with asyncio.timeout(TIMEOUT), self.transport.noted:
             await self.transport.noted.wait_for(claim)
 
-    async def shows(self, *names: str) -> None:
-        await self.until(lambda: self.lists > 0 and sorted(self.objects) == sorted(names))
+    async def wait_for_names(self, *names: str) -> None:
+        await self.wait_until(lambda: self.lists > 0 and sorted(self.objects) == sorted(names))
 
-    def _hear(self, event: WatchEvent) -> None:
+    def _apply(self, event: WatchEvent) -> None:
         match event:
             case ListStart():
-                self._shown = set()
+                self._listed = set()
             case ListPage(items):
-                self._shown.update(map(name_of, items))
+                self._listed.update(map(name_of, items))
                 self.objects |= {name_of(obj): obj for obj in items}
             case Synced():
-                self.objects = {name: obj for name, obj in self.objects.items() if name in self._shown}
+                self.objects = {name: obj for name, obj in self.objects.items() if name in self._listed}
                 self.lists += 1
             case Changes(changes):
                 for type, obj in changes:
@@ -141,12 +141,12 @@ async def a_client(kubeconfig: Path) -> AsyncIterator[Client]:
 async def test_a_list_is_streamed_and_followed(client: Client, kubeconfig: Path, namespace: str) -> None:
     one = await client.create(CONFIGMAPS, object_named("one", namespace))
     async with a_reader(kubeconfig, namespace) as reader:
-        await reader.shows("one")
+        await reader.wait_for_names("one")
         assert reader.objects["one"] == one
         two = await client.create(CONFIGMAPS, object_named("two", namespace))
         changed = await client.patch(CONFIGMAPS, one, {"data": {"colour": "red"}})
         await client.delete(CONFIGMAPS, two)
-        await reader.until(lambda: reader.objects == {"one": changed})
+        await reader.wait_until(lambda: reader.objects == {"one": changed})
         assert reader.lists == 1
         [stream] = reader.transport.streams
     assert stream["sendInitialEvents"] == "true"
@@ -156,7 +156,7 @@ async def test_a_list_is_streamed_and_followed(client: Client, kubeconfig: Path,
 
 async def test_an_empty_list_is_synced_too(kubeconfig: Path, namespace: str) -> None:
     async with a_reader(kubeconfig, namespace) as reader:
-        await reader.shows()
+        await reader.wait_for_names()
         assert reader.lists == 1
 
 
@@ -169,10 +169,10 @@ async def test_pages_are_listed_where_lists_are_not_streamed(client: Client, kub
 
     options: dict[str, Any] = {"page": 2, "fields": "metadata.name!=c3"}
     async with a_reader(kubeconfig, namespace, alter=misspelt, **options) as reader:
-        await reader.shows("c0", "c1", "c2", "c4")
+        await reader.wait_for_names("c0", "c1", "c2", "c4")
         await client.create(CONFIGMAPS, object_named("c5", namespace))
         await client.delete_collection(CONFIGMAPS, namespace, fields="metadata.name=c0")
-        await reader.shows("c1", "c2", "c4", "c5")
+        await reader.wait_for_names("c1", "c2", "c4", "c5")
     first, second, *_ = reader.transport.lists
     assert (first["limit"], "continue" in first, "continue" in second) == ("2", False, True)
     assert reader.restarts == []
@@ -181,21 +181,23 @@ async def test_pages_are_listed_where_lists_are_not_streamed(client: Client, kub
 async def test_a_selector_shows_what_enters_and_leaves_it(client: Client, kubeconfig: Path, namespace: str) -> None:
     plain = await client.create(CONFIGMAPS, object_named("c", namespace))
     async with a_reader(kubeconfig, namespace, labels="shown=yes") as reader:
-        await reader.shows()
-        shown = await client.patch(CONFIGMAPS, plain, {"metadata": {"labels": {"shown": "yes"}}})
-        await reader.shows("c")
-        await client.patch(CONFIGMAPS, shown, {"metadata": {"labels": {"shown": None}}})
-        await reader.shows()
+        await reader.wait_for_names()
+        labelled = await client.patch(CONFIGMAPS, plain, {"metadata": {"labels": {"shown": "yes"}}})
+        await reader.wait_for_names("c")
+        await client.patch(CONFIGMAPS, labelled, {"metadata": {"labels": {"shown": None}}})
+        await reader.wait_for_names()
         assert reader.lists == 1
 
 
 async def test_bookmarks_move_the_place_to_resume_from(client: Client, kubeconfig: Path, namespace: str) -> None:
     async with a_reader(kubeconfig, namespace, alter=lambda query: {**query, "timeoutSeconds": "4"}) as reader:
-        await reader.shows()
+        await reader.wait_for_names()
         elsewhere = await client.create(CONFIGMAPS, {"metadata": {"generateName": "c-", "namespace": "default"}})
-        await reader.until(lambda: len(reader.transport.streams) == 2)  # the server ends the first after a bookmark
+        await reader.wait_until(
+            lambda: len(reader.transport.streams) == 2
+        )  # the server ends the first after a bookmark
         await client.create(CONFIGMAPS, object_named("late", namespace))
-        await reader.shows("late")
+        await reader.wait_for_names("late")
         assert reader.lists == 1
         assert reader.restarts == []
     assert int(reader.transport.streams[1]["resourceVersion"]) >= int(version_of(elsewhere))
@@ -225,12 +227,12 @@ def compact(plane: ControlPlane) -> None:
 
 async def test_a_watch_outlives_its_server(plane: Plane) -> None:
     async with a_reader(plane.kubeconfig, "default") as reader, a_client(plane.kubeconfig) as client:
-        kept = await client.create(CONFIGMAPS, object_named("kept", "default"))
-        await reader.until(lambda: "kept" in reader.objects)
+        existing = await client.create(CONFIGMAPS, object_named("kept", "default"))
+        await reader.wait_until(lambda: "kept" in reader.objects)
         await asyncio.to_thread(plane.restart)
-        changed = await client.patch(CONFIGMAPS, kept, {"data": {"colour": "red"}})
+        changed = await client.patch(CONFIGMAPS, existing, {"data": {"colour": "red"}})
         await client.create(CONFIGMAPS, object_named("new", "default"))
-        await reader.until(lambda: "new" in reader.objects)
+        await reader.wait_until(lambda: "new" in reader.objects)
         assert reader.objects["kept"] == changed
         assert reader.restarts
 
@@ -239,7 +241,7 @@ async def test_a_watch_outlives_its_server(plane: Plane) -> None:
 async def test_what_went_while_the_server_forgot_is_gone_after_the_next_list(plane: ControlPlane) -> None:
     async with a_reader(plane.kubeconfig, "default") as reader, a_client(plane.kubeconfig) as client:
         doomed = await client.create(CONFIGMAPS, object_named("doomed", "default"))
-        await reader.until(lambda: "doomed" in reader.objects)
+        await reader.wait_until(lambda: "doomed" in reader.objects)
         reader.transport.gate.clear()
         reader.transport.abort()
         await client.delete(CONFIGMAPS, doomed)
@@ -247,7 +249,7 @@ async def test_what_went_while_the_server_forgot_is_gone_after_the_next_list(pla
         await asyncio.to_thread(compact, plane)
         await asyncio.to_thread(plane.restart)  # what it keeps in memory goes too
         reader.transport.gate.set()
-        await reader.until(lambda: reader.lists == 2)
+        await reader.wait_until(lambda: reader.lists == 2)
         assert "Gone" in reader.restarts
         listed = {name_of(obj): obj for obj in await client.list(CONFIGMAPS, "default")}
         assert "doomed" not in listed
@@ -256,13 +258,13 @@ async def test_what_went_while_the_server_forgot_is_gone_after_the_next_list(pla
 
 async def test_a_server_that_falls_silent_is_noticed_and_resumed(plane: Plane) -> None:
     async with a_reader(plane.kubeconfig, "kube-system", silence=2) as reader, a_client(plane.kubeconfig) as client:
-        await reader.until(lambda: reader.lists == 1)
+        await reader.wait_until(lambda: reader.lists == 1)
         before = set(reader.objects)
         plane.pause()
         try:
-            await reader.until(lambda: "Silence" in reader.restarts and len(reader.transport.streams) > 1)
+            await reader.wait_until(lambda: "Silence" in reader.restarts and len(reader.transport.streams) > 1)
         finally:
             plane.resume()
         await client.create(CONFIGMAPS, object_named("after", "kube-system"))
-        await reader.shows("after", *before)
+        await reader.wait_for_names("after", *before)
         assert reader.lists == 1

@@ -45,7 +45,7 @@ def a_configuration(hook: Hook) -> Object:
     return {"metadata": {"name": "beside"}, "webhooks": [webhook]}
 
 
-async def configured(side: Side, kind: str, hook: Hook) -> None:
+async def configure(side: Side, kind: str, hook: Hook) -> None:
     """Have the webhook asked by a server, which may take it a moment to do."""
     await side("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}}, JSON, {})
     status, found = await side("POST", f"{CONFIGURATIONS}/{kind}webhookconfigurations", a_configuration(hook), JSON, {})
@@ -58,11 +58,11 @@ async def configured(side: Side, kind: str, hook: Hook) -> None:
     hook.asked.clear()
 
 
-async def forgotten(side: Side, kind: str) -> None:
+async def remove(side: Side, kind: str) -> None:
     await side("DELETE", f"{CONFIGURATIONS}/{kind}webhookconfigurations/beside", None, JSON, {})
 
 
-def said(status: int, found: Any) -> tuple[int, str, str]:
+def comparable(status: int, found: Any) -> tuple[int, str, str]:
     return status, found.get("reason", ""), UID.sub("UID", found.get("message", ""))
 
 
@@ -95,48 +95,48 @@ async def test_both_servers_say_the_same_of_a_webhooks_answer(
 ) -> None:
     found: dict[str, list[Any]] = {}
     for side in (ours, theirs):
-        await configured(side, kind, hook)
+        await configure(side, kind, hook)
         for what, say in answers.items():
             hook.say = say
             answer = await side("POST", MAPS, {"metadata": {"name": "a"}}, JSON, {})
-            found.setdefault(what, []).append(said(*answer))
-        await forgotten(side, kind)
+            found.setdefault(what, []).append(comparable(*answer))
+        await remove(side, kind)
     assert {what: pair[0] for what, pair in found.items()} == {what: pair[1] for what, pair in found.items()}
 
 
 async def test_both_servers_tell_a_webhook_the_same(ours: Ours, theirs: Theirs, hook: Hook) -> None:
-    told = []
+    reviews = []
     for side in (ours, theirs):
-        await configured(side, "mutating", hook)
+        await configure(side, "mutating", hook)
         await side("POST", MAPS, {"metadata": {"generateName": "g-"}}, JSON, {"fieldManager": "me", "dryRun": "All"})
         await side("POST", MAPS, {"metadata": {"name": "b"}, "data": {"k": "v"}}, JSON, {"fieldValidation": "Strict"})
         await side("PATCH", f"{MAPS}/b", {"data": {"k": "w"}}, MERGE, {"fieldManager": "me"})
         await side("DELETE", f"{MAPS}/b", {"propagationPolicy": "Background"}, JSON, {})
-        asked = [each for each in hook.asked if each.get("name") != "kube-root-ca.crt"]
-        told.append([{key: value for key, value in each.items() if key not in ABOUT_THE_CALL} for each in asked])
-        await forgotten(side, "mutating")
+        received = [each for each in hook.asked if each.get("name") != "kube-root-ca.crt"]
+        reviews.append([{key: value for key, value in each.items() if key not in ABOUT_THE_CALL} for each in received])
+        await remove(side, "mutating")
         hook.asked.clear()
-    assert len(told[0]) == 4
-    assert told[0] == told[1]
+    assert len(reviews[0]) == 4
+    assert reviews[0] == reviews[1]
 
 
 @pytest.mark.parametrize("kind", ["mutating", "validating"])
 async def test_both_servers_tell_a_webhook_of_what_changes_nothing(
     ours: Ours, theirs: Theirs, hook: Hook, kind: str
 ) -> None:
-    told = []
+    reviews = []
     for side in (ours, theirs):
         await side("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}}, JSON, {})
         _, made = await side("POST", MAPS, {"metadata": {"name": "same"}, "data": {"k": "v"}}, JSON, {})
-        await configured(side, kind, hook)
+        await configure(side, kind, hook)
         for verb, body, form in (("PATCH", {"data": {"k": "v"}}, MERGE), ("PATCH", {}, MERGE), ("PUT", made, JSON)):
             status, found = await side(verb, f"{MAPS}/same", body, form, {})
             assert (status, found["metadata"]["resourceVersion"]) == (200, made["metadata"]["resourceVersion"])
-        asked = [each for each in hook.asked if each.get("name") == "same"]
-        told.append([(each["operation"], each["object"]["data"], each["oldObject"]["data"]) for each in asked])
-        await forgotten(side, kind)
+        received = [each for each in hook.asked if each.get("name") == "same"]
+        reviews.append([(each["operation"], each["object"]["data"], each["oldObject"]["data"]) for each in received])
+        await remove(side, kind)
         await side("DELETE", f"{MAPS}/same", None, JSON, {})
-    assert told[0] == told[1] == [("UPDATE", {"k": "v"}, {"k": "v"})] * 3
+    assert reviews[0] == reviews[1] == [("UPDATE", {"k": "v"}, {"k": "v"})] * 3
 
 
 def a_definition(hook: Hook) -> Object:
@@ -184,6 +184,6 @@ async def test_both_servers_say_the_same_of_a_conversion_that_fails(ours: Ours, 
         for what, say in CONVERSIONS.items():
             hook.say = say
             answer = await side("GET", "/apis/beside.example.com/v2/sites/a", None, JSON, {})
-            found.setdefault(what, []).append(said(*answer))
+            found.setdefault(what, []).append(comparable(*answer))
         await side("DELETE", f"{CRDS}/{SITES}", None, JSON, {})
     assert {what: pair[0] for what, pair in found.items()} == {what: pair[1] for what, pair in found.items()}

@@ -38,7 +38,7 @@ from tapestry.local.kubernetes import ControlPlane
 from .planes import KUBERNETES, OWN
 from .servers import OwnServer
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 REVISION = "deployment.kubernetes.io/revision"
 
 
@@ -63,7 +63,7 @@ async def cluster(kubeconfig: Path, namespace: str) -> AsyncIterator[Client]:
     """A client, in whose namespace pods fare as their images say."""
     client = Client(HttpTransport(load_access([kubeconfig], environ=os.environ)))
     await client.create(NAMESPACES, object_named(namespace))
-    await wait_for(client, SERVICE_ACCOUNTS, "default", namespace, until=lambda obj: obj is not None, timeout=PATIENCE)
+    await wait_for(client, SERVICE_ACCOUNTS, "default", namespace, until=lambda obj: obj is not None, timeout=TIMEOUT)
     try:
         async with asyncio.TaskGroup() as group:
             kubelet = group.create_task(have_pods_fare(client, namespace))
@@ -129,7 +129,7 @@ async def seen_at_last(
     """What is seen when it is as expected, or after some time; looked at whenever something changes."""
     seen = None
     with suppress(TimeoutError):
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             async for _ in Watch(client, resource, namespace=namespace).events():
                 seen = await look(client, namespace)
                 if seen == expected:

@@ -38,10 +38,10 @@ def story(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     """A test on virtual time."""
 
     @wraps(test)
-    def told() -> None:
+    def run_story() -> None:
         run(test())
 
-    return told
+    return run_story
 
 
 @asynccontextmanager
@@ -124,13 +124,13 @@ async def test_at_follows_a_schedule_that_is_moved() -> None:
 @story
 async def test_at_leaves_a_strangers_pod_of_its_name_alone() -> None:
     async with running("at", set_up_at, ATS, PODS) as client:
-        stranger = await client.create(PODS, specimen(PODS, "it", "default"))
+        foreign = await client.create(PODS, specimen(PODS, "it", "default"))
         before = errors("at", "NameTaken")
         await created(client, ATS, schedule=timestamp(START), command="echo hello")
         assert await phase(client, ATS) is None
         await asyncio.sleep(3600)
         assert errors("at", "NameTaken") - before == 1
-        assert await client.list(PODS) == [stranger]
+        assert await client.list(PODS) == [foreign]
 
 
 @story

@@ -179,8 +179,8 @@ def masked(value: Any) -> Any:
     if isinstance(value, list):
         return [masked(each) for each in value]
     if isinstance(value, str):
-        for pattern, shown in MASKS:
-            value = pattern.sub(shown, value)
+        for pattern, mask in MASKS:
+            value = pattern.sub(mask, value)
     return value
 
 
