@@ -23,7 +23,7 @@ def later_today() -> dict[str, str]:
     return {"start": f"{start:%H:%M}", "end": f"{end:%H:%M}"}
 
 
-async def test_no_pod_starts_outside_its_lease_or_outlasts_it(site: Lending) -> None:
+async def test_no_pod_starts_outside_or_outlasts_its_lease(site: Lending) -> None:
     node = f"{site.name}-n1"
     await site.add_node(node)
     await site.add_policy("all", timeWindows=[later_today()])

@@ -40,7 +40,7 @@ async def session(address: str) -> AsyncIterator[aiohttp.ClientSession]:
         yield opened
 
 
-async def test_plain_rest_works_before_any_kubernetes_for_those_it_knows(
+async def test_known_users_can_use_plain_rest(
     session: aiohttp.ClientSession, shared_plane: Plane, namespace: str
 ) -> None:
     refused = await session.get("/apiext/v1/namespaces")

@@ -212,7 +212,7 @@ def summary(found: Storm, kills: int) -> str:
     )
 
 
-def test_nothing_acknowledged_is_lost_and_no_watcher_misses_anything_when_the_server_is_killed(
+def test_kills_lose_no_acknowledged_write_and_no_event(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     with OwnServer(tmp_path / "data", "--controllers", "none") as server:

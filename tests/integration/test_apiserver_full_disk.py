@@ -51,7 +51,7 @@ def session_for(server: OwnServer) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(headers=headers, connector=connector)
 
 
-async def test_a_full_disk_costs_no_acknowledged_write_and_when_there_is_room_again_writes_go_on(
+async def test_full_disk_loses_no_acknowledged_write_and_writes_resume(
     small_disk: Path,
 ) -> None:
     ballast = small_disk / "ballast"

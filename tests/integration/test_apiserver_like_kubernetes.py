@@ -61,7 +61,7 @@ async def both(plane: ControlPlane, folder: Path) -> AsyncIterator[tuple[Caller,
 # Quotas, classes and the like take effect at kube-apiserver when its own caches have seen them, which on a busy machine
 # may be after the next request of a script: this one wants the machine to itself.
 @pytest.mark.long
-async def test_both_servers_answer_alike_but_for_what_is_known(
+async def test_both_servers_answer_alike_except_known_differences(
     control_plane: ControlPlane, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known = {each["match"]: each["why"] for each in yaml.safe_load((HERE / "known.yaml").read_text())}
@@ -79,7 +79,7 @@ async def test_both_servers_answer_alike_but_for_what_is_known(
     assert not unused, f"known differences that are none any longer: {unused}"
 
 
-def test_every_kind_that_is_kept_is_looked_at_in_a_table() -> None:
+def test_every_stored_kind_has_a_table_request() -> None:
     tables = [step for step in steps(HERE / "scripts") if step.verb == "TABLE" and step.where.startswith("tables")]
     covered = {step.path.partition("?")[0] for step in tables}
     stored = {plural: path for plural, path in paths().items() if plural not in ELSEWHERE}
@@ -87,7 +87,7 @@ def test_every_kind_that_is_kept_is_looked_at_in_a_table() -> None:
     assert [plural for plural, path in stored.items() if not any(each.startswith(path) for each in covered)] == []
 
 
-async def test_no_spoiled_object_makes_our_server_fail(tmp_path: Path) -> None:
+async def test_malformed_objects_cause_no_server_error(tmp_path: Path) -> None:
     made = [step for step in steps(HERE / "scripts") if step.verb == "POST" and isinstance(step.body, dict)]
     cases = [(step, changes) for step in made for changes in spoiled(step.body)][::SAMPLE]
     config = msgspec.structs.replace(OURS, file_rootpath=str(tmp_path))

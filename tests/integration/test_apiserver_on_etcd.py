@@ -81,7 +81,7 @@ def a_map(name: str, **data: str) -> Object:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
 
 
-async def test_a_node_reads_at_one_server_what_its_pod_at_another_refers_to(etcd: Etcd, tmp_path: Path) -> None:
+async def test_node_reads_references_of_pod_from_another_server(etcd: Etcd, tmp_path: Path) -> None:
     user = User("system:node:n1", ("system:nodes", "system:authenticated"))
     secrets, pods = "/api/v1/namespaces/default/secrets", "/api/v1/namespaces/default/pods"
     async with two_servers(tmp_path, etcd.url, "/nodes") as (one, two):
@@ -96,7 +96,7 @@ async def test_a_node_reads_at_one_server_what_its_pod_at_another_refers_to(etcd
             assert (await hand("DELETE", "/api/v1/nodes/n2"))[0] == 403
 
 
-async def test_what_one_server_acknowledged_the_other_has(etcd: Etcd, tmp_path: Path) -> None:
+async def test_acknowledged_writes_are_visible_at_the_other_server(etcd: Etcd, tmp_path: Path) -> None:
     async with two_servers(tmp_path, etcd.url, "/read") as (one, other):
         watching = await other.answer("GET", CONFIGMAPS, watch="true")
         assert isinstance(watching, WatchResponse)
@@ -116,7 +116,7 @@ async def test_what_one_server_acknowledged_the_other_has(etcd: Etcd, tmp_path: 
         await chunks.aclose()
 
 
-async def test_a_page_can_be_continued_at_the_other_server(etcd: Etcd, tmp_path: Path) -> None:
+async def test_list_continues_at_the_other_server(etcd: Etcd, tmp_path: Path) -> None:
     async with two_servers(tmp_path, etcd.url, "/pages") as (one, other):
         for number in range(5):
             await one.made(CONFIGMAPS, a_map(f"m{number}"))
@@ -129,7 +129,7 @@ async def test_a_page_can_be_continued_at_the_other_server(etcd: Etcd, tmp_path:
         assert names == ["m0", "m1", "m2", "m3", "m4"]
 
 
-async def test_no_two_services_get_the_same_wherever_they_are_made(etcd: Etcd, tmp_path: Path) -> None:
+async def test_two_servers_never_allocate_the_same_address_or_port(etcd: Etcd, tmp_path: Path) -> None:
     """Of 29 addresses 24 are given in one burst; then one of them and 8 ports are asked for at both servers."""
     ports = [{"type": "NodePort", "ports": [{"port": 80, "nodePort": 30000 + number}]} for number in range(8)]
 
@@ -156,7 +156,7 @@ async def test_no_two_services_get_the_same_wherever_they_are_made(etcd: Etcd, t
         assert codes == [[201, 422]] * 9
 
 
-async def test_a_definition_made_at_one_server_is_served_by_the_other(etcd: Etcd, tmp_path: Path) -> None:
+async def test_definition_from_one_server_is_served_by_other(etcd: Etcd, tmp_path: Path) -> None:
     async with two_servers(tmp_path, etcd.url, "/definitions") as (one, other):
         await one.made("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", DEFINITION)
         widget = {"apiVersion": "example.com/v1", "kind": "Widget", "metadata": {"name": "w"}, "spec": {"n": 1}}
@@ -164,7 +164,7 @@ async def test_a_definition_made_at_one_server_is_served_by_the_other(etcd: Etcd
         assert await one("GET", "/apis/example.com/v1/namespaces/default/widgets/w") == (200, made)
 
 
-async def test_increments_at_two_servers_are_all_made(etcd: Etcd, tmp_path: Path) -> None:
+async def test_concurrent_increments_at_two_servers_are_not_lost(etcd: Etcd, tmp_path: Path) -> None:
     async with two_servers(tmp_path, etcd.url, "/increments") as (one, other):
         await one.made(CONFIGMAPS, a_map("m", n="0"))
 
@@ -184,7 +184,7 @@ async def test_increments_at_two_servers_are_all_made(etcd: Etcd, tmp_path: Path
             assert (await hand("GET", f"{CONFIGMAPS}/m"))[1]["data"] == {"n": "16"}
 
 
-async def test_patches_that_name_no_version_are_all_made_however_many_there_are(etcd: Etcd, tmp_path: Path) -> None:
+async def test_concurrent_patches_without_a_version_are_all_applied(etcd: Etcd, tmp_path: Path) -> None:
     async with two_servers(tmp_path, etcd.url, "/patches") as (one, other):
         await one.made(CONFIGMAPS, a_map("m"))
 
@@ -199,7 +199,7 @@ async def test_patches_that_name_no_version_are_all_made_however_many_there_are(
         assert len((await one("GET", f"{CONFIGMAPS}/m"))[1]["data"]) == 60
 
 
-async def test_without_etcd_the_answer_is_503_and_with_it_again_200(
+async def test_server_answers_503_until_etcd_returns(
     kube_assets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Etcd(kube_assets, tmp_path) as etcd:
@@ -222,7 +222,7 @@ async def test_without_etcd_the_answer_is_503_and_with_it_again_200(
             assert (await hand("GET", f"{CONFIGMAPS}/lost"))[0] == 404
 
 
-async def test_the_command_serves_what_is_in_etcd_and_leaves_it_there(etcd: Etcd, tmp_path: Path) -> None:
+async def test_apiserver_command_serves_and_keeps_data_in_etcd(etcd: Etcd, tmp_path: Path) -> None:
     flags = "--backend=etcd", f"--etcd-servers={etcd.url}", "--etcd-prefix=/command"
     maps = Resource("", "v1", "ConfigMap", "configmaps")
     found = []
@@ -236,7 +236,7 @@ async def test_the_command_serves_what_is_in_etcd_and_leaves_it_there(etcd: Etcd
     assert found[0] == found[1]
 
 
-def test_a_server_that_has_no_etcd_says_so(tmp_path: Path) -> None:
+def test_server_without_etcd_reports_an_error(tmp_path: Path) -> None:
     command = [str(TAPESTRY), "apiserver", "--backend=etcd", "--file-rootpath", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1
@@ -285,7 +285,7 @@ def a_sample(resource: Resource, name: str, body: Object) -> Object:
     return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {"name": name, **place}, **body}
 
 
-async def test_a_kube_apiserver_and_ours_share_what_is_in_etcd(kube_assets: Path, tmp_path: Path) -> None:
+async def test_kube_apiserver_and_ours_share_one_etcd(kube_assets: Path, tmp_path: Path) -> None:
     in_json = {"storage-media-type": "application/json"}  # else we could not share it
     with ControlPlane(tmp_path / "kubernetes", kube_assets, fsync=False, flags=in_json) as plane:
         kube = Client(HttpTransport(load_access([plane.kubeconfig], environ=os.environ)))
@@ -305,7 +305,7 @@ async def test_a_kube_apiserver_and_ours_share_what_is_in_etcd(kube_assets: Path
         await kube.close()
 
 
-async def test_apply_and_put_need_the_right_to_create_on_etcd(etcd: Etcd, tmp_path: Path) -> None:
+async def test_apply_and_put_require_the_create_permission_on_etcd(etcd: Etcd, tmp_path: Path) -> None:
     rbac, group = "/apis/rbac.authorization.k8s.io/v1", "rbac.authorization.k8s.io"
     rule = {"verbs": ["patch", "update"], "apiGroups": ["*"], "resources": ["*"]}
     subject = {"kind": "User", "name": "eve", "apiGroup": group}

@@ -37,7 +37,7 @@ def by(kube_assets: Path, server: OwnServer, token: str) -> Kubectl:
     return run
 
 
-def test_a_token_that_expires_is_good_until_it_is_revoked(kube_assets: Path, server: OwnServer) -> None:
+def test_expiring_token_works_until_it_is_revoked(kube_assets: Path, server: OwnServer) -> None:
     token = tapestry(server, "create", "--user", "jane", "--group", "devs", "--ttl", "10m")
     jane = by(kube_assets, server, token)
     output = jane("auth", "whoami", "-o", "json")
@@ -47,11 +47,11 @@ def test_a_token_that_expires_is_good_until_it_is_revoked(kube_assets: Path, ser
     assert "Unauthorized" in jane("get", "--raw", "/version", fails=True)
 
 
-def test_kubectl_needs_a_token_that_expires(kube_assets: Path, server: OwnServer) -> None:
+def test_kubectl_requires_an_expiring_token(kube_assets: Path, server: OwnServer) -> None:
     assert "tapestry token create" in by(kube_assets, server, server.token)("get", "--raw", "/version", fails=True)
 
 
-def test_roles_for_people_work_and_nobody_gives_what_they_lack(kube_assets: Path, server: OwnServer) -> None:
+def test_roles_apply_to_users_and_escalation_is_refused(kube_assets: Path, server: OwnServer) -> None:
     root = by(kube_assets, server, tapestry(server, "create", "--user", "root", "--group", "system:masters"))
     joe = by(kube_assets, server, tapestry(server, "create", "--user", "joe"))
     assert joe("auth", "can-i", "create", "deployments", fails=True) == ""
@@ -66,7 +66,7 @@ def test_roles_for_people_work_and_nobody_gives_what_they_lack(kube_assets: Path
     assert 'cannot impersonate resource "users"' in joe("--as=ann", "get", "pods", fails=True)
 
 
-def test_what_was_done_is_in_the_audit_log_and_secrets_are_not(kube_assets: Path, server: OwnServer) -> None:
+def test_audit_log_contains_requests_but_no_secrets(kube_assets: Path, server: OwnServer) -> None:
     token = tapestry(server, "create", "--user", "auditor", "--group", "system:masters")
     by(kube_assets, server, token)("create", "secret", "generic", "s", f"--from-literal=password={SECRET}")
     server.stop()

@@ -70,7 +70,7 @@ def run(kube_assets: Path, tmp_path: Path) -> Iterator[Run]:
         yield programs(kube_assets, server.kubeconfig, tmp_path)
 
 
-def test_a_chart_is_installed_upgraded_rolled_back_and_uninstalled(run: Run) -> None:
+def test_helm_installs_upgrades_rolls_back_and_uninstalls_a_chart(run: Run) -> None:
     assert "STATUS: deployed" in run("helm", "install", "mine", "./shop", "--timeout=60s")
     assert run("kubectl", "get", "widget", "mine", "-o", "jsonpath={.spec.color}") == "red"
     assert run("kubectl", "get", "deployment", "mine", "-o", "jsonpath={..image}") == "nginx"

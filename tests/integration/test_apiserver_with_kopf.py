@@ -89,7 +89,7 @@ def greeted(name: str) -> Any:
     return lambda obj: value_at(obj, "status", "greeted") == name
 
 
-async def test_an_operator_of_kopf_works_as_at_kubernetes(tmp_path: Path) -> None:
+async def test_kopf_operator_works_as_on_kubernetes(tmp_path: Path) -> None:
     seen: list[str] = []
     with OwnServer(tmp_path / "data") as server:
         async with client_of(server) as client:

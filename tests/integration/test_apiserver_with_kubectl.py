@@ -105,7 +105,7 @@ def at(kube_assets: Path, folder: Path, server: str, *flags: str) -> Kubectl:
     return run
 
 
-def test_objects_are_applied_changed_shown_and_deleted(kubectl: Kubectl) -> None:
+def test_objects_are_applied_changed_printed_and_deleted(kubectl: Kubectl) -> None:
     assert kubectl("apply", "-f", "-", input=DEPLOYMENT) == "deployment.apps/web created\n"
     assert kubectl("apply", "-f", "-", input=DEPLOYMENT) == "deployment.apps/web unchanged\n"
     changed = DEPLOYMENT.replace("image: nginx", "image: nginx:2")
@@ -121,7 +121,7 @@ def test_objects_are_applied_changed_shown_and_deleted(kubectl: Kubectl) -> None
     assert kubectl("get", "deployments", "-o", "name") == ""
 
 
-def test_custom_resources_are_served_as_soon_as_they_are_defined(kubectl: Kubectl) -> None:
+def test_custom_resources_are_served_once_defined(kubectl: Kubectl) -> None:
     kubectl("apply", "-f", "-", input=WIDGETS)
     kubectl("wait", "--for=condition=Established", "crd/widgets.example.com", "--timeout=30s")
     kubectl("apply", "-f", "-", input=yaml.safe_dump(WIDGET))
@@ -132,12 +132,12 @@ def test_custom_resources_are_served_as_soon_as_they_are_defined(kubectl: Kubect
     assert "spec.color" in kubectl("apply", "--validate=false", "-f", "-", input=yaml.safe_dump(wrong), fails=True)
 
 
-def test_what_there_is_can_be_explained(kubectl: Kubectl) -> None:
+def test_kubectl_explains_served_kinds(kubectl: Kubectl) -> None:
     assert "containerPort" in kubectl("explain", "pods.spec.containers.ports")
     assert "deployments" in kubectl("api-resources", "--api-group=apps")
 
 
-def test_what_kubectl_sends_as_protobuf_is_understood(kubectl: Kubectl) -> None:
+def test_protobuf_requests_from_kubectl_are_accepted(kubectl: Kubectl) -> None:
     assert kubectl("create", "namespace", "x") == "namespace/x created\n"
     made = kubectl("create", "deployment", "web", "--image=nginx", "--replicas=2", "--port=80", "-n", "x")
     assert made == "deployment.apps/web created\n"
@@ -153,7 +153,7 @@ def test_what_kubectl_sends_as_protobuf_is_understood(kubectl: Kubectl) -> None:
     assert kubectl("get", "deployments,secrets", "-n", "x", "-o", "name") == ""
 
 
-def test_a_deleted_namespace_goes_with_all_that_is_in_it(kubectl: Kubectl) -> None:
+def test_deleting_a_namespace_deletes_its_contents(kubectl: Kubectl) -> None:
     kubectl("apply", "-f", "-", input=WIDGETS)
     kubectl("apply", "-f", "-", input="{apiVersion: v1, kind: Namespace, metadata: {name: x}}")
     kubectl("-n", "x", "apply", "-f", "-", input=POD)  # at once: its account may still be on its way
@@ -168,7 +168,7 @@ def test_a_deleted_namespace_goes_with_all_that_is_in_it(kubectl: Kubectl) -> No
     assert kubectl("get", "pods,deployments", "-A", "-o", "name") == ""
 
 
-def test_what_a_deployment_owned_is_collected_after_it(kubectl: Kubectl) -> None:
+def test_objects_of_a_deleted_deployment_are_collected(kubectl: Kubectl) -> None:
     kubectl("apply", "-f", "-", input=DEPLOYMENT)
     owner = json.loads(kubectl("get", "deployment", "web", "-o", "json"))
     replica_set = yaml.safe_load(DEPLOYMENT.replace("kind: Deployment", "kind: ReplicaSet"))
@@ -179,7 +179,7 @@ def test_what_a_deployment_owned_is_collected_after_it(kubectl: Kubectl) -> None
     assert kubectl("get", "replicasets", "-o", "name") == ""
 
 
-def test_without_controllers_a_namespace_waits_for_somebody_elses(kube_assets: Path, tmp_path: Path) -> None:
+def test_namespace_stays_terminating_without_controllers(kube_assets: Path, tmp_path: Path) -> None:
     with served(tmp_path / "data", "--controllers=none") as said:
         run = at(kube_assets, tmp_path, f"http://{said['local']}")
         run("apply", "-f", "-", input="{apiVersion: v1, kind: Namespace, metadata: {name: x}}")
@@ -187,7 +187,7 @@ def test_without_controllers_a_namespace_waits_for_somebody_elses(kube_assets: P
         assert run("get", "namespace", "x", "-o", "jsonpath={.status.phase}") == "Terminating"
 
 
-def test_everything_is_there_again_after_the_server_was(kube_assets: Path, tmp_path: Path) -> None:
+def test_objects_survive_a_restart_of_the_server(kube_assets: Path, tmp_path: Path) -> None:
     with served(tmp_path / "data") as said:
         run = at(kube_assets, tmp_path, f"http://{said['local']}")
         run("apply", "-f", "-", input=WIDGETS)
@@ -198,7 +198,7 @@ def test_everything_is_there_again_after_the_server_was(kube_assets: Path, tmp_p
         assert run("get", "wi", "w", "-o", "jsonpath={.metadata.resourceVersion}") == version
 
 
-def test_over_tls_a_token_says_who_one_is_and_roles_what_one_may(kube_assets: Path, tmp_path: Path) -> None:
+def test_tokens_authenticate_and_roles_authorize_over_tls(kube_assets: Path, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.csv"
     tokens.touch(0o600)
     tokens.write_text('secret-of-ann,ann,1,"system:masters"\nsecret-of-bob,bob,2\n')
@@ -213,7 +213,7 @@ def test_over_tls_a_token_says_who_one_is_and_roles_what_one_may(kube_assets: Pa
         assert "Unauthorized" in eve("get", "--raw", "/api/v1/namespaces", fails=True)
 
 
-def test_a_token_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
+def test_token_file_readable_by_others_is_refused(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.csv"
     tokens.write_text("a,b,c\n")
     tokens.chmod(0o644)
@@ -223,7 +223,7 @@ def test_a_token_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
     assert "others may read it; `chmod 600" in done.stderr
 
 
-def test_what_is_applied_on_the_server_is_shared_between_managers(kubectl: Kubectl) -> None:
+def test_server_side_apply_shares_fields_between_managers(kubectl: Kubectl) -> None:
     def apply(manager: str, text: str, *flags: str, fails: bool = False) -> str:
         return kubectl(
             "apply", "--server-side", f"--field-manager={manager}", *flags, "-f", "-", input=text, fails=fails
@@ -266,7 +266,7 @@ ON_A_NODE = POD.replace("{name: p}", "{name: p, labels: {app: web}}").replace("s
 RUNS = '{"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}}'
 
 
-def test_a_watch_prints_changes_as_they_come(kube_assets: Path, tmp_path: Path) -> None:
+def test_kubectl_watch_prints_changes_immediately(kube_assets: Path, tmp_path: Path) -> None:
     with served(tmp_path / "data") as said:
         server = f"http://{said['local']}"
         run = at(kube_assets, tmp_path, server)
@@ -282,7 +282,7 @@ def test_a_watch_prints_changes_as_they_come(kube_assets: Path, tmp_path: Path) 
             watching.terminate()
 
 
-def test_differences_are_shown_before_they_are_made(kubectl: Kubectl, tmp_path: Path) -> None:
+def test_kubectl_diff_prints_changes_before_they_are_applied(kubectl: Kubectl, tmp_path: Path) -> None:
     kubectl("apply", "-f", "-", input=DEPLOYMENT)
     assert kubectl("diff", "-f", "-", input=DEPLOYMENT) == ""
     changed = DEPLOYMENT.replace("image: nginx", "image: nginx:2")
@@ -292,7 +292,7 @@ def test_differences_are_shown_before_they_are_made(kubectl: Kubectl, tmp_path: 
     assert kubectl("get", "deployment", "web", "-o", "jsonpath={..image}") == "nginx"
 
 
-def test_a_list_of_objects_is_judged_and_applied_as_they_are(kubectl: Kubectl) -> None:
+def test_list_is_validated_and_applied_item_by_item(kubectl: Kubectl) -> None:
     objects = [yaml.safe_load(DEPLOYMENT), yaml.safe_load(POD)]
     listed = {"apiVersion": "v1", "kind": "List", "items": objects}
     assert kubectl("apply", "-f", "-", input=json.dumps(listed)) == "deployment.apps/web created\npod/p created\n"
@@ -303,7 +303,7 @@ def test_a_list_of_objects_is_judged_and_applied_as_they_are(kubectl: Kubectl) -
     assert 'unknown field "mystery" in io.k8s.api.core.v1.PodSpec' in refused
 
 
-def test_an_object_can_be_edited(kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kubectl_edit_changes_an_object(kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch) -> None:
     kubectl("apply", "-f", "-", input=DEPLOYMENT)
     monkeypatch.setenv("KUBE_EDITOR", "sed -i 's/image: nginx/image: nginx:3/'")
     assert kubectl("edit", "deployment", "web") == "deployment.apps/web edited\n"
@@ -325,7 +325,7 @@ def test_every_kind_of_patch_is_applied(kubectl: Kubectl) -> None:
     assert {each["name"] for each in found["template"]["spec"]["containers"]} == {"c", "d"}
 
 
-def test_a_rollout_is_over_when_its_status_says_so(kubectl: Kubectl) -> None:
+def test_rollout_ends_when_the_status_is_complete(kubectl: Kubectl) -> None:
     kubectl("apply", "-f", "-", input=DEPLOYMENT)
     assert "Waiting for deployment spec update" in kubectl(
         "rollout", "status", "deployment/web", "--timeout=3s", fails=True, shows=True
@@ -338,7 +338,7 @@ def test_a_rollout_is_over_when_its_status_says_so(kubectl: Kubectl) -> None:
     assert said == 'deployment "web" successfully rolled out\n'
 
 
-def test_somebody_can_wait_for_what_is_to_come(kubectl: Kubectl) -> None:
+def test_kubectl_wait_returns_when_the_condition_holds(kubectl: Kubectl) -> None:
     kubectl("apply", "-f", "-", input=NODE)
     kubectl("apply", "-f", "-", input=ON_A_NODE)
     assert "timed out" in kubectl("wait", "pod/p", "--for=condition=Ready", "--timeout=1s", fails=True)
@@ -352,7 +352,7 @@ def test_somebody_can_wait_for_what_is_to_come(kubectl: Kubectl) -> None:
     kubectl("wait", "pod/p", "--for=delete", "--timeout=30s")
 
 
-def test_a_drain_asks_the_budgets(kubectl: Kubectl) -> None:
+def test_drain_respects_disruption_budgets(kubectl: Kubectl) -> None:
     kubectl("apply", "-f", "-", input=NODE)
     kubectl("apply", "-f", "-", input=BUDGET)
     for name in ("p", "q"):
@@ -366,7 +366,7 @@ def test_a_drain_asks_the_budgets(kubectl: Kubectl) -> None:
     assert "SchedulingDisabled" in kubectl("get", "nodes")
 
 
-def test_a_quota_and_a_limit_range_can_be_read_and_hold(kubectl: Kubectl) -> None:
+def test_quota_and_limit_range_are_described_and_enforced(kubectl: Kubectl) -> None:
     kubectl("create", "quota", "q", "--hard=pods=1,requests.cpu=1")
     kubectl("wait", "resourcequota/q", "--for=jsonpath={.status.used.pods}=0", "--timeout=30s")
     default = "{type: Container, defaultRequest: {cpu: 200m}}"

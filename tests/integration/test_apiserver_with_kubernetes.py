@@ -62,7 +62,7 @@ def complaints(log: Path) -> list[str]:
     return [line for line in log.read_text().splitlines() if line.startswith("E") and EXPECTED not in line]
 
 
-def test_a_deployment_becomes_pods_on_nodes_and_goes_with_all_it_owns(cluster: Cluster) -> None:
+def test_deployment_creates_scheduled_pods_and_deletion_removes_them(cluster: Cluster) -> None:
     kubectl = cluster.kubectl
     kubectl("create", "deployment", "web", "--image=nginx", "--replicas=3")
     kubectl("wait", "deployment/web", "--for=jsonpath={.status.updatedReplicas}=3", "--timeout=30s")
@@ -77,7 +77,7 @@ def test_a_deployment_becomes_pods_on_nodes_and_goes_with_all_it_owns(cluster: C
     kubectl("delete", "pods", "-l", "app=web", "--force", "--grace-period=0")  # as the kubelets that there are not
 
 
-def test_a_job_is_complete_when_its_pod_is(cluster: Cluster) -> None:
+def test_job_completes_with_its_pod(cluster: Cluster) -> None:
     kubectl = cluster.kubectl
     kubectl("create", "job", "one", "--image=busybox", "--", "true")
     kubectl("wait", "job/one", "--for=jsonpath={.status.active}=1", "--timeout=30s")
@@ -88,7 +88,7 @@ def test_a_job_is_complete_when_its_pod_is(cluster: Cluster) -> None:
     assert kubectl("get", "job", "one", "-o", "jsonpath={.status.succeeded}") == "1"
 
 
-def test_a_namespace_gets_what_it_needs_and_goes_with_what_is_in_it(cluster: Cluster) -> None:
+def test_namespace_gets_defaults_and_is_deleted_with_its_contents(cluster: Cluster) -> None:
     kubectl = cluster.kubectl
     kubectl("create", "namespace", "x")
     kubectl("wait", "-n", "x", "serviceaccount/default", "--for=create", "--timeout=30s")

@@ -30,7 +30,7 @@ def a_pod(name: str) -> Any:
     return models.V1Pod(metadata=metadata, spec=models.V1PodSpec(containers=[container]))
 
 
-def test_objects_are_made_read_changed_and_deleted(api: Any) -> None:
+def test_objects_are_created_read_changed_and_deleted(api: Any) -> None:
     core = kubernetes.client.CoreV1Api(api)
     made = core.create_namespaced_pod("default", a_pod("life"))
     assert (made.status.phase, made.spec.containers[0].resources.requests) == ("Pending", {"cpu": "1"})
@@ -47,7 +47,7 @@ def test_objects_are_made_read_changed_and_deleted(api: Any) -> None:
     assert (refused.value.status, refused.value.reason) == (404, "Not Found")
 
 
-def test_a_write_on_top_of_an_older_version_is_refused(api: Any) -> None:
+def test_write_to_an_older_version_is_refused(api: Any) -> None:
     core = kubernetes.client.CoreV1Api(api)
     first = core.create_namespaced_config_map(
         "default", kubernetes.client.V1ConfigMap(metadata={"name": "m"}, data={"a": "1"})
@@ -60,7 +60,7 @@ def test_a_write_on_top_of_an_older_version_is_refused(api: Any) -> None:
     assert refused.value.status == 409
 
 
-def test_a_watch_tells_what_happens(api: Any) -> None:
+def test_watch_reports_changes(api: Any) -> None:
     core = kubernetes.client.CoreV1Api(api)
     version = core.list_namespaced_pod("default").metadata.resource_version
     threading.Thread(target=core.create_namespaced_pod, args=("default", a_pod("seen"))).start()
@@ -71,7 +71,7 @@ def test_a_watch_tells_what_happens(api: Any) -> None:
     assert (event["type"], event["object"].kind) == ("ADDED", "Pod")
 
 
-def test_deployments_scale_and_their_status_is_apart(api: Any) -> None:
+def test_deployments_scale_and_status_is_a_subresource(api: Any) -> None:
     apps, models = kubernetes.client.AppsV1Api(api), kubernetes.client
     labels = {"app": "web"}
     template = models.V1PodTemplateSpec(metadata=models.V1ObjectMeta(labels=labels), spec=a_pod("x").spec)
@@ -85,7 +85,7 @@ def test_deployments_scale_and_their_status_is_apart(api: Any) -> None:
     assert apps.read_namespaced_deployment("web", "default").metadata.generation == 2
 
 
-def test_custom_objects_are_dicts(api: Any) -> None:
+def test_custom_objects_are_created_and_read_as_dicts(api: Any) -> None:
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
     names = {"plural": "widgets", "kind": "Widget", "singular": "widget"}
@@ -104,7 +104,7 @@ def test_custom_objects_are_dicts(api: Any) -> None:
     assert [each["metadata"]["name"] for each in custom.list_namespaced_custom_object(*place)["items"]] == ["w"]
 
 
-def test_the_dynamic_client_finds_out_what_there_is(api: Any) -> None:
+def test_dynamic_client_discovers_served_kinds(api: Any) -> None:
     dynamic = kubernetes.dynamic.DynamicClient(api)
     maps = dynamic.resources.get(api_version="v1", kind="ConfigMap")
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "dynamic"}, "data": {"a": "b"}}
@@ -113,7 +113,7 @@ def test_the_dynamic_client_finds_out_what_there_is(api: Any) -> None:
     assert applied.data.to_dict() == {"a": "b", "c": "d"}
 
 
-def test_an_account_has_a_token_that_knows_it(api: Any) -> None:
+def test_token_identifies_its_service_account(api: Any) -> None:
     core, models = kubernetes.client.CoreV1Api(api), kubernetes.client
     request = models.AuthenticationV1TokenRequest(spec=models.V1TokenRequestSpec(audiences=[]))
     token = core.create_namespaced_service_account_token("default", "default", request).status.token

@@ -50,7 +50,7 @@ def shell(kube_assets: Path, tmp_path: Path) -> Iterator[Shell]:
         process.stderr.close()
 
 
-def test_the_commands_of_the_readme_do_what_it_says(shell: Shell) -> None:
+def test_readme_commands_print_the_documented_output(shell: Shell) -> None:
     applied = shell(FILL)
     assert applied.count(" created") == 4 + 1 + 2 + 1 + 1 + 2
     assert shell(FILL).count(" unchanged") == applied.count(" created")
@@ -69,7 +69,7 @@ def test_the_commands_of_the_readme_do_what_it_says(shell: Shell) -> None:
     }
 
 
-def test_what_does_not_fit_the_kinds_is_refused(shell: Shell) -> None:
+def test_objects_that_violate_the_schema_are_refused(shell: Shell) -> None:
     shell("kubectl -s http://127.0.0.1:6080 apply -f crds")
     user = {"apiVersion": "catalog.example.com/v1", "kind": "User", "metadata": {"name": "eve"}}
     wrong = json.dumps({**user, "spec": {"email": "eve@example.com", "role": "queen"}})

@@ -66,7 +66,7 @@ def a_request(key: ec.EllipticCurvePrivateKey, name: str, *groups: str) -> str:
 
 
 @pytest.mark.parametrize("serving", [an_apiserver, a_cluster])
-async def test_an_approved_request_gives_a_certificate_that_works(
+async def test_approved_request_yields_a_working_certificate(
     kube_assets: Path, tmp_path: Path, serving: Callable[[Path], AbstractAsyncContextManager[Path]]
 ) -> None:
     key = ec.generate_private_key(ec.SECP256R1())

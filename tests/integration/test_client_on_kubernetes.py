@@ -64,7 +64,7 @@ async def a_client_with(access: Access) -> AsyncIterator[Client]:
 # -- one object
 
 
-async def test_an_object_is_created_read_and_replaced(client: Client, namespace: str) -> None:
+async def test_object_is_created_read_and_replaced(client: Client, namespace: str) -> None:
     made = await client.create(CONFIGMAPS, a_config("c", namespace, colour="blue"))
     assert made == await client.get(CONFIGMAPS, "c", namespace)
     assert (made["kind"], made["apiVersion"]) == ("ConfigMap", "v1")
@@ -78,21 +78,21 @@ async def test_an_object_is_created_read_and_replaced(client: Client, namespace:
     assert unconditional["data"] == {"colour": "grey"}
 
 
-async def test_what_is_not_there_is_not_found_under_its_name(client: Client, namespace: str) -> None:
+async def test_missing_object_raises_not_found_with_its_name(client: Client, namespace: str) -> None:
     with pytest.raises(NotFound, match=f"GET /api/v1/namespaces/{namespace}/pods/ghost: 404 NotFound: pods"):
         await client.get(PODS, "ghost", namespace)
     with pytest.raises(NotFound):
         await client.delete(PODS, object_named("ghost", namespace))
 
 
-async def test_what_is_invalid_comes_back_with_its_causes(client: Client, namespace: str) -> None:
+async def test_invalid_object_is_refused_with_causes(client: Client, namespace: str) -> None:
     with pytest.raises(Invalid) as caught:
         await client.create(PODS, {**object_named("p", namespace), "spec": {"containers": [{"name": "Main"}]}})
     fields = {cause["field"] for cause in caught.value.details["causes"]}
     assert "spec.containers[0].name" in fields
 
 
-async def test_a_name_can_be_generated(client: Client, namespace: str) -> None:
+async def test_generate_name_yields_a_name(client: Client, namespace: str) -> None:
     made = await client.create(CONFIGMAPS, {"metadata": {"generateName": "c-", "namespace": namespace}})
     assert name_of(made).startswith("c-")
     assert len(name_of(made)) > 2
@@ -114,7 +114,7 @@ async def test_a_dry_run_changes_nothing(client: Client, namespace: str) -> None
 # -- patches
 
 
-async def test_the_three_kinds_of_patch(client: Client, namespace: str) -> None:
+async def test_merge_strategic_and_json_patches_are_applied(client: Client, namespace: str) -> None:
     template = {
         "metadata": {"labels": {"app": "web"}},
         "spec": {"containers": [{"name": "one", "image": "a"}, {"name": "two", "image": "b"}]},
@@ -145,7 +145,7 @@ async def test_the_three_kinds_of_patch(client: Client, namespace: str) -> None:
         (PatchType.JSON, [{"op": "replace", "path": "/data/colour", "value": "red"}]),
     ],
 )
-async def test_safety_rule_4_a_patch_for_another_version_is_a_conflict(
+async def test_safety_rule_4_patch_for_another_version_conflicts(
     client: Client, namespace: str, type: PatchType, patch: Any
 ) -> None:
     stale = await client.create(CONFIGMAPS, a_config("c", namespace, colour="blue"))
@@ -157,7 +157,7 @@ async def test_safety_rule_4_a_patch_for_another_version_is_a_conflict(
     assert by_name["data"] == {"colour": "red", "size": "small"}
 
 
-async def test_managers_that_apply_conflict_until_one_forces(client: Client, namespace: str) -> None:
+async def test_field_managers_conflict_until_one_forces(client: Client, namespace: str) -> None:
     await client.apply(CONFIGMAPS, a_config("c", namespace, colour="blue", size="small"), manager="one")
     with pytest.raises(Conflict) as caught:
         await client.apply(CONFIGMAPS, a_config("c", namespace, colour="red"), manager="two")
@@ -184,7 +184,7 @@ async def test_status_is_written_through_its_subresource(client: Client, namespa
     assert (await client.get(PODS, "p", namespace, subresource="status"))["status"] == replaced["status"]
 
 
-async def test_converge_writes_what_differs_and_nothing_twice(client: Client, namespace: str) -> None:
+async def test_converge_writes_differences_once(client: Client, namespace: str) -> None:
     config = {**object_named("c", namespace), "data": {"colour": "blue", "size": None}}
     made = await client.converge(CONFIGMAPS, None, config)
     assert made["data"] == {"colour": "blue"}
@@ -204,7 +204,7 @@ async def test_converge_writes_what_differs_and_nothing_twice(client: Client, na
 # -- lists
 
 
-async def test_a_list_comes_in_pages_of_one_moment(client: Client, namespace: str) -> None:
+async def test_list_pages_share_one_resource_version(client: Client, namespace: str) -> None:
     for number in range(5):
         await client.create(CONFIGMAPS, a_config(f"c{number}", namespace))
     names, versions = [], set()
@@ -221,7 +221,7 @@ async def test_a_list_comes_in_pages_of_one_moment(client: Client, namespace: st
     assert [item for item in everywhere if item["metadata"]["namespace"] == namespace] == items
 
 
-async def test_selectors_choose(client: Client, namespace: str) -> None:
+async def test_selectors_filter_lists(client: Client, namespace: str) -> None:
     for name in ("one", "two"):
         await client.create(PODS, a_pod(name, namespace, nodeName=f"node-{name}"))
 
@@ -240,7 +240,7 @@ async def test_selectors_choose(client: Client, namespace: str) -> None:
 # -- deletion
 
 
-async def test_safety_rule_4_a_deletion_spares_whatever_took_the_place(client: Client, namespace: str) -> None:
+async def test_safety_rule_4_deletion_spares_a_recreated_object(client: Client, namespace: str) -> None:
     first = await client.create(CONFIGMAPS, a_config("c", namespace))
     await client.delete(CONFIGMAPS, first)
     second = await client.create(CONFIGMAPS, a_config("c", namespace))
@@ -253,7 +253,7 @@ async def test_safety_rule_4_a_deletion_spares_whatever_took_the_place(client: C
         await client.get(CONFIGMAPS, "c", namespace)
 
 
-async def test_a_pod_on_a_node_gets_the_grace_it_is_given(client: Client, namespace: str) -> None:
+async def test_bound_pod_gets_the_requested_grace_period(client: Client, namespace: str) -> None:
     pod = await client.create(PODS, a_pod("p", namespace, nodeName="n1", terminationGracePeriodSeconds=60))
     going = await client.delete(PODS, pod, grace_seconds=20)
     assert is_deleting(going)
@@ -271,7 +271,7 @@ async def test_a_pod_on_a_node_gets_the_grace_it_is_given(client: Client, namesp
         (Propagation.ORPHAN, ["orphan"]),
     ],
 )
-async def test_propagation_is_for_the_garbage_collector(
+async def test_propagation_sets_the_garbage_collector_finalizer(
     client: Client, namespace: str, propagation: Propagation, finalizers: list[str] | None
 ) -> None:
     made = await client.create(CONFIGMAPS, a_config("c", namespace))
@@ -279,7 +279,7 @@ async def test_propagation_is_for_the_garbage_collector(
     assert value_at(going, "metadata", "finalizers") == finalizers
 
 
-async def test_a_collection_is_deleted_as_far_as_the_selectors_reach(client: Client, namespace: str) -> None:
+async def test_delete_collection_deletes_only_selected_objects(client: Client, namespace: str) -> None:
     for name in ("one", "two", "three"):
         await client.create(PODS, a_pod(name, namespace))
     await client.delete_collection(PODS, namespace, labels="app in (one, two)", fields="metadata.name!=two")
@@ -288,7 +288,7 @@ async def test_a_collection_is_deleted_as_far_as_the_selectors_reach(client: Cli
     assert await client.list(PODS, namespace) == []
 
 
-async def test_an_eviction_asks_the_disruption_budget(client: Client, namespace: str) -> None:
+async def test_eviction_respects_the_disruption_budget(client: Client, namespace: str) -> None:
     budget = {"minAvailable": 1, "selector": {"matchLabels": {"app": "guarded"}}}
     await client.create(BUDGETS, {**object_named("b", namespace), "spec": budget})
     running = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
@@ -308,7 +308,7 @@ async def test_an_eviction_asks_the_disruption_budget(client: Client, namespace:
 # -- who may
 
 
-async def test_a_token_of_a_service_account_lets_it_in(client: Client, kubeconfig: Path, namespace: str) -> None:
+async def test_service_account_token_authenticates(client: Client, kubeconfig: Path, namespace: str) -> None:
     await client.create(SERVICE_ACCOUNTS, object_named("robot", namespace))
     pod = await client.create(PODS, a_pod("p", namespace, serviceAccountName="robot"))
     status = await client.request_token("robot", namespace, seconds=600, bound_to=pod)
@@ -325,7 +325,7 @@ async def test_a_token_of_a_service_account_lets_it_in(client: Client, kubeconfi
     assert not (await client.review(TOKEN_REVIEWS, {"token": other["token"]}))["status"].get("authenticated")
 
 
-async def test_rights_are_reviewed_for_us_and_for_others(client: Client, namespace: str) -> None:
+async def test_access_reviews_work_for_self_and_others(client: Client, namespace: str) -> None:
     async def may(resource: Resource, attributes: Object, **who: Any) -> bool:
         review = await client.review(resource, {"resourceAttributes": attributes, **who})
         return bool(review["status"]["allowed"])
@@ -336,7 +336,7 @@ async def test_rights_are_reviewed_for_us_and_for_others(client: Client, namespa
     assert await may(SUBJECT_ACCESS_REVIEWS, evict, user="eve", groups=["system:masters"])
 
 
-async def test_we_speak_for_whom_we_impersonate(kubeconfig: Path, namespace: str) -> None:
+async def test_impersonation_acts_as_the_other_user(kubeconfig: Path, namespace: str) -> None:
     groups = (("Impersonate-User", "eve"), ("Impersonate-Group", "staff"), ("Impersonate-Group", "system:masters"))
     access = load_access([kubeconfig], environ=os.environ)
     async with a_client_with(replace(access, impersonation=groups)) as client:
@@ -346,7 +346,7 @@ async def test_we_speak_for_whom_we_impersonate(kubeconfig: Path, namespace: str
             await client.list(PODS, namespace)
 
 
-async def test_a_stranger_is_not_let_in(kubeconfig: Path, namespace: str) -> None:
+async def test_unknown_token_is_unauthorized(kubeconfig: Path, namespace: str) -> None:
     access = load_access([kubeconfig], environ=os.environ)
     credentials = Credentials(StaticAuthorization("Bearer stranger"), TlsContextSource(access.verification))
     async with a_client_with(replace(access, credentials=credentials)) as client:
@@ -358,14 +358,14 @@ async def test_a_stranger_is_not_let_in(kubeconfig: Path, namespace: str) -> Non
 # -- about the server, and about us
 
 
-async def test_the_server_tells_its_version(client: Client) -> None:
+async def test_server_reports_its_version(client: Client) -> None:
     assert (await client.server_version())["gitVersion"] in (
         f"v{KUBERNETES_VERSION}",
         f"v{KUBERNETES_VERSION}+tapestry",
     )
 
 
-async def test_the_audit_names_the_request_as_the_server_does(kubeconfig: Path, namespace: str, tmp_path: Path) -> None:
+async def test_audit_entry_has_code_and_request_id(kubeconfig: Path, namespace: str, tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     transport = HttpTransport(load_access([kubeconfig], environ=os.environ))
     with AuditLog(str(path)) as audit:
@@ -397,7 +397,7 @@ Verb = Callable[[Client, Object], Any]
     ],
     ids=["patch", "replace", "apply", "delete", "create"],
 )
-async def test_safety_rule_4_a_leaders_late_write_is_refused(
+async def test_safety_rule_4_late_write_of_a_leader_is_refused(
     client: Client, kubeconfig: Path, namespace: str, verb: Verb
 ) -> None:
     seen = await client.create(CONFIGMAPS, a_config("c", namespace, colour="blue"))

@@ -39,14 +39,14 @@ def is_running(pid: int) -> bool:
 
 
 @only_on_kubernetes(PROCESSES)
-def test_it_is_the_pinned_version(kubectl: Kubectl) -> None:
+def test_control_plane_has_the_pinned_version(kubectl: Kubectl) -> None:
     versions = json.loads(kubectl("version", "--output=json"))
     assert versions["serverVersion"]["gitVersion"] == f"v{KUBERNETES_VERSION}"
     assert versions["clientVersion"]["gitVersion"] == f"v{KUBERNETES_VERSION}"
 
 
 @only_on_kubernetes(PROCESSES)
-def test_each_test_has_an_empty_namespace_of_its_own(kubectl: Kubectl, namespace: str) -> None:
+def test_each_test_gets_an_empty_namespace(kubectl: Kubectl, namespace: str) -> None:
     assert json.loads(kubectl("get", "configmaps", f"--namespace={namespace}", "--output=json"))["items"] == []
 
 
@@ -58,7 +58,7 @@ def test_the_kubeconfig_is_private_and_verifies_the_server(kubeconfig: Path) -> 
 
 
 @only_on_kubernetes(PROCESSES)
-def test_objects_outlive_every_kill(plane: ControlPlane, on_plane: Kubectl) -> None:
+def test_objects_survive_kills(plane: ControlPlane, on_plane: Kubectl) -> None:
     on_plane("create", "configmap", "kept", "--from-literal=colour=blue")
     plane.restart("kube-apiserver")
     plane.restart("etcd")
@@ -69,7 +69,7 @@ def test_objects_outlive_every_kill(plane: ControlPlane, on_plane: Kubectl) -> N
 
 
 @only_on_kubernetes(PROCESSES)
-def test_a_paused_server_is_silent_and_a_resumed_one_answers(plane: ControlPlane, on_plane: Kubectl) -> None:
+def test_paused_server_answers_after_resume(plane: ControlPlane, on_plane: Kubectl) -> None:
     plane.pause("kube-apiserver")
     with pytest.raises(AssertionError, match=r"[Tt]imeout"):
         on_plane("get", "namespaces", "--request-timeout=1s")
@@ -112,7 +112,7 @@ with ControlPlane(Path(sys.argv[1]), Path(sys.argv[2]), fsync=False) as plane:
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits for strangers' processes, which takes Linux")
-def test_it_dies_with_an_owner_that_was_killed(kube_assets: Path, tmp_path: Path) -> None:
+def test_control_plane_dies_when_its_owner_is_killed(kube_assets: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", OWNER, str(tmp_path), str(kube_assets)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
         assert owner.stdout is not None

@@ -107,7 +107,7 @@ async def test_copies_follow_their_sources(site: Lending, record_property: Calla
     assert await site.virtual.list(CONFIGMAPS, "default", labels=keys.MANAGED_BY) == []
 
 
-async def test_a_pod_waits_for_what_it_requires(site: Lending) -> None:
+async def test_pod_waits_for_its_required_sources(site: Lending) -> None:
     async with at_work(site) as node:
         await site.bind_pod("work", node, volumes=volumes(site, ("secret", "late")))
         pod = await site.wait_for_pod(
@@ -120,7 +120,7 @@ async def test_a_pod_waits_for_what_it_requires(site: Lending) -> None:
         await site.wait_for_pod("work", lambda pod: is_condition_true(pod, keys.MAPPED_CONDITION))
 
 
-async def test_what_cannot_be_changed_is_replaced_and_what_was_edited_is_set_right(site: Lending) -> None:
+async def test_immutable_copies_are_replaced_and_edits_are_reverted(site: Lending) -> None:
     await add(site, CONFIGMAPS, "fixed", data={"k": "1"}, immutable=True)
     account = {"annotations": {"kubernetes.io/service-account.name": "robot"}}
     await site.virtual.create(
@@ -171,9 +171,7 @@ async def token_of(site: Lending, pod: Object, key: str) -> str:
     return base64.b64decode(secret["data"][key]).decode()
 
 
-async def test_a_token_speaks_for_the_pod_at_its_own_api_server_and_for_nobody_once_it_is_gone(
-    site: Lending, tmp_path: Path
-) -> None:
+async def test_token_authenticates_only_while_the_pod_exists(site: Lending, tmp_path: Path) -> None:
     """P15."""
     await site.virtual.create(
         SERVICE_ACCOUNTS, an_object("ServiceAccount", {"name": site.name, "namespace": "default"})

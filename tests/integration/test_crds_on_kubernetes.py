@@ -19,7 +19,7 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-async def test_a_golden_crd_is_established_without_complaint(
+async def test_golden_crd_is_established_without_warnings(
     name: str, client: Client, kubectl: Callable[..., str]
 ) -> None:
     kubectl("apply", "-f", str(GOLDEN[name]))

@@ -46,7 +46,7 @@ def go_test(kube_assets: Path, tmp_path: Path) -> GoTest:
 
 
 @pytest.mark.timeout(480)
-def test_the_tests_of_a_project_pass_on_our_programs(go_test: GoTest) -> None:
+def test_envtest_project_passes_on_our_programs(go_test: GoTest) -> None:
     assert go_test("./...").count("--- PASS: ") == 2
 
 
@@ -64,7 +64,7 @@ def test_the_tests_of_a_project_pass_on_our_programs(go_test: GoTest) -> None:
         ),
     ],
 )
-def test_controller_runtimes_own_tests_pass_on_our_programs(go_test: GoTest, package: str, at_least: int) -> None:
+def test_controller_runtime_tests_pass_on_our_programs(go_test: GoTest, package: str, at_least: int) -> None:
     said = go_test(f"{CONTROLLER_RUNTIME}/{package}", "-ginkgo.no-color", "-ginkgo.skip", NOT_YET)
     passed = re.search(r"SUCCESS! -- (\d+) Passed", said)
     assert passed is not None

@@ -54,12 +54,12 @@ def mortal(kube_assets: Path, tmp_path: Path) -> Iterator[Etcd]:
 
 
 @pytest.mark.parametrize("check", PROMISES, ids=lambda promise: promise.__name__)
-async def test_a_store_keeps_its_promise(check: Promise, etcd: Etcd, prefix: str) -> None:
+async def test_etcd_store_passes_store_check(check: Promise, etcd: Etcd, prefix: str) -> None:
     async with following(etcd.url, prefix) as store:
         await check(store)
 
 
-async def test_of_servers_that_claim_the_same_for_two_objects_one_gets_it(etcd: Etcd, prefix: str) -> None:
+async def test_only_one_server_wins_a_claim(etcd: Etcd, prefix: str) -> None:
     async with following(etcd.url, prefix) as one, following(etcd.url, prefix) as other:
 
         async def gets_it(store: EtcdStore, name: str) -> bool:
@@ -82,9 +82,7 @@ async def test_of_servers_that_claim_the_same_for_two_objects_one_gets_it(etcd: 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS, st.integers(0, 25))
-def test_the_past_is_what_was_there_and_watches_lead_from_it_to_the_present(
-    etcd: Etcd, steps: list[Step], since: int
-) -> None:
+def test_past_revisions_and_watches_match_history(etcd: Etcd, steps: list[Step], since: int) -> None:
     async def story() -> None:
         async with following(etcd.url, f"/{secrets.token_hex(4)}") as store:
             await check_that_watches_lead_from_the_past_to_the_present(store, steps, since)
@@ -95,7 +93,7 @@ def test_the_past_is_what_was_there_and_watches_lead_from_it_to_the_present(
 # -- two servers
 
 
-async def test_what_one_server_wrote_the_other_watches_and_reads(etcd: Etcd, prefix: str) -> None:
+async def test_writes_of_one_server_reach_the_other(etcd: Etcd, prefix: str) -> None:
     async with following(etcd.url, prefix) as one, following(etcd.url, prefix) as other:
         watching = other.watch(PODS)
         first = await one.put(key("a"), None, text("one", app="x"))
@@ -110,7 +108,7 @@ async def test_what_one_server_wrote_the_other_watches_and_reads(etcd: Etcd, pre
         assert events == [(first.revision, "one"), (second.revision, "two"), (gone.revision, "two")]
 
 
-async def test_of_writers_at_two_servers_only_one_wins_and_no_increment_is_lost(etcd: Etcd, prefix: str) -> None:
+async def test_concurrent_writers_at_two_servers_lose_no_increment(etcd: Etcd, prefix: str) -> None:
     async with following(etcd.url, prefix) as one, following(etcd.url, prefix) as other:
         await one.put(key("a"), None, text("0"))
         await other.wait_for_latest()
@@ -134,7 +132,7 @@ async def test_of_writers_at_two_servers_only_one_wins_and_no_increment_is_lost(
             assert said(store.list_objects(PODS)[0].raw)[0] == "20"
 
 
-async def test_the_latest_is_known_also_where_others_write_elsewhere(etcd: Etcd, prefix: str) -> None:
+async def test_latest_revision_includes_writes_to_other_keys(etcd: Etcd, prefix: str) -> None:
     async with following(etcd.url, prefix) as store, following(etcd.url, f"{prefix}-else") as elsewhere:
         made = await elsewhere.put(key("a"), None, text("x"))
         await store.wait_for_latest()
@@ -142,9 +140,7 @@ async def test_the_latest_is_known_also_where_others_write_elsewhere(etcd: Etcd,
         assert store.list_objects(PODS) == []
 
 
-async def test_a_server_that_comes_later_has_it_all_in_pages(
-    etcd: Etcd, prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_new_server_loads_all_objects_in_pages(etcd: Etcd, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tapestry.apiserver.storage.etcd.client.PAGE_SIZE", 3)
     async with following(etcd.url, prefix) as one:
         made = [await one.put(key(f"p{number}"), None, text("x", n=str(number))) for number in range(7)]
@@ -154,9 +150,7 @@ async def test_a_server_that_comes_later_has_it_all_in_pages(
                 other.watch(PODS, after=made[0].revision)
 
 
-async def test_events_have_a_lease_and_nothing_else_has(
-    etcd: Etcd, prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_only_events_have_an_etcd_lease(etcd: Etcd, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tapestry.apiserver.storage.etcd.store.EVENT_TTL_SECONDS", 1.0)
     monkeypatch.setattr("tapestry.apiserver.storage.etcd.store.LEASE_REUSE_SECONDS", 0.0)
     async with following(etcd.url, prefix) as store:
@@ -170,7 +164,7 @@ async def test_events_have_a_lease_and_nothing_else_has(
         assert store.list_objects(PODS) == [pod]
 
 
-async def test_what_is_no_object_of_ours_is_passed_over_and_what_cannot_be_read_is_not_served(
+async def test_foreign_keys_are_skipped_and_unreadable_objects_refused(
     etcd: Etcd, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with EtcdClient([etcd.url], Certificates()) as client:
@@ -204,7 +198,7 @@ async def wait_until_served(store: EtcdStore) -> None:
                 continue
 
 
-async def test_what_etcd_refuses_was_not_written(etcd: Etcd, prefix: str) -> None:
+async def test_write_refused_by_etcd_is_not_stored(etcd: Etcd, prefix: str) -> None:
     async with following(etcd.url, prefix) as store:
         with pytest.raises(StorageError, match=r"nothing was written: .*request is too large") as refused:
             await store.put(key("a"), None, text("x" * 2_000_000))
@@ -216,7 +210,7 @@ async def test_what_etcd_refuses_was_not_written(etcd: Etcd, prefix: str) -> Non
 # -- an etcd that goes away
 
 
-async def test_nothing_that_was_acknowledged_is_lost_and_service_comes_back_by_itself(mortal: Etcd) -> None:
+async def test_etcd_kills_lose_no_acknowledged_write(mortal: Etcd) -> None:
     acknowledged: dict[str, int] = {}
 
     async def write(store: EtcdStore, writer: int, stop: asyncio.Event) -> None:
@@ -256,9 +250,7 @@ async def test_nothing_that_was_acknowledged_is_lost_and_service_comes_back_by_i
         assert {version.key.name: version.revision for version in store.list_objects(PODS)} == stored
 
 
-async def test_while_etcd_is_away_requests_are_refused_and_say_why(
-    mortal: Etcd, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_requests_are_refused_while_etcd_is_down(mortal: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
     async with following(mortal.url, "/registry") as store:
         made = await store.put(key("a"), None, text("one"))
         mortal.kill()
@@ -269,9 +261,7 @@ async def test_while_etcd_is_away_requests_are_refused_and_say_why(
         assert store.get(*key("a")) == made, "who does not ask for the latest is still served"
 
 
-async def test_a_write_that_got_no_answer_is_not_acknowledged_and_made_once_at_most(
-    mortal: Etcd, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unanswered_write_is_made_at_most_once(mortal: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
     async with following(mortal.url, "/registry") as store:
         first = await store.put(key("a"), None, text("one"))
         mortal.pause()
@@ -285,7 +275,7 @@ async def test_a_write_that_got_no_answer_is_not_acknowledged_and_made_once_at_m
         assert len(events) <= 1, "it was made once or not at all"
 
 
-async def test_any_member_of_a_cluster_may_die(kube_assets: Path, tmp_path: Path) -> None:
+async def test_store_survives_the_loss_of_any_etcd_member(kube_assets: Path, tmp_path: Path) -> None:
     with three_members(kube_assets, tmp_path) as members:
         async with following([member.url for member in members], "/registry") as store:
             made = [await store.put(key("p"), None, text("0"))]
@@ -298,7 +288,7 @@ async def test_any_member_of_a_cluster_may_die(kube_assets: Path, tmp_path: Path
             assert [(version.revision, said(version.raw)[0]) for version in made[1:]] == events
 
 
-async def test_a_member_that_says_nothing_is_left_for_another(kube_assets: Path, tmp_path: Path) -> None:
+async def test_silent_etcd_member_is_replaced_by_another(kube_assets: Path, tmp_path: Path) -> None:
     with three_members(kube_assets, tmp_path) as members:
         async with following([member.url for member in members], "/registry") as store:
             made = await store.put(key("p"), None, text("0"))
@@ -322,7 +312,7 @@ async def replaced(store: EtcdStore, version: ObjectVersion, content: str) -> Ob
                 continue
 
 
-async def test_members_and_server_know_each_other_by_certificates(kube_assets: Path, tmp_path: Path) -> None:
+async def test_etcd_and_server_authenticate_with_certificates(kube_assets: Path, tmp_path: Path) -> None:
     authority = CertificateAuthority(tmp_path / "pki")
     (certificate, its_key), (ours, our_key) = (
         authority.server_certificate(["127.0.0.1"]),
@@ -341,7 +331,7 @@ async def test_members_and_server_know_each_other_by_certificates(kube_assets: P
                 await untrusted.current_revision(b"/registry/")
 
 
-async def test_a_server_that_missed_what_etcd_has_forgotten_begins_anew(etcd: Etcd, prefix: str) -> None:
+async def test_server_reloads_after_compaction_of_missed_revisions(etcd: Etcd, prefix: str) -> None:
     heard: list[tuple[str, bool]] = []
     async with following(etcd.url, prefix) as ahead, EtcdClient([etcd.url], Certificates()) as client:
         first = await ahead.put(key("stays"), None, text("one"))
@@ -365,7 +355,7 @@ async def test_a_server_that_missed_what_etcd_has_forgotten_begins_anew(etcd: Et
         running.cancel()
 
 
-async def test_one_server_of_many_has_etcd_forget_what_was_before_the_last_interval(mortal: Etcd) -> None:
+async def test_one_server_compacts_etcd_after_each_interval(mortal: Etcd) -> None:
     async with (
         following(mortal.url, "/registry") as store,
         EtcdClient([mortal.url], Certificates()) as one,

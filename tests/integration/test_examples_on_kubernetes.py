@@ -54,7 +54,7 @@ def in_phase(phase: str) -> Callable[[Object | None], bool]:
     return lambda obj: value_at(obj, "status", "phase") == phase
 
 
-async def test_at_runs_its_command_in_a_pod_and_shows_how_it_went(
+async def test_at_runs_its_command_and_reports_the_result(
     kinds: None, client: Client, kubectl: Kubectl, kubeconfig: Path, namespace: str
 ) -> None:
     sample = (EXAMPLES / "at" / "sample.yaml").read_text().replace("namespace: default", f"namespace: {namespace}")
@@ -75,7 +75,7 @@ async def test_at_runs_its_command_in_a_pod_and_shows_how_it_went(
     assert "Succeeded" in table
 
 
-async def test_redismigration_walks_through_its_phases_and_tells_of_each(
+async def test_redismigration_passes_its_phases_with_events(
     kinds: None, client: Client, kubectl: Kubectl, kubeconfig: Path, namespace: str
 ) -> None:
     sample = (EXAMPLES / "redismigration" / "sample.yaml").read_text()
@@ -103,7 +103,7 @@ async def test_redismigration_walks_through_its_phases_and_tells_of_each(
     assert set(events.split()) == {"PhasePrecheck", "PhaseMigrate", "PhaseSucceeded"}
 
 
-def test_a_spec_outside_the_schema_is_refused_at_the_door(kinds: None, kubectl: Kubectl, namespace: str) -> None:
+def test_spec_outside_the_schema_is_refused(kinds: None, kubectl: Kubectl, namespace: str) -> None:
     wrong = (EXAMPLES / "redismigration" / "sample.yaml").read_text().replace("ali-123", "ALI 123")
     with pytest.raises(AssertionError, match=r"spec\.source"):
         kubectl(

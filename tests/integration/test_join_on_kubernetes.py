@@ -121,7 +121,7 @@ def marks(lines: list[str]) -> set[str]:
 
 
 @also_mixed
-async def test_a_cluster_joins_lends_and_leaves_without_a_trace(
+async def test_cluster_joins_lends_and_leaves_without_a_trace(
     owner: Owner, node: str, syncer: Callable[[], subprocess.Popen[bytes]]
 ) -> None:
     first = owner.join("--lease", "50%", "--window", "00:00-24:00", "--force-reclaim", "--grace", "60")
@@ -168,7 +168,7 @@ async def test_a_cluster_joins_lends_and_leaves_without_a_trace(
     await owner.physical.delete(PODS, object_named(owner.name, "default"), grace_seconds=0)
 
 
-async def test_the_kubeconfig_that_join_makes_is_the_syncers_and_nobody_elses(
+async def test_join_kubeconfig_has_only_the_rights_of_the_syncer(
     owner: Owner, tmp_path: Path, kubectl: Callable[..., str]
 ) -> None:
     owner.join("--mount-namespace", owner.name)
@@ -182,7 +182,7 @@ async def test_the_kubeconfig_that_join_makes_is_the_syncers_and_nobody_elses(
     assert allowed == {"/".join(filter(None, (right.resource.name, right.subresource))) for right in SYNCER_IN_PHYSICAL}
 
 
-async def test_a_token_of_an_account_that_was_made_anew_is_replaced(owner: Owner) -> None:
+async def test_token_is_replaced_when_the_account_is_recreated(owner: Owner) -> None:
     owner.join("--mount-namespace", owner.name)
     (account,) = await owner.physical.list(SERVICE_ACCOUNTS, owner.name, labels=OURS)
     await owner.physical.delete(SERVICE_ACCOUNTS, account)
@@ -194,9 +194,7 @@ async def test_a_token_of_an_account_that_was_made_anew_is_replaced(owner: Owner
     assert "missing" not in marks(again)
 
 
-async def test_by_force_a_binding_goes_although_nobody_is_at_work_and_its_cluster_is_gone(
-    owner: Owner, tmp_path: Path
-) -> None:
+async def test_forced_leave_works_without_syncer_and_cluster(owner: Owner, tmp_path: Path) -> None:
     owner.join("--mount-namespace", owner.name)
     finalizers = {"metadata": {"finalizers": [keys.MANAGER_FINALIZER, keys.SYNCER_FINALIZER]}}
     await owner.virtual.patch(CLUSTER_BINDINGS, object_named(owner.name), finalizers)
@@ -219,7 +217,7 @@ async def test_by_force_a_binding_goes_although_nobody_is_at_work_and_its_cluste
         (("status", "--context", "none"), "Error: context: 'none' is not there"),
     ],
 )
-def test_what_goes_wrong_is_one_line(virtual_plane: Plane, arguments: tuple[str, ...], line: str) -> None:
+def test_errors_are_one_line(virtual_plane: Plane, arguments: tuple[str, ...], line: str) -> None:
     environ = {**os.environ, "KUBECONFIG": str(virtual_plane.kubeconfig)}
     done = subprocess.run([TAPESTRY, *arguments], env=environ, capture_output=True, text=True, check=False)
     (said,) = done.stderr.splitlines()

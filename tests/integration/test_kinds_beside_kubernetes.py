@@ -52,7 +52,7 @@ def comparable_object(obj: Object) -> Object:
     return found
 
 
-async def test_both_servers_make_the_same_of_a_new_object_of_every_kind(ours: Ours, theirs: Theirs) -> None:
+async def test_both_servers_complete_new_objects_of_every_kind_alike(ours: Ours, theirs: Theirs) -> None:
     found, expected = {}, {}
     for specimen in SPECIMENS:
         path, name = path_of(ours, specimen), name_of(specimen)

@@ -133,7 +133,7 @@ WINDOW, LIMIT = "spec.timeWindows[1]", "spec.resourceLimits[1]"
         (CLUSTER_BINDINGS, a_binding(serviceNamespaces=["a", ""]), "spec.serviceNamespaces[1]"),
     ],
 )
-async def test_what_cannot_be_meant_is_refused_with_its_path(
+async def test_invalid_values_are_refused_with_their_path(
     resource: Resource, obj: Object, path: str, server: Client
 ) -> None:
     with pytest.raises(Invalid) as caught:
@@ -142,20 +142,18 @@ async def test_what_cannot_be_meant_is_refused_with_its_path(
 
 
 @pytest.mark.parametrize("obj", [a_window(end="24:00"), a_limit(percent=0), a_limit(quantity=0), a_limit(percent=100)])
-async def test_the_last_that_can_be_meant_is_taken(obj: Object, server: Client) -> None:
+async def test_boundary_values_are_accepted(obj: Object, server: Client) -> None:
     assert decode_spec(POLICY, await server.create(POLICIES, obj, dry_run=True)) == decode_spec(POLICY, obj)
 
 
-async def test_a_cluster_id_never_changes(server: Client) -> None:
+async def test_cluster_id_is_immutable(server: Client) -> None:
     made = await server.create(CLUSTER_BINDINGS, a_binding())
     with pytest.raises(Invalid, match=r"spec\.clusterID: .* may not change once it is set"):
         await server.patch(CLUSTER_BINDINGS, made, {"spec": {"clusterID": "west"}})
 
 
 @pytest.mark.parametrize("later", ["another", None])
-async def test_a_mount_namespace_may_be_set_once_and_then_neither_changes_nor_goes(
-    later: str | None, server: Client
-) -> None:
+async def test_mount_namespace_is_immutable_once_set(later: str | None, server: Client) -> None:
     made = await server.create(CLUSTER_BINDINGS, a_binding())
     made = await server.patch(CLUSTER_BINDINGS, made, {"spec": {"mountNamespace": "leased"}})
     made = await server.patch(CLUSTER_BINDINGS, made, {"spec": {"podSecurity": "restricted"}})
@@ -166,7 +164,7 @@ async def test_a_mount_namespace_may_be_set_once_and_then_neither_changes_nor_go
 @pytest.mark.parametrize(
     ("resource", "manifest"), [(CLUSTER_BINDINGS, KUBEOCEAN_BINDING), (POLICIES, KUBEOCEAN_POLICY)]
 )
-async def test_a_manifest_written_for_kubeocean_applies_unchanged(
+async def test_kubeocean_manifest_applies_unchanged(
     resource: Resource, manifest: str, server: Client, kubectl: Callable[..., str]
 ) -> None:
     text = manifest.format(name=new_name())
@@ -192,7 +190,7 @@ def a_condition(type: str, reason: str, status: str = "True") -> Object:
     return {"type": type, "status": status, "reason": reason, "message": "", "lastTransitionTime": at}
 
 
-async def test_what_a_policy_says_of_itself_is_printed(server: Client, kubectl: Callable[..., str]) -> None:
+async def test_kubectl_prints_the_status_of_a_policy(server: Client, kubectl: Callable[..., str]) -> None:
     made = await server.create(POLICIES, a_policy())
     status: Object = {"active": True, "nextChange": "2026-03-01T22:00:00Z", "nodes": 3, "leased": {"cpu": "12"}}
     status["conditions"] = [a_condition("Active", "InTimeWindow"), a_condition("Valid", "Valid")]
@@ -202,7 +200,7 @@ async def test_what_a_policy_says_of_itself_is_printed(server: Client, kubectl: 
     assert line.split()[1:7] == ["east", "True", "true", "2026-03-01T22:00:00Z", "3", "12"]
 
 
-async def test_what_a_binding_says_of_itself_is_printed(server: Client, kubectl: Callable[..., str]) -> None:
+async def test_kubectl_prints_the_status_of_a_binding(server: Client, kubectl: Callable[..., str]) -> None:
     made = await server.create(CLUSTER_BINDINGS, a_binding())
     status: Object = {"phase": "Ready", "nodes": 3, "pods": 7, "leased": {"cpu": "12"}, "used": {"cpu": "5"}}
     status["conditions"] = [a_condition("Ready", "Ready"), a_condition("Leasing", "Reclaimed", "False")]

@@ -59,7 +59,7 @@ class FakeKubelet:
 async def kubelet(tmp_path: Path) -> AsyncIterator[FakeKubelet]:
     made, app = FakeKubelet(), web.Application()
     app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", made.log)
-    tls = server_ssl_context(*CertificateAuthority(tmp_path / "scribe").server_certificate([LOOPBACK]), [])
+    tls = server_ssl_context(*CertificateAuthority(tmp_path / "kubelet").server_certificate([LOOPBACK]), [])
     async with serve_app(app, bound_socket(Address(LOOPBACK, 0)), tls) as made.port:
         yield made
 
@@ -90,7 +90,7 @@ async def read(site: Lending, pod: str, **query: str) -> bytes:
 
 
 @also_mixed
-async def test_the_log_of_a_pod_is_that_of_its_twin(site: Lending, kubelet: FakeKubelet) -> None:
+async def test_pod_log_is_the_log_of_its_twin(site: Lending, kubelet: FakeKubelet) -> None:
     async with running_pod(site, kubelet) as pod:
         assert await read(site, pod, container="c", tailLines="5", timestamps="true") == b"this is c\n"
         ((twin, query),) = kubelet.requests
@@ -101,7 +101,7 @@ async def test_the_log_of_a_pod_is_that_of_its_twin(site: Lending, kubelet: Fake
 
 
 @also_mixed
-async def test_a_log_is_followed_until_its_reader_leaves(site: Lending, kubelet: FakeKubelet) -> None:
+async def test_log_is_followed_until_the_reader_disconnects(site: Lending, kubelet: FakeKubelet) -> None:
     async with running_pod(site, kubelet) as pod:
         async with pod_log(site.virtual, pod, "default", {"follow": "true"}) as chunks:
             assert await anext(chunks) == b"this is c\n"
@@ -112,9 +112,7 @@ async def test_a_log_is_followed_until_its_reader_leaves(site: Lending, kubelet:
             await kubelet.disconnected.wait()
 
 
-async def test_kubectl_shows_it_and_says_why_there_is_none(
-    site: Lending, kubelet: FakeKubelet, kubectl: Kubectl
-) -> None:
+async def test_kubectl_logs_prints_the_log_or_the_reason(site: Lending, kubelet: FakeKubelet, kubectl: Kubectl) -> None:
     async with running_pod(site, kubelet) as pod:
         assert await asyncio.to_thread(kubectl, "logs", pod) == "this is c\n"
         cordon = {"spec": {"unschedulable": True}}
@@ -126,7 +124,7 @@ async def test_kubectl_shows_it_and_says_why_there_is_none(
             await read(site, f"{site.name}-late")
 
 
-async def test_the_virtual_cluster_says_who_may_call_its_nodes(
+async def test_virtual_cluster_authorizes_requests_to_its_nodes(
     site: Lending, kubelet: FakeKubelet, virtual_plane: Plane
 ) -> None:
     await give(site.virtual, SERVICE_ACCOUNTS, object_named("curious", "default"))

@@ -188,7 +188,7 @@ async def world(client: Client, shared_plane: Plane, physical_plane: Plane, tmp_
     await physical.close()
 
 
-async def test_m1_m3_a_binding_becomes_ready_and_its_syncer_is_installed(world: World, kubectl: Kubectl) -> None:
+async def test_m1_m3_binding_becomes_ready_and_syncer_is_installed(world: World, kubectl: Kubectl) -> None:
     await world.add_secret("m3", {"kubeconfig": await world.account()})
     with world.manager():
         await world.add_binding("m3")
@@ -224,7 +224,7 @@ async def test_m1_m3_a_binding_becomes_ready_and_its_syncer_is_installed(world: 
         await world.unbind("m3")
 
 
-async def test_what_the_server_fills_in_is_not_fought_and_what_people_change_is_put_right(world: World) -> None:
+async def test_manager_accepts_defaults_and_reverts_manual_changes(world: World) -> None:
     await world.add_secret("drift", {"kubeconfig": await world.account()})
     with world.manager():
         await world.add_binding("drift")
@@ -249,7 +249,7 @@ async def test_what_the_server_fills_in_is_not_fought_and_what_people_change_is_
     assert {verb for verb, _ in verbs[2:]} == {"delete"}
 
 
-async def test_m2_a_template_folder_that_is_not_there_fails_the_syncer(world: World) -> None:
+async def test_m2_missing_template_folder_fails_the_syncer(world: World) -> None:
     await world.add_secret("m2", {"kubeconfig": await world.account()})
     with world.manager("--template-dir", str(world.folder / "nowhere")):
         await world.add_binding("m2")
@@ -259,7 +259,7 @@ async def test_m2_a_template_folder_that_is_not_there_fails_the_syncer(world: Wo
         await world.unbind("m2")
 
 
-async def test_m4_a_secret_without_a_kubeconfig_waits_for_one(world: World) -> None:
+async def test_m4_binding_waits_for_a_kubeconfig_in_its_secret(world: World) -> None:
     await world.add_secret("m4", {"config": b"x"})
     with world.manager():
         await world.add_binding("m4")
@@ -276,7 +276,7 @@ async def test_m4_a_secret_without_a_kubeconfig_waits_for_one(world: World) -> N
         await world.unbind("m4")
 
 
-async def test_m5_m6_the_syncer_cleans_up_before_anything_goes(world: World) -> None:
+async def test_m5_m6_syncer_cleans_up_before_deletion(world: World) -> None:
     await world.add_secret("m6", {"kubeconfig": await world.account()})
     with world.manager():
         await world.add_binding("m6")
@@ -293,7 +293,7 @@ async def test_m5_m6_the_syncer_cleans_up_before_anything_goes(world: World) -> 
     assert await world.virtual.get(CLUSTER_ROLES, "tapestry-syncer")
 
 
-async def test_rights_that_are_missing_below_are_listed(world: World) -> None:
+async def test_missing_rights_in_the_physical_cluster_are_listed(world: World) -> None:
     left_out = ("get,list,watch nodes", f"create serviceaccounts/token lacking in {MOUNT}")
     await world.add_secret("rights", {"kubeconfig": await world.account("lacking", *left_out)})
     with world.manager():
@@ -304,7 +304,7 @@ async def test_rights_that_are_missing_below_are_listed(world: World) -> None:
         await world.unbind("rights")
 
 
-async def test_bindings_may_share_neither_a_cluster_nor_a_cluster_id_and_keep_theirs(world: World) -> None:
+async def test_bindings_share_neither_cluster_nor_cluster_id(world: World) -> None:
     for name in ("first", "second"):
         await world.add_secret(name, {"kubeconfig": await world.account()})
     with world.manager():
@@ -323,7 +323,7 @@ async def test_bindings_may_share_neither_a_cluster_nor_a_cluster_id_and_keep_th
         await world.unbind("second")
 
 
-async def test_secrets_come_from_allowed_namespaces_only(world: World) -> None:
+async def test_secrets_are_read_from_allowed_namespaces_only(world: World) -> None:
     await world.add_secret("tenant", {"kubeconfig": await world.account()}, "tenant")
     with world.manager():
         await world.add_binding("tenant", secretRef={"name": "tenant", "namespace": "tenant"})
@@ -335,7 +335,7 @@ async def test_secrets_come_from_allowed_namespaces_only(world: World) -> None:
         await world.unbind("tenant")
 
 
-async def test_a_cluster_that_is_gone_can_be_left_by_force(world: World, kubectl: Kubectl) -> None:
+async def test_forced_unbinding_works_when_the_cluster_is_gone(world: World, kubectl: Kubectl) -> None:
     await world.add_secret("gone", {"kubeconfig": await world.account()})
     with world.manager():
         await world.add_binding("gone")
@@ -356,7 +356,7 @@ async def test_a_cluster_that_is_gone_can_be_left_by_force(world: World, kubectl
     assert "twins of the pods default/web" in events
 
 
-async def test_safety_rule_8_what_was_left_by_force_goes_when_the_cluster_returns(world: World) -> None:
+async def test_safety_rule_8_leftovers_are_deleted_when_the_cluster_returns(world: World) -> None:
     await world.add_secret("back", {"kubeconfig": await world.account()})
     system = await world.virtual.get(NAMESPACES, "kube-system")
     with world.manager():
@@ -386,7 +386,7 @@ async def test_safety_rule_8_what_was_left_by_force_goes_when_the_cluster_return
         assert [name_of(each) for each in left] == ["theirs"]
 
 
-async def test_syncers_may_run_in_a_cluster_of_their_own(world: World) -> None:
+async def test_syncers_run_in_a_separate_cluster(world: World) -> None:
     await world.add_secret("apart", {"kubeconfig": await world.account()})
     await world.ensure(world.physical, NAMESPACES, object_named(SYSTEM))
     deploy = ("--deploy-kubeconfig", str(world.plane.kubeconfig))
@@ -400,7 +400,7 @@ async def test_syncers_may_run_in_a_cluster_of_their_own(world: World) -> None:
         assert await world.physical.list(DEPLOYMENTS, labels=f"{keys.CLUSTER_BINDING_UID}={uid_of(binding)}") == []
 
 
-async def test_metrics_are_shown_to_whoever_may_read_them(world: World, shared_plane: Plane) -> None:
+async def test_metrics_require_the_right_to_read_them(world: World, shared_plane: Plane) -> None:
     (port,) = free_ports(1)
     await world.add_binding("counted", mountNamespace=None)
     with world.manager("--metrics-bind-address", f"0.0.0.0:{port}"):

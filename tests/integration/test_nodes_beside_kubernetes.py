@@ -251,7 +251,7 @@ def comparable(answer: tuple[int, Any]) -> tuple[int, str]:
 
 
 @pytest.mark.kubernetes
-async def test_a_node_is_answered_alike(kube_assets: Path, tmp_path: Path) -> None:
+async def test_both_servers_answer_a_node_alike(kube_assets: Path, tmp_path: Path) -> None:
     async with both_sides(kube_assets, tmp_path) as sides:
         request_lists = [requests(await create_objects(side)) for side in sides]
         different = []

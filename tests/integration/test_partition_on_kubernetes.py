@@ -97,7 +97,7 @@ async def bind_pods(site: Lending, node: str, toleration_seconds: dict[str, int]
         pytest.param(20, 20, 120, id="two minutes", marks=pytest.mark.long),
     ],
 )
-async def test_safety_rule_3_a_silent_cluster_loses_no_pod_unless_its_binding_says_so(
+async def test_safety_rule_3_silent_cluster_loses_pods_only_under_evict(
     watchful_plane: Plane,
     physical_plane: Plane,
     frail_plane: Plane,
@@ -157,7 +157,7 @@ async def test_safety_rule_3_a_silent_cluster_loses_no_pod_unless_its_binding_sa
                 await evicted.wait_for_virtual_node(f"{evicted.name}-n1", lambda found: readiness(found) == "True")
 
 
-async def test_safety_rule_8_a_silent_cluster_keeps_nothing_above_and_is_let_go_once_nothing_is_left_there(
+async def test_safety_rule_8_unbinding_waits_for_cleanup_of_a_silent_cluster(
     watchful_plane: Plane, frail_plane: Plane, tmp_path: Path
 ) -> None:
     """To let go of one that never answers again takes force: that is for the manager's tests."""

@@ -85,7 +85,7 @@ async def twins(site: Lending) -> list[Object]:
 # -- mapped
 
 
-async def test_a_bound_pod_has_one_twin_that_is_pinned_and_least_important(site: Lending) -> None:
+async def test_bound_pod_has_one_pinned_twin_of_lowest_priority(site: Lending) -> None:
     """P1."""
     node = await a_node(site)
     with site.syncer():
@@ -105,7 +105,7 @@ async def test_a_bound_pod_has_one_twin_that_is_pinned_and_least_important(site:
         assert len(await twins(site)) == 1
 
 
-async def test_the_bindings_own_priority_class_is_used(
+async def test_twin_uses_the_priority_class_of_the_binding(
     virtual_plane: Plane, physical_plane: Plane, tmp_path: Path
 ) -> None:
     """P16; and until there is one nothing is mapped, and the binding says why."""
@@ -123,7 +123,7 @@ async def test_the_bindings_own_priority_class_is_used(
             await site.wait_for_binding(lambda found: is_condition_true(found, "Permitted"))
 
 
-async def test_a_pod_that_is_not_on_a_virtual_node_stays_where_it_is(site: Lending) -> None:
+async def test_pod_outside_virtual_nodes_has_no_twin(site: Lending) -> None:
     """P3 and P4; whoever sees the twin of a later pod has seen the earlier ones."""
     node, plain = await a_node(site), f"{site.name}-plain"
     await site.virtual.create(NODES, an_object("Node", {"name": plain}))
@@ -137,7 +137,7 @@ async def test_a_pod_that_is_not_on_a_virtual_node_stays_where_it_is(site: Lendi
         assert [annotations_of(twin)[keys.VIRTUAL_POD_NAME] for twin in await twins(site)] == [f"{site.name}-work"]
 
 
-async def test_namesakes_in_two_namespaces_have_two_twins(site: Lending) -> None:
+async def test_same_name_in_two_namespaces_yields_two_twins(site: Lending) -> None:
     """P10."""
     node, other = await a_node(site), f"{site.name}-other"
     await site.virtual.create(NAMESPACES, an_object("Namespace", {"name": other}))
@@ -161,7 +161,7 @@ def stated(value: Any) -> Any:
 
 
 @also_mixed
-async def test_what_a_twin_says_of_itself_is_the_pods_status_and_costs_two_writes_in_all(site: Lending) -> None:
+async def test_twin_status_reaches_the_pod_in_two_writes(site: Lending) -> None:
     """P6."""
     node = await a_node(site)
     with site.syncer():
@@ -181,7 +181,7 @@ async def test_what_a_twin_says_of_itself_is_the_pods_status_and_costs_two_write
     assert writes.count(("patch", "default")) <= 2
 
 
-async def test_a_restart_touches_no_pod(site: Lending) -> None:
+async def test_syncer_restart_writes_no_pod(site: Lending) -> None:
     node = await a_node(site)
     with site.syncer():
         await site.wait_for_virtual_node(node)
@@ -207,7 +207,7 @@ async def test_a_restart_touches_no_pod(site: Lending) -> None:
 # -- changed
 
 
-async def test_labels_a_debugger_and_a_resize_follow_and_what_was_added_below_stays(site: Lending) -> None:
+async def test_twin_follows_pod_changes_and_keeps_physical_additions(site: Lending) -> None:
     node = await a_node(site)
     with site.syncer():
         await site.wait_for_virtual_node(node)
@@ -243,7 +243,7 @@ async def change(site: Lending, pod: Object, spec: Object, subresource: str | No
 # -- ended
 
 
-async def test_a_deleted_pod_goes_after_its_twin_with_the_same_time_to_stop(site: Lending) -> None:
+async def test_deleted_pod_waits_for_its_twin_with_equal_grace(site: Lending) -> None:
     """P2."""
     node = await a_node(site)
     with site.syncer():
@@ -260,7 +260,7 @@ async def test_a_deleted_pod_goes_after_its_twin_with_the_same_time_to_stop(site
         assert await twins(site) == []
 
 
-async def test_a_namesake_runs_after_the_twin_of_the_first_is_gone(site: Lending) -> None:
+async def test_recreated_pod_runs_after_the_first_twin_is_gone(site: Lending) -> None:
     node = await a_node(site)
     with site.syncer():
         await site.wait_for_virtual_node(node)
@@ -275,7 +275,7 @@ async def test_a_namesake_runs_after_the_twin_of_the_first_is_gone(site: Lending
         await site.wait_for_pod("work", mapped)
 
 
-async def test_a_pod_whose_twin_was_deleted_below_has_failed(site: Lending) -> None:
+async def test_pod_fails_when_its_twin_is_deleted(site: Lending) -> None:
     """P12."""
     node = await a_node(site)
     with site.syncer():
@@ -288,7 +288,7 @@ async def test_a_pod_whose_twin_was_deleted_below_has_failed(site: Lending) -> N
         assert await twins(site) == []
 
 
-async def test_a_pod_whose_twin_was_evicted_below_says_so(site: Lending) -> None:
+async def test_pod_reports_the_eviction_of_its_twin(site: Lending) -> None:
     node = await a_node(site)
     with site.syncer():
         await site.wait_for_virtual_node(node)
@@ -303,7 +303,7 @@ async def test_a_pod_whose_twin_was_evicted_below_says_so(site: Lending) -> None
         assert find_condition(pod["status"]["conditions"], "DisruptionTarget")["reason"] == "EvictionByEvictionAPI"
 
 
-async def test_pod_that_a_quota_below_refuses_waits_until_there_is_room(site: Lending) -> None:
+async def test_pod_waits_while_a_physical_quota_refuses_its_twin(site: Lending) -> None:
     node = await a_node(site)
     quota = an_object("ResourceQuota", {"name": "few", "namespace": site.mount}, spec={"hard": {"pods": "0"}})
     made = await site.physical.create(QUOTAS, quota)
@@ -329,7 +329,7 @@ async def allow_pods(site: Lending, quota: Object, number: str) -> None:
     await site.physical.patch(QUOTAS, where, {"status": {"hard": hard, "used": {"pods": "0"}}}, subresource="status")
 
 
-async def test_a_pod_without_a_place_below_fails_in_the_end_and_leaves_no_twin(site: Lending) -> None:
+async def test_pod_with_unschedulable_twin_fails_and_twin_is_deleted(site: Lending) -> None:
     node = await a_node(site)
     with site.syncer(unschedulable_seconds="2"):
         await site.wait_for_virtual_node(node)
@@ -344,7 +344,7 @@ async def test_a_pod_without_a_place_below_fails_in_the_end_and_leaves_no_twin(s
         await site.wait_for_virtual_node(node, lends(cpu="3"))
 
 
-async def test_safety_rule_2_a_twin_without_a_pod_goes_and_one_that_only_looks_like_it_stays(site: Lending) -> None:
+async def test_safety_rule_2_orphaned_twin_is_deleted_and_forged_twins_stay(site: Lending) -> None:
     """P8."""
     node = await a_node(site)
     with site.syncer():
@@ -374,7 +374,7 @@ def forged_twin(twin: Object, name: str, labels: Any) -> Object:
 # -- whose
 
 
-async def test_safety_rule_1_a_stranger_with_the_twins_name_is_left_alone(site: Lending) -> None:
+async def test_safety_rule_1_foreign_pod_with_the_twin_name_is_untouched(site: Lending) -> None:
     node = await a_node(site)
     place = {"name": await site.twin_name("work"), "namespace": site.mount}
     foreign = an_object("Pod", place, spec={"containers": [{"name": "c", "image": "none"}]})
@@ -388,7 +388,7 @@ async def test_safety_rule_1_a_stranger_with_the_twins_name_is_left_alone(site: 
         assert [version_of(twin) for twin in await twins(site)] == [version_of(foreign)]
 
 
-async def test_safety_rule_1_two_virtual_clusters_with_everything_named_alike_never_touch_each_other(
+async def test_safety_rule_1_virtual_clusters_with_equal_names_stay_separate(
     virtual_plane: Plane,
     third_plane: Plane,
     physical_plane: Plane,
@@ -423,7 +423,7 @@ async def test_safety_rule_1_two_virtual_clusters_with_everything_named_alike_ne
                 assert mapped(await two.wait_for_pod(each, bool))
 
 
-async def test_safety_rule_9_what_comes_from_below_is_shown_only_as_far_as_it_can_be_true(site: Lending) -> None:
+async def test_safety_rule_9_forged_twin_status_is_sanitized(site: Lending) -> None:
     node = await a_node(site)
     with site.syncer():
         await site.wait_for_virtual_node(node)

@@ -22,7 +22,9 @@ from .planes import Plane
         ("/version", "x", True),
     ],
 )
-async def test_answers_are_indented_for_people(shared_plane: Plane, path: str, agent: str, indented: bool) -> None:
+async def test_responses_are_indented_for_interactive_clients(
+    shared_plane: Plane, path: str, agent: str, indented: bool
+) -> None:
     tls = ssl.create_default_context()
     tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
     headers = {"User-Agent": agent, "Authorization": f"Bearer {shared_plane.token}"}

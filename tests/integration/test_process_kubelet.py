@@ -101,7 +101,7 @@ def kubectl_of(world: World, assets: Path) -> Callable[..., Awaitable[str]]:
     return run
 
 
-async def test_kubectl_reads_the_one_line_that_simulated_pods_have(tmp_path: Path, kube_assets: Path) -> None:
+async def test_kubectl_reads_the_log_line_of_simulated_pods(tmp_path: Path, kube_assets: Path) -> None:
     async with a_cluster(tmp_path, simulated=True) as world:
         kubectl = kubectl_of(world, kube_assets)
         spec = {"nodeName": "n", "containers": [{"name": "c", "image": "nginx"}]}
@@ -115,7 +115,7 @@ async def test_kubectl_reads_the_one_line_that_simulated_pods_have(tmp_path: Pat
         assert "NotImplemented" in await kubectl("exec", "web", "--", "true", fails=True)
 
 
-async def test_the_managers_syncers_run_as_processes_and_come_back(world: World, kube_assets: Path) -> None:
+async def test_syncer_processes_are_started_and_restarted(world: World, kube_assets: Path) -> None:
     kubectl = partial(kubectl_of(world, kube_assets), "-n", SYSTEM)
 
     async def pids() -> dict[str, int]:

@@ -90,7 +90,7 @@ async def left_below(site: Lending) -> list[str]:
     return [f"{kind.plural} {name_of(obj)}" for kind in kinds for obj in await site.physical.list(kind, site.mount)]
 
 
-async def test_where_a_syncer_works_both_sides_are_as_they_should_be(site: Lending) -> None:
+async def test_repair_finds_nothing_while_a_syncer_runs(site: Lending) -> None:
     node = await lend(site)
     with site.syncer():
         await map_pod(site, node)
@@ -99,7 +99,7 @@ async def test_where_a_syncer_works_both_sides_are_as_they_should_be(site: Lendi
         assert tapestry(site, "repair", site.name).stdout == "everything is as it should be\n"
 
 
-async def test_what_a_syncer_left_behind_is_removed_by_hand_and_nothing_foreign_is(site: Lending) -> None:
+async def test_repair_removes_leftovers_but_no_foreign_objects(site: Lending) -> None:
     node = await lend(site)
     with site.syncer():
         await map_pod(site, node)
@@ -120,7 +120,7 @@ async def test_what_a_syncer_left_behind_is_removed_by_hand_and_nothing_foreign_
     assert repaired(site) == (0, [])
 
 
-async def test_what_only_a_syncer_can_mend_is_told(site: Lending) -> None:
+async def test_repair_reports_problems_only_a_syncer_can_fix(site: Lending) -> None:
     node = await lend(site)
     with site.syncer():
         twin = await map_pod(site, node)
@@ -132,7 +132,7 @@ async def test_what_only_a_syncer_can_mend_is_told(site: Lending) -> None:
     assert tapestry(site, "repair", "nobody").stderr.startswith("Error: there is no ClusterBinding nobody; known are: ")
 
 
-async def test_a_syncer_finds_what_slipped_through(site: Lending) -> None:
+async def test_syncer_repairs_inconsistencies(site: Lending) -> None:
     """A double of a twin goes, a twin without its marks gets them back, a Lease without a node goes."""
     node = await lend(site)
     gone = site.above(f"{node}-gone")
@@ -153,7 +153,7 @@ async def test_a_syncer_finds_what_slipped_through(site: Lending) -> None:
     assert len([each for each in site.writes() if each["verb"] == "delete" and "double" in str(each)]) == 1
 
 
-async def test_pods_are_listed_drawn_and_explained(site: Lending) -> None:
+async def test_pod_list_tree_and_explanation_agree(site: Lending) -> None:
     node = await lend(site)
     with site.syncer():
         twin = await map_pod(site, node)
@@ -177,7 +177,7 @@ async def test_pods_are_listed_drawn_and_explained(site: Lending) -> None:
         assert f"twin {work['twin']}: Pending" in says(site, "explain", "pod", f"{site.name}-work")
 
 
-async def test_a_pod_that_no_node_takes_is_told_which_taint_bars_it(site: Lending) -> None:
+async def test_unschedulable_pod_is_explained_by_its_taint(site: Lending) -> None:
     node = await lend(site)
     with site.syncer():
         await site.wait_for_virtual_node(node)

@@ -255,7 +255,7 @@ def full(value: Any) -> Any:
     return value
 
 
-async def test_rights_are_what_they_are_at_kubernetes(ours: Ours, theirs: Theirs) -> None:
+async def test_both_servers_authorize_alike(ours: Ours, theirs: Theirs) -> None:
     for ask in PREPARED:
         for side in (ours, theirs):
             status, found = await side(ask.method, ask.path, ask.body, ask.kind, ask.named)
@@ -278,7 +278,7 @@ async def test_rights_are_what_they_are_at_kubernetes(ours: Ours, theirs: Theirs
 
 
 @pytest.mark.parametrize("plural", ["clusterroles", "clusterrolebindings", "roles", "rolebindings"])
-async def test_the_roles_from_the_start_are_those_of_kubernetes(ours: Ours, theirs: Theirs, plural: str) -> None:
+async def test_default_roles_equal_those_of_kubernetes(ours: Ours, theirs: Theirs, plural: str) -> None:
     path = f"{RBAC}/{plural}?labelSelector=kubernetes.io/bootstrapping"
     sides = []
     for side in (ours, theirs):

@@ -155,7 +155,7 @@ async def until_denied(attempt: Callable[[], Awaitable[Object]]) -> None:
 # -- two virtual clusters on one physical cluster
 
 
-async def test_two_virtual_clusters_cannot_reach_each_other(
+async def test_virtual_clusters_cannot_reach_each_other(
     virtual_plane: Plane, second_plane: Plane, guarded_plane: Plane, tmp_path: Path
 ) -> None:
     async with (
@@ -210,7 +210,7 @@ async def check_out_of_reach(account: Client, victim: Joined) -> None:
     assert reached == []
 
 
-async def test_the_level_and_the_totals_of_the_owner_hold(
+async def test_pod_security_and_quota_of_owner_are_enforced(
     virtual_plane: Plane, guarded_plane: Plane, tmp_path: Path
 ) -> None:
     options = (*own_namespace(), "--max-pods", "1", "--max-cpu", "1")
@@ -285,7 +285,7 @@ async def with_volumes(virtual_plane: Plane, guarded_plane: Plane, tmp_path: Pat
             await one.owner.patch(PERSISTENT_VOLUME_CLAIMS, object_named(name_of(claim), one.mount), done)
 
 
-async def test_the_account_can_use_volumes_of_its_own_and_no_others(
+async def test_account_can_use_only_its_own_volumes(
     with_volumes: Joined, virtual_plane: Plane, guarded_plane: Plane
 ) -> None:
     one, kubeconfig = with_volumes, guarded_plane.kubeconfig

@@ -189,12 +189,12 @@ def storage_of(found: dict[Resource, list[Object]]) -> StorageLister:
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
-async def test_the_same_pods_fit_and_the_same_is_said_of_others(plane: ControlPlane, name: str) -> None:
+async def test_both_schedulers_decide_and_report_alike(plane: ControlPlane, name: str) -> None:
     async with connected(plane) as client:
         await check(client, SITUATIONS[name])
 
 
-async def test_ours_says_and_does_on_a_real_server_what_its_core_decides(plane: ControlPlane) -> None:
+async def test_our_scheduler_carries_out_its_decisions(plane: ControlPlane) -> None:
     plane.kill("kube-scheduler")
     try:
         async with connected(plane) as client, our_scheduler(plane):

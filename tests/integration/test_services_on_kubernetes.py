@@ -63,7 +63,7 @@ async def wait_for_slices(site: Lending, *addresses: str) -> list[Object]:
     return await wait_for_all(site.physical, ENDPOINT_SLICES, site.mount, have, labels=f"{SLICE_MANAGER}=tapestry")
 
 
-async def test_a_service_is_known_below_without_a_way_in_from_outside_and_follows(site: Lending) -> None:
+async def test_service_copy_is_cluster_internal_and_follows_changes(site: Lending) -> None:
     namespace = await add_namespace(site)
     await site.set_binding(serviceNamespaces=[namespace])
     service = await add_service(site, namespace, type="LoadBalancer", externalIPs=["192.0.2.1"])
@@ -103,7 +103,7 @@ async def test_a_service_is_known_below_without_a_way_in_from_outside_and_follow
     )
 
 
-async def test_pods_find_the_services_of_their_namespace_at_the_addresses_that_these_have_below(site: Lending) -> None:
+async def test_twin_host_aliases_have_physical_service_addresses(site: Lending) -> None:
     namespace = await add_namespace(site)
     await site.set_binding(serviceNamespaces=[namespace])
     service = await add_service(site, namespace)
@@ -124,7 +124,7 @@ async def test_pods_find_the_services_of_their_namespace_at_the_addresses_that_t
         ]
 
 
-async def test_namespaces_come_and_go_and_a_headless_service_is_so_below(site: Lending) -> None:
+async def test_service_copies_follow_namespaces_and_stay_headless(site: Lending) -> None:
     first, second = [await add_namespace(site, name) for name in ("first", "second")]
     for namespace in (first, second):
         await add_service(site, namespace, clusterIP="None")

@@ -93,7 +93,7 @@ def features(certificate: x509.Certificate) -> dict[str, object]:
 
 
 @pytest.mark.kubernetes
-async def test_kube_controller_manager_signs_alike(kube_assets: Path, tmp_path: Path) -> None:
+async def test_kube_controller_manager_signs_the_same_certificates(kube_assets: Path, tmp_path: Path) -> None:
     with OwnServer(tmp_path / "data", "--controllers=none") as server:
         authority = CertificateAuthority(server.ca.parent)
         files = ["--cluster-signing-cert-file", server.ca, "--cluster-signing-key-file", authority.key_file]

@@ -54,7 +54,7 @@ from .planes import Plane
 # -- the process and its binding
 
 
-async def test_a_ready_node_is_leased_as_a_virtual_one(site: Lending) -> None:
+async def test_ready_node_is_leased_as_a_virtual_node(site: Lending) -> None:
     """S1, S2, N1."""
     node = await site.add_node(f"{site.name}-n1", labels={"zone": "east-1", "node-role.kubernetes.io/worker": ""})
     await site.add_policy("all")
@@ -79,7 +79,7 @@ async def test_a_ready_node_is_leased_as_a_virtual_one(site: Lending) -> None:
     assert is_condition_true(binding, "Leasing")
 
 
-def test_a_syncer_without_a_binding_says_so_and_ends(virtual_plane: Plane) -> None:
+def test_syncer_without_a_binding_exits_with_an_error(virtual_plane: Plane) -> None:
     """S3."""
     command = [TAPESTRY, "syncer", "--binding", "nobody", "--kubeconfig", virtual_plane.kubeconfig]
     done = subprocess.run([*command, "--metrics-bind-address", ""], capture_output=True, text=True, check=False)
@@ -87,9 +87,7 @@ def test_a_syncer_without_a_binding_says_so_and_ends(virtual_plane: Plane) -> No
     assert "there is no ClusterBinding 'nobody'" in done.stderr
 
 
-async def test_garbage_in_place_of_a_kubeconfig_withdraws_nothing_and_is_waited_out(
-    site: Lending, physical_plane: Plane
-) -> None:
+async def test_malformed_kubeconfig_withdraws_nothing_until_fixed(site: Lending, physical_plane: Plane) -> None:
     """S4: the process stays, and begins as soon as the Secret is right."""
     await site.add_node(f"{site.name}-n1")
     await site.add_policy("all")
@@ -106,7 +104,7 @@ async def test_garbage_in_place_of_a_kubeconfig_withdraws_nothing_and_is_waited_
         await site.wait_for_virtual_node(f"{site.name}-n1", untainted(keys.WITHDRAWING_TAINT))
 
 
-async def test_without_a_policy_nothing_is_leased_and_the_binding_says_why(site: Lending) -> None:
+async def test_nothing_is_leased_without_a_policy(site: Lending) -> None:
     await site.add_node(f"{site.name}-n1")
     with site.syncer():
         binding = await site.wait_for_binding(
@@ -118,7 +116,7 @@ async def test_without_a_policy_nothing_is_leased_and_the_binding_says_why(site:
         await site.wait_for_virtual_node(f"{site.name}-n1")
 
 
-async def test_unbinding_takes_everything_back_and_ends_the_process(
+async def test_unbinding_withdraws_everything_and_ends_the_process(
     virtual_plane: Plane, physical_plane: Plane, tmp_path: Path
 ) -> None:
     """S5."""
@@ -155,7 +153,7 @@ async def test_unbinding_takes_everything_back_and_ends_the_process(
         assert await site.physical.get(NODES, node), "nothing of the owner's is touched"
 
 
-async def test_unbinding_does_not_wait_for_pods_that_have_ended(
+async def test_unbinding_does_not_wait_for_finished_pods(
     virtual_plane: Plane, physical_plane: Plane, tmp_path: Path
 ) -> None:
     async with lending(virtual_plane, physical_plane, tmp_path, unbindGraceSeconds=0) as site:
@@ -173,7 +171,7 @@ async def test_unbinding_does_not_wait_for_pods_that_have_ended(
 # -- arithmetic
 
 
-async def test_what_foreign_pods_hold_is_not_lent_and_without_its_only_policy_a_node_goes(site: Lending) -> None:
+async def test_foreign_pods_reduce_the_lease_and_policy_removal_withdraws(site: Lending) -> None:
     """N3."""
     node = f"{site.name}-n1"
     await site.add_node(node)
@@ -188,7 +186,7 @@ async def test_what_foreign_pods_hold_is_not_lent_and_without_its_only_policy_a_
         await site.wait_until_virtual_node_is_gone(node)
 
 
-async def test_a_quantity_caps_what_is_lent(site: Lending) -> None:
+async def test_quantity_limits_the_lease(site: Lending) -> None:
     """N4."""
     node = f"{site.name}-n1"
     await site.add_node(node)
@@ -200,7 +198,7 @@ async def test_a_quantity_caps_what_is_lent(site: Lending) -> None:
         await site.wait_for_virtual_node(node, lends(cpu="2", memory="4Gi"))
 
 
-async def test_of_two_policies_the_more_generous_counts_for_each_resource(site: Lending) -> None:
+async def test_more_generous_policy_wins_for_each_resource(site: Lending) -> None:
     """N5, with our semantics; no label on the physical node, `policies-applied` above."""
     node = f"{site.name}-n1"
     before = await site.add_node(node)
@@ -215,7 +213,7 @@ async def test_of_two_policies_the_more_generous_counts_for_each_resource(site: 
     assert version_of(await site.physical.get(NODES, node)) == version_of(before), "physical nodes are never written"
 
 
-async def test_the_smaller_of_quantity_and_percent_counts(site: Lending) -> None:
+async def test_smaller_of_quantity_and_percent_wins(site: Lending) -> None:
     """N6."""
     node = f"{site.name}-n1"
     await site.add_node(node)
@@ -227,7 +225,7 @@ async def test_the_smaller_of_quantity_and_percent_counts(site: Lending) -> None
         await site.wait_for_virtual_node(node, lends(cpu="1500m", memory="2Gi"))
 
 
-async def test_an_owner_caps_what_the_operator_would_lease_and_reads_how_much_that_is(site: Lending) -> None:
+async def test_owner_policy_limits_the_lease_and_reports_it(site: Lending) -> None:
     node = f"{site.name}-n1"
     await site.add_node(node)
     await site.add_policy("all")
@@ -266,7 +264,7 @@ async def test_labels_taints_and_conditions_follow_the_physical_node(site: Lendi
         await site.wait_for_virtual_node(node, lambda found: "zone" not in labels_of(found) and untainted("gpu")(found))
 
 
-async def test_what_users_change_on_a_virtual_node_survives(site: Lending) -> None:
+async def test_user_changes_on_a_virtual_node_survive(site: Lending) -> None:
     """N10."""
     node = f"{site.name}-n1"
     await site.add_node(node, labels={"zone": "east"})
@@ -288,7 +286,7 @@ async def test_what_users_change_on_a_virtual_node_survives(site: Lending) -> No
     assert taint_named(virtual_node, "team") == {"key": "team", "value": "a", "effect": "NoSchedule"}
 
 
-async def test_a_cordon_below_shows_above_and_goes_again(site: Lending) -> None:
+async def test_cordon_of_the_physical_node_reaches_the_virtual_node(site: Lending) -> None:
     node = f"{site.name}-n1"
     await site.add_node(node)
     await site.add_policy("all")
@@ -300,7 +298,7 @@ async def test_a_cordon_below_shows_above_and_goes_again(site: Lending) -> None:
         await site.wait_for_virtual_node(node, untainted(keys.PHYSICAL_NODE_UNSCHEDULABLE_TAINT))
 
 
-async def test_csi_drivers_are_shown_follow_and_go_with_the_node(site: Lending) -> None:
+async def test_csi_drivers_follow_the_physical_node(site: Lending) -> None:
     """N19."""
     node = f"{site.name}-n1"
     await site.add_node(node)
@@ -326,7 +324,7 @@ async def test_csi_drivers_are_shown_follow_and_go_with_the_node(site: Lending) 
     assert await site.physical.get(CSI_NODES, node)
 
 
-async def test_host_ports_that_foreign_pods_hold_are_shown_by_one_placeholder(site: Lending) -> None:
+async def test_placeholder_pod_holds_host_ports_of_foreign_pods(site: Lending) -> None:
     """H1."""
     node = f"{site.name}-n1"
     await site.add_node(node)
@@ -360,7 +358,7 @@ async def test_host_ports_that_foreign_pods_hold_are_shown_by_one_placeholder(si
 # -- heartbeats
 
 
-async def test_at_rest_only_leases_are_written_and_also_for_nodes_that_are_not_ready(site: Lending) -> None:
+async def test_idle_syncer_writes_only_leases(site: Lending) -> None:
     """N11; N12 with our semantics: the physical cluster answers, so nobody has to guess."""
     nodes = [f"{site.name}-n{number}" for number in range(3)]
     for node in nodes:
@@ -390,7 +388,7 @@ async def test_at_rest_only_leases_are_written_and_also_for_nodes_that_are_not_r
 # -- withdrawal
 
 
-async def test_a_node_that_is_no_longer_selected_goes(site: Lending) -> None:
+async def test_unselected_node_is_withdrawn(site: Lending) -> None:
     """N2."""
     one, two = f"{site.name}-n1", f"{site.name}-n2"
     await site.add_node(one)
@@ -409,7 +407,7 @@ async def test_a_node_that_is_no_longer_selected_goes(site: Lending) -> None:
         await site.wait_for_virtual_node(two)
 
 
-async def test_pods_of_a_withdrawn_node_finish_where_nothing_forces_them(site: Lending) -> None:
+async def test_pods_of_a_withdrawn_node_finish_without_force(site: Lending) -> None:
     """N13, N14, N15 without force."""
     node = f"{site.name}-n1"
     await site.add_node(node)
@@ -431,7 +429,7 @@ async def test_pods_of_a_withdrawn_node_finish_where_nothing_forces_them(site: L
         await site.wait_until_virtual_node_is_gone(node)
 
 
-async def test_pods_of_a_withdrawn_node_leave_on_the_terms_they_were_leased_on(site: Lending) -> None:
+async def test_pods_of_a_withdrawn_node_leave_on_lease_terms(site: Lending) -> None:
     """N13 and N15 with force."""
     node = f"{site.name}-n1"
     await site.add_node(node)
@@ -451,7 +449,7 @@ async def test_pods_of_a_withdrawn_node_leave_on_the_terms_they_were_leased_on(s
         await site.wait_until_virtual_node_is_gone(node)
 
 
-async def test_a_policy_that_returns_in_time_keeps_the_node(site: Lending) -> None:
+async def test_policy_restored_in_time_keeps_the_node(site: Lending) -> None:
     node = f"{site.name}-n1"
     await site.add_node(node)
     await site.add_policy("all")
@@ -466,7 +464,7 @@ async def test_a_policy_that_returns_in_time_keeps_the_node(site: Lending) -> No
         assert not going(await site.wait_for_pod("work", bool))
 
 
-async def test_a_node_that_is_gone_takes_its_pods_along_and_a_namesake_is_another_node(site: Lending) -> None:
+async def test_deleted_node_loses_pods_and_recreated_node_is_new(site: Lending) -> None:
     node = f"{site.name}-n1"
     await site.add_node(node)
     await site.add_policy("all")
@@ -484,7 +482,7 @@ async def test_a_node_that_is_gone_takes_its_pods_along_and_a_namesake_is_anothe
         await site.wait_for_virtual_node(node, lends(cpu="2"))
 
 
-async def test_a_node_that_went_while_nobody_looked_is_withdrawn_at_the_next_start(site: Lending) -> None:
+async def test_node_deleted_while_syncer_is_down_is_withdrawn(site: Lending) -> None:
     one, two = f"{site.name}-n1", f"{site.name}-n2"
     await site.add_node(one)
     await site.add_node(two)
@@ -499,9 +497,7 @@ async def test_a_node_that_went_while_nobody_looked_is_withdrawn_at_the_next_sta
 
 
 @pytest.mark.parametrize("switch", ["node", "mount namespace"])
-async def test_the_kill_switch_empties_nodes_within_two_seconds_until_it_is_taken_back(
-    site: Lending, switch: str
-) -> None:
+async def test_kill_switch_empties_nodes_within_two_seconds(site: Lending, switch: str) -> None:
     node = f"{site.name}-n1"
     await site.add_node(node)
     await site.add_policy("all")  # whatever it says
@@ -527,7 +523,7 @@ async def test_the_kill_switch_empties_nodes_within_two_seconds_until_it_is_take
         await site.wait_for_virtual_node(node, untainted(keys.OUT_OF_TIME_WINDOWS_TAINT))
 
 
-async def test_an_owners_policy_that_is_required_and_gone_withdraws(site: Lending) -> None:
+async def test_missing_required_owner_policy_withdraws_nodes(site: Lending) -> None:
     node = f"{site.name}-n1"
     await site.add_node(node)
     await site.add_policy("all")
@@ -544,7 +540,7 @@ async def test_an_owners_policy_that_is_required_and_gone_withdraws(site: Lendin
         await site.wait_for_virtual_node(node)
 
 
-async def test_a_policy_that_cannot_be_read_evicts_nobody(site: Lending) -> None:
+async def test_invalid_policy_evicts_no_pod(site: Lending) -> None:
     """Schemas cannot know the time zones there are: the syncer is the first to see that this is none."""
     node = f"{site.name}-n1"
     await site.add_node(node)
@@ -570,9 +566,7 @@ async def test_a_policy_that_cannot_be_read_evicts_nobody(site: Lending) -> None
 # -- who is behind the kubeconfig
 
 
-async def test_credentials_that_end_withdraw_nothing_and_new_ones_are_used_without_a_restart(
-    site: Lending, physical_plane: Plane
-) -> None:
+async def test_expired_credentials_withdraw_nothing_and_new_ones_are_used(site: Lending, physical_plane: Plane) -> None:
     node = f"{site.name}-n1"
     await site.add_node(node)
     await site.add_policy("all")
@@ -592,7 +586,7 @@ async def test_credentials_that_end_withdraw_nothing_and_new_ones_are_used_witho
         assert readiness(await site.wait_for_virtual_node(node)) == "True"
 
 
-async def test_another_secret_is_followed_as_soon_as_the_binding_names_it(site: Lending, physical_plane: Plane) -> None:
+async def test_new_secret_is_used_once_the_binding_names_it(site: Lending, physical_plane: Plane) -> None:
     node = f"{site.name}-n1"
     await site.add_node(node)
     await site.add_policy("all")
@@ -607,7 +601,7 @@ async def test_another_secret_is_followed_as_soon_as_the_binding_names_it(site: 
         await site.wait_for_virtual_node(node)
 
 
-async def test_safety_rule_5_another_cluster_behind_the_kubeconfig_is_refused_until_approved(
+async def test_safety_rule_5_another_cluster_is_refused_until_approved(
     site: Lending, third_plane: Plane, tmp_path: Path
 ) -> None:
     node = f"{site.name}-n1"
@@ -630,7 +624,7 @@ async def test_safety_rule_5_another_cluster_behind_the_kubeconfig_is_refused_un
             assert value_at(await site.wait_for_binding(bool), "status", "identity") == found
 
 
-async def test_two_virtual_clusters_that_lease_one_physical_cluster_do_not_meet(
+async def test_virtual_clusters_on_one_physical_cluster_stay_separate(
     site: Lending, third_plane: Plane, physical_plane: Plane, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Not even where both call it the same, in one mount namespace and under one owner's policy."""

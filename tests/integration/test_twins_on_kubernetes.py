@@ -65,7 +65,7 @@ async def test_every_golden_twin_is_accepted(client: Client, record_property: Ca
     record_property("figure", f"golden twins: {len(TWINS)}, all accepted by a real API server")
 
 
-async def test_rule_9_whatever_a_stranger_sends_is_taken_and_written_once(
+async def test_rule_9_hostile_status_is_accepted_and_written_once(
     client: Client, namespace: str, kubectl: Kubectl, record_property: Callable[[str, object], None]
 ) -> None:
     containers = {"initContainers": ["init", "i0"], "containers": ["app", "c0", "c1"]}
@@ -134,7 +134,7 @@ LIFE: dict[str, Object] = {
 }
 
 
-async def test_each_change_in_a_pods_life_is_shown_by_one_write(client: Client, namespace: str) -> None:
+async def test_each_status_change_of_a_pod_is_one_write(client: Client, namespace: str) -> None:
     spec = {"containers": [{"name": "app", "image": "i"}]}
     pod = await client.create(PODS, an_object("Pod", {"name": "web", "namespace": namespace}, spec=spec))
     for name, status in LIFE.items():
@@ -157,7 +157,7 @@ def a_binding(namespace: str) -> Binding:
     return binding_of({"metadata": {"name": "east", "uid": "5e1f"}, "spec": spec}, "a-virtual-cluster")
 
 
-async def test_a_quota_takes_a_twin_without_requests_and_its_qos_stays(client: Client, namespace: str) -> None:
+async def test_quota_accepts_a_twin_without_requests_and_qos_stays(client: Client, namespace: str) -> None:
     await give(client, PRIORITY_CLASSES, priority_class())
     hard = {"requests.cpu": "1", "requests.memory": "1Gi"}
     await client.create(
@@ -182,7 +182,7 @@ async def test_a_quota_takes_a_twin_without_requests_and_its_qos_stays(client: C
         assert (resize_patch(seen, wanted), twin_patch(seen, wanted)) == (None, None)
 
 
-async def test_a_twin_follows_its_pod_through_every_change_that_is_allowed(client: Client, namespace: str) -> None:
+async def test_twin_follows_every_allowed_change_of_its_pod(client: Client, namespace: str) -> None:
     await give(client, PRIORITY_CLASSES, priority_class())
     binding = a_binding(namespace)
     container = {"name": "app", "image": "i:1", "resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}}

@@ -59,7 +59,7 @@ def wanted(node: Object, existing: Object | None, schedule: Schedule = ALWAYS, n
 
 
 @pytest.mark.parametrize("schedule", [ALWAYS, NEVER_OPEN], ids=["open", "closed"])
-async def test_a_virtual_node_is_written_once(client: Client, physical: Object, schedule: Schedule) -> None:
+async def test_virtual_node_is_written_once(client: Client, physical: Object, schedule: Schedule) -> None:
     made = await client.converge(NODES, None, wanted(physical, None, schedule))
     assert made["status"]["allocatable"] == {"cpu": "2", "memory": "8Gi", "pods": "48", "nvidia.com/gpu": "1"}
     assert owned_patch(made, wanted(physical, made, schedule, now=LATER)) == {}
@@ -67,7 +67,7 @@ async def test_a_virtual_node_is_written_once(client: Client, physical: Object, 
     assert version_of(again) == version_of(made)
 
 
-async def test_a_virtual_node_closes_opens_and_goes_and_the_server_agrees(client: Client, physical: Object) -> None:
+async def test_virtual_node_closes_opens_and_is_deleted(client: Client, physical: Object) -> None:
     node = await client.converge(NODES, None, wanted(physical, None))
     mine: dict[str, Any] = {"metadata": {"labels": {"team": "a", "topology.kubernetes.io/zone": "z9"}}}
     node = await client.patch(NODES, node, mine)
@@ -83,7 +83,7 @@ async def test_a_virtual_node_closes_opens_and_goes_and_the_server_agrees(client
     assert labels_of(node)["topology.kubernetes.io/zone"] == "z9"
 
 
-async def test_a_device_that_is_gone_below_is_gone_above(client: Client, physical: Object) -> None:
+async def test_device_removed_from_the_physical_node_disappears(client: Client, physical: Object) -> None:
     node = await client.converge(NODES, None, wanted(physical, None))
     gone = {"status": {"capacity": {"nvidia.com/gpu": None}, "allocatable": {"nvidia.com/gpu": None}}}
     physical = await client.patch(NODES, physical, gone, subresource="status")

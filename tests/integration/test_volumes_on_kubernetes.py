@@ -91,9 +91,7 @@ def phase(wanted: str) -> Any:
 
 @only_on_kubernetes(VOLUME_BINDING)
 @pytest.mark.parametrize("storage_class", ["fast", ""])
-async def test_a_claim_and_its_volume_are_bound_below_grow_and_go_with_the_last_pod(
-    site: Lending, storage_class: str
-) -> None:
+async def test_claim_copy_binds_grows_and_ends_with_last_pod(site: Lending, storage_class: str) -> None:
     await site.set_binding(allowedVolumes=ALLOWED)
     secret = {"name": f"{site.name}-key", "namespace": "default"}
     await site.virtual.create(SECRETS, {"metadata": secret, "stringData": {"k": "v"}})
@@ -159,24 +157,22 @@ async def grow(site: Lending, claim: str) -> None:
     ],
     ids=["hostPath", "nfs", "driver", "secret", "handle"],
 )
-async def test_whatever_is_not_allowed_stays_above_with_a_reason(site: Lending, source: Object, why: str) -> None:
+async def test_disallowed_volume_is_not_copied_and_pod_has_reason(site: Lending, source: Object, why: str) -> None:
     await site.set_binding(allowedVolumes=ALLOWED, podSecurity="privileged")
     claim = await add_claim(site, source)
     node = await lend(site)
     with site.syncer():
         await bind_pod(site, node, claim)
 
-        def has_message(pod: Object) -> bool:
+        def decided(pod: Object) -> bool:
             return find_condition(value_at(pod, "status", "conditions"), keys.MAPPED_CONDITION) is not None
 
-        said = (
-            find_condition(
-                (await site.wait_for_pod("work", has_message))["status"]["conditions"], keys.MAPPED_CONDITION
-            )
+        found = (
+            find_condition((await site.wait_for_pod("work", decided))["status"]["conditions"], keys.MAPPED_CONDITION)
             or {}
         )
-        assert (said["status"], said["reason"]) == ("False", "VolumeNotAllowed")
-        assert said["message"].startswith(why)
+        assert (found["status"], found["reason"]) == ("False", "VolumeNotAllowed")
+        assert found["message"].startswith(why)
         assert await site.physical.list(PERSISTENT_VOLUME_CLAIMS, site.mount) == []
         assert await site.physical.list(PERSISTENT_VOLUMES, labels=f"{keys.CLUSTER_BINDING}={site.name}") == []
         assert await site.physical.list(PODS, site.mount) == []

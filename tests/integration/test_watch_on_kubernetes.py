@@ -138,7 +138,7 @@ async def a_client(kubeconfig: Path) -> AsyncIterator[Client]:
 # -- a server that is well
 
 
-async def test_a_list_is_streamed_and_followed(client: Client, kubeconfig: Path, namespace: str) -> None:
+async def test_list_is_streamed_and_followed(client: Client, kubeconfig: Path, namespace: str) -> None:
     one = await client.create(CONFIGMAPS, object_named("one", namespace))
     async with a_reader(kubeconfig, namespace) as reader:
         await reader.wait_for_names("one")
@@ -154,13 +154,13 @@ async def test_a_list_is_streamed_and_followed(client: Client, kubeconfig: Path,
     assert reader.restarts == []
 
 
-async def test_an_empty_list_is_synced_too(kubeconfig: Path, namespace: str) -> None:
+async def test_empty_list_is_synced(kubeconfig: Path, namespace: str) -> None:
     async with a_reader(kubeconfig, namespace) as reader:
         await reader.wait_for_names()
         assert reader.lists == 1
 
 
-async def test_pages_are_listed_where_lists_are_not_streamed(client: Client, kubeconfig: Path, namespace: str) -> None:
+async def test_pages_are_listed_when_lists_are_not_streamed(client: Client, kubeconfig: Path, namespace: str) -> None:
     for number in range(5):
         await client.create(CONFIGMAPS, object_named(f"c{number}", namespace))
 
@@ -178,7 +178,9 @@ async def test_pages_are_listed_where_lists_are_not_streamed(client: Client, kub
     assert reader.restarts == []
 
 
-async def test_a_selector_shows_what_enters_and_leaves_it(client: Client, kubeconfig: Path, namespace: str) -> None:
+async def test_selector_watch_reports_objects_entering_and_leaving(
+    client: Client, kubeconfig: Path, namespace: str
+) -> None:
     plain = await client.create(CONFIGMAPS, object_named("c", namespace))
     async with a_reader(kubeconfig, namespace, labels="shown=yes") as reader:
         await reader.wait_for_names()
@@ -189,7 +191,7 @@ async def test_a_selector_shows_what_enters_and_leaves_it(client: Client, kubeco
         assert reader.lists == 1
 
 
-async def test_bookmarks_move_the_place_to_resume_from(client: Client, kubeconfig: Path, namespace: str) -> None:
+async def test_bookmarks_advance_the_resume_version(client: Client, kubeconfig: Path, namespace: str) -> None:
     async with a_reader(kubeconfig, namespace, alter=lambda query: {**query, "timeoutSeconds": "4"}) as reader:
         await reader.wait_for_names()
         elsewhere = await client.create(CONFIGMAPS, {"metadata": {"generateName": "c-", "namespace": "default"}})
@@ -225,7 +227,7 @@ def compact(plane: ControlPlane) -> None:
     ask("compaction", {"revision": revision, "physical": True})
 
 
-async def test_a_watch_outlives_its_server(plane: Plane) -> None:
+async def test_watch_survives_a_server_restart(plane: Plane) -> None:
     async with a_reader(plane.kubeconfig, "default") as reader, a_client(plane.kubeconfig) as client:
         existing = await client.create(CONFIGMAPS, object_named("kept", "default"))
         await reader.wait_until(lambda: "kept" in reader.objects)
@@ -238,7 +240,7 @@ async def test_a_watch_outlives_its_server(plane: Plane) -> None:
 
 
 @only_on_kubernetes(FORGETTING)
-async def test_what_went_while_the_server_forgot_is_gone_after_the_next_list(plane: ControlPlane) -> None:
+async def test_objects_deleted_before_compaction_disappear_after_relist(plane: ControlPlane) -> None:
     async with a_reader(plane.kubeconfig, "default") as reader, a_client(plane.kubeconfig) as client:
         doomed = await client.create(CONFIGMAPS, object_named("doomed", "default"))
         await reader.wait_until(lambda: "doomed" in reader.objects)
@@ -256,7 +258,7 @@ async def test_what_went_while_the_server_forgot_is_gone_after_the_next_list(pla
         assert reader.objects == listed
 
 
-async def test_a_server_that_falls_silent_is_noticed_and_resumed(plane: Plane) -> None:
+async def test_silent_server_is_detected_and_watch_resumes(plane: Plane) -> None:
     async with a_reader(plane.kubeconfig, "kube-system", silence=2) as reader, a_client(plane.kubeconfig) as client:
         await reader.wait_until(lambda: reader.lists == 1)
         before = set(reader.objects)

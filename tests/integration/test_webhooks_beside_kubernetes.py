@@ -90,7 +90,7 @@ PATCHES: dict[str, Say] = {
 
 
 @pytest.mark.parametrize(("kind", "answers"), [("validating", ANSWERS), ("mutating", PATCHES)])
-async def test_both_servers_say_the_same_of_a_webhooks_answer(
+async def test_both_servers_report_webhook_answers_alike(
     ours: Ours, theirs: Theirs, hook: Hook, kind: str, answers: dict[str, Say]
 ) -> None:
     found: dict[str, list[Any]] = {}
@@ -104,7 +104,7 @@ async def test_both_servers_say_the_same_of_a_webhooks_answer(
     assert {what: pair[0] for what, pair in found.items()} == {what: pair[1] for what, pair in found.items()}
 
 
-async def test_both_servers_tell_a_webhook_the_same(ours: Ours, theirs: Theirs, hook: Hook) -> None:
+async def test_both_servers_send_webhooks_the_same_reviews(ours: Ours, theirs: Theirs, hook: Hook) -> None:
     reviews = []
     for side in (ours, theirs):
         await configure(side, "mutating", hook)
@@ -121,7 +121,7 @@ async def test_both_servers_tell_a_webhook_the_same(ours: Ours, theirs: Theirs, 
 
 
 @pytest.mark.parametrize("kind", ["mutating", "validating"])
-async def test_both_servers_tell_a_webhook_of_what_changes_nothing(
+async def test_both_servers_call_webhooks_for_unchanged_updates(
     ours: Ours, theirs: Theirs, hook: Hook, kind: str
 ) -> None:
     reviews = []
@@ -172,7 +172,7 @@ CONVERSIONS: dict[str, Say] = {
 }
 
 
-async def test_both_servers_say_the_same_of_a_conversion_that_fails(ours: Ours, theirs: Theirs, hook: Hook) -> None:
+async def test_both_servers_report_failed_conversions_alike(ours: Ours, theirs: Theirs, hook: Hook) -> None:
     found: dict[str, list[Any]] = {}
     for side in (ours, theirs):
         status, made = await side("POST", CRDS, a_definition(hook), JSON, {})

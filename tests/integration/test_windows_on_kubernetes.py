@@ -11,7 +11,7 @@ from .planes import WHOLE_MINUTES, only_on_kubernetes
 
 @only_on_kubernetes(WHOLE_MINUTES)
 @pytest.mark.timeout(240)
-async def test_windows_turn_within_a_second_and_deadlines_are_kept_to_two(
+async def test_windows_switch_within_one_second_and_deadlines_within_two(
     site: Lending, record_property: Callable[[str, object], None]
 ) -> None:
     found = await measured(site, minutes=1)

@@ -213,7 +213,7 @@ async def seen_of_deployment(client: Client, namespace: str) -> Any:
     return sizes, said, annotations_of(found).get(REVISION)
 
 
-async def test_a_deployment_takes_the_same_course(kubeconfig: Path) -> None:
+async def test_deployment_takes_the_same_steps(kubeconfig: Path) -> None:
     async with cluster(kubeconfig, "deployments") as client:
         await client.create(DEPLOYMENTS, an_object(DEPLOYMENTS, "deployments", "a", replicas=4))
         for change, image, sizes, said, revision in COURSE:
@@ -271,7 +271,7 @@ async def seen_of_stateful_set(client: Client, namespace: str) -> Any:
     return {name_of(pod): pod["spec"]["containers"][0]["image"] for pod in pods}, counts, revisions
 
 
-async def test_a_stateful_set_takes_the_same_course(kubeconfig: Path) -> None:
+async def test_stateful_set_takes_the_same_steps(kubeconfig: Path) -> None:
     space = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
     claims = [{"metadata": {"name": "data"}, "spec": space}]
     async with cluster(kubeconfig, "statefulsets") as client:
@@ -342,7 +342,7 @@ async def seen_of_jobs(client: Client, namespace: str) -> Any:
     return found
 
 
-async def test_jobs_come_to_the_same_end(kubeconfig: Path) -> None:
+async def test_jobs_end_alike(kubeconfig: Path) -> None:
     async with cluster(kubeconfig, "jobs") as client:
         for name, (image, spec, *_) in JOBS_THAT_END.items():
             await client.create(JOBS, an_object(JOBS, "jobs", image, name, **spec))

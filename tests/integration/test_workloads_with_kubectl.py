@@ -90,7 +90,7 @@ def image_of(kubectl: Kubectl, what: str) -> str:
 
 
 @pytest.mark.parametrize("what", ["deployment/web", "statefulset/db", "daemonset/agent"])
-def test_a_rollout_is_followed_taken_back_and_started_again(kubectl: Kubectl, what: str) -> None:
+def test_rollout_is_followed_undone_and_restarted(kubectl: Kubectl, what: str) -> None:
     if what == "deployment/web":
         kubectl("create", "deployment", "web", "--image=app:1", "--replicas=3")
     else:
@@ -109,7 +109,7 @@ def test_a_rollout_is_followed_taken_back_and_started_again(kubectl: Kubectl, wh
     assert revisions(kubectl, what) == ["2", "3", "4"]
 
 
-def test_a_deployment_can_be_paused_and_goes_on(kubectl: Kubectl) -> None:
+def test_deployment_is_paused_and_resumed(kubectl: Kubectl) -> None:
     kubectl("create", "deployment", "slow", "--image=app:1", "--replicas=2")
     kubectl("rollout", "status", "deployment/slow", "--timeout=40s")
     kubectl("rollout", "pause", "deployment/slow")
@@ -125,7 +125,7 @@ def test_a_deployment_can_be_paused_and_goes_on(kubectl: Kubectl) -> None:
     assert (line[1:4], line[5:]) == (["3/3", "3", "3"], ["app", "app:2", "app=slow"])
 
 
-def test_jobs_are_made_by_hand_and_by_the_clock(kubectl: Kubectl) -> None:
+def test_jobs_are_created_manually_and_by_schedule(kubectl: Kubectl) -> None:
     kubectl("create", "job", "hello", "--image=app")
     kubectl("create", "cronjob", "tick", "--image=app", "--schedule=0 0 1 1 *")
     kubectl("create", "job", "now", "--from=cronjob/tick")
@@ -139,7 +139,7 @@ def test_jobs_are_made_by_hand_and_by_the_clock(kubectl: Kubectl) -> None:
     assert line[6:9] == ["<none>", "False", "0"]
 
 
-def test_sets_are_shown_as_in_kubernetes(kubectl: Kubectl) -> None:
+def test_sets_are_printed_as_in_kubernetes(kubectl: Kubectl) -> None:
     kubectl("apply", "-f", "-", input=SETS)
     for what in ("statefulset/db", "daemonset/agent"):
         wait_for_rollout(kubectl, what)

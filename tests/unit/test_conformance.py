@@ -14,7 +14,7 @@ REPORT = """<testsuites><testsuite>
 ONE, TWO, THREE = "[sig-a] one [Conformance]", "[sig-a] two [Conformance]", "[sig-a] three [Conformance]"
 
 
-def test_what_a_report_does_not_mention_was_not_run(tmp_path: Path) -> None:
+def test_tests_missing_from_the_report_were_not_run(tmp_path: Path) -> None:
     report = tmp_path / "junit_01.xml"
     report.write_text(REPORT)
     assert [conformance.reported_status(report, name) for name in (ONE, TWO, THREE)] == ["passed", "failed", "not run"]
@@ -32,13 +32,11 @@ def test_what_a_report_does_not_mention_was_not_run(tmp_path: Path) -> None:
         ({ONE: "passed"}, [TWO], 0),  # which did not run
     ],
 )
-def test_a_run_is_good_when_just_those_fail_that_are_known_to(
-    states: dict[str, str], known: list[str], code: int
-) -> None:
+def test_run_passes_when_only_known_failures_fail(states: dict[str, str], known: list[str], code: int) -> None:
     assert conformance.exit_code_for(states, known) == code
 
 
-def test_what_passes_here_is_counted_beside_what_passes_with_kubernetes() -> None:
+def test_passes_are_counted_beside_those_of_kubernetes() -> None:
     classes = {"server": [ONE], "nodes": [TWO, THREE]}
     ours = {ONE: "passed", TWO: "passed", THREE: "late"}
     alone = conformance.counts(classes, ours, {}).splitlines()
@@ -47,7 +45,7 @@ def test_what_passes_here_is_counted_beside_what_passes_with_kubernetes() -> Non
     assert beside == [alone[0], alone[1] + ",   2 with Kubernetes"]
 
 
-def test_every_test_is_in_one_class_and_those_that_are_known_to_fail_are_among_them() -> None:
+def test_every_test_has_one_class_and_known_failures_exist() -> None:
     classes = {each: conformance.names_in(conformance.LISTS / file) for each, file in conformance.NEEDS.items()}
     assert {each: len(names) for each, names in classes.items()} == {"server": 103, "controllers": 30, "nodes": 75}
     every = [name for names in classes.values() for name in names]

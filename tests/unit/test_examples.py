@@ -79,7 +79,7 @@ async def set_status(client: Client, resource: Resource, **status: Any) -> None:
 
 
 @story
-async def test_at_waits_for_its_time_then_runs_a_pod_and_shows_how_it_goes() -> None:
+async def test_at_waits_for_its_time_and_reports_its_pod() -> None:
     async with running("at", set_up_at, ATS, PODS) as client:
         at = await created(client, ATS, schedule=timestamp(START + timedelta(hours=1)), command="echo hello")
         assert await phase(client, ATS) == "Waiting"
@@ -102,14 +102,14 @@ async def test_at_waits_for_its_time_then_runs_a_pod_and_shows_how_it_goes() -> 
 
 
 @story
-async def test_at_runs_at_once_when_its_time_has_passed() -> None:
+async def test_at_runs_immediately_when_its_time_has_passed() -> None:
     async with running("at", set_up_at, ATS, PODS) as client:
         await created(client, ATS, schedule=timestamp(START - timedelta(days=1)), command="echo late")
         assert await phase(client, ATS) == "Pending"
 
 
 @story
-async def test_at_follows_a_schedule_that_is_moved() -> None:
+async def test_at_follows_a_changed_schedule() -> None:
     async with running("at", set_up_at, ATS, PODS) as client:
         await created(client, ATS, schedule=timestamp(START + timedelta(days=365)), command="echo hello")
         assert await phase(client, ATS) == "Waiting"
@@ -122,7 +122,7 @@ async def test_at_follows_a_schedule_that_is_moved() -> None:
 
 
 @story
-async def test_at_leaves_a_strangers_pod_of_its_name_alone() -> None:
+async def test_at_leaves_a_foreign_pod_of_its_name_alone() -> None:
     async with running("at", set_up_at, ATS, PODS) as client:
         foreign = await client.create(PODS, specimen(PODS, "it", "default"))
         before = errors("at", "NameTaken")
@@ -134,7 +134,7 @@ async def test_at_leaves_a_strangers_pod_of_its_name_alone() -> None:
 
 
 @story
-async def test_at_with_a_schedule_that_is_no_time_waits_for_a_better_one() -> None:
+async def test_at_with_invalid_schedule_waits_for_a_valid_one() -> None:
     async with running("at", set_up_at, ATS, PODS) as client:
         before = errors("at", "InvalidSpec")
         await created(client, ATS, schedule="tomorrow", command="echo hello")
@@ -171,7 +171,7 @@ def condition(type: str) -> Object:
 
 
 @story
-async def test_a_redis_migration_succeeds_with_its_job() -> None:
+async def test_redis_migration_succeeds_with_its_job() -> None:
     async with a_migration() as client:
         assert await phase(client, MIGRATIONS) == "Migrate"
         (job,) = await client.list(JOBS)
@@ -196,7 +196,7 @@ async def test_a_redis_migration_succeeds_with_its_job() -> None:
 
 
 @story
-async def test_a_redis_migration_fails_with_its_job() -> None:
+async def test_redis_migration_fails_with_its_job() -> None:
     async with a_migration() as client:
         assert await phase(client, MIGRATIONS) == "Migrate"
         await set_status(client, JOBS, conditions=[condition("Failed")])
@@ -205,7 +205,7 @@ async def test_a_redis_migration_fails_with_its_job() -> None:
 
 
 @story
-async def test_a_redis_migration_onto_itself_does_not_begin() -> None:
+async def test_redis_migration_onto_itself_is_refused() -> None:
     async with a_migration(source="ali-123", dest="ali-123") as client:
         assert await phase(client, MIGRATIONS) == "PreFailed"
         assert await reason(client, "PreFailed") == "spec.dest: ali-123 is the source too"
@@ -213,14 +213,14 @@ async def test_a_redis_migration_onto_itself_does_not_begin() -> None:
 
 
 @story
-async def test_a_redis_migration_between_what_are_no_instances_does_not_begin() -> None:
+async def test_redis_migration_between_invalid_instances_is_refused() -> None:
     async with a_migration(dest="nowhere") as client:
         assert await phase(client, MIGRATIONS) == "PreFailed"
         assert (await reason(client, "PreFailed")).startswith("spec.dest: ")
 
 
 @story
-async def test_a_redis_migration_that_takes_more_than_an_hour_has_failed() -> None:
+async def test_redis_migration_fails_after_an_hour() -> None:
     async with a_migration() as client:
         await asyncio.sleep(3598)
         assert await phase(client, MIGRATIONS) == "Migrate"
@@ -261,7 +261,7 @@ def lines_of_code(source: str) -> list[str]:
     return [line for line in lines.values() if line.strip() and not line.strip().startswith("#")]
 
 
-def test_code_is_counted_without_imports_docstrings_comments_and_blank_lines() -> None:
+def test_line_count_ignores_imports_docstrings_comments_and_blanks() -> None:
     source = """
 'A story.'
 import os

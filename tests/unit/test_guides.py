@@ -48,7 +48,7 @@ def links_in(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_link_leads_somewhere(document: Path) -> None:
+def test_every_link_has_a_target(document: Path) -> None:
     broken = []
     for link in links_in(document.read_text()):
         place, _, anchor = link.partition("#")
@@ -77,13 +77,13 @@ def reasons() -> list[str]:
     return [each for row in rows if row.startswith("| `") for each in re.findall(r"`([A-Z]\w+)`", row.split("|")[1])]
 
 
-def test_every_reason_is_among_the_symptoms() -> None:
+def test_every_reason_is_in_the_troubleshooting_guide() -> None:
     text = (DOCS / "guides" / "troubleshooting.md").read_text()
     assert len(reasons()) > 50
     assert [each for each in reasons() if f"`{each}`" not in text] == []
 
 
-def test_every_test_that_the_guarantees_name_exists() -> None:
+def test_every_test_named_in_the_guarantees_exists() -> None:
     claimed = set(re.findall(r"`(test_\w+)`", (DOCS / "concepts" / "failures.md").read_text()))
     sources = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     assert len(claimed) > 30
@@ -119,7 +119,7 @@ def test_every_command_and_option_exists(document: Path) -> None:
     assert list(filter(None, map(unknown_in, typed_in(document.read_text())))) == []
 
 
-def test_commands_are_found_and_misspelt_ones_are_not() -> None:
+def test_misspelt_commands_and_options_are_detected() -> None:
     text = "Run `tapestry join east --lease 50%`, then `tapestry explain pod|node NAME`; `tapestry up` is a world."
     assert list(typed_in(text)) == [["join", "east", "--lease", "50%"], ["explain", "pod"], ["up"]]
     assert unknown_in(["join", "east", "--leese", "50%"]) == "join east --leese 50%: --leese"
@@ -156,23 +156,23 @@ def test_every_object_of_our_kinds_is_valid(document: Path) -> None:
     assert list(filter(None, map(fault_of, objects_in(document)))) == []
 
 
-def test_an_object_that_is_not_valid_is_found() -> None:
+def test_invalid_object_is_detected() -> None:
     spec = {"cluster": "east", "timeZone": "Berlin"}
     policy = {"kind": "ResourceLeasingPolicy", "metadata": {"name": "p"}, "spec": spec}
     assert fault_of(policy).startswith("spec.timeZone: 'Berlin'")
     assert fault_of({"kind": "ClusterBinding", "metadata": {}, "spec": {"clusterID": "East"}}) != ""
 
 
-def test_the_guides_have_objects_of_our_kinds() -> None:
+def test_guides_contain_objects_of_our_kinds() -> None:
     kinds = {
         obj["kind"] for document in GUIDES for obj in objects_in(document) if isinstance(obj, dict) and "kind" in obj
     }
     assert {"ClusterBinding", "ResourceLeasingPolicy", "Job", "Pod"} <= kinds
 
 
-def test_the_test_in_the_guide_for_controllers_runs_as_written() -> None:
+def test_example_test_in_the_controller_guide_passes() -> None:
     text = (DOCS / "guides" / "testing-controllers.md").read_text()
     (snippet,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}
     exec(compile(snippet, "testing-controllers.md", "exec"), names)
-    assert names["test_the_end_is_the_same_whatever_happens_on_the_way"]() is None
+    assert names["test_examples_reach_the_same_end_under_any_disturbance"]() is None

@@ -60,41 +60,41 @@ def test_every_program_is_built_once(tmp_path: Path, go: Path) -> None:
     assert "building" not in second.stdout
 
 
-def test_what_runs_on_nodes_is_built_on_request_only(tmp_path: Path, go: Path) -> None:
+def test_node_programs_are_built_on_request_only(tmp_path: Path, go: Path) -> None:
     assert run(tmp_path).returncode == 0
     assert built(tmp_path).keys() == {program.name for program in kube_assets.CONTROL_PLANE}
     assert run(tmp_path, "--nodes").returncode == 0
     assert built(tmp_path).keys() >= {"kube-apiserver", "kubelet", "kube-proxy"}
 
 
-def test_clients_are_built_on_request_and_alone(tmp_path: Path, go: Path) -> None:
+def test_clients_are_built_alone_on_request(tmp_path: Path, go: Path) -> None:
     assert run(tmp_path, "--clients").returncode == 0
     assert built(tmp_path).keys() == {"helm", "kwok"}
 
 
-def test_the_conformance_tests_are_built_on_request_with_the_kubectl_that_they_call(tmp_path: Path, go: Path) -> None:
+def test_conformance_tests_are_built_with_kubectl_on_request(tmp_path: Path, go: Path) -> None:
     assert run(tmp_path, "--conformance").returncode == 0
     assert built(tmp_path) == {"e2e.test": "k8s.io/kubernetes/test/e2e", "kubectl": "k8s.io/kubernetes/cmd/kubectl"}
 
 
-def test_what_is_built_needs_no_compiler(tmp_path: Path, go: Path) -> None:
+def test_built_programs_need_no_compiler(tmp_path: Path, go: Path) -> None:
     run(tmp_path)
     go.unlink()
     assert run(tmp_path).returncode == 0
 
 
-def test_one_program_alone(tmp_path: Path, go: Path) -> None:
+def test_single_program_is_built_alone(tmp_path: Path, go: Path) -> None:
     assert run(tmp_path, "--only", "kubectl").returncode == 0
     assert built(tmp_path) == {"kubectl": "k8s.io/kubernetes/cmd/kubectl"}
 
 
-def test_an_unknown_program_is_refused_with_the_known_ones(tmp_path: Path, go: Path) -> None:
+def test_unknown_program_error_lists_known_ones(tmp_path: Path, go: Path) -> None:
     done = run(tmp_path, "--only", "kubectl,kubelot")
     assert done.returncode == 2
     assert "kubelot: not among kube-apiserver, etcd, kubectl" in done.stderr
 
 
-def test_a_program_that_did_not_build_is_not_there(tmp_path: Path) -> None:
+def test_failed_build_leaves_no_program(tmp_path: Path) -> None:
     compiler(tmp_path, then="exit 4")
     done = run(tmp_path, "--only", "etcd")
     assert done.returncode == 1
@@ -102,7 +102,7 @@ def test_a_program_that_did_not_build_is_not_there(tmp_path: Path) -> None:
     assert "etcd" not in built(tmp_path)
 
 
-def test_what_a_killed_run_left_is_swept_by_the_next(tmp_path: Path) -> None:
+def test_next_run_removes_leftovers_of_a_killed_run(tmp_path: Path) -> None:
     compiler(tmp_path, then="kill -s KILL $PPID; exit 1")
     assert run(tmp_path, "--only", "etcd").returncode < 0
     assert built(tmp_path) == {".etcd.unfinished": "half of it"}
@@ -111,7 +111,7 @@ def test_what_a_killed_run_left_is_swept_by_the_next(tmp_path: Path) -> None:
     assert built(tmp_path).keys() == {"kubectl"}
 
 
-def test_a_second_run_waits_for_the_first_and_builds_nothing(tmp_path: Path) -> None:
+def test_second_run_waits_for_the_first_and_builds_nothing(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gate")
     compiler(tmp_path, then=f'read -r _ < "{tmp_path}/gate"')
     etcd = command(tmp_path, "--only", "etcd")
@@ -128,14 +128,14 @@ def test_a_second_run_waits_for_the_first_and_builds_nothing(tmp_path: Path) -> 
         assert first.wait() == second.wait() == 0
 
 
-def test_without_go_one_line_says_what_to_do(tmp_path: Path) -> None:
+def test_missing_go_is_reported_in_one_line(tmp_path: Path) -> None:
     done = run(tmp_path)
     assert done.returncode == kube_assets.GO_ABSENT
     assert done.stdout.count("\n") == 1
     assert "install Go 1.24+, or set KUBEBUILDER_ASSETS" in done.stdout
 
 
-def test_given_assets_win(tmp_path: Path, go: Path) -> None:
+def test_configured_assets_take_precedence(tmp_path: Path, go: Path) -> None:
     done = run(tmp_path, KUBEBUILDER_ASSETS="/opt/kubebuilder")
     assert done.returncode == 0
     assert "nothing is built" in done.stdout

@@ -93,7 +93,7 @@ SCENARIOS = [
 ]
 
 
-def test_the_end_is_the_same_whatever_happens_on_the_way(record_property: Callable[[str, object], None]) -> None:
+def test_examples_reach_the_same_end_under_any_disturbance(record_property: Callable[[str, object], None]) -> None:
     reports = [perturb(scenario) for scenario in SCENARIOS]
     cases = sum(report.cases for report in reports)
     record_property("figure", f"perturbed examples: {cases} replays of {len(reports)} scenarios")
