@@ -1,8 +1,7 @@
-"""What every tier of the tests shares: real Kubernetes, where a test asks for it.
+"""Fixtures for all tests: a real Kubernetes control plane, its clients and kubectl.
 
-A test that needs a control plane asks for a fixture below and is marked `kubernetes` by that.  It has a namespace of
-its own, so tests do not see each other.  One that kills, pauses or reconfigures something starts a `ControlPlane` of
-its own.
+A test that uses one of these fixtures is marked `kubernetes`.  Each test gets a new namespace, so tests do not see each
+other.  A test that kills, pauses or reconfigures a process starts a separate `ControlPlane`.
 """
 
 import os
@@ -21,7 +20,7 @@ from tapestry.client.kubeconfig import load_access
 from tapestry.local.control_planes import kubelet_flags
 from tapestry.local.kubernetes import AssetsMissing, ControlPlane, find_assets
 
-# A deadline for one example would be an assertion on a latency under a second, on a machine that others use too.
+# A deadline for each example would fail on a busy machine.
 settings.register_profile("unhurried", settings(), deadline=None)
 settings.load_profile("unhurried")
 
@@ -33,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What the tests measured, and one line for each reason to skip, however many tests it took out."""
+    """Print the recorded figures and one line for each reason to skip."""
     for report in terminalreporter.stats.get("passed", []):
         for name, value in report.user_properties:
             if name == "figure":
@@ -46,7 +45,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def kube_assets() -> Path:
-    """The folder with the programs of a real Kubernetes.  Without one a test is skipped, but fails in CI."""
+    """Folder with the Kubernetes programs.  Without it tests are skipped, or fail in CI."""
     try:
         return find_assets(os.environ)
     except AssetsMissing as error:
@@ -58,7 +57,7 @@ def kube_assets() -> Path:
 
 @pytest.fixture(scope="session")
 def control_plane(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A real kube-apiserver over a real etcd; each worker of a run has one such pair."""
+    """A real kube-apiserver with etcd, one per pytest worker."""
     folder = tmp_path_factory.mktemp("control-plane")
     with ControlPlane(folder, kube_assets, fsync=False, flags=kubelet_flags(folder)) as plane:
         yield plane
@@ -66,7 +65,7 @@ def control_plane(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture
 def kubeconfig(control_plane: ControlPlane) -> Path:
-    """The file that opens the control plane to an administrator."""
+    """Administrator kubeconfig of the control plane."""
     return control_plane.kubeconfig
 
 
@@ -83,14 +82,14 @@ Kubectl = Callable[..., str]
 
 @pytest.fixture(scope="session")
 def kubectl(kube_assets: Path, control_plane: ControlPlane) -> Kubectl:
-    """kubectl at the control plane, unless it is told otherwise."""
+    """kubectl with the control plane as its default."""
     return kubectl_of(kube_assets, control_plane.kubeconfig)
 
 
 def kubectl_of(kube_assets: Path, default: Path) -> Kubectl:
-    """Runs kubectl and gives what it printed: a second opinion that shares no code with us.
+    """Return a function that runs kubectl and returns its output.
 
-    Another cluster is reached by `kubeconfig=`, and `stdin=` is what `-f -` reads.
+    `kubeconfig=` selects another cluster, and `stdin=` is the input of `-f -`.
     """
 
     def run(*arguments: str, kubeconfig: Path = default, stdin: str = "") -> str:
@@ -110,7 +109,7 @@ def kubectl_of(kube_assets: Path, default: Path) -> Kubectl:
 
 @pytest.fixture
 def namespace(kubectl: Kubectl) -> str:
-    """The name of a new namespace.  It goes with the control plane: nothing here empties namespaces."""
+    """The name of a new namespace.  It is never deleted: no controller here empties namespaces."""
     name = f"test-{secrets.token_hex(5)}"
     kubectl("create", "namespace", name)
     return name

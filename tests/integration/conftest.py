@@ -1,4 +1,4 @@
-"""Clusters for scenarios, over Kubernetes and over our API server; and the two side by side."""
+"""Fixtures that start clusters on Kubernetes and on our API server."""
 
 import asyncio
 import secrets
@@ -20,13 +20,13 @@ from .sides import Ours, Theirs, our_side, their_side
 
 @pytest.fixture(scope="session", params=[KUBERNETES, OWN])
 def flavour(request: pytest.FixtureRequest) -> str:
-    """Whose API server this run of a scenario is over."""
+    """The API server that this run of a scenario uses."""
     return str(request.param)
 
 
 @pytest.fixture(scope="session")
 def start(flavour: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Start:
-    """Starts clusters beside the one that is shared."""
+    """Function that starts clusters in addition to the shared one."""
     if flavour == "own":
         return starts_own(tmp_path_factory)
     return starts_kubernetes(request.getfixturevalue("kube_assets"), tmp_path_factory)
@@ -34,32 +34,32 @@ def start(flavour: str, request: pytest.FixtureRequest, tmp_path_factory: pytest
 
 @pytest.fixture(scope="session")
 def own_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    """What `control_plane` is for Kubernetes: an API server of ours that tests share."""
+    """Shared instance of our API server, the counterpart of `control_plane`."""
     with starts_own(tmp_path_factory)("own") as plane:
         yield plane
 
 
 @pytest.fixture(scope="session")
 def shared_plane(flavour: str, request: pytest.FixtureRequest) -> Plane:
-    """The cluster that every test of this flavour shares, and none hurts."""
+    """The cluster that all tests of this flavour share.  Tests must not damage it."""
     return request.getfixturevalue("control_plane" if flavour == "kubernetes" else "own_plane")
 
 
 @pytest.fixture
 def kubeconfig(shared_plane: Plane) -> Path:
-    """The file that opens the shared cluster to an administrator."""
+    """Administrator kubeconfig of the shared cluster."""
     return shared_plane.kubeconfig
 
 
 @pytest.fixture(scope="session")
 def kubectl(kube_assets: Path, shared_plane: Plane) -> Kubectl:
-    """kubectl at the shared cluster, unless it is told otherwise."""
+    """kubectl with the shared cluster as its default."""
     return kubectl_of(kube_assets, shared_plane.kubeconfig)
 
 
 @pytest.fixture
 async def namespace(client: Client) -> str:
-    """The name of a new namespace.  It goes with its cluster: nothing here empties namespaces."""
+    """The name of a new namespace.  It is never deleted: no controller here empties namespaces."""
     name = f"test-{secrets.token_hex(5)}"
     await client.create(NAMESPACES, object_named(name))
     return name
@@ -67,7 +67,7 @@ async def namespace(client: Client) -> str:
 
 @pytest.fixture(scope="module")
 def virtual_plane(shared_plane: Plane) -> Plane:
-    """The virtual cluster: the one that every test shares."""
+    """The virtual cluster, shared by all tests."""
     asyncio.run(install_kinds(shared_plane))
     return shared_plane
 
@@ -90,7 +90,7 @@ def attended_plane(start: Start) -> Iterator[Plane]:
 
 @pytest.fixture(scope="session")
 def third_plane(start: Start) -> Iterator[Plane]:
-    """One cluster more: another physical or another virtual one."""
+    """An additional cluster, physical or virtual."""
     with start("third") as plane:
         asyncio.run(install_kinds(plane))
         yield plane
@@ -98,20 +98,20 @@ def third_plane(start: Start) -> Iterator[Plane]:
 
 @pytest.fixture
 async def site(virtual_plane: Plane, physical_plane: Plane, tmp_path: Path) -> AsyncIterator[Lending]:
-    """A binding of its own between the two; whose syncer does not run yet."""
+    """A new binding between the two clusters.  Its syncer is not started."""
     async with lending(virtual_plane, physical_plane, tmp_path) as made:
         yield made
 
 
 @pytest.fixture
 async def ours(tmp_path: Path) -> AsyncIterator[Ours]:
-    """An API server of ours, in this process."""
+    """Our API server, in this process."""
     async with our_side(tmp_path) as side:
         yield side
 
 
 @pytest.fixture
 async def theirs(control_plane: ControlPlane) -> AsyncIterator[Theirs]:
-    """The kube-apiserver that every test shares, to be asked in the same way."""
+    """The shared kube-apiserver, called like `ours`."""
     async with their_side(control_plane) as side:
         yield side

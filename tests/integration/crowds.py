@@ -1,7 +1,7 @@
-"""Crowds: many pods bound to virtual nodes at once, and a look from outside at what becomes of them.
+"""Batches of pods on virtual nodes, and the times at which watches report their progress.
 
-Whoever makes twins of the pods and brings their status up is not asked.  All times are those at which a watch of ours
-showed it, on the clock of this process.
+The observer is independent of the syncer.  All times are those at which a watch of this process reported a change, on
+the clock of this process.
 """
 
 import asyncio
@@ -23,28 +23,28 @@ from .lending import Lending, an_object, give, wait_for_all
 
 AT_ONCE = 32
 CROWD, MEMBER = "crowd", "member"
-"""Labels of the pods, which their twins have too."""
+"""Labels of the pods and of their twins."""
 
 
 @dataclass
 class Crowd:
-    """Pods of one namespace; each has the name of the crowd and a number."""
+    """A batch of pods in one namespace.  A pod name is the name of the batch and a number."""
 
     client: Client
     name: str
     bound: dict[str, float] = field(default_factory=dict)
-    """When each pod was first seen, which is when it was bound: they are born that way."""
+    """Time at which each pod was first seen.  Pods are created with a node name, so this is the time of binding."""
     mapped: dict[str, float] = field(default_factory=dict)
-    """When the twin of each pod was first seen."""
+    """Time at which the twin of each pod was first seen."""
     running: dict[str, float] = field(default_factory=dict)
-    """When each pod was first seen Running, above."""
+    """Time at which each virtual pod was first seen Running."""
     above: set[str] = field(default_factory=set)
     below: set[str] = field(default_factory=set)
-    """Which are there now."""
+    """Names of the pods and of the twins that exist now."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def bind(self, count: int, nodes: Sequence[str], *, per_second: float = math.inf, **spec: Any) -> None:
-        """Create that many pods, on one virtual node after the other; returns when they are created."""
+        """Create `count` pods, distributed over the virtual nodes in turn."""
         began = time.monotonic()
 
         async def create_every_nth(first: int) -> None:
@@ -57,7 +57,7 @@ class Crowd:
                 group.create_task(create_every_nth(first))
 
     async def delete(self) -> None:
-        """Have every pod of the crowd deleted, with the grace that it has."""
+        """Delete every pod of the batch with its own grace period."""
         await self.client.delete_collection(PODS, "default", labels=f"{CROWD}={self.name}")
 
     async def wait_until_running(self, count: int, *, timeout: float = 180) -> None:
@@ -66,7 +66,7 @@ class Crowd:
             raise TimeoutError(f"crowd {self.name} of {count}: after {timeout:g} s {seen}")
 
     async def is_gone(self, *, timeout: float = 60) -> bool:
-        """Whether nothing was left on either side in time."""
+        """Wait until no pod and no twin is left.  Return False on timeout."""
         return await self.wait_until_true(lambda: not (self.above or self.below), timeout)
 
     async def wait_until_true(self, claim: Callable[[], bool], timeout: float) -> bool:
@@ -102,7 +102,7 @@ class Crowd:
 
 @asynccontextmanager
 async def crowd(site: Lending, name: str) -> AsyncIterator[Crowd]:
-    """A crowd without pods yet, which are seen from the first to the last."""
+    """Observe an empty batch, to which pods can be added."""
     made = Crowd(site.virtual, name)
     above = Informer(site.virtual, PODS, namespace="default", labels=f"{CROWD}={name}", transform=pod_summary)
     above.on_change(made.see_pod)
@@ -118,14 +118,14 @@ async def crowd(site: Lending, name: str) -> AsyncIterator[Crowd]:
 
 
 def pod_summary(pod: Object) -> Object:
-    """A transform: no more of a pod than is looked at."""
+    """Transform for informers that keeps only the fields read here."""
     metadata = pod["metadata"]
     summary = {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion", "labels")}
     return {"metadata": summary, "phase": value_at(pod, "status", "phase")}
 
 
 def member(crowd: str, number: int, node: str, **spec: Any) -> Object:
-    """A pod of about a kilobyte, as the server keeps it."""
+    """A pod that takes about one kilobyte on the server."""
     name = f"{crowd}-{number}"
     requests = {"cpu": "10m", "memory": "10Mi"}
     container = {"name": "c", "image": "images.example/busybox:1", "resources": {"requests": requests}}
@@ -143,7 +143,7 @@ def member(crowd: str, number: int, node: str, **spec: Any) -> Object:
 
 
 async def lend(site: Lending, count: int) -> list[str]:
-    """That many large physical nodes, lent whole and always; what their virtual nodes will be called."""
+    """Create large physical nodes and a policy that lends them.  Return the names of their virtual nodes."""
     names = [f"node-{number:04d}" for number in range(count)]
     waiting = iter(names)
 
@@ -160,7 +160,7 @@ async def lend(site: Lending, count: int) -> list[str]:
 
 
 async def wait_until_lent(site: Lending, count: int) -> None:
-    """Until a syncer has made all the virtual nodes."""
+    """Wait until the syncer has created all virtual nodes."""
     await wait_for_all(
         site.virtual,
         NODES,

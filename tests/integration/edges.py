@@ -1,7 +1,7 @@
-"""Windows that open and close at whole minutes, and a look from outside at what comes of it.
+"""Measure how late time windows open and close, and how late pods are reclaimed.
 
-Ten nodes have a policy each.  Half of them open when the other half closes, minute by minute, and those that close
-have pods to take back.  All that is measured is when a watch on the virtual cluster shows it.
+Ten nodes have one policy each.  Every minute half of the windows open and the other half close.  Nodes whose window
+closes have pods to reclaim.  All times are those at which a watch on the virtual cluster reported a change.
 """
 
 import asyncio
@@ -23,18 +23,18 @@ GRACE = 5
 PODS_EACH = 2
 MINUTE = timedelta(minutes=1)
 PREPARATION = timedelta(seconds=10)
-"""What it takes a syncer that runs to have everything in place before the first edge, on a busy machine."""
+"""Time that a running syncer needs before the first edge on a busy machine."""
 
 
 @dataclass
 class Observations:
-    """What was seen, and when."""
+    """Changes reported by the watches, with their times."""
 
     closed: dict[str, bool] = field(default_factory=dict)
-    """Of each virtual node, as last seen."""
+    """Last seen window state of each virtual node."""
     changed: list[tuple[str, datetime]] = field(default_factory=list)
     deleted_at: dict[str, datetime] = field(default_factory=dict)
-    """When each pod was on its way out."""
+    """Time at which each pod was first seen deleting or deleted."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def observe_node(self, _: Object | None, node: Object | None) -> None:
@@ -53,7 +53,7 @@ class Observations:
 
 @dataclass
 class Measured:
-    """Seconds from an edge to its taint, or to the end of one, and from a deadline to each pod's deletion."""
+    """Seconds from a window edge to the change of the taint, and from a deadline to the deletion of each pod."""
 
     lateness: list[float] = field(default_factory=list)
     deadline_error: list[float] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Measured:
 
 
 async def measured(site: Lending, minutes: int) -> Measured:
-    """What came of so many whole minutes, from the next one on."""
+    """Measure the given number of whole minutes, beginning with the next one."""
     nodes = [f"{site.name}-{number}" for number in range(POLICIES)]
     for node in nodes:
         await site.add_node(node, labels={"policy": node})
@@ -93,7 +93,7 @@ async def measured(site: Lending, minutes: int) -> Measured:
 
 
 def is_at_work(binding: Object) -> bool:
-    """Whether a syncer has said something of what it leases."""
+    """Report whether a syncer has set the Leasing condition."""
     return find_condition(value_at(binding, "status", "conditions"), "Leasing") is not None
 
 
@@ -102,7 +102,7 @@ def next_minute(moment: datetime) -> datetime:
 
 
 def windows(first: datetime, minutes: int, *, closes_first: bool) -> list[Object]:
-    """Every other minute from `first` on; one that closes first has been open before."""
+    """Windows for every other minute from `first` on.  With `closes_first`, one window is open before `first`."""
     begun = [(first - 2 * MINUTE, first)] if closes_first else []
     starts = [first + minute * MINUTE for minute in range(int(closes_first), minutes + 1, 2)]
     spans = [*begun, *((start, start + MINUTE) for start in starts)]
@@ -121,7 +121,7 @@ async def add_policy(site: Lending, node: str, open_in: list[Object]) -> None:
 
 
 async def bind_pods(site: Lending, minute: int, nodes: Iterable[str]) -> set[str]:
-    """New pods on each node; they tolerate everything and are gone as soon as they are deleted."""
+    """Create pods on each node that tolerate everything and have no grace period."""
     spec = {"tolerations": [{"operator": "Exists"}], "terminationGracePeriodSeconds": 0}
     return {
         name_of(await site.bind_pod(f"{minute}-{node}-{number}", node, **spec))

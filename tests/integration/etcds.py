@@ -1,4 +1,4 @@
-"""A real etcd of a test's own, which can be killed and run again on its data, and stores over it."""
+"""A real etcd that a test can kill and restart, and stores on top of it."""
 
 import asyncio
 import signal
@@ -23,7 +23,7 @@ NO_CERTIFICATES = Certificates()
 
 
 class Etcd:
-    """One member on loopback.  It syncs: what it acknowledges is there."""
+    """One etcd member on loopback.  It calls fsync, so acknowledged writes survive a kill."""
 
     def __init__(
         self, assets: Path, folder: Path, flags: Mapping[str, str] = EMPTY_MAPPING, *, scheme: str = "http"
@@ -55,7 +55,7 @@ class Etcd:
         self.kill()
 
     def start(self) -> None:
-        """Run it, and wait until it answers; from a coroutine, call this in a thread."""
+        """Start etcd and wait until it answers.  Blocks: call it in a thread from a coroutine."""
         self.launch()
         self.wait_until_ready()
 
@@ -76,7 +76,7 @@ class Etcd:
                 raise RuntimeError(f"etcd does not answer; the end of its log:\n{self._log.read_text()[-2000:]}")
 
     def pause(self) -> None:
-        """Stop it in its tracks: its connections stay open and silent until `resume`."""
+        """Stop the process with SIGSTOP.  Its connections stay open and silent until `resume`."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
@@ -85,7 +85,7 @@ class Etcd:
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL; the second call does nothing."""
+        """Send SIGKILL.  The second call does nothing."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -94,7 +94,7 @@ class Etcd:
 
 @contextmanager
 def three_members(assets: Path, folder: Path) -> Iterator[list[Etcd]]:
-    """A cluster that can do without any one of them."""
+    """A cluster of three members, which survives the loss of one."""
     members = {}
     for name in ("a", "b", "c"):
         (folder / name).mkdir()
@@ -127,7 +127,7 @@ def a_layout(prefix: str) -> KeyLayout:
 async def following(
     urls: str | Sequence[str], prefix: str, certificates: Certificates = NO_CERTIFICATES
 ) -> AsyncIterator[EtcdStore]:
-    """A store that has caught up with etcd, of a server of its own."""
+    """A store of a separate server that has caught up with etcd."""
     async with EtcdClient([urls] if isinstance(urls, str) else urls, certificates) as client:
         store = EtcdStore(client, a_layout(prefix), history_seconds=300)
         await store.load()

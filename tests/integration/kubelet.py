@@ -1,8 +1,8 @@
-"""A kubelet for every node of a cluster that has none: a pod on a node runs at once, and is gone when it is told to go.
+"""Simulated kubelet for all nodes of a cluster: pods run at once and end when they are deleted.
 
     python -m tests.integration.kubelet KUBECONFIG
 
-Each pod costs two writes, one status and one deletion: what it takes until a pod runs is what others make it take.
+Each pod costs two writes: one status update and one deletion.  The kubelet adds no delay of its own.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ CONDITIONS = ("PodScheduled", "Initialized", "ContainersReady", "Ready")
 class Kubelet:
     client: Client
     started: set[str] = field(default_factory=set)
-    """UIDs of the pods that run, or are about to."""
+    """UIDs of the pods that run or are being started."""
     stopped: set[str] = field(default_factory=set)
     work: asyncio.Queue[Object] = field(default_factory=asyncio.Queue)
 
@@ -67,12 +67,12 @@ class Kubelet:
                 else:
                     status = running_status(pod, timestamp(datetime.now(UTC)))
                     await self.client.patch(PODS, this(pod), {"status": status}, subresource="status")
-            except (NotFound, Conflict):  # it is gone, or another has taken its name
+            except (NotFound, Conflict):  # the pod is gone or was recreated
                 continue
 
 
 def this(pod: Object) -> Object:
-    """The pod in whatever state it is now."""
+    """Reference to the pod in any version."""
     target = object_named(name_of(pod), namespace_of(pod))
     return {"metadata": {**target["metadata"], "uid": uid_of(pod)}}
 

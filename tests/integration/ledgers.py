@@ -1,4 +1,4 @@
-"""What clients of an API server were told, against what it says later: nothing may be lost, or told twice."""
+"""Record what an API server acknowledged and check that nothing is lost or repeated."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -6,18 +6,18 @@ from dataclasses import dataclass, field
 
 
 class PromiseBroken(AssertionError):
-    """The server broke a promise; the message says which."""
+    """The server broke a guarantee, which the message names."""
 
 
 @dataclass
 class Ledger:
-    """Every acknowledged write.  A key has one writer, whose values count up; None is a deletion."""
+    """All acknowledged writes.  A key has one writer, which writes increasing values.  None is a deletion."""
 
     acknowledged: dict[str, int | None] = field(default_factory=dict)
     revisions: dict[int, tuple[str, int]] = field(default_factory=dict)
-    """Which write was given which revision."""
+    """Key and value of the write that produced each revision."""
     pending: dict[str, int | None] = field(default_factory=dict)
-    """The writes whose answers have not come, or were lost."""
+    """Writes without an answer."""
     count: int = 0
 
     def record_request(self, key: str, value: int | None) -> None:
@@ -32,7 +32,7 @@ class Ledger:
                 raise PromiseBroken(f"revision {revision} was given to {known} and to {(key, value)}")
 
     def check_own_read(self, key: str, value: int | None) -> None:
-        """A read by the key's own writer, after an answer was lost or the server came back."""
+        """Check a read by the writer of the key after a lost answer or a restart."""
         known = self.acknowledged.get(key)
         if value not in {known, self.pending.get(key, known)}:
             raise PromiseBroken(f"{key}: {known} was acknowledged, and {value} is there")
@@ -40,21 +40,21 @@ class Ledger:
         self.acknowledged[key] = value
 
     def check_other_read(self, key: str, value: int | None, known_before: int | None) -> None:
-        """A read by anybody, and what was acknowledged before it began."""
+        """Check a read by another client against the value acknowledged before the read began."""
         if value is not None and known_before is not None and value < known_before:
             raise PromiseBroken(f"{key}: {known_before} had been acknowledged, and {value} was read after that")
 
 
 @dataclass
 class Watcher:
-    """What one watcher was told, over any number of watches."""
+    """Events that one watcher received, over any number of watches."""
 
     ledger: Ledger
     objects_seen: dict[str, int] = field(default_factory=dict)
     since: int = 0
-    """The revision of its last list."""
+    """Revision of the last list."""
     last: int = 0
-    """The newest revision that it was told of."""
+    """Newest revision that the watcher received."""
     seen: set[int] = field(default_factory=set)
     events: int = 0
     bookmarks: int = 0
@@ -89,7 +89,7 @@ class Watcher:
         self.last = revision
 
     def check_complete(self) -> None:
-        """Every acknowledged write between its list and the last it was told of must have come."""
+        """Check that no acknowledged write between `since` and `last` is missing."""
         missed = [
             revision
             for revision in self.ledger.revisions
@@ -100,7 +100,7 @@ class Watcher:
 
 
 def check_same(objects_seen: dict[str, int], objects: Iterable[tuple[str, int]]) -> None:
-    """Whether a watcher that has seen everything has the picture that a list gives."""
+    """Check that the objects of a watcher equal those of a list."""
     wrong = Counter(objects_seen.items()) - Counter(objects)
     if wrong:
         raise PromiseBroken(f"a watcher believes in {list(wrong)[:5]}")

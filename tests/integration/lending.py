@@ -1,7 +1,7 @@
-"""Physical clusters that lend to virtual ones, and real syncer processes between them: where the syncer is proven.
+"""Test environment with a virtual cluster, a physical cluster and a syncer process between them.
 
-One control plane serves many tests: each `Lending` has a binding, a mount namespace and nodes of its own, and leases
-no others.  Nothing here runs pods: what a kubelet would do is done by hand.
+Tests share control planes.  Each `Lending` has a separate binding, mount namespace and set of nodes, and leases no
+other nodes.  No kubelet runs: tests write the status that a kubelet would write.
 """
 
 import asyncio
@@ -47,16 +47,16 @@ from .planes import Plane
 
 TAPESTRY = Path(sys.executable).with_name("tapestry")
 LENT_TO = "lent-to"
-"""The label by which the nodes of one `Lending` are told from those of others in the same cluster."""
+"""Label that distinguishes the nodes of one `Lending` from others in the same cluster."""
 TIMEOUT = 45.0
-"""Seconds for whatever is to come about: a syncer takes some to start where both processors are busy."""
+"""Default timeout of the wait functions in seconds.  A syncer starts slowly on a busy machine."""
 
 Until = Callable[[Object], bool]
 
 
 @dataclass(frozen=True)
 class Lending:
-    """A binding in the virtual cluster and what it binds; its name is its clusterID too."""
+    """A binding and its two clusters.  The name of the binding is also its clusterID."""
 
     virtual: Client
     physical: Client
@@ -65,10 +65,10 @@ class Lending:
     mount: str
     folder: Path
 
-    # -- the world
+    # -- objects of the clusters
 
     async def add_node(self, name: str, *, labels: dict[str, str] | None = None, **amounts: str) -> Object:
-        """A physical node that is ready, lent to nobody else, and has 4 CPUs and 8Gi unless told otherwise."""
+        """Create a ready physical node that only this binding leases, by default with 4 CPUs and 8Gi."""
         metadata = {"name": name, "labels": {LENT_TO: self.name, **(labels or {})}}
         capacity = {"cpu": "4", "memory": "8Gi", "pods": "110", **amounts}
         made = await self.physical.create(NODES, an_object("Node", metadata))
@@ -76,7 +76,7 @@ class Lending:
         return await self.physical.patch(NODES, object_named(name_of(made)), {"status": status}, subresource="status")
 
     async def add_policy(self, name: str, *, below: bool = False, **spec: Any) -> Object:
-        """The operator's policy, or the owner's if it is `below`."""
+        """Create a policy of the operator, or of the owner with `below`."""
         return await (self.physical if below else self.virtual).create(POLICIES, self.a_policy(name, **spec))
 
     def a_policy(self, name: str, **spec: Any) -> Object:
@@ -94,18 +94,18 @@ class Lending:
     async def add_foreign_pod(
         self, name: str, node: str, *, ports: list[Object] | None = None, **requests: str
     ) -> None:
-        """A pod of the owner's, on a physical node."""
+        """Create a pod of the owner on a physical node."""
         await self.physical.create(PODS, a_pod(f"{self.name}-{name}", node, ports=ports or [], requests=requests))
 
     async def drop_foreign_pod(self, name: str) -> None:
         await self.physical.delete(PODS, object_named(f"{self.name}-{name}", "default"), grace_seconds=0)
 
     async def bind_pod(self, name: str, node: str, **spec: Any) -> Object:
-        """A pod in the virtual cluster, bound to the virtual node of `node`."""
+        """Create a pod in the virtual cluster, bound to the virtual node of `node`."""
         return await self.virtual.create(PODS, a_pod(f"{self.name}-{name}", self.above(node), **spec))
 
     async def run_pod(self, name: str, node: str, **spec: Any) -> Object:
-        """A pod whose twin has its place below: from here on it is for a kubelet, that is `end_twin`, to end it."""
+        """Create a pod whose twin is bound to a physical node.  Call `end_twin` to end it as a kubelet would."""
         pod = await self.bind_pod(name, node, **spec)
         twin = await self.wait_for_twin(name)
         target = {"apiVersion": "v1", "kind": "Node", "name": node}
@@ -114,11 +114,11 @@ class Lending:
         return pod
 
     async def end_twin(self, name: str) -> None:
-        """What a kubelet does last with a pod that is to go: the twin is gone."""
+        """Delete the twin without grace, as a kubelet does at the end."""
         await self.physical.delete(PODS, object_named(await self.twin_name(name), self.mount), grace_seconds=0)
 
     async def end_pod(self, name: str) -> None:
-        """What a kubelet does last: the pod is gone."""
+        """Delete the pod without grace, as a kubelet does at the end."""
         await self.virtual.delete(PODS, object_named(f"{self.name}-{name}", "default"), grace_seconds=0)
 
     async def set_binding(self, **spec: Any) -> None:
@@ -129,7 +129,7 @@ class Lending:
         await self.virtual.patch(SECRETS, object_named(self.name, keys.SYSTEM_NAMESPACE), {"data": data})
 
     def above(self, node: str) -> str:
-        """The name of the virtual node."""
+        """Return the name of the virtual node."""
         return virtual_node_name(self.name, node)
 
     # -- waiting
@@ -148,7 +148,7 @@ class Lending:
         await wait_until_gone(self.virtual, NODES, self.above(node))
 
     async def twin_name(self, name: str) -> str:
-        """What the twin of the pod `name` is called."""
+        """Return the name of the twin of the pod `name`."""
         binding = await self.virtual.get(CLUSTER_BINDINGS, self.name)
         system = await self.virtual.get(NAMESPACES, "kube-system")
         cluster = virtual_cluster_label(uid_of(system))
@@ -164,7 +164,7 @@ class Lending:
         await wait_until_gone(self.physical, PODS, await self.twin_name(name), self.mount, timeout=timeout)
 
     async def set_twin_status(self, name: str, **status: Any) -> None:
-        """What a kubelet says."""
+        """Write the status of the twin as a kubelet does."""
         target = object_named(await self.twin_name(name), self.mount)
         await self.physical.patch(PODS, target, {"status": status}, subresource="status")
 
@@ -175,7 +175,7 @@ class Lending:
 
     @contextmanager
     def syncer(self, **settings: str) -> Iterator[subprocess.Popen[bytes]]:
-        """`tapestry syncer` for this binding; it must run on without a fault, and end well when it is asked to."""
+        """Run `tapestry syncer` for this binding.  It must exit cleanly on SIGTERM and log no traceback."""
         command = [TAPESTRY, "syncer", "--binding", self.name, "--kubeconfig", self.virtual_plane.kubeconfig]
         command += ["--allow-loopback"]
         command += ["--leader-elect=false", "--metrics-bind-address", "", "--health-probe-bind-address", ""]
@@ -202,9 +202,9 @@ class Lending:
         return self.folder / "audit.jsonl"
 
     def writes(self) -> list[Object]:
-        """The writes that the syncer made, as far as its audit has them: a fifth of a second late.
+        """Return the writes in the audit log of the syncer, which lags behind by up to 0.2 seconds.
 
-        Those that were refused, or got no answer, are none: a cache that lags behind leads to such, and an end.
+        Writes that were refused or got no answer are left out: stale caches and shutdown cause them.
         """
         entries = map(json.loads, self.audit.read_text().splitlines())
         return [each for each in entries if each.get("code", 500) < 300]
@@ -214,7 +214,7 @@ class Lending:
 async def lending(
     virtual: Plane, physical: Plane, folder: Path, *, name: str = "", **spec: Any
 ) -> AsyncIterator[Lending]:
-    """A new binding between two clusters, of which the virtual one knows our kinds; `spec` goes into it."""
+    """Create a binding with `spec` between two clusters.  The virtual cluster must have our kinds."""
     name = name or f"c{secrets.token_hex(4)}"
     async with client_of(virtual) as above, client_of(physical) as below:
         site = Lending(above, below, virtual, name, f"{name}-mount", folder)
@@ -246,7 +246,7 @@ async def client_of(plane: Plane) -> AsyncIterator[Client]:
 
 
 async def install_kinds(plane: Plane) -> None:
-    """Our kinds, served."""
+    """Install our CustomResourceDefinitions and wait until they are served."""
     async with client_of(plane) as client:
         for kind in (CLUSTER_BINDING, POLICY):
             definition = crd(kind)
@@ -255,7 +255,7 @@ async def install_kinds(plane: Plane) -> None:
 
 
 async def give(client: Client, resource: Resource, obj: Object) -> None:
-    """Create what another test may have created."""
+    """Create an object unless it exists."""
     try:
         await client.create(resource, obj)
     except AlreadyExists:
@@ -294,7 +294,7 @@ async def wait_for_all(
     fields: str = "",
     timeout: float = TIMEOUT,
 ) -> list[Object]:
-    """The objects that the selectors match, once `until` holds for all of them together."""
+    """Wait until `until` holds for the list of selected objects and return the list."""
     informer = Informer(client, resource, namespace=namespace, labels=labels, fields=fields)
     changed = asyncio.Event()
     informer.on_change(lambda _old, _new: changed.set())
@@ -309,7 +309,7 @@ async def wait_for_all(
 
 
 async def ends(process: subprocess.Popen[bytes]) -> int:
-    """How a process ended by itself."""
+    """Wait for a process to end and return its exit code."""
     return await asyncio.to_thread(process.wait, TIMEOUT)
 
 
@@ -338,7 +338,7 @@ def ready(status: str) -> Object:
     return {"type": "Ready", "status": status, "reason": "Told", "lastTransitionTime": "2026-01-01T00:00:00Z"}
 
 
-# -- claims about objects
+# -- predicates on objects
 
 
 def lends(**amounts: str) -> Until:

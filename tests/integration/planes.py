@@ -1,7 +1,7 @@
-"""What scenarios run over: Kubernetes' own API server and etcd, or our API server in their place.
+"""Control planes for scenarios: Kubernetes with etcd, or our API server in its place.
 
-A scenario that asks for a cluster runs over both, and has to come out the same.  What stays on Kubernetes is marked
-`only_on_kubernetes`, with one of the reasons below.  Controllers run in neither unless a test asks for them.
+A scenario that requests a cluster runs on both and must have the same result.  Scenarios that need Kubernetes are
+marked `only_on_kubernetes` with one of the reasons below.  Controllers run only if a test requests them.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,29 +19,29 @@ from .servers import OwnServer
 KUBERNETES = pytest.param("kubernetes", id="kubernetes", marks=pytest.mark.kubernetes)
 OWN = pytest.param("own", id="own")
 OWN_ABOVE = pytest.param("own above", id="own-above", marks=pytest.mark.kubernetes)
-"""The virtual cluster is ours, every other is Kubernetes'."""
+"""The virtual cluster is our API server.  All other clusters are Kubernetes."""
 also_mixed = pytest.mark.parametrize("flavour", [KUBERNETES, OWN, OWN_ABOVE], indirect=True)
-"""For a few scenarios that go all the way between two clusters."""
+"""Also run a scenario with our API server as the virtual cluster and Kubernetes as the physical one."""
 
 
 class Plane(Protocol):
-    """A cluster without nodes, as far as scenarios use it; `kubeconfig` is its administrator's, as `token` is."""
+    """A cluster without nodes.  `kubeconfig` and `token` are those of the administrator."""
 
     kubeconfig: Path
     url: str
     token: str
 
     def restart(self) -> None:
-        """Kill the API server and run it again under the same address."""
+        """Kill the API server and start it again at the same address."""
 
     def pause(self) -> None:
-        """Stop the API server in its tracks: its connections stay open and silent until `resume`."""
+        """Stop the API server with SIGSTOP.  Its connections stay open and silent until `resume`."""
 
     def resume(self) -> None: ...
 
 
 Start = Callable[..., AbstractContextManager[Plane]]
-"""`start("physical", controllers=True)` runs a cluster for as long as the context lasts."""
+"""`start("physical", controllers=True)` runs a cluster until the context exits."""
 
 
 def starts_kubernetes(assets: Path, folders: pytest.TempPathFactory) -> Start:
@@ -57,7 +57,7 @@ def starts_own(folders: pytest.TempPathFactory) -> Start:
     @contextmanager
     def start(name: str, *, controllers: bool = False) -> Iterator[OwnServer]:
         flags = ("--service-cluster-ip-range", "10.96.0.0/16", "--controllers", "*" if controllers else "none")
-        # As in `ControlPlane`: pods without a service account would be refused where no controller makes accounts.
+        # As in `ControlPlane`: without controllers no service accounts exist, so pods must not need one.
         with OwnServer(folders.mktemp(name), *flags, pod_accounts=str(controllers).lower()) as server:
             yield server
 

@@ -1,4 +1,4 @@
-"""Processes of ours, and what they take of the machine by the kernel's own account."""
+"""Run processes and read their CPU time and memory from the kernel."""
 
 import os
 import signal
@@ -13,9 +13,9 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 @contextmanager
 def running(command: Sequence[object], log: Path) -> Iterator[int]:
-    """The id of a process that works in the root of the repository and is asked to end after use.
+    """Run a process in the root of the repository and terminate it afterwards.  Yield its id.
 
-    Whatever goes wrong while it runs, or with its end, comes with the last of its log.
+    Errors in the context or at the end of the process include the last lines of its log.
     """
     with log.open("ab") as stderr:
         process = subprocess.Popen([str(word) for word in command], cwd=ROOT, stderr=stderr)
@@ -33,7 +33,7 @@ def running(command: Sequence[object], log: Path) -> Iterator[int]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of all its threads, in user code and in the kernel."""
+    """CPU time of all threads of the process, user and system."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 

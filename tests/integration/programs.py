@@ -1,4 +1,4 @@
-"""Other people's programs at a server: run to their end, and seen to succeed."""
+"""Run third-party programs against a server and check that they succeed."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ Run = Callable[..., str]
 
 
 def programs(kube_assets: Path, kubeconfig: Path, folder: Path) -> Run:
-    """`run("kubectl", "get", "pods")` is what it prints; what programs keep for themselves, they keep in `folder`."""
+    """Return `run`: `run("kubectl", "get", "pods")` returns the output.  Programs store their own files in `folder`."""
     places = {f"HELM_{each}_HOME": str(folder / each.lower()) for each in ("CACHE", "CONFIG", "DATA")}
     environ = {**os.environ, **places, "KUBECONFIG": str(kubeconfig), "HOME": str(folder)}
 

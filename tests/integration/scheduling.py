@@ -1,4 +1,4 @@
-"""Situations for a scheduler: nodes, the pods on them, and one pod that wants a place."""
+"""Scheduling situations: nodes, pods on them, and one pod to schedule."""
 
 from dataclasses import dataclass, field
 from typing import Any

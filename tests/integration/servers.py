@@ -1,4 +1,4 @@
-"""`tapestry apiserver` as a process of its own: started, asked to end or killed, and started again on its data."""
+"""`tapestry apiserver` as a process that can be stopped, killed and restarted on its data."""
 
 import base64
 import json
@@ -19,7 +19,7 @@ TAPESTRY = Path(sys.executable).with_name("tapestry")
 
 
 class OwnServer:
-    """Our API server over TLS, under the same address whenever it runs; `kubeconfig` is its administrator's."""
+    """Our API server over TLS, at the same address after each start.  `kubeconfig` is that of the administrator."""
 
     def __init__(self, folder: Path, *flags: str, address: str = "127.0.0.1", **settings: str) -> None:
         self.folder = folder
@@ -43,7 +43,7 @@ class OwnServer:
         return self.folder / "pki" / "ca.crt"
 
     def start(self) -> None:
-        """Run it and wait until it serves; how long that took is `ready_seconds`."""
+        """Start the server and wait until it serves.  Sets `ready_seconds`."""
         self.folder.mkdir(exist_ok=True, mode=0o700)
         tokens = self.folder / "tokens.csv"
         tokens.touch(mode=0o600)
@@ -88,7 +88,7 @@ class OwnServer:
         self.kubeconfig.write_text(json.dumps(content))
 
     def stop(self) -> None:
-        """Ask it to end, also if it is paused, and see that it does."""
+        """Terminate the server, even if it is paused, and check that it exits."""
         if self._process is not None:
             self.resume()
             self._process.terminate()
@@ -101,12 +101,12 @@ class OwnServer:
             self._process.wait()
 
     def restart(self) -> None:
-        """Kill it, and run it again on what it has on disk."""
+        """Kill the server and start it again on its data."""
         self.kill()
         self.start()
 
     def pause(self) -> None:
-        """Stop it in its tracks: its connections stay open and silent until `resume`."""
+        """Stop the process with SIGSTOP.  Its connections stay open and silent until `resume`."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:

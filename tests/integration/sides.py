@@ -1,4 +1,4 @@
-"""Two API servers side by side, ours and Kubernetes' own, and one way to ask either."""
+"""One call interface for our API server and for a kube-apiserver."""
 
 import ssl
 from collections.abc import AsyncIterator

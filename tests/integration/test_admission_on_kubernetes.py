@@ -1,4 +1,4 @@
-"""The lease is a limit on real API servers, too: whatever a pod tolerates, and whoever names its node."""
+"""Enforcement of leases on real API servers, for any toleration and any way of binding."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -29,7 +29,7 @@ async def test_no_pod_starts_outside_or_outlasts_its_lease(site: Lending) -> Non
     await site.add_policy("all", timeWindows=[later_today()])
     with site.syncer():
         await site.wait_for_virtual_node(node)
-        # A closed window: three ways around its taint.
+        # A closed window: three ways to bypass its taint.
         await site.bind_pod("everything", node, requests=ONE_CPU, tolerations=EVERYTHING)
         await site.bind_pod("our-taint", node, requests=ONE_CPU, tolerations=OUR_TAINT)
         await site.bind_pod("node-name", node, requests=ONE_CPU, tolerations=[], terminationGracePeriodSeconds=A_WEEK)
@@ -41,7 +41,7 @@ async def test_no_pod_starts_outside_or_outlasts_its_lease(site: Lending) -> Non
         for name in ("everything", "our-taint", "node-name"):
             await site.wait_for_pod(name, mapped)
 
-        # More than is leased: one of three fits beside them.
+        # More than the lease: only one of three fits.
         for name in ("x", "y", "z"):
             await site.bind_pod(name, node, requests=ONE_CPU)
         ends = [await site.wait_for_pod(name, lambda pod: mapped(pod) or phase("Failed")(pod)) for name in "xyz"]
@@ -49,7 +49,7 @@ async def test_no_pod_starts_outside_or_outlasts_its_lease(site: Lending) -> Non
         assert reasons == ["", "OutOfcpu", "OutOfcpu"]
         assert len(await site.physical.list(PODS, site.mount)) == 4
 
-        # The kill switch: a pod with a week to stop, which its tenant deleted, has 30 seconds; nothing new starts.
+        # The kill switch: a deleted pod with a grace period of a week gets 30 seconds, and no new pod starts.
         twin = await site.wait_for_twin("node-name")
         target = {"apiVersion": "v1", "kind": "Node", "name": node}
         place = {

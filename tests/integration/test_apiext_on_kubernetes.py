@@ -1,4 +1,4 @@
-"""`tapestry apiext` as a process before an API server."""
+"""`tapestry apiext` as a process in front of an API server."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ TAPESTRY = Path(sys.executable).with_name("tapestry")
 
 @pytest.fixture
 def address(shared_plane: Plane) -> Iterator[str]:
-    """Where a process serves a few kinds."""
+    """Address of a process that serves a few kinds."""
     command = [TAPESTRY, "apiext", "--kubeconfig", shared_plane.kubeconfig, "--listen", "127.0.0.1:0"]
     command += ["--kinds", "namespaces,configmaps,*.apps", "--log-level", "info"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -35,7 +35,7 @@ def address(shared_plane: Plane) -> Iterator[str]:
 
 @pytest.fixture
 async def session(address: str) -> AsyncIterator[aiohttp.ClientSession]:
-    """Somebody who has no token yet."""
+    """HTTP session without a token."""
     async with aiohttp.ClientSession(f"http://{address}") as opened:
         yield opened
 

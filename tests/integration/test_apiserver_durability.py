@@ -1,7 +1,8 @@
-"""Our API server, killed again and again under load: what it acknowledged is there, and watchers miss nothing.
+"""Durability of our API server when it is killed repeatedly under load.
 
-Writers over TLS, each with keys of its own; readers; watchers, of which some are slow.  The server gets SIGKILL at
-random moments and is started again on its data.  What everybody was told is compared with what there is.
+Writers, readers and watchers connect over TLS.  Each writer has its own keys, and some watchers are slow.  The server
+gets SIGKILL at random times and is restarted on its data.  The answers that clients received are compared with the
+stored objects.
 """
 
 import asyncio
@@ -25,20 +26,20 @@ WRITERS, KEYS_EACH = 12, 4
 READERS = 2
 SLOW = 2
 PAUSE = 0.05
-"""Seconds that a slow watcher takes for each chunk."""
+"""Seconds that a slow watcher waits after each chunk."""
 RETRY = 0.05
-"""Seconds after which somebody asks again who got no answer."""
+"""Seconds after which a client retries a request without an answer."""
 REST = 1.0
-"""Seconds after the last kill in which everybody goes on."""
+"""Seconds for which clients continue after the last kill."""
 decode = msgspec.json.decode
 
 
 class Lost(Exception):
-    """No answer came, or one that says nothing about the request."""
+    """The request got no answer, or an answer that leaves its outcome open."""
 
 
 class Storm:
-    """Clients of one server that comes and goes."""
+    """Clients of one server that is killed and restarted."""
 
     def __init__(self, server: OwnServer, session: aiohttp.ClientSession, watchers: int) -> None:
         self.server, self.session = server, session
@@ -85,7 +86,7 @@ class Storm:
         self.ledger.record_answer(key, int(revision) if revision else None)
 
     async def find_out(self, keys: list[str]) -> None:
-        """Read keys of one's own until each has been answered."""
+        """Read each key until the server answers."""
         for key in keys:
             while not self.over:
                 try:
@@ -125,7 +126,7 @@ class Storm:
         watcher.record_list(int(found["metadata"]["resourceVersion"]), ours)
 
     async def follow(self, watcher: Watcher, pause: float) -> bool:
-        """Watch from where the watcher is; whether it has to list again."""
+        """Watch from the last revision of the watcher.  Return True if it must list again."""
         query = f"watch=1&allowWatchBookmarks=true&timeoutSeconds=3&resourceVersion={watcher.last}"
         async with self.session.get(f"{self.server.url}{PATH}?{query}") as response:
             rest = b""
@@ -152,7 +153,7 @@ class Storm:
 
 
 def value_of(obj: Any) -> int:
-    """The value of an object, if it is whole."""
+    """Return the value of an object and check that the object is not torn."""
     count, echo = obj["data"]["count"], obj["data"]["echo"]
     if echo != count * 50:
         raise PromiseBroken(f"torn: {obj}")
@@ -187,7 +188,7 @@ async def storm(server: OwnServer, kills: int, watchers: int, between: tuple[flo
 
 
 async def check_final_state(found: Storm) -> None:
-    """At rest: every watcher that is told the rest of it has the picture of a list."""
+    """Check that every watcher, after the remaining events, has the objects of a list."""
     status, listed = await found.ask("GET", PATH)
     assert status == 200
     objects = [

@@ -1,4 +1,4 @@
-"""Our API server on a full disk: it acknowledges nothing that it has not written, and goes on when there is room."""
+"""Our API server on a full disk: it acknowledges only durable writes and recovers."""
 
 import ssl
 import subprocess
@@ -17,7 +17,7 @@ MOST = 400
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder that 9 MB fit into."""
+    """A folder on a file system of 9 MB."""
     folder = tmp_path / "disk"
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=9m,mode=0700", "tmpfs", folder], check=True)

@@ -1,4 +1,4 @@
-"""Our API server and a real kube-apiserver are asked the same things in the same order, and answer alike."""
+"""Comparison of our API server with a kube-apiserver over scripted requests."""
 
 import re
 import ssl
@@ -27,16 +27,16 @@ ELSEWHERE = {
     *("tokenreviews", "selfsubjectreviews"),
     *("subjectaccessreviews", "selfsubjectaccessreviews", "localsubjectaccessreviews", "selfsubjectrulesreviews"),
 }
-"""What is not kept, or is what Kubernetes says of itself."""
+"""Resources that are not stored, or that describe Kubernetes itself."""
 SAMPLE = 11
-"""Every how manieth of the spoiled requests is sent: there are some thirty thousand."""
+"""Only every n-th of about thirty thousand malformed requests is sent."""
 
 OURS = ApiServerConfig(
     backend="memory",
     secure_address="",
     local_address="127.0.0.1:0",
     authn_allow_localhost=True,
-    pod_accounts=False,  # as the real one has none without its controllers
+    pod_accounts=False,  # the real server has none without its controllers
     service_cluster_ip_range="10.96.0.0/16",
     log_level="error",
 )
@@ -44,7 +44,7 @@ OURS = ApiServerConfig(
 
 @asynccontextmanager
 async def both(plane: ControlPlane, folder: Path) -> AsyncIterator[tuple[Caller, Caller]]:
-    """A hand at the real server and one at ours, each with the namespace of the scripts."""
+    """Callers for the real server and for ours, each with the namespace of the scripts."""
     config = msgspec.structs.replace(OURS, file_rootpath=str(folder))
     tls = ssl.create_default_context(cafile=str(plane.ca))
     async with (

@@ -1,4 +1,4 @@
-"""API servers on one real etcd: two of ours side by side, and one of ours beside a kube-apiserver."""
+"""API servers that share one real etcd: two of ours, and ours with a kube-apiserver."""
 
 import asyncio
 import os
@@ -63,7 +63,7 @@ def etcd(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @asynccontextmanager
 async def a_server(folder: Path, servers: Servers, **more: Any) -> AsyncIterator[Hand]:
-    """One of ours, without a socket."""
+    """Our API server without a socket."""
     here = {"etcd": servers, "file_rootpath": str(folder), **more}
     config = ApiServerConfig(backend="etcd", secure_address="", pod_accounts=False, **here)
     async with run_apiserver(config) as made:
@@ -89,7 +89,7 @@ async def test_node_reads_references_of_pod_from_another_server(etcd: Etcd, tmp_
             await one.made(secrets, {"metadata": {"name": name}})
         spec = {"nodeName": "n1", "containers": [{"name": "c", "image": "i"}], "imagePullSecrets": [{"name": "mine"}]}
         await one.made(pods, {"metadata": {"name": "p"}, "spec": spec})
-        await two("GET", f"{pods}/p")  # from now on it has seen the pod
+        await two("GET", f"{pods}/p")  # from now on the server has seen the pod
         for hand in (one.being(user), two.being(user)):
             assert (await hand("GET", f"{secrets}/mine"))[0] == 200
             assert (await hand("GET", f"{secrets}/other"))[0] == 403
@@ -130,7 +130,7 @@ async def test_list_continues_at_the_other_server(etcd: Etcd, tmp_path: Path) ->
 
 
 async def test_two_servers_never_allocate_the_same_address_or_port(etcd: Etcd, tmp_path: Path) -> None:
-    """Of 29 addresses 24 are given in one burst; then one of them and 8 ports are asked for at both servers."""
+    """24 of 29 addresses are allocated in one burst; then both servers request the same address and 8 ports."""
     ports = [{"type": "NodePort", "ports": [{"port": 80, "nodePort": 30000 + number}]} for number in range(8)]
 
     def a_service(name: str, **spec: Any) -> Object:
@@ -209,7 +209,7 @@ async def test_server_answers_503_until_etcd_returns(
             with monkeypatch.context() as hurried:
                 hurried.setattr("tapestry.apiserver.storage.etcd.store.READ_TIMEOUT", 1.0)
                 status, said = 504, {}
-                while status == 504:  # what was under way when it died
+                while status == 504:  # requests in flight when etcd died
                     status, said = await hand("POST", CONFIGMAPS, a_map("lost"))
                 assert (status, said["reason"]) == (503, "ServiceUnavailable")
                 assert f"etcd at {etcd.url}" in said["message"]
@@ -226,7 +226,7 @@ async def test_apiserver_command_serves_and_keeps_data_in_etcd(etcd: Etcd, tmp_p
     flags = "--backend=etcd", f"--etcd-servers={etcd.url}", "--etcd-prefix=/command"
     maps = Resource("", "v1", "ConfigMap", "configmaps")
     found = []
-    for name in ("one", "other"):  # the second has nothing of the first but etcd
+    for name in ("one", "other"):  # the second server shares only etcd with the first
         with OwnServer(tmp_path / name, *flags) as server:
             client = Client(HttpTransport(load_access([server.kubeconfig], environ=os.environ)))
             if name == "one":
@@ -286,7 +286,7 @@ def a_sample(resource: Resource, name: str, body: Object) -> Object:
 
 
 async def test_kube_apiserver_and_ours_share_one_etcd(kube_assets: Path, tmp_path: Path) -> None:
-    in_json = {"storage-media-type": "application/json"}  # else we could not share it
+    in_json = {"storage-media-type": "application/json"}  # otherwise the servers could not share etcd
     with ControlPlane(tmp_path / "kubernetes", kube_assets, fsync=False, flags=in_json) as plane:
         kube = Client(HttpTransport(load_access([plane.kubeconfig], environ=os.environ)))
         async with a_server(tmp_path / "own", Servers(servers=[plane.etcd_url])) as ours:

@@ -1,4 +1,4 @@
-"""Users of our API server, as a process with kubectl before it: who they are, what they may, and what is kept of it."""
+"""Authentication, authorization and audit of our API server, tested with kubectl."""
 
 import json
 import subprocess

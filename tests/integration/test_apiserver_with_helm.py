@@ -1,4 +1,4 @@
-"""helm at our API server: a chart with a CustomResourceDefinition, from its installation to its end."""
+"""helm on our API server: the life of a chart with a CustomResourceDefinition."""
 
 import json
 from collections.abc import Iterator
@@ -59,7 +59,7 @@ spec: {selector: {app: shop}, ports: [{port: 80}]}
 
 @pytest.fixture
 def run(kube_assets: Path, tmp_path: Path) -> Iterator[Run]:
-    """helm and kubectl at a server of their own, beside a folder with the chart."""
+    """Run helm and kubectl against a new server, in a folder with the chart."""
     if not (kube_assets / "helm").exists():
         pytest.skip("helm is not there: make client-assets builds it")
     for name, text in CHART.items():
@@ -84,4 +84,4 @@ def test_helm_installs_upgrades_rolls_back_and_uninstalls_a_chart(run: Run) -> N
     assert json.loads(run("helm", "list", "-o", "json"))[0]["revision"] == "3"
     run("helm", "uninstall", "mine", "--wait", "--timeout=60s")
     assert run("kubectl", "get", "widgets,deployments,secrets", "-o", "name") == ""
-    assert "widgets.example.com" in run("kubectl", "get", "crds", "-o", "name")  # helm leaves definitions alone
+    assert "widgets.example.com" in run("kubectl", "get", "crds", "-o", "name")  # helm does not delete definitions

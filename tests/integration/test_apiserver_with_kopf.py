@@ -1,4 +1,4 @@
-"""kopf at our API server: an operator that somebody else's framework runs, with finalizers, children and events."""
+"""kopf on our API server: an operator with finalizers, owned objects and events."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -48,7 +48,7 @@ DEFINITION = {
 
 
 def the_operator(server: OwnServer, seen: list[str]) -> Any:
-    """The registry of an operator: a greeting has a ConfigMap with its text, which follows its name."""
+    """Registry of an operator that keeps a ConfigMap with the text of each greeting."""
     registry = kopf.OperatorRegistry()
     place: Any = {"registry": registry}
 
@@ -112,7 +112,7 @@ async def test_kopf_operator_works_as_on_kubernetes(tmp_path: Path) -> None:
 
 
 async def wait_for_an_event(client: Client, name: str) -> str:
-    """Why somebody reported something of an object of that name."""
+    """Wait for an event about the object `name` and return its reason."""
     watch = Watch(client, EVENTS, "default", fields=f"involvedObject.name={name}")
     async with asyncio.timeout(20), aclosing(watch.events()) as changes:
         async for each in changes:

@@ -1,4 +1,4 @@
-"""kubectl at our own API server, a process with its data on a disk: what people do with it works as they know it."""
+"""Common kubectl commands on our API server with data on disk."""
 
 import json
 import os
@@ -61,7 +61,7 @@ spec: {containers: [{name: c, image: nginx}]}
 
 @contextmanager
 def served(folder: Path, *flags: str) -> Iterator[dict[str, Any]]:
-    """A server, once it answers; the line in which it says where."""
+    """Run a server.  Yield the log line with its addresses once it serves."""
     command = [TAPESTRY, "apiserver", "--file-rootpath", folder, "--bind-address", "127.0.0.1:0"]
     command += ["--authn-allow-localhost", "--local-address", "127.0.0.1:0", *flags]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -78,14 +78,14 @@ def served(folder: Path, *flags: str) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture
 def kubectl(kube_assets: Path, tmp_path: Path) -> Iterator[Kubectl]:
-    """kubectl at a server of its own, on its plain port."""
+    """kubectl connected to a new server on its plain HTTP port."""
     with served(tmp_path / "data") as said:
         yield at(kube_assets, tmp_path, f"http://{said['local']}")
 
 
 def at(kube_assets: Path, folder: Path, server: str, *flags: str) -> Kubectl:
     def run(*arguments: str, input: str | None = None, fails: bool = False, shows: bool = False) -> str:
-        """What it printed: to stderr if it fails, unless that is not what it `shows` something with."""
+        """Return the output: stderr if the command `fails`, stdout if it also `shows` something."""
         command = [
             kube_assets / "kubectl",
             "--cache-dir",
@@ -156,7 +156,7 @@ def test_protobuf_requests_from_kubectl_are_accepted(kubectl: Kubectl) -> None:
 def test_deleting_a_namespace_deletes_its_contents(kubectl: Kubectl) -> None:
     kubectl("apply", "-f", "-", input=WIDGETS)
     kubectl("apply", "-f", "-", input="{apiVersion: v1, kind: Namespace, metadata: {name: x}}")
-    kubectl("-n", "x", "apply", "-f", "-", input=POD)  # at once: its account may still be on its way
+    kubectl("-n", "x", "apply", "-f", "-", input=POD)  # immediately: the service account may not exist yet
     kubectl("-n", "x", "apply", "-f", "-", input=yaml.safe_dump(WIDGET))
     kubectl("-n", "x", "apply", "-f", "-", input=DEPLOYMENT)
     pod = json.loads(kubectl("-n", "x", "get", "pod", "p", "-o", "json"))

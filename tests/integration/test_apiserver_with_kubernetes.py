@@ -1,4 +1,4 @@
-"""Kubernetes' own scheduler and controllers at our API server, in the place of a kube-apiserver."""
+"""kube-scheduler and kube-controller-manager on our API server."""
 
 import re
 from collections.abc import Iterator
@@ -24,9 +24,9 @@ status:
   - {{type: Ready, status: "True", reason: KubeletReady, message: ready, lastHeartbeatTime: "2030-01-01T00:00:00Z"}}
 """
 INFORMERS = 18
-"""What a kube-scheduler 1.34 keeps a cache of."""
+"""Number of informers of kube-scheduler 1.34."""
 EXPECTED = "legacy_serviceaccount_token_cleaner"
-"""Who complains once, of the lack of an object that only kube-apiserver makes."""
+"""Controller that logs one error because an object that only kube-apiserver creates is missing."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Our server, which leaves all controllers to kube-controller-manager, and two nodes that nobody runs.
+    """Our server with kube-controller-manager, kube-scheduler and two nodes without kubelets.
 
-    At the end, neither the scheduler nor the controllers have anything to complain of.
+    At the end, the scheduler and the controllers must not have logged errors.
     """
     folder = tmp_path_factory.mktemp("cluster")
     with ExitStack() as stack:
@@ -74,7 +74,7 @@ def test_deployment_creates_scheduled_pods_and_deletion_removes_them(cluster: Cl
     kubectl("delete", "deployment", "web", "--cascade=background", "--timeout=30s")
     kubectl("wait", "replicasets", "-l", "app=web", "--for=delete", "--timeout=30s")
     kubectl("wait", "pods", "-l", "app=web", "--for=jsonpath={.metadata.deletionTimestamp}", "--timeout=30s")
-    kubectl("delete", "pods", "-l", "app=web", "--force", "--grace-period=0")  # as the kubelets that there are not
+    kubectl("delete", "pods", "-l", "app=web", "--force", "--grace-period=0")  # as a kubelet would
 
 
 def test_job_completes_with_its_pod(cluster: Cluster) -> None:

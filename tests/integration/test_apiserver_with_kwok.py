@@ -1,4 +1,4 @@
-"""kwok at our API server: nodes that nobody runs are ready, and pods on them run."""
+"""kwok on our API server: simulated nodes become ready and their pods run."""
 
 from functools import partial
 from pathlib import Path

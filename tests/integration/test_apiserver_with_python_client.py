@@ -1,4 +1,4 @@
-"""Kubernetes' official Python client at our API server."""
+"""The official Kubernetes Python client on our API server."""
 
 import threading
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ kubernetes = pytest.importorskip("kubernetes", reason="its client is not install
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A client of a server of its own, which has read its kubeconfig."""
+    """Client of a new server, configured from its kubeconfig."""
     with (
         OwnServer(tmp_path_factory.mktemp("server") / "data") as server,
         kubernetes.config.new_client_from_config(str(server.kubeconfig)) as client,

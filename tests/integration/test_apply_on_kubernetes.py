@@ -1,7 +1,7 @@
-"""Server-side apply at our API server and at Kubernetes' own, side by side: the same requests, the same outcomes.
+"""Comparison of server-side apply on our API server and on a kube-apiserver.
 
-What is compared of each answer: its code, the words and causes of a refusal, the object, and who owns which of its
-fields.  Identities and times differ between any two servers, and are left out.
+The tests compare the code of each response, the message and causes of a refusal, the object and its managed fields.
+Identities and times differ between servers and are left out.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ PLACES = {
     "Gadget": ("example.com/v1", "/apis/example.com/v1/namespaces/default/gadgets"),
 }
 ALLOCATED = ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy")
-"""What Kubernetes finds for a Service, and we do not."""
+"""Fields of a Service that Kubernetes allocates and we do not."""
 GADGETS: Object = {
     "apiVersion": "apiextensions.k8s.io/v1",
     "kind": "CustomResourceDefinition",
@@ -99,7 +99,7 @@ class Step:
 
     method: str
     content: Any
-    """Of the object, without what identifies it; or a patch."""
+    """Content of the object without its identity, or a patch."""
     kind: str = "application/json"
     manager: str = ""
     force: bool = False
@@ -363,7 +363,7 @@ SEQUENCES = [
 
 
 async def outcome(side: Ours | Theirs, kind: str, name: str, step: Step) -> Any:
-    """What one side answers, as far as both should."""
+    """Response of one server, reduced to the parts that must be equal."""
     api_version, place = PLACES[kind]
     path = place if step.method == "POST" else "/".join(filter(None, (place, name, step.subresource)))
     query = dict(step.query)
@@ -382,7 +382,7 @@ async def outcome(side: Ours | Theirs, kind: str, name: str, step: Step) -> Any:
 
 
 def causes(status: Object) -> list[Any]:
-    """In some order: a server has none."""
+    """Causes in a fixed order, because servers return them in any order."""
     listed = value_at(status, "details", "causes", default=[])
     return sorted((each.get("reason"), each["message"], each.get("field")) for each in listed)
 

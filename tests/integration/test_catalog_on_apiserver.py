@@ -1,4 +1,4 @@
-"""The example's README, done as it says, on a server of its own; only the port is another."""
+"""The README commands of the catalog example, run on a new server with another port."""
 
 import json
 import os
@@ -21,7 +21,7 @@ Shell = Callable[[str], str]
 
 @pytest.fixture
 def shell(kube_assets: Path, tmp_path: Path) -> Iterator[Shell]:
-    """Runs commands in a copy of the folder, while the server runs there as the README starts it."""
+    """Run commands in a copy of the folder while the server from the README runs there."""
     folder = shutil.copytree(EXAMPLE, tmp_path / "catalog")
     path = f"{Path(sys.executable).parent}:{kube_assets}:{os.environ['PATH']}"
     environ = {**os.environ, "HOME": str(tmp_path), "KUBECONFIG": os.devnull, "PATH": path}

@@ -1,4 +1,4 @@
-"""Certificates by kubectl: asked for, approved, signed and used, at `tapestry apiserver` and at a local cluster."""
+"""Certificate signing requests by kubectl on `tapestry apiserver` and on a local cluster."""
 
 import asyncio
 import base64
@@ -35,7 +35,7 @@ async def an_apiserver(folder: Path) -> AsyncIterator[Path]:
 
 @asynccontextmanager
 async def a_cluster(folder: Path) -> AsyncIterator[Path]:
-    """What `tapestry cluster` serves, and `tapestry up` for each cluster of its world."""
+    """A cluster as `tapestry cluster` and `tapestry up` run it."""
     async with tapestry_control_plane(folder) as served, asyncio.TaskGroup() as group:
         group.create_task(served.manager.run())
         yield folder / "kubeconfig"
@@ -90,11 +90,11 @@ async def test_approved_request_yields_a_working_certificate(
         flags = f"--client-certificate={strange[0]}", f"--client-key={strange[1]}"
         unknown = by(kube_assets, bare(kubeconfig, tmp_path), *flags)
         assert "Unauthorized" in await unknown("get", "--raw", "/version", fails=True)
-        assert await who(by(kube_assets, kubeconfig, *flags)) == "admin"  # by the token beside it
+        assert await who(by(kube_assets, kubeconfig, *flags)) == "admin"  # authenticated by the token in the kubeconfig
 
 
 def bare(kubeconfig: Path, folder: Path) -> Path:
-    """The same server, and nobody's credentials."""
+    """Kubeconfig for the same server without credentials."""
     content = yaml.safe_load(kubeconfig.read_text())
     content["users"] = [{"name": each["name"], "user": {}} for each in content["users"]]
     file = folder / "bare.json"

@@ -1,4 +1,4 @@
-"""Every verb of the client, as a real kube-apiserver understands it."""
+"""Every verb of the client on a real kube-apiserver."""
 
 import json
 import os
@@ -164,7 +164,7 @@ async def test_field_managers_conflict_until_one_forces(client: Client, namespac
     assert [cause["field"] for cause in caught.value.details["causes"]] == [".data.colour"]
     forced = await client.apply(CONFIGMAPS, a_config("c", namespace, colour="red"), manager="two", force=True)
     assert forced["data"] == {"colour": "red", "size": "small"}
-    # What a manager no longer applies, and nobody else does, goes.
+    # A field that no manager applies any more is removed.
     left = await client.apply(CONFIGMAPS, object_named("c", namespace), manager="one")
     assert left["data"] == {"colour": "red"}
 
@@ -305,7 +305,7 @@ async def test_eviction_respects_the_disruption_budget(client: Client, namespace
     assert [name_of(pod) for pod in await client.list(PODS, namespace)] == ["guarded"]
 
 
-# -- who may
+# -- authorization
 
 
 async def test_service_account_token_authenticates(client: Client, kubeconfig: Path, namespace: str) -> None:
@@ -355,7 +355,7 @@ async def test_unknown_token_is_unauthorized(kubeconfig: Path, namespace: str) -
     assert "stranger" not in str(caught.value)
 
 
-# -- about the server, and about us
+# -- version and audit
 
 
 async def test_server_reports_its_version(client: Client) -> None:

@@ -1,4 +1,4 @@
-"""The real control plane that other tests stand on does what they trust it with."""
+"""The real control plane that other tests rely on."""
 
 import json
 import os
@@ -20,7 +20,7 @@ Kubectl = Callable[..., str]
 
 @pytest.fixture
 def plane(kube_assets: Path, tmp_path: Path) -> Iterator[ControlPlane]:
-    """A control plane that a test may hurt."""
+    """A control plane that a test may damage."""
     with ControlPlane(tmp_path / "plane", kube_assets, fsync=False) as plane:
         yield plane
 

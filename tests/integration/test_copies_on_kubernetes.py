@@ -1,4 +1,4 @@
-"""ConfigMaps, Secrets and tokens of pods, by a syncer process between two real API servers."""
+"""Copies of ConfigMaps, Secrets and tokens by a syncer between two real API servers."""
 
 import base64
 import time
@@ -27,7 +27,7 @@ SELF_REVIEWS = Resource("authentication.k8s.io", "v1", "SelfSubjectReview", "sel
 
 @asynccontextmanager
 async def at_work(site: Lending) -> AsyncIterator[str]:
-    """The site's syncer, with a virtual node; the name of the physical one."""
+    """Run the syncer and wait for a virtual node.  Yield the name of the physical node."""
     node = f"{site.name}-n1"
     await site.add_node(node)
     await site.add_policy("all")
@@ -50,7 +50,7 @@ async def remove(site: Lending, resource: Resource, name: str) -> None:
 
 
 async def copy(site: Lending, resource: Resource, name: str, until: Until = bool) -> Object:
-    """The copy, once it is so."""
+    """Wait for the copy to satisfy `until` and return it."""
     return await wait_until(site.physical, resource, await site.twin_name(name), until, site.mount)
 
 
@@ -59,7 +59,7 @@ async def no_copy(site: Lending, resource: Resource, name: str) -> None:
 
 
 async def edit(site: Lending, resource: Resource, name: str, **content: Any) -> None:
-    """What somebody below does to a copy."""
+    """Edit a copy as an owner could."""
     await site.physical.patch(resource, object_named(await site.twin_name(name), site.mount), content)
 
 
@@ -150,7 +150,7 @@ async def test_immutable_copies_are_replaced_and_edits_are_reverted(site: Lendin
 
 @asynccontextmanager
 async def bearer(site: Lending, folder: Path, token: str) -> AsyncIterator[Client]:
-    """A client of the virtual API server with nothing but a token."""
+    """Client of the virtual API server that has only a token."""
     kubeconfig = yaml.safe_load(site.virtual_plane.kubeconfig.read_text())
     kubeconfig["users"][0]["user"] = {"token": token}
     path = folder / "bearer.yaml"
@@ -163,7 +163,7 @@ async def bearer(site: Lending, folder: Path, token: str) -> AsyncIterator[Clien
 
 
 async def token_of(site: Lending, pod: Object, key: str) -> str:
-    """A token as the pod's twin has it mounted."""
+    """Token that the twin of the pod mounts."""
     cluster = virtual_cluster_label(uid_of(await site.virtual.get(NAMESPACES, "kube-system")))
     binding = labels_of(await site.wait_for_twin(name_of(pod).removeprefix(f"{site.name}-")))[keys.CLUSTER_BINDING_UID]
     name = tokens_secret_name(cluster, binding, "default", name_of(pod))
@@ -192,7 +192,7 @@ async def test_token_authenticates_only_while_the_pod_exists(site: Lending, tmp_
             assert who["username"] == f"system:serviceaccount:default:{site.name}"
             assert who["extra"]["authentication.kubernetes.io/pod-uid"] == [uid_of(pods[0])]
         async with bearer(site, tmp_path, await token_of(site, pods[0], "access.1")) as client:
-            with pytest.raises(Unauthorized):  # it is for another audience
+            with pytest.raises(Unauthorized):  # the token is for another audience
                 await client.review(SELF_REVIEWS, {})
         token = await token_of(site, pods[1], "access.0")
         await site.end_pod("gone")

@@ -1,4 +1,4 @@
-"""The golden CRDs are what a real kube-apiserver accepts and serves, structural schema and all."""
+"""Acceptance of the golden CRDs by a real kube-apiserver."""
 
 from collections.abc import Callable
 from pathlib import Path

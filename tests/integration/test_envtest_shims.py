@@ -1,7 +1,6 @@
-"""Tests of Go projects, which have never heard of us, run on our server as they run on envtest's kube-apiserver.
+"""Go projects that use envtest, run on our programs in place of etcd and kube-apiserver.
 
-Go compiles them: a minute where `make kube-assets` has left its packages in Go's cache, two where it has not, and
-seconds after that.
+Compiling them with Go takes one minute after `make kube-assets`, two minutes without it, and seconds in later runs.
 """
 
 import os
@@ -18,14 +17,14 @@ PROJECT = Path(__file__).parent / "envtest"
 TAPESTRY = Path(sys.executable).with_name("tapestry")
 CONTROLLER_RUNTIME = "sigs.k8s.io/controller-runtime/pkg"
 NOT_YET = "should install the unserved CRDs"
-"""A definition of which no version is served does not go when it is deleted."""
+"""A deleted definition without a served version is never removed."""
 
 GoTest = Callable[..., str]
 
 
 @pytest.fixture
 def go_test(kube_assets: Path, tmp_path: Path) -> GoTest:
-    """Runs the tests of a package on our programs; what they print where they all pass."""
+    """Run the tests of a package on our programs.  Return their output if they pass."""
     if shutil.which("go") is None and os.environ.get("CI") != "true":
         pytest.skip("Go is not installed, so the tests of Go projects cannot be compiled")
     folder = tmp_path / "assets"
@@ -35,7 +34,7 @@ def go_test(kube_assets: Path, tmp_path: Path) -> GoTest:
     environ = {**os.environ, "KUBEBUILDER_ASSETS": str(folder), "CGO_ENABLED": "0", "TMPDIR": str(tmp_path)}
 
     def run(package: str, *flags: str) -> str:
-        # The first flags are those of tools/kube_assets.py: with others, Go would compile client-go once more.
+        # The first flags are those of tools/kube_assets.py: with other flags Go compiles client-go again.
         command = ["go", "test", "-mod=readonly", "-trimpath", "-buildvcs=false", "-count=1", "-v", package, *flags]
         done = subprocess.run(command, cwd=PROJECT, env=environ, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout[-20_000:] + done.stderr

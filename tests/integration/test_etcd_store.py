@@ -1,4 +1,4 @@
-"""The store over a real etcd: the promises of every store, and what is so because others write there, too."""
+"""The etcd store on a real etcd, alone and with other writers."""
 
 import asyncio
 import re
@@ -35,20 +35,20 @@ from .etcds import Etcd, a_layout, following, three_members
 
 @pytest.fixture(scope="module")
 def etcd(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    """One that all tests share that do not kill it."""
+    """An etcd for all tests that do not kill it."""
     with Etcd(kube_assets, tmp_path_factory.mktemp("etcd")) as shared:
         yield shared
 
 
 @pytest.fixture
 def prefix() -> str:
-    """What the keys of a test begin with: tests do not see each other."""
+    """Key prefix of one test, which isolates it from others."""
     return f"/{secrets.token_hex(4)}"
 
 
 @pytest.fixture
 def mortal(kube_assets: Path, tmp_path: Path) -> Iterator[Etcd]:
-    """One that a test may kill."""
+    """An etcd that a test may kill."""
     with Etcd(kube_assets, tmp_path) as own:
         yield own
 
@@ -178,7 +178,7 @@ async def test_foreign_keys_are_skipped_and_unreadable_objects_refused(
 
 
 async def wait_until_refused(store: EtcdStore, why: str) -> None:
-    """While it tries again there is no reason to be given but that it takes too long."""
+    """Wait until the store refuses reads for a reason that matches `why`.  Timeouts during retries are ignored."""
     async with asyncio.timeout(30):
         while True:
             try:
@@ -189,7 +189,7 @@ async def wait_until_refused(store: EtcdStore, why: str) -> None:
 
 
 async def wait_until_served(store: EtcdStore) -> None:
-    """Ask for the latest as a client does who is refused now and then."""
+    """Wait for the latest revision and retry when the store refuses."""
     async with asyncio.timeout(30):
         while True:
             try:
@@ -207,7 +207,7 @@ async def test_write_refused_by_etcd_is_not_stored(etcd: Etcd, prefix: str) -> N
         assert store.list_objects(PODS) == []
 
 
-# -- an etcd that goes away
+# -- failures of etcd
 
 
 async def test_etcd_kills_lose_no_acknowledged_write(mortal: Etcd) -> None:
@@ -299,7 +299,7 @@ async def test_silent_etcd_member_is_replaced_by_another(kube_assets: Path, tmp_
 
 
 async def replaced(store: EtcdStore, version: ObjectVersion, content: str) -> ObjectVersion:
-    """What a client does who wants it to be so, whatever he is told."""
+    """Replace the content and retry after errors."""
     async with asyncio.timeout(30):
         while True:
             try:
@@ -373,7 +373,7 @@ async def test_one_server_compacts_etcd_after_each_interval(mortal: Etcd) -> Non
 
 
 async def past(client: EtcdClient, revision: int) -> int | None:
-    """The first revision that a watch from that one on is told of; None is that it is forgotten."""
+    """First revision that a watch from `revision` returns, or None if it was compacted."""
     async with client.watch(b"/registry/", b"/registry0", revision) as watch:
         try:
             return (await watch.next())[0][0].revision

@@ -1,4 +1,4 @@
-"""The example controllers as a user runs them: their own process, their own config, their sample object, kubectl."""
+"""The example controllers as processes with their own configuration, sample objects and kubectl."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def kinds(kubectl: Kubectl) -> None:
 
 @contextmanager
 def running(name: str, kubeconfig: Path, namespace: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`tapestry run NAME`, kept to one namespace; it must end well when it is asked to."""
+    """Run `tapestry run NAME` for one namespace.  It must exit cleanly on SIGTERM."""
     command = [TAPESTRY, "run", name, "--config", EXAMPLES / name / "config.yaml", "--kubeconfig", kubeconfig]
     environ = {
         **os.environ,

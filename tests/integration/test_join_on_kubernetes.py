@@ -1,4 +1,4 @@
-"""A cluster joins, lends and leaves again, as a person does it: with commands, on two clusters."""
+"""Commands with which a cluster joins, lends and leaves, run on two clusters."""
 
 import base64
 import json
@@ -32,14 +32,14 @@ OURS = f"{keys.MANAGED_BY}={keys.TAPESTRY}"
 
 @pytest.fixture(scope="module")
 def bare_plane(start: Start) -> Iterator[Plane]:
-    """A physical cluster that has never heard of us."""
+    """A physical cluster without our kinds."""
     with start("bare") as plane:
         yield plane
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Somebody with a virtual and a physical cluster, and a terminal."""
+    """Administrator of a virtual and a physical cluster, who runs commands."""
 
     name: str
     virtual: Client
@@ -86,7 +86,7 @@ async def owner(virtual_plane: Plane, bare_plane: Plane) -> AsyncIterator[Owner]
 
 @pytest.fixture
 async def node(owner: Owner) -> AsyncIterator[str]:
-    """A physical node that is ready; gone at the end, so that the next test has nodes of its own."""
+    """A ready physical node, deleted at the end of the test."""
     name = f"n-{owner.name}"
     amounts = {"cpu": "4", "memory": "8Gi", "pods": "110", "example.com/gpu": "3"}
     await owner.physical.create(NODES, {"apiVersion": "v1", "kind": "Node", **object_named(name)})
@@ -98,7 +98,7 @@ async def node(owner: Owner) -> AsyncIterator[str]:
 
 @pytest.fixture
 def syncer(owner: Owner, tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
-    """Starts the syncer of the owner's binding."""
+    """Function that starts the syncer of the binding."""
     started = []
 
     def start() -> subprocess.Popen[bytes]:
@@ -116,7 +116,7 @@ def syncer(owner: Owner, tmp_path: Path) -> Iterator[Callable[[], subprocess.Pop
 
 
 def marks(lines: list[str]) -> set[str]:
-    """The marks of a run, but for the last line, which sums it up."""
+    """Marks at the start of each line except the summary in the last line."""
     return {line.split()[0] for line in lines[:-1]}
 
 

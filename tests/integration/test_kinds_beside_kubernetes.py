@@ -1,4 +1,4 @@
-"""A new object of every kind at our API server and at Kubernetes' own: both make the same of it."""
+"""Comparison of new objects of every kind on our API server and on a kube-apiserver."""
 
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,15 @@ from .sides import JSON, Ours, Theirs
 
 SPECIMENS: list[Object] = list(yaml.safe_load_all(Path(__file__).with_name("specimens.yaml").read_text()))
 THEIRS_ALONE: dict[str, tuple[tuple[str, ...], ...]] = {
-    "Node": (("spec", "taints"), ("status",)),  # a controller of theirs would take the taint away again
-    "CustomResourceDefinition": (("status",),),  # ours is served at once
-    "ValidatingAdmissionPolicy": (("status",),),  # ours is checked at once
+    "Node": (("spec", "taints"), ("status",)),  # a controller of Kubernetes would remove the taint
+    "CustomResourceDefinition": (("status",),),  # our server serves it at once
+    "ValidatingAdmissionPolicy": (("status",),),  # our server checks it at once
     "Service": tuple(("spec", field) for field in ("clusterIP", "clusterIPs")),
-    "ClusterRole": (("rules",),),  # nothing at all, or an empty list
+    "ClusterRole": (("rules",),),  # absent or an empty list
     "VolumeAttributesClass": (("metadata", "finalizers"),),
     "Pod": (("spec", "priority"),),
 }
-"""Fields in which the two differ, and may."""
+"""Fields in which the two servers may differ."""
 IDENTITY = ("uid", "resourceVersion", "creationTimestamp", "managedFields")
 OF_ONE_OBJECT = {"controller-uid", "batch.kubernetes.io/controller-uid", "lastPhaseTransitionTime"}
 
@@ -37,7 +37,7 @@ def path_of(ours: Ours, obj: Object) -> str:
 
 
 def comparable(value: Any) -> Any:
-    """Without what is nobody's, or of this one object."""
+    """Return `value` without empty fields and fields specific to this object."""
     if isinstance(value, dict):
         return {
             key: comparable(each) for key, each in value.items() if each not in (None, "") and key not in OF_ONE_OBJECT

@@ -1,4 +1,4 @@
-"""What a real kube-apiserver makes of our kinds: what it refuses, and at which path, and what it takes unchanged."""
+"""Validation of our kinds by a real kube-apiserver."""
 
 import secrets
 from collections.abc import Callable
@@ -72,7 +72,7 @@ spec:
 
 @pytest.fixture
 async def server(client: Client, kubectl: Callable[..., str]) -> Client:
-    """A client of a server that knows our kinds."""
+    """Client of a server that has our kinds."""
     for resource in (CLUSTER_BINDINGS, POLICIES):
         kubectl("apply", "-f", str(GOLDEN / f"{resource.plural}.yaml"))
         await wait_for(client, resource, "nobody", until=lambda obj: obj is None)
@@ -177,7 +177,7 @@ async def test_kubeocean_manifest_applies_unchanged(
 
 
 def contains(found: Any, written: Any) -> bool:
-    """Whether everything written is there; defaults may have come beside it."""
+    """Report whether `found` has everything in `written`.  Defaults may be added."""
     if isinstance(written, dict):
         return all(key in found and contains(found[key], value) for key, value in written.items())
     if isinstance(written, list):

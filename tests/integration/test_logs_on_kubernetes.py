@@ -1,4 +1,4 @@
-"""Logs of pods on virtual nodes, from a kubelet below through two API servers and a syncer process between them."""
+"""Pod logs through two API servers and a syncer process."""
 
 import asyncio
 import ssl
@@ -26,12 +26,12 @@ from .planes import Plane, also_mixed
 
 LOOPBACK = "127.0.0.1"
 ONCE = {"Connection": "close"}
-"""An API server would keep the connection, and not notice that we are gone."""
+"""Otherwise the API server keeps the connection and does not notice that the client is gone."""
 
 
 @dataclass
 class FakeKubelet:
-    """The kubelet of a physical node, as far as it has logs: what is written to them, and by whom they are read."""
+    """Log endpoint of a kubelet that records requests and streams queued lines."""
 
     port: int = 0
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
@@ -66,7 +66,7 @@ async def kubelet(tmp_path: Path) -> AsyncIterator[FakeKubelet]:
 
 @asynccontextmanager
 async def running_pod(site: Lending, kubelet: FakeKubelet) -> AsyncIterator[str]:
-    """The name of a pod on a virtual node, and a syncer that answers for it."""
+    """Run a syncer and a pod on a virtual node.  Yield the name of the pod."""
     node = f"{site.name}-n1"
     await site.add_node(node)
     addresses = [{"type": "InternalIP", "address": LOOPBACK}]

@@ -1,6 +1,6 @@
-"""The manager as it is installed: its own process, its own account with the rights that the manifests grant, kubectl.
+"""The manager as installed: a process whose account has the rights from the manifests.
 
-A second cluster is the physical one.  Nothing runs Deployments here: their status is ours to set.
+A second cluster is the physical one.  No controller runs Deployments here: tests write their status.
 """
 
 import asyncio
@@ -66,23 +66,23 @@ def installed(kubectl: Kubectl) -> None:
     command = [TAPESTRY, "manifests", "--kubeconfig-namespace", "tenant"]
     manifests = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     tenant = json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "tenant"}})
-    kubectl("apply", "-f", "-", stdin=f"{tenant}\n---\n{manifests}")  # again where another flavour came in between
+    kubectl("apply", "-f", "-", stdin=f"{tenant}\n---\n{manifests}")  # again if another flavour ran in between
     kubectl("wait", "--for=condition=Established", "crd/clusterbindings.cloud.tencent.com")
 
 
 @dataclass(frozen=True)
 class World:
-    """Both clusters, and everybody who uses them."""
+    """Both clusters, their clients and the manager."""
 
     virtual: Client
     physical: Client
     plane: Plane
-    """The physical one."""
+    """The physical cluster."""
     manager_kubeconfig: Path
     folder: Path
 
     async def account(self, name: str = ACCOUNT, *left_out: str) -> bytes:
-        """A kubeconfig of an account below that has the rights of a syncer, but for some."""
+        """Kubeconfig of an account in the physical cluster with the rights of a syncer, except some."""
         places = {
             Placeholder.MOUNT_NAMESPACE: MOUNT,
             Placeholder.SYNCER_ACCOUNT_NAMESPACE: MOUNT,
@@ -131,7 +131,7 @@ class World:
         return binding
 
     async def unbind(self, name: str) -> None:
-        """Delete a binding and see it gone."""
+        """Delete a binding and wait until it is gone."""
         await self.virtual.delete(CLUSTER_BINDINGS, object_named(name))
         await wait_for(self.virtual, CLUSTER_BINDINGS, name, until=lambda obj: obj is None)
 
@@ -145,9 +145,9 @@ class World:
 
     @contextmanager
     def manager(self, *flags: str, **environ: str) -> Iterator[Path]:
-        """`tapestry manager` as its own account; gives the file where its writes are noted.
+        """Run `tapestry manager` with its own account.  Yield the path of its audit log.
 
-        It must end well when it is asked to, and nothing may have been denied to it.
+        It must exit cleanly on SIGTERM, and no request of it may have been denied.
         """
         audit, log = self.folder / "audit.jsonl", self.folder / "manager.log"
         command = [TAPESTRY, "manager", "--kubeconfig", self.manager_kubeconfig, "--audit", audit, *flags]
@@ -172,7 +172,7 @@ def condition(binding: Object | None, type: str) -> Object:
 
 
 def kubeconfig(plane: Plane, token: str) -> bytes:
-    """A kubeconfig for a control plane with a token in the place of the administrator's."""
+    """Kubeconfig for a control plane with `token` as its credentials."""
     found = json.loads(plane.kubeconfig.read_text())
     found["users"][0]["user"] = {"token": token}
     return json.dumps(found).encode()
@@ -406,13 +406,15 @@ async def test_metrics_require_the_right_to_read_them(world: World, shared_plane
     with world.manager("--metrics-bind-address", f"0.0.0.0:{port}"):
         await world.reaches("counted", "Failed", "ValidationFailed")
         page = ""
-        async with asyncio.timeout(30):  # the manager hears of what it wrote when we do
-            while not re.search(r'tapestry_bindings\{phase="Failed"\} [1-9]', page):  # other tests' bindings count too
+        async with asyncio.timeout(30):  # the manager receives its own write when the test does
+            while not re.search(
+                r'tapestry_bindings\{phase="Failed"\} [1-9]', page
+            ):  # bindings of other tests count too
                 status, page = await asyncio.to_thread(metrics, port, shared_plane.token)
                 assert status == 200
         assert 'tapestry_is_leader{election="tapestry-manager"} 1.0' in page
         own = json.loads(world.manager_kubeconfig.read_text())["users"][0]["user"]["token"]
-        assert (await asyncio.to_thread(metrics, port, own))[0] == 403  # which is nothing that the manager needs
+        assert (await asyncio.to_thread(metrics, port, own))[0] == 403  # a right that the manager does not need
         await world.unbind("counted")
 
 

@@ -1,4 +1,4 @@
-"""What a node may do: our API server and a kube-apiserver with NodeRestriction answer a kubelet alike."""
+"""Comparison of node authorization on our API server and on a kube-apiserver."""
 
 import asyncio
 import re
@@ -26,13 +26,13 @@ ACCESS = "/apis/authorization.k8s.io/v1"
 MIRROR = {"kubernetes.io/config.mirror": "x"}
 UID = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}")
 DIFF = re.compile(r"( status.conditions).*", re.DOTALL)
-"""What kube-apiserver adds to one refusal: the difference of two objects, in the syntax of Go."""
+"""Part of a refusal by kube-apiserver: the difference of two objects in Go syntax."""
 CONTAINERS = [{"name": "c", "image": "i"}]
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two servers, with an administrator's credentials."""
+    """One of the two servers, called with the credentials of an administrator."""
 
     session: aiohttp.ClientSession
     url: str
@@ -64,7 +64,7 @@ async def both_sides(assets: Path, folder: Path) -> AsyncIterator[list[Side]]:
         secure_address="",
         local_address="127.0.0.1:0",
         authn_allow_localhost=True,
-        pod_accounts=False,  # as the real one has none without its controllers
+        pod_accounts=False,  # the real server has none without its controllers
         file_rootpath=str(folder / "ours"),
     )
     await asyncio.to_thread(plane.start)
@@ -83,7 +83,7 @@ def a_pod(name: str, node: str, **spec: Any) -> Object:
 
 
 async def create_objects(side: Side) -> dict[str, str]:
-    """Two nodes with a pod each, and what these refer to; the UIDs of nodes and pods."""
+    """Create two nodes with one pod each and the objects that these reference.  Return the UIDs."""
     uids = {}
     for name in ("n1", "n2"):
         uids[name] = (await side.made(f"{API}/nodes", {"metadata": {"name": name}}))["metadata"]["uid"]
@@ -119,14 +119,14 @@ async def create_objects(side: Side) -> dict[str, str]:
     for pod in pods:
         name = pod["metadata"]["name"]
         uids[name] = (await side.made(f"{DEFAULT}/pods", pod))["metadata"]["uid"]
-    async with asyncio.timeout(20):  # kube-apiserver learns of references a moment later
+    async with asyncio.timeout(20):  # kube-apiserver sees the references a moment later
         while (await side.ask("GET", f"{DEFAULT}/secrets/stage", node="n1"))[0] != 200:
             pass
     return uids
 
 
 def requests(uids: dict[str, str]) -> list[tuple[str, str, Any]]:
-    """What n1 asks for, in this order."""
+    """Requests of node n1 in order."""
     owner = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": uids["n1"], "controller": True}
     mirror = {
         **a_pod("static", "n1"),
@@ -244,7 +244,7 @@ def requests(uids: dict[str, str]) -> list[tuple[str, str, Any]]:
 
 
 def comparable(answer: tuple[int, Any]) -> tuple[int, str]:
-    """The code of an answer, and the words of a refusal."""
+    """Code of a response and the message of a refusal."""
     status, body = answer
     words = body.get("message", "") if isinstance(body, dict) and status >= 400 else ""
     return status, DIFF.sub(r"\1", UID.sub("UID", words))

@@ -1,7 +1,7 @@
-"""A physical cluster falls silent, under a real kube-controller-manager that evicts what runs on nodes it has lost.
+"""Network partition from a physical cluster, with a kube-controller-manager that evicts pods.
 
-The physical API server is stopped in its tracks, so that connections to it stay open and nothing comes back.  It does
-not know our kinds either: an owner need not install them.
+The physical API server is stopped with SIGSTOP, so its connections stay open and silent.  It does not have our kinds,
+which an owner need not install.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ NOT_READY = "node.kubernetes.io/not-ready"
 
 @pytest.fixture(scope="module")
 def watchful_plane(start: Start) -> Iterator[Plane]:
-    """A virtual cluster whose controllers look after nodes, as far as it has such."""
+    """A virtual cluster with node controllers."""
     with start("watchful", controllers=True) as plane:
         asyncio.run(prepared(plane))
         yield plane
@@ -49,7 +49,7 @@ async def prepared(plane: Plane) -> None:
 
 @pytest.fixture
 def frail_plane(start: Start) -> Iterator[Plane]:
-    """A physical cluster for one test alone, which may leave it silent."""
+    """A physical cluster for one test, which may leave it paused."""
     with start("frail") as plane:
         yield plane
 
@@ -66,13 +66,13 @@ def toleration_seconds_of(pod: Object) -> dict[str, int | None]:
 
 
 def evicts(node: Object) -> bool:
-    """Whether the virtual cluster makes pods leave the node that do not tolerate it; it bars new ones sooner."""
+    """Report whether the node has the NoExecute taint for unreachable nodes."""
     taints = value_at(node, "spec", "taints", default=[])
     return any((taint["key"], taint["effect"]) == (UNREACHABLE, "NoExecute") for taint in taints)
 
 
 async def trusted_node(site: Lending) -> str:
-    """A virtual node that the virtual cluster finds ready."""
+    """Wait until the virtual cluster considers the virtual node ready and return its name."""
     node = f"{site.name}-n1"
     await site.wait_for_virtual_node(
         node,
@@ -82,7 +82,7 @@ async def trusted_node(site: Lending) -> str:
 
 
 async def bind_pods(site: Lending, node: str, toleration_seconds: dict[str, int]) -> None:
-    """Pods with so many seconds of patience; nobody has to wait for them to end."""
+    """Create pods with the given toleration seconds and no grace period."""
     for name, seconds in toleration_seconds.items():
         await site.bind_pod(name, node, tolerations=tolerations_for(seconds), terminationGracePeriodSeconds=0)
     await site.wait_for_binding(lambda found: value_at(found, "status", "pods") == len(toleration_seconds))
@@ -106,10 +106,10 @@ async def test_safety_rule_3_silent_cluster_loses_pods_only_under_evict(
     toleration_seconds: int,
     lasting: int,
 ) -> None:
-    """What is evicted under Evict tells how long the partition has lasted for what stays under Hold."""
+    """Pods under Evict are evicted, which proves that pods under Hold were exposed long enough."""
     folders = [tmp_path_factory.mktemp(name) for name in ("held", "evicted", "reachable")]
     settings = {"silence_seconds": str(silence)}
-    names = [f"c{silence}-hold", f"c{silence}-hold-not", f"c{silence}"]  # some begin as others do
+    names = [f"c{silence}-hold", f"c{silence}-hold-not", f"c{silence}"]  # some names are prefixes of others
     async with (
         lending(watchful_plane, frail_plane, folders[0], name=names[0]) as held,
         lending(watchful_plane, frail_plane, folders[1], name=names[1], onPartition="Evict") as evicted,
@@ -118,7 +118,7 @@ async def test_safety_rule_3_silent_cluster_loses_pods_only_under_evict(
         for site in (held, evicted, reachable):
             await site.add_node(f"{site.name}-n1")
             await site.add_policy("all")
-        # Where no node at all can be reached, kube-controller-manager evicts nobody.
+        # kube-controller-manager evicts no pod if all nodes are unreachable.
         with reachable.syncer(), evicted.syncer(**settings):
             await trusted_node(reachable)
             with held.syncer(**settings):
@@ -129,13 +129,13 @@ async def test_safety_rule_3_silent_cluster_loses_pods_only_under_evict(
                 await held.wait_for_virtual_node(
                     node, lambda found: readiness(found) == "Unknown", timeout=3 * silence + 20
                 )
-                for name in ("one", "two"):  # whoever finds the node unknown finds its pods patient
+                for name in ("one", "two"):  # the tolerations are extended before the node becomes Unknown
                     pod = await held.wait_for_pod(name, bool)
                     assert toleration_seconds_of(pod) == {NOT_READY: None, UNREACHABLE: None}
                 await held.wait_for_virtual_node(node, evicts, timeout=60)
                 await held.bind_pod("late", node, tolerations=tolerations_for(lasting))
                 await held.wait_for_pod("late", lambda found: keys.HELD_TOLERATIONS in annotations_of(found))
-            with held.syncer(**settings):  # another process, which has never had an answer
+            with held.syncer(**settings):  # a new process that never reached the physical cluster
                 limits = {"tolerations": tolerations_for(lasting), "terminationGracePeriodSeconds": 0}
                 await evicted.bind_pod("witness", f"{evicted.name}-n1", **limits)
                 for name in ("one", "witness"):
@@ -160,7 +160,7 @@ async def test_safety_rule_3_silent_cluster_loses_pods_only_under_evict(
 async def test_safety_rule_8_unbinding_waits_for_cleanup_of_a_silent_cluster(
     watchful_plane: Plane, frail_plane: Plane, tmp_path: Path
 ) -> None:
-    """To let go of one that never answers again takes force: that is for the manager's tests."""
+    """A cluster that never answers again needs a forced unbinding, which the manager tests cover."""
     await install_kinds(frail_plane)
     async with lending(watchful_plane, frail_plane, tmp_path, unbindGraceSeconds=0) as site:
         await site.add_node(f"{site.name}-n1")

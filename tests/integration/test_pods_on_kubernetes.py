@@ -1,7 +1,7 @@
-"""Pods down and their status up, by a syncer process between two real API servers; what a kubelet does is done by hand.
+"""Pods and their twins, synced between two real API servers; tests act as the kubelet.
 
-What each test shows is named as in the list of scenarios that Kubeocean is tested by, where it is one of those; ours
-differ on purpose where docs/reference/compatibility.md says so.
+Docstrings like "P1." name the scenario in the test list of Kubeocean.  docs/reference/compatibility.md describes the
+intended differences.
 """
 
 from pathlib import Path
@@ -71,7 +71,7 @@ def has_reason(type: str, reason: str) -> Until:
 
 
 async def a_node(site: Lending) -> str:
-    """A node that is lent; its virtual one comes with the syncer."""
+    """Create a physical node and a policy that lends it.  Return its name."""
     node = f"{site.name}-n1"
     await site.add_node(node)
     await site.add_policy("all")
@@ -108,7 +108,7 @@ async def test_bound_pod_has_one_pinned_twin_of_lowest_priority(site: Lending) -
 async def test_twin_uses_the_priority_class_of_the_binding(
     virtual_plane: Plane, physical_plane: Plane, tmp_path: Path
 ) -> None:
-    """P16; and until there is one nothing is mapped, and the binding says why."""
+    """P16.  Until the class exists no pod is mapped, and the binding reports the reason."""
     async with lending(virtual_plane, physical_plane, tmp_path, podPriorityClassName="owners-choice") as site:
         node = await a_node(site)
         with site.syncer():
@@ -124,7 +124,7 @@ async def test_twin_uses_the_priority_class_of_the_binding(
 
 
 async def test_pod_outside_virtual_nodes_has_no_twin(site: Lending) -> None:
-    """P3 and P4; whoever sees the twin of a later pod has seen the earlier ones."""
+    """P3 and P4.  A syncer that has created the twin of a later pod has processed the earlier pods."""
     node, plain = await a_node(site), f"{site.name}-plain"
     await site.virtual.create(NODES, an_object("Node", {"name": plain}))
     await site.virtual.create(PODS, a_pod(f"{site.name}-elsewhere", plain))
@@ -174,7 +174,7 @@ async def test_twin_status_reaches_the_pod_in_two_writes(site: Lending) -> None:
         assert is_condition_true(pod, "Ready")
         assert is_condition_true(pod, keys.MAPPED_CONDITION)
         twin = await site.wait_for_twin("work")
-        # A time that nobody has set is null at Kubernetes, and absent at a server of ours.
+        # An unset time is null on Kubernetes and absent on our server.
         assert stated(pod["status"]["containerStatuses"]) == stated(twin["status"]["containerStatuses"])
     writes = [(write["verb"], write.get("namespace")) for write in site.writes() if write["resource"] == "pods"]
     assert writes.count(("create", site.mount)) == len(writes) - writes.count(("patch", "default")) == 1
@@ -323,7 +323,7 @@ async def test_pod_waits_while_a_physical_quota_refuses_its_twin(site: Lending) 
 
 
 async def allow_pods(site: Lending, quota: Object, number: str) -> None:
-    """What an owner writes into a quota, and a controller manager into its status."""
+    """Set the limit of a quota and its status, as an owner and a controller would."""
     where, hard = object_named(name_of(quota), site.mount), {"pods": number}
     await site.physical.patch(QUOTAS, where, {"spec": {"hard": hard}})
     await site.physical.patch(QUOTAS, where, {"status": {"hard": hard, "used": {"pods": "0"}}}, subresource="status")
@@ -365,13 +365,13 @@ async def test_safety_rule_2_orphaned_twin_is_deleted_and_forged_twins_stay(site
 
 
 def forged_twin(twin: Object, name: str, labels: Any) -> Object:
-    """A pod below that says it is somebody's twin."""
+    """A physical pod with the annotations of a twin."""
     metadata = {"name": name, "namespace": twin["metadata"]["namespace"], "labels": dict(labels)}
     metadata["annotations"] = dict(annotations_of(twin))
     return an_object("Pod", metadata, spec={"containers": [{"name": "c", "image": "none"}]})
 
 
-# -- whose
+# -- ownership
 
 
 async def test_safety_rule_1_foreign_pod_with_the_twin_name_is_untouched(site: Lending) -> None:

@@ -1,4 +1,4 @@
-"""What answers look like byte for byte: Kubernetes' API server and ours indent for the same clients."""
+"""Indentation of responses for interactive clients, compared with kube-apiserver."""
 
 import ssl
 

@@ -1,4 +1,4 @@
-"""Syncers as processes: what the manager asks for is a Deployment, and here this is how it runs."""
+"""Syncer Deployments run as local processes."""
 
 import asyncio
 import base64
@@ -33,7 +33,7 @@ RESOURCES = {each.kind: each for each in (*KINDS, CLUSTER_ROLES, CRDS, NAMESPACE
 
 
 def kubeconfig(world: World) -> str:
-    """An administrator's, with the certificates in it."""
+    """Administrator kubeconfig with embedded certificates."""
     certificate, key = world.authority.client_certificate("admin", MASTERS)
 
     def data(path: Path) -> str:
@@ -55,7 +55,7 @@ def kubeconfig(world: World) -> str:
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    """A cluster with what bindings need, and with a binding, of itself; its manager is played by the test."""
+    """A cluster with a binding to itself.  The test takes the role of the manager."""
     async with a_cluster(tmp_path, *WORKLOADS) as world:
         for obj in installation_objects():
             if obj["kind"] != DEPLOYMENTS.kind:
@@ -72,7 +72,7 @@ def is_established(definition: Object | None) -> bool:
 
 
 async def a_syncer(world: World) -> Object:
-    """The Deployment of a binding's syncer, as the manager makes it, with all that it needs."""
+    """Create the syncer Deployment of a binding and its prerequisites, as the manager does."""
     secret = {"name": "east", "namespace": SYSTEM}
     spec = {"clusterID": "east", "mountNamespace": "leased", "secretRef": secret}
     binding = await world.client.create(CLUSTER_BINDINGS, {"metadata": {"name": "east"}, "spec": spec})
@@ -119,7 +119,7 @@ async def test_syncer_processes_are_started_and_restarted(world: World, kube_ass
     kubectl = partial(kubectl_of(world, kube_assets), "-n", SYSTEM)
 
     async def pids() -> dict[str, int]:
-        """The process of each replica, as it says itself in every line that it logs about who it is."""
+        """Process id of each replica, read from its log."""
         found = {}
         for pod in await world.client.list(PODS, SYSTEM):
             text = await kubectl("logs", name_of(pod))

@@ -1,4 +1,4 @@
-"""What slips through is found and mended, by a syncer process and by hand, between two real API servers."""
+"""Repair of inconsistencies by a syncer and by `tapestry repair`."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def tapestry(site: Lending, *arguments: str) -> subprocess.CompletedProcess[str]
 
 
 def repaired(site: Lending, *options: str) -> tuple[int, list[dict[str, Any]]]:
-    """How `tapestry repair` ended, and what it found."""
+    """Run `tapestry repair` and return its exit code and findings."""
     done = tapestry(site, "repair", site.name, "-o", "json", *options)
     assert done.stderr == "", done.stderr
     return done.returncode, json.loads(done.stdout)
@@ -45,7 +45,7 @@ async def lend(site: Lending) -> str:
 
 
 async def map_pod(site: Lending, node: str) -> Object:
-    """A pod that mounts a ConfigMap and a token and has a twin; returns the twin."""
+    """Create a pod that mounts a ConfigMap and a token.  Return its twin."""
     await site.wait_for_virtual_node(node)
     await give(site.virtual, SERVICE_ACCOUNTS, an_object("ServiceAccount", {"name": "default", "namespace": "default"}))
     settings = {"name": f"{site.name}-settings", "namespace": "default"}
@@ -57,7 +57,7 @@ async def map_pod(site: Lending, node: str) -> Object:
 
 
 async def offer_service(site: Lending) -> None:
-    """A Service in a namespace whose Services are known below, with an address behind it."""
+    """Create a Service with one endpoint in a namespace whose Services are copied."""
     await site.virtual.create(NAMESPACES, an_object("Namespace", {"name": site.name}))
     place = {"name": "front", "namespace": site.name}
     ports = [{"name": "http", "port": 80, "targetPort": "web"}]
@@ -78,7 +78,7 @@ async def offer_service(site: Lending) -> None:
 
 
 async def add_double(site: Lending, twin: Object) -> None:
-    """What somebody below makes of a twin: our labels and annotations, under a name that we never gave."""
+    """Create a physical pod with the labels and annotations of `twin` under another name."""
     metadata = {field: twin["metadata"][field] for field in ("labels", "annotations")}
     place = {**metadata, "name": "double", "namespace": site.mount}
     spec = {"containers": [{"name": "c", "image": "none"}], "terminationGracePeriodSeconds": 0}
@@ -133,7 +133,7 @@ async def test_repair_reports_problems_only_a_syncer_can_fix(site: Lending) -> N
 
 
 async def test_syncer_repairs_inconsistencies(site: Lending) -> None:
-    """A double of a twin goes, a twin without its marks gets them back, a Lease without a node goes."""
+    """The syncer deletes a duplicate twin, restores missing labels and deletes a Lease without a node."""
     node = await lend(site)
     gone = site.above(f"{node}-gone")
     owner = {"apiVersion": "v1", "kind": "Node", "name": gone, "uid": "00000000-0000-0000-0000-000000000000"}

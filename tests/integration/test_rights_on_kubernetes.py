@@ -1,4 +1,4 @@
-"""Rights at our API server and at Kubernetes' own, side by side: the same users, the same requests, the same words."""
+"""Comparison of RBAC decisions on our API server and on a kube-apiserver."""
 
 import asyncio
 import ssl
@@ -249,7 +249,7 @@ def compared(status: int, found: Any) -> Any:
 
 
 def full(value: Any) -> Any:
-    """Without what is empty: each server has its own way to say that."""
+    """Return `value` without empty fields, which each server represents differently."""
     if isinstance(value, dict):
         return {key: full(each) for key, each in value.items() if each not in (None, "", [], {})}
     return value
@@ -290,7 +290,7 @@ async def test_default_roles_equal_those_of_kubernetes(ours: Ours, theirs: Their
 
 
 def plain(obj: Object) -> Object:
-    """A role, without what any two servers differ in: identities, and whether a controller has aggregated rules."""
+    """Return a role without its identity and aggregated rules."""
     metadata = {key: value for key, value in obj["metadata"].items() if key not in VOLATILE}
     found = {key: value for key, value in obj.items() if value and key not in ("apiVersion", "kind")}
     return {**found, "metadata": metadata, **({"rules": None} if "aggregationRule" in obj else {})}

@@ -1,4 +1,4 @@
-"""What limits a syncer's account in a physical cluster, tried with the very account that `tapestry join` made."""
+"""Limits of the syncer account that `tapestry join` creates in a physical cluster."""
 
 import asyncio
 import base64
@@ -43,7 +43,7 @@ DENIED = (Forbidden, Invalid)
 
 @pytest.fixture(scope="module")
 def guarded_plane(start: Start) -> Iterator[Plane]:
-    """A physical cluster of somebody careful."""
+    """A physical cluster with all safeguards."""
     with start("guarded") as plane:
         yield plane
 
@@ -58,7 +58,7 @@ def second_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
 
 @dataclass(frozen=True)
 class Joined:
-    """A virtual cluster that has joined the physical one, and the account that it has there."""
+    """A virtual cluster that has joined the physical one, and its account there."""
 
     name: str
     virtual: Client
@@ -69,7 +69,7 @@ class Joined:
     mark: str
 
     def volume(self, handle: str = "vol-1", *, labels: Object | None = None, **spec: Any) -> Object:
-        """A volume as the syncer creates it, under a name of its own."""
+        """A volume with a generated name, as the syncer creates it."""
         ours = {keys.VIRTUAL_CLUSTER: self.mark, keys.CLUSTER_BINDING_UID: "uid"}
         given = {
             "accessModes": ["ReadWriteOnce"],
@@ -98,9 +98,9 @@ HEX = str.maketrans("0189", "ghij")
 
 @asynccontextmanager
 async def joined(virtual: Plane, physical: Plane, folder: Path, *options: str, **spec: Any) -> AsyncIterator[Joined]:
-    """Join as a person does, with `spec` in the binding; and leave again.
+    """Join with `tapestry join`, with `spec` in the binding, and leave at the end.
 
-    Nobody empties namespaces here, so each test has one of its own; unless it chooses, which one test can do.
+    No controller empties namespaces here, so each test uses a separate mount namespace.
     """
     name = f"s{secrets.token_hex(4)}"
     options = options or own_namespace()
@@ -143,7 +143,7 @@ def a_pod(name: str, namespace: str, **spec: Any) -> Object:
 
 
 async def until_denied(attempt: Callable[[], Awaitable[Object]]) -> None:
-    """Wait until an API server knows policies that are seconds old."""
+    """Repeat `attempt` until new policies are in effect and deny it."""
     async with asyncio.timeout(60):
         while True:
             try:
@@ -167,7 +167,7 @@ async def test_virtual_clusters_cannot_reach_each_other(
         for each in (one, other):
             await each.owner.create(SECRETS, {**object_named("password", each.mount), "stringData": {"k": "v"}})
             await each.owner.create(PODS, a_pod("work", each.mount))
-            await each.account.get(SECRETS, "password", each.mount)  # its own it can read
+            await each.account.get(SECRETS, "password", each.mount)  # it can read its own objects
         for each, victim in ((one, other), (other, one)):
             await check_out_of_reach(each.account, victim)
 
@@ -228,7 +228,7 @@ async def test_pod_security_and_quota_of_owner_are_enforced(
         with pytest.raises(Forbidden, match='violates PodSecurity "baseline'):
             await one.account.create(PODS, a_pod("root", one.mount, **root))
         claim = {"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}}
-        claim["spec"]["volumeName"] = "the-owners"  # which a controller would create for us
+        claim["spec"]["volumeName"] = "the-owners"  # a controller would create this claim
         for source in ({"ephemeral": {"volumeClaimTemplate": claim}}, {"nfs": {"server": "192.0.2.1", "path": "/"}}):
             reaching = a_pod("reaching", one.mount, volumes=[{"name": "v", **source}])
             assert await is_denied(one.account.create, PODS, reaching)
@@ -240,7 +240,7 @@ async def test_pod_security_and_quota_of_owner_are_enforced(
 async def fits(one: Joined) -> bool:
     try:
         await one.account.create(PODS, a_pod("one", one.mount))
-    except Forbidden:  # the API server has yet to see the status of the quota
+    except Forbidden:  # the API server has not yet seen the status of the quota
         return False
     return True
 
@@ -262,7 +262,7 @@ async def check_it_cannot_weaken_them(one: Joined) -> None:
 
 @pytest.fixture
 async def with_volumes(virtual_plane: Plane, guarded_plane: Plane, tmp_path: Path) -> AsyncIterator[Joined]:
-    """A cluster that lets volumes of one driver cross, once its policies are in effect."""
+    """A joined cluster that allows volumes of one driver.  Its policies are in effect."""
     allowed = {"drivers": [DRIVER], "volumeHandles": ["shared/*"]}
     async with joined(virtual_plane, guarded_plane, tmp_path, allowedVolumes=allowed) as one:
         foreign = one.volume("the-owners", claimRef={"namespace": "shop", "name": "db"}, labels={"team": "shop"})
@@ -292,13 +292,13 @@ async def test_account_can_use_only_its_own_volumes(
     again = (await tapestry(virtual_plane, "join", one.name, "--cluster-kubeconfig", kubeconfig)).splitlines()
     assert {line.split()[0] for line in again[:-1]} == {"unchanged", "granted", "warning"}  # of loopback
     create = one.account.create
-    # What a syncer does.
+    # Operations of a syncer.
     own = await create(PERSISTENT_VOLUMES, one.volume("vol-7"))
     claim = await create(PERSISTENT_VOLUME_CLAIMS, one.claim(name_of(own)))
     await one.account.patch(PERSISTENT_VOLUMES, own, {"spec": {"capacity": {"storage": "2Gi"}}})
     await one.account.delete(PERSISTENT_VOLUME_CLAIMS, claim)
     await one.account.delete(PERSISTENT_VOLUMES, object_named(name_of(own)))
-    await create(PERSISTENT_VOLUMES, one.volume("shared/data"))  # the owner has it, and the binding names it
+    await create(PERSISTENT_VOLUMES, one.volume("shared/data"))  # the class exists and the binding names it
 
     elsewhere = {"name": "s", "namespace": "kube-system"}
     csi = {"driver": DRIVER, "volumeHandle": "vol-1"}
@@ -338,7 +338,7 @@ SECRET_FIELDS = (
 
 
 async def is_denied(act: Callable[..., Awaitable[Any]], *arguments: Any) -> bool:
-    """Whether a policy of the owner refuses it, and nothing else does."""
+    """Report whether an admission policy of the owner denies the request."""
     try:
         await act(*arguments)
     except ApiError as error:

@@ -1,4 +1,4 @@
-"""Our scheduler beside the real one: the same pods fit, and of those that do not the same is said."""
+"""Comparison of our scheduler with kube-scheduler."""
 
 import asyncio
 import os
@@ -94,7 +94,7 @@ async def create_prerequisites(plane: ControlPlane) -> None:
 
 
 async def create_situation(client: Client, situation: Situation) -> None:
-    """Make everything but the probe, and wait until the scheduler has seen it."""
+    """Create all objects except the probe and wait until the scheduler has seen them."""
     for resource, obj in situation.others:
         made = await client.create(resource, obj)
         if resource == PERSISTENT_VOLUMES:
@@ -104,7 +104,7 @@ async def create_situation(client: Client, situation: Situation) -> None:
     for each in situation.pods:
         await client.create(PODS, each)
     for each in (*situation.nodes, CANARY):
-        made = await client.create(NODES, each)  # the server adds a taint of its own
+        made = await client.create(NODES, each)  # the server adds a taint
         await client.patch(NODES, made, {"spec": {"taints": each["spec"]["taints"] or None}})
     canary = pod("canary", affinity=node_affinity(named("canary")), tolerations=[{"operator": "Exists"}])
     await client.create(PODS, canary)
@@ -130,12 +130,12 @@ def is_placed(obj: Object | None) -> bool:
     return bool(value_at(obj, "spec", "nodeName"))
 
 
-# -- what we make of it
+# -- our decision
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Where the pod can go; where it can go nowhere, what is said, and who makes room."""
+    """Nodes that fit the pod, or the message and the preemption victims if none fits."""
 
     nodes: frozenset[str] = frozenset()
     message: str = ""
@@ -217,7 +217,7 @@ async def our_scheduler(plane: ControlPlane) -> AsyncIterator[None]:
 
 
 async def check(client: Client, situation: Situation) -> None:
-    """Let the scheduler at work do what we expect of it, and nothing else."""
+    """Check that the running scheduler makes the decision that our code computes."""
     try:
         await create_situation(client, situation)
         probe = await client.create(PODS, {**situation.probe, "spec": gated(situation.probe)})
@@ -228,7 +228,7 @@ async def check(client: Client, situation: Situation) -> None:
             assert value_at(placed, "spec", "nodeName") in answer.nodes
             return
         judged = await wait_for(client, PODS, "probe", "here", until=has_outcome, timeout=SECONDS)
-        if message_of(judged) != answer.message:  # it may have looked before it had seen all
+        if message_of(judged) != answer.message:  # the scheduler may have decided before it saw all objects
             judged = await wait_for(client, PODS, "probe", "here", until=has_message(answer.message), timeout=SECONDS)
         leaving = answer.victims
         assert value_at(judged, "status", "nominatedNodeName") == (leaving.node if leaving is not None else None)
@@ -238,12 +238,12 @@ async def check(client: Client, situation: Situation) -> None:
 
 
 def named_only(pod: Object) -> Object:
-    """Whatever its version: a scheduler may have said something of it meanwhile."""
+    """Reference to the pod in any version, because a scheduler may have updated its status."""
     return {"metadata": {"name": name_of(pod), "namespace": namespace_of(pod)}}
 
 
 def gated(probe: Object) -> Object:
-    """The gate lets us ask ourselves first: what the scheduler does changes the world."""
+    """Spec with a scheduling gate, which lets our code decide before the scheduler acts."""
     return {**probe["spec"], "schedulingGates": [{"name": "example.com/ours-first"}]}
 
 

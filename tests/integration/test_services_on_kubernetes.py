@@ -1,4 +1,4 @@
-"""Services of the virtual cluster below, between two clusters; the physical one has controllers of its own."""
+"""Copies of Services in a physical cluster that runs its own controllers."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ def endpoints(*addresses: str) -> list[Object]:
 
 
 async def wait_for_slices(site: Lending, *addresses: str) -> list[Object]:
-    """The slices of ours below, once they have just these addresses."""
+    """Wait until our EndpointSlices in the physical cluster have exactly these addresses."""
 
     def have(slices: list[Object]) -> bool:
         found = [each for slice in slices for endpoint in slice["endpoints"] or () for each in endpoint["addresses"]]
@@ -91,7 +91,7 @@ async def test_service_copy_is_cluster_internal_and_follows_changes(site: Lendin
         await site.virtual.delete(SERVICES, object_named("shop", namespace))
         await wait_until_gone(site.physical, SERVICES, name, site.mount)
         await wait_for_slices(site)
-    # What a server adds to an object is no reason for another write.
+    # Defaults that the server adds cause no further write.
     done = [each for each in site.writes() if each.get("namespace") == site.mount]
     made = [(each["verb"], each["resource"]) for each in done]
     slices = ENDPOINT_SLICES.name

@@ -1,4 +1,4 @@
-"""Signers: kube-controller-manager, at our API server and with our CA, gives out the certificates that ours would."""
+"""Comparison of our certificate signers with those of kube-controller-manager."""
 
 import base64
 import ipaddress
@@ -85,7 +85,7 @@ def is_answered(request: Object | None) -> bool:
 
 
 def features(certificate: x509.Certificate) -> dict[str, object]:
-    """What two certificates of the same request have in common."""
+    """Properties that two certificates for the same request must share."""
     extensions = {each.oid.dotted_string: (each.critical, each.value) for each in certificate.extensions}
     life = certificate.not_valid_after_utc - certificate.not_valid_before_utc
     name = sorted((each.oid.dotted_string, each.value) for each in certificate.subject)
@@ -110,7 +110,7 @@ async def test_kube_controller_manager_signs_the_same_certificates(kube_assets: 
 
 
 async def compared(client: Client, authority: CertificateAuthority, number: int, case: SigningCase) -> str:
-    """How an answer of theirs differs from ours to the same request; nothing if it does not."""
+    """Describe how the two signers differ for one request.  Empty if they agree."""
     made = await client.create(SIGNING_REQUESTS, an_object(number, case))
     approved = {"status": {"conditions": [{"type": "Approved", "status": "True", "reason": "ByHand"}]}}
     await client.patch(SIGNING_REQUESTS, made, approved, subresource="approval")

@@ -1,7 +1,7 @@
-"""The bottom-up half of the syncer as it is run: a process of its own between two real API servers.
+"""The bottom-up controllers of the syncer as a process between two real API servers.
 
-What each test shows is named as in the list of scenarios that Kubeocean is tested by, where it is one of those; ours
-differ on purpose where docs/reference/compatibility.md says so.
+Docstrings like "N1." name the scenario in the test list of Kubeocean.  docs/reference/compatibility.md describes the
+intended differences.
 """
 
 import asyncio
@@ -88,7 +88,7 @@ def test_syncer_without_a_binding_exits_with_an_error(virtual_plane: Plane) -> N
 
 
 async def test_malformed_kubeconfig_withdraws_nothing_until_fixed(site: Lending, physical_plane: Plane) -> None:
-    """S4: the process stays, and begins as soon as the Secret is right."""
+    """S4.  The process keeps running and starts to work once the Secret is valid."""
     await site.add_node(f"{site.name}-n1")
     await site.add_policy("all")
     await site.set_kubeconfig("{")
@@ -99,7 +99,7 @@ async def test_malformed_kubeconfig_withdraws_nothing_until_fixed(site: Lending,
         await site.set_kubeconfig(physical_plane.kubeconfig.read_text())
         await site.wait_for_virtual_node(f"{site.name}-n1")
         await site.set_kubeconfig("apiVersion: v1\nkind: Config\nclusters: 7\n")
-        await site.add_node(f"{site.name}-n2")  # the doors are still those of the last good one
+        await site.add_node(f"{site.name}-n2")  # the last valid kubeconfig is still in use
         await site.wait_for_virtual_node(f"{site.name}-n2")
         await site.wait_for_virtual_node(f"{site.name}-n1", untainted(keys.WITHDRAWING_TAINT))
 
@@ -139,7 +139,9 @@ async def test_unbinding_withdraws_everything_and_ends_the_process(
             await site.virtual.delete(CLUSTER_BINDINGS, object_named(site.name))
             reclaimed = await site.wait_for_pod("work", going)
             assert is_condition_true(reclaimed, "DisruptionTarget")
-            await site.wait_for_virtual_node(node, tainted(keys.WITHDRAWING_TAINT))  # it goes after its last pod
+            await site.wait_for_virtual_node(
+                node, tainted(keys.WITHDRAWING_TAINT)
+            )  # the node is deleted after its last pod
             await site.wait_for_twin("work", going)
             await site.end_twin("work")
             await site.wait_until_virtual_node_is_gone(node)
@@ -199,7 +201,7 @@ async def test_quantity_limits_the_lease(site: Lending) -> None:
 
 
 async def test_more_generous_policy_wins_for_each_resource(site: Lending) -> None:
-    """N5, with our semantics; no label on the physical node, `policies-applied` above."""
+    """N5 with our semantics: no label on the physical node, `policies-applied` on the virtual node."""
     node = f"{site.name}-n1"
     before = await site.add_node(node)
     await site.add_policy("a", resourceLimits=[{"resource": "cpu", "quantity": "1500m"}])
@@ -237,7 +239,7 @@ async def test_owner_policy_limits_the_lease_and_reports_it(site: Lending) -> No
     assert (lease["clusterBinding"], lease["nodes"], lease["leased"]["cpu"]) == (site.name, 1, "1")
 
 
-# -- what a virtual node shows
+# -- content of a virtual node
 
 
 async def test_labels_taints_and_conditions_follow_the_physical_node(site: Lending) -> None:
@@ -256,7 +258,7 @@ async def test_labels_taints_and_conditions_follow_the_physical_node(site: Lendi
         virtual_node = await site.wait_for_virtual_node(
             node, lambda found: is_condition_true(found, "DiskPressure") and labels_of(found).get("zone") == "west"
         )
-        # NoExecute of the owner's bars new pods above; it makes nobody leave there
+        # NoExecute of the owner becomes NoSchedule on the virtual node
         assert taint_named(virtual_node, "gpu") == {"key": "gpu", "value": "a100", "effect": "NoSchedule"}
         await site.physical.patch(
             NODES, object_named(node), {"metadata": {"labels": {"zone": None}}, "spec": {"taints": []}}
@@ -313,14 +315,14 @@ async def test_csi_drivers_follow_the_physical_node(site: Lending) -> None:
         await wait_until(
             site.virtual, CSI_NODES, site.above(node), lambda found: drivers_of(found) == ["files.example.com"]
         )
-    await site.physical.delete(CSI_NODES, object_named(node))  # while nobody looks
+    await site.physical.delete(CSI_NODES, object_named(node))  # while the syncer is down
     with site.syncer():
         await wait_until_gone(site.virtual, CSI_NODES, site.above(node))
         await site.physical.create(CSI_NODES, a_csi_node(node, "disk.example.com"))
         await wait_until(site.virtual, CSI_NODES, site.above(node), bool)
         await site.physical.delete(NODES, object_named(node))
         await site.wait_until_virtual_node_is_gone(node)
-        await wait_until_gone(site.virtual, CSI_NODES, site.above(node))  # although the one below remains
+        await wait_until_gone(site.virtual, CSI_NODES, site.above(node))  # although the physical object remains
     assert await site.physical.get(CSI_NODES, node)
 
 
@@ -343,11 +345,11 @@ async def test_placeholder_pod_holds_host_ports_of_foreign_pods(site: Lending) -
             ("10.0.0.1", 53, "UDP"),
         }
         assert pod["spec"]["tolerations"][0] == {"operator": "Exists"}
-        await site.bind_pod("ours", node, ports=[host_port(9000)])  # of our own pods the scheduler knows
+        await site.bind_pod("ours", node, ports=[host_port(9000)])  # the scheduler knows our own pods
         await site.add_foreign_pod("new", node, ports=[host_port(8443)])
         await becomes_placeholder(site, node, {80, 443, 53, 8443})
         await site.drop_foreign_pod("dns")
-    await site.drop_foreign_pod("web")  # while nobody looks
+    await site.drop_foreign_pod("web")  # while the syncer is down
     with site.syncer():
         await becomes_placeholder(site, node, {8443})
         await site.drop_foreign_pod("new")
@@ -359,7 +361,7 @@ async def test_placeholder_pod_holds_host_ports_of_foreign_pods(site: Lending) -
 
 
 async def test_idle_syncer_writes_only_leases(site: Lending) -> None:
-    """N11; N12 with our semantics: the physical cluster answers, so nobody has to guess."""
+    """N11.  N12 with our semantics: the physical cluster answers, so leases of unready nodes are renewed."""
     nodes = [f"{site.name}-n{number}" for number in range(3)]
     for node in nodes:
         await site.add_node(node)
@@ -419,7 +421,7 @@ async def test_pods_of_a_withdrawn_node_finish_without_force(site: Lending) -> N
         await site.drop_policy("all")
         virtual_node = await site.wait_for_virtual_node(node, tainted(keys.WITHDRAWING_TAINT))
         assert taint_named(virtual_node, keys.WITHDRAWING_TAINT)["effect"] == "NoSchedule"
-        # The binding hears of it a second later: time in which a pod could have been deleted.
+        # The binding status follows a second later: enough time to delete a pod by mistake.
         await site.wait_for_binding(
             lambda found: find_condition(found["status"]["conditions"], "Leasing")["reason"] == "NoPolicy"
         )
@@ -500,14 +502,14 @@ async def test_node_deleted_while_syncer_is_down_is_withdrawn(site: Lending) -> 
 async def test_kill_switch_empties_nodes_within_two_seconds(site: Lending, switch: str) -> None:
     node = f"{site.name}-n1"
     await site.add_node(node)
-    await site.add_policy("all")  # whatever it says
+    await site.add_policy("all")  # whatever the policy says
     resource, target = (NODES, object_named(node)) if switch == "node" else (NAMESPACES, object_named(site.mount))
     with site.syncer():
         await site.wait_for_virtual_node(node)
         for name in ("one", "two"):
             await site.run_pod(name, node, tolerations=[{"operator": "Exists"}])
         await site.wait_for_binding(lambda found: value_at(found, "status", "pods") == 2)
-        async with asyncio.TaskGroup() as group:  # all of them at once: our own questions take time, too
+        async with asyncio.TaskGroup() as group:  # all at once, because the requests of the test take time too
             leaving = [group.create_task(site.wait_for_pod(name, going)) for name in ("one", "two")]
             for name in ("one", "two"):
                 group.create_task(site.wait_for_twin(name, going))
@@ -541,7 +543,7 @@ async def test_missing_required_owner_policy_withdraws_nodes(site: Lending) -> N
 
 
 async def test_invalid_policy_evicts_no_pod(site: Lending) -> None:
-    """Schemas cannot know the time zones there are: the syncer is the first to see that this is none."""
+    """A schema cannot list time zones, so only the syncer detects an unknown one."""
     node = f"{site.name}-n1"
     await site.add_node(node)
     await site.add_policy("night", forceReclaim=True, resourceLimits=[{"resource": "cpu", "quantity": "2"}])
@@ -553,17 +555,17 @@ async def test_invalid_policy_evicts_no_pod(site: Lending) -> None:
         await site.set_policy("night", **wrong)
         policy = await site.wait_for_policy("night", lambda found: not is_condition_true(found, "Valid"))
         assert "spec.timeZone" in find_condition(policy["status"]["conditions"], "Valid")["message"]
-        await site.add_foreign_pod("one", node, cpu="3")  # whoever sees this has seen the policy
+        await site.add_foreign_pod("one", node, cpu="3")  # a syncer that has seen this pod has seen the policy
         await site.wait_for_virtual_node(node, lends(cpu="1"))
         await site.wait_for_virtual_node(node, untainted(keys.OUT_OF_TIME_WINDOWS_TAINT))
         assert not going(await site.wait_for_pod("work", bool))
-    with site.syncer():  # its last good spec is known to the next process too
+    with site.syncer():  # the next process knows the last valid spec too
         await site.drop_foreign_pod("one")
         await site.wait_for_virtual_node(node, lends(cpu="2"))
         assert not going(await site.wait_for_pod("work", bool))
 
 
-# -- who is behind the kubeconfig
+# -- credentials and cluster identity
 
 
 async def test_expired_credentials_withdraw_nothing_and_new_ones_are_used(site: Lending, physical_plane: Plane) -> None:
@@ -578,7 +580,7 @@ async def test_expired_credentials_withdraw_nothing_and_new_ones_are_used(site: 
     await site.set_kubeconfig(admins.replace(physical_plane.token, token))
     with site.syncer():
         await site.wait_for_virtual_node(node)
-        await site.physical.delete(SERVICE_ACCOUNTS, object_named(site.name, "default"))  # and with it the token
+        await site.physical.delete(SERVICE_ACCOUNTS, object_named(site.name, "default"))  # and its token
         await site.add_node(f"{site.name}-n2")
         await site.set_kubeconfig(admins)
         await site.wait_for_virtual_node(f"{site.name}-n2")
@@ -614,7 +616,7 @@ async def test_safety_rule_5_another_cluster_is_refused_until_approved(
             await site.set_kubeconfig(third_plane.kubeconfig.read_text())
             await event(site, "IdentityChanged")
             await site.add_node(f"{site.name}-n2")
-            await site.wait_for_virtual_node(f"{site.name}-n2")  # the first cluster is served on
+            await site.wait_for_virtual_node(f"{site.name}-n2")  # the first cluster stays in use
             found = uid_of(await elsewhere.physical.get(NAMESPACES, "kube-system"))
             approval = {"metadata": {"annotations": {keys.APPROVE_IDENTITY: found}}}
             await site.virtual.patch(CLUSTER_BINDINGS, object_named(site.name), approval)
@@ -627,7 +629,7 @@ async def test_safety_rule_5_another_cluster_is_refused_until_approved(
 async def test_virtual_clusters_on_one_physical_cluster_stay_separate(
     site: Lending, third_plane: Plane, physical_plane: Plane, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Not even where both call it the same, in one mount namespace and under one owner's policy."""
+    """Both use the same cluster name, mount namespace and owner policy."""
     node, folder = f"{site.name}-n1", tmp_path_factory.mktemp("other")
     await site.add_node(node)
     await site.add_policy("half", resourceLimits=[{"resource": "cpu", "percent": 50}])
@@ -656,7 +658,7 @@ async def test_virtual_clusters_on_one_physical_cluster_stay_separate(
             assert untainted(keys.WITHDRAWING_TAINT)(virtual_node)
 
 
-# -- words of these tests
+# -- test objects and predicates
 
 MOMENT = "2026-01-01T00:00:00Z"
 SHUT = {"unschedulable": True}
@@ -687,7 +689,7 @@ def an_administrator(account: str) -> Object:
 
 
 async def becomes_placeholder(site: Lending, node: str, ports: set[int]) -> Object:
-    """The one placeholder on the virtual node of `node`, once it holds `ports`; without ports, that there is none."""
+    """Wait until one placeholder on the virtual node holds `ports`, or until none exists if there are no ports."""
 
     def holds(pods: list[Object]) -> bool:
         return len(pods) == bool(ports) and {port["hostPort"] for pod in pods for port in ports_of(pod)} == ports
@@ -703,7 +705,7 @@ async def placeholders(site: Lending, node: str) -> list[Object]:
 
 
 async def renewed(site: Lending, node: str, lease: Object) -> Object:
-    """The node's Lease after its next renewal."""
+    """Wait for the next renewal of the node Lease and return it."""
     before = lease["spec"]["renewTime"]
     return await wait_until(
         site.virtual, LEASES, site.above(node), lambda found: found["spec"]["renewTime"] > before, NODE_LEASE_NAMESPACE
@@ -711,7 +713,7 @@ async def renewed(site: Lending, node: str, lease: Object) -> Object:
 
 
 async def event(site: Lending, reason: str) -> Object:
-    """An event about the binding."""
+    """Wait for an event about the binding and return it."""
     fields = f"involvedObject.name={site.name},reason={reason}"
     return (await wait_for_all(site.virtual, EVENTS, None, bool, fields=fields))[0]
 

@@ -1,4 +1,4 @@
-"""What the translation makes a real API server takes: every golden twin, and whatever is shown of a strange status."""
+"""Acceptance of translated twins and sanitized statuses by a real API server."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -30,14 +30,14 @@ AT_ONCE = 8
 STRANGE = dict(
     chain(islice(of_other_types(), 0, None, 5), *(family() for family in FAMILIES if family != of_other_types))
 )
-"""All families, but of the largest one in five."""
+"""All families of malformed statuses; one in five of the largest family."""
 TWIN: Object = {"metadata": {"name": "twin", "namespace": "leased", "uid": "0c1d"}}
 
 T = TypeVar("T")
 
 
 async def for_each(items: Iterable[T], do: Callable[[T], Awaitable[str | None]]) -> list[str]:
-    """What `do` complains about, a few at a time."""
+    """Run `do` for all items with limited concurrency and return the complaints."""
     waiting = iter(items)
 
     async def work() -> list[str | None]:
@@ -93,7 +93,7 @@ async def test_rule_9_hostile_status_is_accepted_and_written_once(
     kubectl("delete", "pods", "--all", "--namespace", namespace, "--force", "--grace-period=0", "--wait=false")
 
 
-# -- a pod's life
+# -- lifecycle of a pod
 
 EARLY, LATE = "2026-01-01T00:00:00Z", "2026-01-01T01:00:00Z"
 RUNNING: Object = {

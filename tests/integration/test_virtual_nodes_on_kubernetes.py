@@ -1,4 +1,4 @@
-"""A virtual node on a real kube-apiserver: what the server makes of it is no reason to write it again."""
+"""Virtual nodes on a real kube-apiserver: server defaults cause no second write."""
 
 import secrets
 from datetime import UTC, datetime, timedelta
@@ -29,7 +29,7 @@ HALF = ResourceLeasingPolicySpec(
 
 @pytest.fixture
 async def physical(client: Client) -> Object:
-    """A node as a kubelet and a careful owner leave it; one server plays both clusters here."""
+    """A physical node with the fields of a kubelet and its owner.  One server acts as both clusters."""
     amounts = {"cpu": "4001m", "memory": "8Gi", "pods": "97", "nvidia.com/gpu": "3"}
     times = {"lastHeartbeatTime": "2026-03-02T07:59:59Z", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     node = await client.create(

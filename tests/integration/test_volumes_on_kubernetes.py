@@ -1,7 +1,6 @@
-"""Claims and volumes of the virtual cluster below, between two clusters.
+"""Copies of PersistentVolumeClaims and PersistentVolumes in a physical cluster.
 
-In the physical one its own controllers bind and protect them.  What a provisioner does above, and a kubelet
-below, is done by hand.
+The controllers of the physical cluster bind and protect them.  Tests act as the provisioner and the kubelet.
 """
 
 from typing import Any
@@ -39,7 +38,7 @@ async def binding_at(site: Lending) -> Binding:
 
 
 async def add_claim(site: Lending, source: Object, *, storage_class: str = "fast") -> str:
-    """A claim that is bound to a volume of its own, which has its name."""
+    """Create a claim and a volume of the same name that are bound to each other."""
     name = f"{site.name}-data"
     claim = {
         "accessModes": ["ReadWriteOnce"],
@@ -132,14 +131,14 @@ async def test_claim_copy_binds_grows_and_ends_with_last_pod(site: Lending, stor
         ("create", "persistentvolumes"),
         ("create", "persistentvolumeclaims"),
         ("patch", "persistentvolumes"),
-        ("patch", "persistentvolumeclaims"),  # the status of the virtual one
+        ("patch", "persistentvolumeclaims"),  # the status of the virtual claim
         ("delete", "persistentvolumeclaims"),
         ("delete", "persistentvolumes"),
     ]
 
 
 async def grow(site: Lending, claim: str) -> None:
-    """What a resizer does above."""
+    """Grow the virtual claim and its volume as a resizer does."""
     await site.virtual.patch(PERSISTENT_VOLUMES, object_named(claim), {"spec": {"capacity": {"storage": "2Gi"}}})
     pending = {"type": "FileSystemResizePending", "status": "True"}
     status = {"status": {"conditions": [pending], "allocatedResourceStatuses": {"storage": "NodeResizePending"}}}

@@ -1,4 +1,4 @@
-"""Watches of a real kube-apiserver, and what happens to them when it dies, forgets, or falls silent."""
+"""Watches of a real kube-apiserver that dies, compacts its history or falls silent."""
 
 import asyncio
 import base64
@@ -33,7 +33,7 @@ Query = dict[str, str]
 
 @dataclass
 class Observed:
-    """A transport that notes what is asked for; it can alter the query of a watch, and hold watches back."""
+    """A transport that records requests and can alter or delay watches."""
 
     inner: HttpTransport
     alter: Callable[[Query], Query]
@@ -135,7 +135,7 @@ async def a_client(kubeconfig: Path) -> AsyncIterator[Client]:
     await client.close()
 
 
-# -- a server that is well
+# -- a healthy server
 
 
 async def test_list_is_streamed_and_followed(client: Client, kubeconfig: Path, namespace: str) -> None:
@@ -150,7 +150,7 @@ async def test_list_is_streamed_and_followed(client: Client, kubeconfig: Path, n
         assert reader.lists == 1
         [stream] = reader.transport.streams
     assert stream["sendInitialEvents"] == "true"
-    assert reader.transport.lists == []  # this server streams lists, so none was asked for in pages
+    assert reader.transport.lists == []  # this server streams lists, so no page was requested
     assert reader.restarts == []
 
 
@@ -205,18 +205,18 @@ async def test_bookmarks_advance_the_resume_version(client: Client, kubeconfig: 
     assert int(reader.transport.streams[1]["resourceVersion"]) >= int(version_of(elsewhere))
 
 
-# -- a server that is hurt
+# -- a failing server
 
 
 @pytest.fixture(scope="module")
 def plane(start: Start) -> Iterator[Plane]:
-    """A cluster of our own, to hurt."""
+    """A separate cluster that tests may damage."""
     with start("plane") as plane:
         yield plane
 
 
 def compact(plane: ControlPlane) -> None:
-    """Make etcd forget all history."""
+    """Compact all history of etcd."""
 
     def ask(path: str, body: Any) -> Any:
         request = urllib.request.Request(f"{plane.etcd_url}/v3/kv/{path}", json.dumps(body).encode())
@@ -249,7 +249,7 @@ async def test_objects_deleted_before_compaction_disappear_after_relist(plane: C
         await client.delete(CONFIGMAPS, doomed)
         await client.create(CONFIGMAPS, object_named("born", "default"))
         await asyncio.to_thread(compact, plane)
-        await asyncio.to_thread(plane.restart)  # what it keeps in memory goes too
+        await asyncio.to_thread(plane.restart)  # its cache in memory is lost too
         reader.transport.gate.set()
         await reader.wait_until(lambda: reader.lists == 2)
         assert "Gone" in reader.restarts

@@ -1,4 +1,4 @@
-"""Webhooks at our API server and at Kubernetes' own: both ask the same, and say the same of what they hear."""
+"""Comparison of admission and conversion webhooks on our API server and on a kube-apiserver."""
 
 import asyncio
 import base64
@@ -46,7 +46,7 @@ def a_configuration(hook: Hook) -> Object:
 
 
 async def configure(side: Side, kind: str, hook: Hook) -> None:
-    """Have the webhook asked by a server, which may take it a moment to do."""
+    """Register the webhook and wait until the server calls it."""
     await side("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}}, JSON, {})
     status, found = await side("POST", f"{CONFIGURATIONS}/{kind}webhookconfigurations", a_configuration(hook), JSON, {})
     assert status == 201, found

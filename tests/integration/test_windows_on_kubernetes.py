@@ -1,4 +1,4 @@
-"""One edge of real windows on the real clock; `make bench-windows` has fifty, virtual time has the rest."""
+"""One edge of time windows on the real clock; `make bench-windows` measures fifty."""
 
 from collections.abc import Callable
 

@@ -1,5 +1,8 @@
-"""Our workload controllers beside kube-controller-manager: the same steps bring both to the same sizes, conditions and
-messages.  No node runs anything here: the test says how pods fare, by the name of their image."""
+"""Comparison of our workload controllers with kube-controller-manager.
+
+The same steps must lead to the same sizes, conditions and messages.  No kubelet runs: the test sets the status of pods
+according to the name of their image.
+"""
 
 import asyncio
 import os
@@ -60,7 +63,7 @@ def kubeconfig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @asynccontextmanager
 async def cluster(kubeconfig: Path, namespace: str) -> AsyncIterator[Client]:
-    """A client, in whose namespace pods fare as their images say."""
+    """Client of a namespace in which the image of a pod determines its status."""
     client = Client(HttpTransport(load_access([kubeconfig], environ=os.environ)))
     await client.create(NAMESPACES, object_named(namespace))
     await wait_for(client, SERVICE_ACCOUNTS, "default", namespace, until=lambda obj: obj is not None, timeout=TIMEOUT)
@@ -126,7 +129,7 @@ def an_object(resource: Resource, namespace: str, image: str, name: str = "x", *
 async def seen_at_last(
     client: Client, resource: Resource, namespace: str, look: Callable[[Client, str], Awaitable[Any]], expected: Any
 ) -> Any:
-    """What is seen when it is as expected, or after some time; looked at whenever something changes."""
+    """Return the first observation that equals `expected`, or the last one on timeout."""
     seen = None
     with suppress(TimeoutError):
         async with asyncio.timeout(TIMEOUT):
@@ -157,7 +160,7 @@ def stuck(image: str) -> tuple[str, ...]:
 
 
 COURSE: list[tuple[dict[str, Any], str, dict[str, int], set[tuple[str, ...]], str]] = [
-    # what is changed, the image, the sizes that come of it, conditions, the revision
+    # change, image, resulting sizes, conditions, revision
     ({}, "a", {"a": 4}, {AVAILABLE, done("a")}, "1"),
     ({}, "b", {"a": 0, "b": 4}, {AVAILABLE, done("b")}, "2"),
     ({}, "broken", {"a": 0, "b": 3, "broken": 2}, {AVAILABLE, moving("broken")}, "3"),
@@ -197,7 +200,7 @@ COURSE: list[tuple[dict[str, Any], str, dict[str, int], set[tuple[str, ...]], st
 
 
 async def seen_of_deployment(client: Client, namespace: str) -> Any:
-    """The sizes of its ReplicaSets by their images, what it says, and its revision."""
+    """Sizes of the ReplicaSets by image, conditions and revision."""
     found = await client.get(DEPLOYMENTS, "x", namespace)
     images = {}
     sizes = {}
@@ -227,7 +230,7 @@ async def test_deployment_takes_the_same_steps(kubeconfig: Path) -> None:
 # -- StatefulSets
 
 STEPS: list[tuple[dict[str, Any], str, dict[str, str], dict[str, int], tuple[str, str]]] = [
-    # what is changed, the image, the images of pods, the counts, the images it comes from and goes to
+    # change, image, images of pods, counts, current and update image
     (
         {},
         "a",
@@ -301,7 +304,7 @@ async def test_stateful_set_takes_the_same_steps(kubeconfig: Path) -> None:
 REACHED = "Reached expected number of succeeded pods"
 RULE = {"rules": [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [3]}}]}
 JOBS_THAT_END: dict[str, tuple[str, dict[str, Any], dict[str, Any], str, str]] = {
-    # the image, its spec, what its status counts, and its last condition with its reason
+    # image, spec, counts in the status, last condition with its reason
     "plain": ("succeeds", {"completions": 3, "parallelism": 2}, {"succeeded": 3}, "Complete", "CompletionsReached"),
     "indexed": (
         "succeeds",

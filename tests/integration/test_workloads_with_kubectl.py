@@ -1,4 +1,4 @@
-"""kubectl at a cluster of ours: what it does with workloads it does as people know it."""
+"""kubectl commands for workloads on our local cluster."""
 
 import json
 import subprocess
@@ -42,7 +42,7 @@ SUCCESS = {
 
 @pytest.fixture(scope="module")
 def kubectl(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
-    """kubectl at a cluster with two simulated nodes."""
+    """kubectl connected to a cluster with two simulated nodes."""
     folder = tmp_path_factory.mktemp("clusters")
     command = [TAPESTRY, "cluster", "--data", folder / "mine", "--nodes", "2"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""Requests to an API as a client sends them, answers as it gets them, and watches one event at a time."""
+"""Helpers that send requests to an in-process API and read responses and watch events."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,14 +24,14 @@ async def answer(
 
 
 async def done(api: Transport, method: str, path: str, body: Any = None, *args: Any, **query: str) -> Any:
-    """The body of an answer that must be good."""
+    """Send a request that must succeed and return the response body."""
     code, found = await answer(api, method, path, body, *args, **query)
     assert code < 300, found
     return found
 
 
 async def refused(api: Transport, method: str, path: str, body: Any = None, *args: Any, **query: str) -> Any:
-    """The Status of an answer that must be a refusal."""
+    """Send a request that must be refused and return the Status."""
     code, found = await answer(api, method, path, body, *args, **query)
     assert code >= 400, found
     assert (found["kind"], found["status"], found["code"]) == ("Status", "Failure", code)
@@ -47,7 +47,7 @@ async def names(api: Transport, path: str = COLLECTION, **query: str) -> list[st
 
 
 class Events:
-    """The events of one watch, one at a time."""
+    """Reader of the events of one watch, one at a time."""
 
     def __init__(self, stream: Stream) -> None:
         self._events = self._of(stream)

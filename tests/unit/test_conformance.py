@@ -28,8 +28,8 @@ def test_tests_missing_from_the_report_were_not_run(tmp_path: Path) -> None:
         ({ONE: "passed", TWO: "failed"}, [], 1),
         ({ONE: "passed", TWO: "failed"}, [TWO], 0),
         ({ONE: "passed", TWO: "not run"}, [], 1),
-        ({ONE: "passed", TWO: "passed"}, [TWO], 1),  # the list is to be made shorter
-        ({ONE: "passed"}, [TWO], 0),  # which did not run
+        ({ONE: "passed", TWO: "passed"}, [TWO], 1),  # the list must be shortened
+        ({ONE: "passed"}, [TWO], 0),  # a test that did not run
     ],
 )
 def test_run_passes_when_only_known_failures_fail(states: dict[str, str], known: list[str], code: int) -> None:

@@ -1,4 +1,4 @@
-"""The stories of the two examples, on virtual time; `tests/integration` tells them on a real kube-apiserver."""
+"""The two example controllers on virtual time."""
 
 import ast
 import asyncio
@@ -46,7 +46,7 @@ def story(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
 
 @asynccontextmanager
 async def running(example: str, setup: Setup, *resources: Resource) -> AsyncIterator[Client]:
-    """An example at work as its own configuration says, and a client for everybody else."""
+    """Run an example with its own configuration.  Yield a client."""
     clock = running_clock()
     api = InProcessApi([*resources, EVENTS, LEASES], now=clock.now)
     config = without_listeners(
@@ -65,7 +65,7 @@ async def created(client: Client, resource: Resource, **spec: Any) -> Object:
 
 
 async def phase(client: Client, resource: Resource) -> str | None:
-    """Where the object is, when everything has happened that needs no time."""
+    """Return the phase of the object after all work that needs no time."""
     await asyncio.sleep(0.5)
     status: Object = (await client.get(resource, "it", "default")).get("status", {})
     return status.get("phase")
@@ -160,7 +160,7 @@ async def a_migration(source: str = "ali-123", dest: str = "tx-123") -> AsyncIte
 
 
 async def reason(client: Client, phase: str) -> str:
-    """What the history says of the coming into a phase."""
+    """Return the reason that the history gives for entering `phase`."""
     status = (await client.get(MIGRATIONS, "it", "default"))["status"]
     (message,) = [each["message"] for each in status["conditions"] if each["type"] == phase]
     return str(message)
@@ -251,7 +251,7 @@ def test_an_example_is_at_most_forty_lines_of_code(example: str) -> None:
 
 
 def lines_of_code(source: str) -> list[str]:
-    """The lines that are neither blank nor a comment, nor part of an import or a docstring."""
+    """Count the lines without blanks, comments, imports and docstrings."""
     lines = dict(enumerate(source.splitlines(), start=1))
     for node in ast.walk(ast.parse(source)):
         text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

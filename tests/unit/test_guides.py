@@ -1,6 +1,6 @@
-"""Guides and concepts say what is so: their links lead somewhere, their commands exist, their objects are valid.
+"""Checks of links, commands, options and objects in the guides and concepts.
 
-That the commands do what is said of them, `tests/e2e/test_guides.py` sees.
+`tests/e2e/test_guides.py` runs the commands.
 """
 
 import re
@@ -37,7 +37,7 @@ QUOTED = re.compile(r'"[^"\n]*"')
 
 
 def anchors(text: str) -> set[str]:
-    """What a link may say behind the #: headings as GitHub names them, and anchors that are written out."""
+    """Valid link fragments: headings as GitHub names them, and explicit anchors."""
     headings = re.findall(r"^#+ (.*)$", FENCED.sub("", text), re.MULTILINE)
     plain = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
     return plain | set(re.findall(r'<a id="([^"]+)">', text))
@@ -69,7 +69,7 @@ def test_every_document_is_in_the_index() -> None:
     assert there - translations - linked == set()
 
 
-# -- reasons and tests that are named
+# -- reasons and test names
 
 
 def reasons() -> list[str]:
@@ -94,7 +94,7 @@ def test_every_test_named_in_the_guarantees_exists() -> None:
 
 
 def typed_in(text: str) -> Iterator[list[str]]:
-    """The `tapestry` commands in a document, wherever they stand, as words."""
+    """The `tapestry` commands in a document, split into words."""
     for match in TYPED.finditer(QUOTED.sub("TEXT", text.replace("\\\n", " "))):
         words = match[1].partition(" -- ")[0].split()
         if len(words) > 1 and not words[1].startswith(("-", ".")):
@@ -102,7 +102,7 @@ def typed_in(text: str) -> Iterator[list[str]]:
 
 
 def unknown_in(words: list[str]) -> str:
-    """What of a command there is not: one of its names, or an option.  Of other words nothing is known."""
+    """Describe an unknown subcommand or unknown options.  Empty if all exist; arguments are not checked."""
     command: click.Command | None = main
     rest = list(words)
     while isinstance(command, click.Group) and rest and rest[0][0].islower():
@@ -138,7 +138,7 @@ def objects_in(document: Path) -> Iterator[Any]:
 
 
 def fault_of(obj: Any) -> str:
-    """What is wrong with an object, if it is one of our kinds."""
+    """Return the validation error of an object of our kinds."""
     metadata = {**obj.get("metadata", {}), "creationTimestamp": "2026-01-01T00:00:00Z"}
     try:
         match obj.get("kind"):

@@ -1,4 +1,4 @@
-"""Building Kubernetes: what holds with any compiler, shown with one that is a shell script."""
+"""The build of the Kubernetes programs, with a shell script as the compiler."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ echo "$3" > "$2"
 
 @pytest.fixture
 def go(tmp_path: Path) -> Path:
-    """The only program on the path.  It writes the name of the package in place of a binary."""
+    """Fake compiler, the only program on PATH.  It writes the package name instead of a binary."""
     return compiler(tmp_path, then="")
 
 
@@ -36,7 +36,7 @@ def compiler(tmp_path: Path, then: str) -> Path:
 
 
 def command(tmp_path: Path, *arguments: str, **environ: str) -> dict[str, Any]:
-    """What to give to subprocess."""
+    """Arguments for subprocess."""
     environ = {"PATH": str(tmp_path / "bin"), "XDG_CACHE_HOME": str(tmp_path), **environ}
     return {"args": [sys.executable, SCRIPT, *arguments], "env": environ, "text": True}
 

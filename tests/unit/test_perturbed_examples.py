@@ -1,4 +1,4 @@
-"""Both examples, disturbed at every call they make: they must come to the same end each time."""
+"""Both examples with a fault injected at each of their API calls."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -35,7 +35,7 @@ async def reaches(client: Client, resource: Resource, *phases: str, name: str = 
 
 
 def an_at(schedule: str, *phases: str) -> Callable[[Client], Awaitable[None]]:
-    """An At at its time, and a kubelet that leads its pod through phases."""
+    """World with an At and a kubelet that moves its pod through phases."""
 
     async def world(client: Client) -> None:
         await create(client, at.ATS, {"schedule": schedule, "command": "true"})
@@ -58,7 +58,7 @@ async def two_ats(client: Client) -> None:
 
 
 def a_migration(*conditions: str) -> Callable[[Client], Awaitable[None]]:
-    """A migration, and a job controller that gives its Job conditions."""
+    """World with a migration and a job controller that sets conditions of its Job."""
 
     async def world(client: Client) -> None:
         await create(client, redismigration.MIGRATIONS, {"source": "ali-123", "dest": "tx-123"})

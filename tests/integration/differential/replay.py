@@ -1,9 +1,9 @@
-"""Requests as data, sent to two servers in the same order, and what their answers differ in.
+"""Replay scripted requests on two servers and compare the responses.
 
 A script is a list of requests: `POST pods: {...}`, `GET pods/a`, `MERGE pods/a: {...}`.  A path without a slash in
-front is that of a resource in the namespace of the scripts.  Under `with` stand variants of a body, each a change of a
-few places (`spec/containers/0/image: ""`; null takes away), which are sent as dry runs; `CHANGE pods/a` puts variants
-of what is there.  `$RV` in a query is the last resourceVersion that the server told.
+front names a resource in the namespace of the scripts.  `with` lists variants of a body, each a change of a few fields
+(`spec/containers/0/image: ""`; null removes a field), which are sent as dry runs.  `CHANGE pods/a` sends a PUT with
+variants of the stored object.  `$RV` in a query is the last resourceVersion that the server returned.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class Answer:
 
 
 def paths() -> dict[str, str]:
-    """Where each built-in resource is, in its preferred version."""
+    """Path of each built-in resource in its preferred version."""
     found: dict[str, str] = {}
     for row in published_api().resources:
         resource = row.resource
@@ -103,7 +103,7 @@ def steps_of(where: str, item: Any, known: Mapping[str, str]) -> Iterator[Step]:
 
 
 def changed(value: Any, changes: Mapping[str, Any]) -> Any:
-    """A value with others at some of its places."""
+    """Return a copy of `value` with the changes applied."""
     found = copy.deepcopy(value)
     for path, new in changes.items():
         *steps_down, last = path.split("/") if not path.startswith("=") else [path[1:]]
@@ -172,7 +172,7 @@ def read(text: str) -> Any:
 
 
 def masked(value: Any) -> Any:
-    """A value without what is never the same twice, of which it only shows that it is there."""
+    """Return `value` with placeholders for parts that differ between runs, for example UIDs and times."""
     if isinstance(value, dict):
         present = {key: each for key, each in value.items() if each is not None and (key, each) != ("details", {})}
         return {key: "<masked>" if key in VOLATILE and each else masked(each) for key, each in present.items()}
@@ -185,17 +185,17 @@ def masked(value: Any) -> Any:
 
 
 OLD = ("apps", "autoscaling", "batch", "policy")
-"""Kubernetes' own groups from before they had a domain."""
+"""Groups of Kubernetes that have no domain in their name."""
 
 
 def comparable(answer: Answer) -> dict[str, Any]:
     body = masked(answer.body)
     for column in body.get("columnDefinitions", ()) if isinstance(body, dict) else ():
-        del column["description"]  # ours are our own words
-    if isinstance(body, dict) and body.get("kind") == "APIGroupList":  # other tests have kinds of their own there
+        del column["description"]  # our descriptions have their own wording
+    if isinstance(body, dict) and body.get("kind") == "APIGroupList":  # other tests register kinds there
         body["groups"] = [each for each in body["groups"] if each["name"] in OLD or each["name"].endswith(".k8s.io")]
     if isinstance(body, dict) and body.get("kind") == "Status" and "causes" in (body.get("details") or {}):
-        causes = body["details"]["causes"]  # Kubernetes reports some faults once for each time that it looks
+        causes = body["details"]["causes"]  # Kubernetes reports some errors several times
         body["details"]["causes"] = [each for number, each in enumerate(causes) if each not in causes[:number]]
     return {
         "status": answer.status,
@@ -223,7 +223,7 @@ def differences(theirs: Any, ours: Any, path: str = "") -> Iterator[str]:
 
 
 async def compared(step: Step, theirs: Caller, ours: Caller) -> list[str]:
-    """What the two answer differently; where one refuses and the other does not, that is all there is to say."""
+    """List the differences between two responses.  If only one server refuses, report only that."""
     async with asyncio.TaskGroup() as group:
         one, other = group.create_task(theirs.send(step)), group.create_task(ours.send(step))
     expected, found = comparable(one.result()), comparable(other.result())
@@ -241,7 +241,7 @@ ODD: tuple[Any, ...] = ({}, [], "", 0, -1, "a b", [{}], {"a": {}})
 
 
 def spoiled(value: Any, path: str = "") -> Iterator[dict[str, Any]]:
-    """Changes of one place each, after which something there is empty, absurd, or of another type."""
+    """Yield changes that make one field empty, nonsensical or of another type."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, each in items:
         below = f"{path}/{key}".lstrip("/") if "/" not in str(key) else ""
