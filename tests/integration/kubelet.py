@@ -39,18 +39,18 @@ class Kubelet:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             for _ in range(WORKERS):
-                group.create_task(self.do_its_work())
+                group.create_task(self.process_queue())
             async with aclosing(
                 Watch(self.client, PODS, fields="spec.nodeName!=", without_managed_fields=True).events()
             ) as events:
                 async for event in events:
                     match event:
                         case ListPage(pods):
-                            self.see(pods)
+                            self.enqueue(pods)
                         case Changes(changes):
-                            self.see([pod for type, pod in changes if type != "DELETED"])
+                            self.enqueue([pod for type, pod in changes if type != "DELETED"])
 
-    def see(self, pods: list[Object]) -> None:
+    def enqueue(self, pods: list[Object]) -> None:
         for pod in pods:
             waits = value_at(pod, "status", "phase") == "Pending"
             known = self.stopped if is_deleting(pod) else self.started
@@ -58,20 +58,20 @@ class Kubelet:
                 known.add(uid_of(pod))
                 self.work.put_nowait(pod)
 
-    async def do_its_work(self) -> None:
+    async def process_queue(self) -> None:
         while True:
             pod = await self.work.get()
             try:
                 if is_deleting(pod):
-                    await self.client.delete(PODS, this(pod), grace_seconds=0)
+                    await self.client.delete(PODS, reference_to(pod), grace_seconds=0)
                 else:
                     status = running_status(pod, timestamp(datetime.now(UTC)))
-                    await self.client.patch(PODS, this(pod), {"status": status}, subresource="status")
+                    await self.client.patch(PODS, reference_to(pod), {"status": status}, subresource="status")
             except (NotFound, Conflict):  # the pod is gone or was recreated
                 continue
 
 
-def this(pod: Object) -> Object:
+def reference_to(pod: Object) -> Object:
     """Reference to the pod in any version."""
     target = object_named(name_of(pod), namespace_of(pod))
     return {"metadata": {**target["metadata"], "uid": uid_of(pod)}}

@@ -308,7 +308,7 @@ async def wait_for_all(
     return list(informer.store.list())
 
 
-async def ends(process: subprocess.Popen[bytes]) -> int:
+async def wait_for_exit(process: subprocess.Popen[bytes]) -> int:
     """Wait for a process to end and return its exit code."""
     return await asyncio.to_thread(process.wait, TIMEOUT)
 
@@ -358,7 +358,7 @@ def readiness(node: Object) -> str | None:
     return next((each["status"] for each in conditions if each["type"] == "Ready"), None)
 
 
-def going(obj: Object) -> bool:
+def has_deletion_timestamp(obj: Object) -> bool:
     return is_deleting(obj)
 
 

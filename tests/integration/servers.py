@@ -54,12 +54,12 @@ class OwnServer:
             "apiserver-kubelet-client", ["system:masters"]
         )
         command += ["--kubelet-client-certificate", certificate, "--kubelet-client-key", key]
-        said = self.log.stat().st_size if self.log.exists() else 0
+        log_size = self.log.stat().st_size if self.log.exists() else 0
         begun = time.monotonic()
         with self.log.open("ab") as log:
             environ = {**os.environ, "NO_COLOR": "1", **self._environ}
             self._process = subprocess.Popen(list(map(str, command)), stderr=log, env=environ)
-        while not self._serves(said):
+        while not self._serves(log_size):
             if self._process.poll() is not None or time.monotonic() - begun > 30:
                 self.kill()
                 raise RuntimeError(f"the server does not serve; the end of its log:\n{self.log.read_text()[-2000:]}")
@@ -67,9 +67,9 @@ class OwnServer:
         self.ready_seconds = time.monotonic() - begun
         self._write_kubeconfig()
 
-    def _serves(self, said: int) -> bool:
+    def _serves(self, log_size: int) -> bool:
         with self.log.open("rb") as log:
-            log.seek(said)
+            log.seek(log_size)
             return any(
                 b'"API server started"' in line and json.loads(line)["message"] == "API server started" for line in log
             )

@@ -8,7 +8,7 @@ from tapestry.kube.objects import is_deleting, object_named, value_at
 from tapestry.kube.resources import NODES, PODS
 
 from .lending import Lending
-from .test_pods_on_kubernetes import mapped, phase, told
+from .test_pods_on_kubernetes import has_reason, mapped, phase
 
 EVERYTHING = [{"operator": "Exists"}]
 OUR_TAINT = [{"key": keys.OUT_OF_TIME_WINDOWS_TAINT, "operator": "Exists"}]
@@ -34,7 +34,7 @@ async def test_no_pod_starts_outside_or_outlasts_its_lease(site: Lending) -> Non
         await site.bind_pod("our-taint", node, requests=ONE_CPU, tolerations=OUR_TAINT)
         await site.bind_pod("node-name", node, requests=ONE_CPU, tolerations=[], terminationGracePeriodSeconds=A_WEEK)
         for name in ("everything", "our-taint", "node-name"):
-            pod = await site.wait_for_pod(name, told(keys.ACCEPTED_CONDITION, "OutOfTimeWindows"))
+            pod = await site.wait_for_pod(name, has_reason(keys.ACCEPTED_CONDITION, "OutOfTimeWindows"))
             assert "it opens at" in find_condition(pod["status"]["conditions"], keys.ACCEPTED_CONDITION)["message"]
         assert await site.physical.list(PODS, site.mount) == []
         await site.set_policy("all", timeWindows=[])
@@ -67,5 +67,5 @@ async def test_no_pod_starts_outside_or_outlasts_its_lease(site: Lending) -> Non
         await site.wait_for_twin("node-name", lambda twin: twin["metadata"]["deletionGracePeriodSeconds"] <= 30)
         assert is_deleting(await site.wait_for_twin("node-name"))
         await site.bind_pod("late", node, tolerations=EVERYTHING)
-        await site.wait_for_pod("late", told(keys.ACCEPTED_CONDITION, "Reclaimed"))
+        await site.wait_for_pod("late", has_reason(keys.ACCEPTED_CONDITION, "Reclaimed"))
         assert not [pod for pod in await site.physical.list(PODS, site.mount) if "late" in pod["metadata"]["name"]]

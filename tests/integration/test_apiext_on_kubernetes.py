@@ -23,8 +23,8 @@ def address(shared_plane: Plane) -> Iterator[str]:
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
-        said = next(line for line in map(json.loads, process.stderr) if line["message"] == "serving")
-        yield said["address"]
+        started = next(line for line in map(json.loads, process.stderr) if line["message"] == "serving")
+        yield started["address"]
         process.terminate()
         assert process.wait(30) == 0
     finally:

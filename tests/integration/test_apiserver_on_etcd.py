@@ -208,11 +208,11 @@ async def test_server_answers_503_until_etcd_returns(
             etcd.kill()
             with monkeypatch.context() as hurried:
                 hurried.setattr("tapestry.apiserver.storage.etcd.store.READ_TIMEOUT", 1.0)
-                status, said = 504, {}
+                status, body = 504, {}
                 while status == 504:  # requests in flight when etcd died
-                    status, said = await hand("POST", CONFIGMAPS, a_map("lost"))
-                assert (status, said["reason"]) == (503, "ServiceUnavailable")
-                assert f"etcd at {etcd.url}" in said["message"]
+                    status, body = await hand("POST", CONFIGMAPS, a_map("lost"))
+                assert (status, body["reason"]) == (503, "ServiceUnavailable")
+                assert f"etcd at {etcd.url}" in body["message"]
                 assert (await hand("GET", f"{CONFIGMAPS}/kept"))[0] == 503
                 assert (await hand("GET", CONFIGMAPS, resourceVersion="0"))[0] == 200
             await asyncio.to_thread(etcd.start)

@@ -106,12 +106,12 @@ async def test_kopf_operator_works_as_on_kubernetes(tmp_path: Path) -> None:
                         stop_flag=stop,
                     )
                 )
-                await a_greetings_life(client)
+                await check_greeting_lifecycle(client)
                 stop.set()
     assert seen == ["g deleted"]
 
 
-async def wait_for_an_event(client: Client, name: str) -> str:
+async def wait_for_event_reason(client: Client, name: str) -> str:
     """Wait for an event about the object `name` and return its reason."""
     watch = Watch(client, EVENTS, "default", fields=f"involvedObject.name={name}")
     async with asyncio.timeout(20), aclosing(watch.events()) as changes:
@@ -122,7 +122,7 @@ async def wait_for_an_event(client: Client, name: str) -> str:
     raise AssertionError("a watch has no end")
 
 
-async def a_greetings_life(client: Client) -> None:
+async def check_greeting_lifecycle(client: Client) -> None:
     greeting: Object = {
         "apiVersion": "example.com/v1",
         "kind": "Greeting",
@@ -136,7 +136,7 @@ async def a_greetings_life(client: Client) -> None:
     assert child["metadata"]["ownerReferences"][0]["uid"] == made["metadata"]["uid"]
     await client.patch(GREETINGS, {"metadata": {"name": "g", "namespace": "default"}}, {"spec": {"name": "bob"}})
     await wait_for(client, GREETINGS, "g", "default", until=greeted("bob"))
-    assert await wait_for_an_event(client, "g") == "Greeted"
+    assert await wait_for_event_reason(client, "g") == "Greeted"
     await client.delete(GREETINGS, {"metadata": {"name": "g", "namespace": "default"}})
     await wait_for(client, GREETINGS, "g", "default", until=lambda obj: obj is None)
     await wait_for(client, CONFIGMAPS, "text", "default", until=lambda obj: obj is None)  # our own garbage collector

@@ -79,8 +79,8 @@ def served(folder: Path, *flags: str) -> Iterator[dict[str, Any]]:
 @pytest.fixture
 def kubectl(kube_assets: Path, tmp_path: Path) -> Iterator[Kubectl]:
     """kubectl connected to a new server on its plain HTTP port."""
-    with served(tmp_path / "data") as said:
-        yield at(kube_assets, tmp_path, f"http://{said['local']}")
+    with served(tmp_path / "data") as addresses:
+        yield at(kube_assets, tmp_path, f"http://{addresses['local']}")
 
 
 def at(kube_assets: Path, folder: Path, server: str, *flags: str) -> Kubectl:
@@ -180,21 +180,21 @@ def test_objects_of_a_deleted_deployment_are_collected(kubectl: Kubectl) -> None
 
 
 def test_namespace_stays_terminating_without_controllers(kube_assets: Path, tmp_path: Path) -> None:
-    with served(tmp_path / "data", "--controllers=none") as said:
-        run = at(kube_assets, tmp_path, f"http://{said['local']}")
+    with served(tmp_path / "data", "--controllers=none") as addresses:
+        run = at(kube_assets, tmp_path, f"http://{addresses['local']}")
         run("apply", "-f", "-", input="{apiVersion: v1, kind: Namespace, metadata: {name: x}}")
         run("delete", "namespace", "x", "--wait=false")
         assert run("get", "namespace", "x", "-o", "jsonpath={.status.phase}") == "Terminating"
 
 
 def test_objects_survive_a_restart_of_the_server(kube_assets: Path, tmp_path: Path) -> None:
-    with served(tmp_path / "data") as said:
-        run = at(kube_assets, tmp_path, f"http://{said['local']}")
+    with served(tmp_path / "data") as addresses:
+        run = at(kube_assets, tmp_path, f"http://{addresses['local']}")
         run("apply", "-f", "-", input=WIDGETS)
         run("create", "--validate=false", "-f", "-", input=yaml.safe_dump(WIDGET))
         version = run("get", "wi", "w", "-o", "jsonpath={.metadata.resourceVersion}")
-    with served(tmp_path / "data") as said:
-        run = at(kube_assets, tmp_path, f"http://{said['local']}")
+    with served(tmp_path / "data") as addresses:
+        run = at(kube_assets, tmp_path, f"http://{addresses['local']}")
         assert run("get", "wi", "w", "-o", "jsonpath={.metadata.resourceVersion}") == version
 
 
@@ -202,9 +202,9 @@ def test_tokens_authenticate_and_roles_authorize_over_tls(kube_assets: Path, tmp
     tokens = tmp_path / "tokens.csv"
     tokens.touch(0o600)
     tokens.write_text('secret-of-ann,ann,1,"system:masters"\nsecret-of-bob,bob,2\n')
-    with served(tmp_path / "data", "--token-auth-file", str(tokens)) as said:
+    with served(tmp_path / "data", "--token-auth-file", str(tokens)) as addresses:
         authority = str(tmp_path / "data" / "pki" / "ca.crt")
-        server = f"https://{said['secure']}"
+        server = f"https://{addresses['secure']}"
         ann = at(kube_assets, tmp_path, server, "--certificate-authority", authority, "--token", "secret-of-ann")
         bob = at(kube_assets, tmp_path, server, "--certificate-authority", authority, "--token", "secret-of-bob")
         eve = at(kube_assets, tmp_path, server, "--certificate-authority", authority, "--token", "guess")
@@ -267,8 +267,8 @@ RUNS = '{"status": {"phase": "Running", "conditions": [{"type": "Ready", "status
 
 
 def test_kubectl_watch_prints_changes_immediately(kube_assets: Path, tmp_path: Path) -> None:
-    with served(tmp_path / "data") as said:
-        server = f"http://{said['local']}"
+    with served(tmp_path / "data") as addresses:
+        server = f"http://{addresses['local']}"
         run = at(kube_assets, tmp_path, server)
         run("apply", "-f", "-", input=WIDGETS)
         run("create", "--validate=false", "-f", "-", input=yaml.safe_dump(WIDGET))
@@ -334,8 +334,8 @@ def test_rollout_ends_when_the_status_is_complete(kubectl: Kubectl) -> None:
     counts = '"replicas": 1, "updatedReplicas": 1, "readyReplicas": 1, "availableReplicas": 1'
     done = f'{{"status": {{"observedGeneration": 2, {counts}}}}}'
     kubectl("patch", "deployment", "web", "--subresource=status", "--type=merge", "-p", done)
-    said = kubectl("rollout", "status", "deployment/web", "--timeout=30s")
-    assert said == 'deployment "web" successfully rolled out\n'
+    output = kubectl("rollout", "status", "deployment/web", "--timeout=30s")
+    assert output == 'deployment "web" successfully rolled out\n'
 
 
 def test_kubectl_wait_returns_when_the_condition_holds(kubectl: Kubectl) -> None:

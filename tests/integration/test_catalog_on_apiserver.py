@@ -31,10 +31,10 @@ def shell(kube_assets: Path, tmp_path: Path) -> Iterator[Shell]:
     )
     try:
         assert process.stderr is not None
-        said = next(line for line in map(json.loads, process.stderr) if line["message"] == "API server started")
+        started = next(line for line in map(json.loads, process.stderr) if line["message"] == "API server started")
 
         def run(script: str) -> str:
-            command = ["bash", "-euc", script.replace("127.0.0.1:6080", said["local"])]
+            command = ["bash", "-euc", script.replace("127.0.0.1:6080", started["local"])]
             done = subprocess.run(
                 command, cwd=folder, env=environ, capture_output=True, text=True, timeout=60, check=False
             )

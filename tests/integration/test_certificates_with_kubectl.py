@@ -86,8 +86,8 @@ async def test_approved_request_yields_a_working_certificate(
         files["jane.crt"].write_bytes(base64.b64decode(text))
         flags = f"--client-certificate={files['jane.crt']}", f"--client-key={files['jane.key']}"
         assert await who(by(kube_assets, bare(kubeconfig, tmp_path), *flags)) == "jane"
-        strange = CertificateAuthority(tmp_path / "strangers").client_certificate("root", ["system:masters"])
-        flags = f"--client-certificate={strange[0]}", f"--client-key={strange[1]}"
+        untrusted = CertificateAuthority(tmp_path / "strangers").client_certificate("root", ["system:masters"])
+        flags = f"--client-certificate={untrusted[0]}", f"--client-key={untrusted[1]}"
         unknown = by(kube_assets, bare(kubeconfig, tmp_path), *flags)
         assert "Unauthorized" in await unknown("get", "--raw", "/version", fails=True)
         assert await who(by(kube_assets, kubeconfig, *flags)) == "admin"  # authenticated by the token in the kubeconfig

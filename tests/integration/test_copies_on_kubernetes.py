@@ -26,7 +26,7 @@ SELF_REVIEWS = Resource("authentication.k8s.io", "v1", "SelfSubjectReview", "sel
 
 
 @asynccontextmanager
-async def at_work(site: Lending) -> AsyncIterator[str]:
+async def running_syncer(site: Lending) -> AsyncIterator[str]:
     """Run the syncer and wait for a virtual node.  Yield the name of the physical node."""
     node = f"{site.name}-n1"
     await site.add_node(node)
@@ -49,16 +49,16 @@ async def remove(site: Lending, resource: Resource, name: str) -> None:
     await site.virtual.delete(resource, object_named(f"{site.name}-{name}", "default"))
 
 
-async def copy(site: Lending, resource: Resource, name: str, until: Until = bool) -> Object:
+async def wait_for_copy(site: Lending, resource: Resource, name: str, until: Until = bool) -> Object:
     """Wait for the copy to satisfy `until` and return it."""
     return await wait_until(site.physical, resource, await site.twin_name(name), until, site.mount)
 
 
-async def no_copy(site: Lending, resource: Resource, name: str) -> None:
+async def wait_until_no_copy(site: Lending, resource: Resource, name: str) -> None:
     await wait_until_gone(site.physical, resource, await site.twin_name(name), site.mount)
 
 
-async def edit(site: Lending, resource: Resource, name: str, **content: Any) -> None:
+async def edit_copy(site: Lending, resource: Resource, name: str, **content: Any) -> None:
     """Edit a copy as an owner could."""
     await site.physical.patch(resource, object_named(await site.twin_name(name), site.mount), content)
 
@@ -78,44 +78,47 @@ async def test_copies_follow_their_sources(site: Lending, record_property: Calla
     """P13."""
     await add(site, CONFIGMAPS, "settings", data={"a": "1", "b": "2"}, binaryData={"c": "AA=="})
     await add(site, SECRETS, "legacy", data={"k": "dg=="}, metadata={"annotations": {"note": "above"}})
-    async with at_work(site) as node:
+    async with running_syncer(site) as node:
         given = [("configMap", "settings"), ("secret", "legacy")]
         later = volumes(site, ("configMap", "later"), optional=True)
         await site.bind_pod("work", node, volumes=[*volumes(site, *given), *later])
         twin = await site.wait_for_twin("work")
-        settings, legacy = await copy(site, CONFIGMAPS, "settings"), await copy(site, SECRETS, "legacy")
+        settings, legacy = (
+            await wait_for_copy(site, CONFIGMAPS, "settings"),
+            await wait_for_copy(site, SECRETS, "legacy"),
+        )
         assert value_at(twin, "spec", "volumes", 0, "configMap", "name") == name_of(settings)
         assert (settings["data"], settings["binaryData"]) == ({"a": "1", "b": "2"}, {"c": "AA=="})
         assert legacy["data"] == {"k": "dg=="}
         assert "note" not in annotations_of(legacy)
-        await edit(site, CONFIGMAPS, "settings", metadata={"labels": {"owner": "x"}})
+        await edit_copy(site, CONFIGMAPS, "settings", metadata={"labels": {"owner": "x"}})
         began = time.monotonic()
         await change(site, CONFIGMAPS, "settings", data={"a": "3", "b": None}, binaryData=None)
-        settings = await copy(site, CONFIGMAPS, "settings", says(a="3"))
+        settings = await wait_for_copy(site, CONFIGMAPS, "settings", says(a="3"))
         record_property("figure", f"a ConfigMap's change was below after {1000 * (time.monotonic() - began):.0f} ms")
         assert "binaryData" not in settings
         assert labels_of(settings)["owner"] == "x"
         await change(site, SECRETS, "legacy", data={"k": "dw=="})
-        await copy(site, SECRETS, "legacy", says(k="dw=="))
+        await wait_for_copy(site, SECRETS, "legacy", says(k="dw=="))
         await add(site, CONFIGMAPS, "later", data={"l": "1"})
-        await copy(site, CONFIGMAPS, "later", says(l="1"))
+        await wait_for_copy(site, CONFIGMAPS, "later", says(l="1"))
         await remove(site, CONFIGMAPS, "later")
-        await no_copy(site, CONFIGMAPS, "later")
+        await wait_until_no_copy(site, CONFIGMAPS, "later")
         await site.end_pod("work")
-        await no_copy(site, CONFIGMAPS, "settings")
-        await no_copy(site, SECRETS, "legacy")
+        await wait_until_no_copy(site, CONFIGMAPS, "settings")
+        await wait_until_no_copy(site, SECRETS, "legacy")
     assert await site.virtual.list(CONFIGMAPS, "default", labels=keys.MANAGED_BY) == []
 
 
 async def test_pod_waits_for_its_required_sources(site: Lending) -> None:
-    async with at_work(site) as node:
+    async with running_syncer(site) as node:
         await site.bind_pod("work", node, volumes=volumes(site, ("secret", "late")))
         pod = await site.wait_for_pod(
             "work", lambda pod: find_condition(pod["status"].get("conditions"), keys.MAPPED_CONDITION) is not None
         )
-        said = find_condition(pod["status"]["conditions"], keys.MAPPED_CONDITION) or {}
-        assert (said["status"], said["reason"]) == ("False", "SecretMissing")
-        assert said["message"] == f"secrets default/{site.name}-late does not exist"
+        condition = find_condition(pod["status"]["conditions"], keys.MAPPED_CONDITION) or {}
+        assert (condition["status"], condition["reason"]) == ("False", "SecretMissing")
+        assert condition["message"] == f"secrets default/{site.name}-late does not exist"
         await add(site, SECRETS, "late", stringData={"k": "v"})
         await site.wait_for_pod("work", lambda pod: is_condition_true(pod, keys.MAPPED_CONDITION))
 
@@ -129,19 +132,21 @@ async def test_immutable_copies_are_replaced_and_edits_are_reverted(site: Lendin
     token_type = "kubernetes.io/service-account-token"
     account["annotations"]["kubernetes.io/service-account.name"] = site.name
     await add(site, SECRETS, "token", data={"extra": "dg=="}, type=token_type, metadata=account)
-    async with at_work(site) as node:
+    async with running_syncer(site) as node:
         await site.bind_pod("work", node, volumes=volumes(site, ("configMap", "fixed"), ("secret", "token")))
         await site.wait_for_pod("work", lambda pod: is_condition_true(pod, keys.MAPPED_CONDITION))
-        before = await copy(site, CONFIGMAPS, "fixed")
+        before = await wait_for_copy(site, CONFIGMAPS, "fixed")
         assert before["immutable"] is True
-        assert (await copy(site, SECRETS, "token"))["type"] == "Opaque"
+        assert (await wait_for_copy(site, SECRETS, "token"))["type"] == "Opaque"
         await remove(site, CONFIGMAPS, "fixed")
         await add(site, CONFIGMAPS, "fixed", data={"k": "2"})
-        after = await copy(site, CONFIGMAPS, "fixed", says(k="2"))
+        after = await wait_for_copy(site, CONFIGMAPS, "fixed", says(k="2"))
         assert uid_of(after) != uid_of(before)
         assert "immutable" not in after
-        await edit(site, CONFIGMAPS, "fixed", data={"k": "edited", "more": "x"}, metadata={"labels": {"owner": "x"}})
-        restored = await copy(site, CONFIGMAPS, "fixed", says(k="2"))
+        await edit_copy(
+            site, CONFIGMAPS, "fixed", data={"k": "edited", "more": "x"}, metadata={"labels": {"owner": "x"}}
+        )
+        restored = await wait_for_copy(site, CONFIGMAPS, "fixed", says(k="2"))
         assert labels_of(restored)["owner"] == "x"
         about = f"involvedObject.name={site.name}-fixed,reason=LocalChangeOverwritten"
         [event] = await wait_for_all(site.virtual, EVENTS, "default", bool, fields=about)
@@ -181,7 +186,7 @@ async def test_token_authenticates_only_while_the_pod_exists(site: Lending, tmp_
         {"serviceAccountToken": {"path": "vault", "audience": "vault", "expirationSeconds": 600}},
     ]
     access = [{"name": "access", "projected": {"sources": sources}}]
-    async with at_work(site) as node:
+    async with running_syncer(site) as node:
         pods = [
             await site.bind_pod(name, node, serviceAccountName=site.name, volumes=access) for name in ("works", "gone")
         ]

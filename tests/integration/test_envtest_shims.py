@@ -64,7 +64,7 @@ def test_envtest_project_passes_on_our_programs(go_test: GoTest) -> None:
     ],
 )
 def test_controller_runtime_tests_pass_on_our_programs(go_test: GoTest, package: str, at_least: int) -> None:
-    said = go_test(f"{CONTROLLER_RUNTIME}/{package}", "-ginkgo.no-color", "-ginkgo.skip", NOT_YET)
-    passed = re.search(r"SUCCESS! -- (\d+) Passed", said)
+    output = go_test(f"{CONTROLLER_RUNTIME}/{package}", "-ginkgo.no-color", "-ginkgo.skip", NOT_YET)
+    passed = re.search(r"SUCCESS! -- (\d+) Passed", output)
     assert passed is not None
     assert int(passed[1]) >= at_least

@@ -220,5 +220,5 @@ async def test_forced_leave_works_without_syncer_and_cluster(owner: Owner, tmp_p
 def test_errors_are_one_line(virtual_plane: Plane, arguments: tuple[str, ...], line: str) -> None:
     environ = {**os.environ, "KUBECONFIG": str(virtual_plane.kubeconfig)}
     done = subprocess.run([TAPESTRY, *arguments], env=environ, capture_output=True, text=True, check=False)
-    (said,) = done.stderr.splitlines()
-    assert (done.returncode, said[: len(line)]) == (1, line)
+    (error,) = done.stderr.splitlines()
+    assert (done.returncode, error[: len(line)]) == (1, line)

@@ -18,12 +18,12 @@ from tapestry.kube.resources import PODS, SERVICE_ACCOUNTS
 from .lending import (
     Lending,
     client_of,
-    ends,
-    going,
+    has_deletion_timestamp,
     install_kinds,
     lending,
     readiness,
     untainted,
+    wait_for_exit,
     wait_until,
     wait_until_gone,
 )
@@ -143,7 +143,7 @@ async def test_safety_rule_3_silent_cluster_loses_pods_only_under_evict(
                         evicted.virtual, PODS, f"{evicted.name}-{name}", "default", timeout=60 + lasting
                     )
                 for name in ("one", "two", "late"):
-                    assert not going(await held.wait_for_pod(name, bool))
+                    assert not has_deletion_timestamp(await held.wait_for_pod(name, bool))
                 assert evicts(await held.wait_for_virtual_node(node))
                 frail_plane.resume()
                 await trusted_node(held)
@@ -152,8 +152,8 @@ async def test_safety_rule_3_silent_cluster_loses_pods_only_under_evict(
                         name, lambda found: keys.HELD_TOLERATIONS not in annotations_of(found)
                     )
                     assert toleration_seconds_of(pod) == {NOT_READY: seconds, UNREACHABLE: seconds}
-                    assert not going(pod)
-                    assert not going(await held.wait_for_twin(name))
+                    assert not has_deletion_timestamp(pod)
+                    assert not has_deletion_timestamp(await held.wait_for_twin(name))
                 await evicted.wait_for_virtual_node(f"{evicted.name}-n1", lambda found: readiness(found) == "True")
 
 
@@ -174,8 +174,8 @@ async def test_safety_rule_8_unbinding_waits_for_cleanup_of_a_silent_cluster(
             await site.virtual.delete(CLUSTER_BINDINGS, object_named(site.name))
             await wait_until_gone(site.virtual, PODS, f"{site.name}-one", "default")
             await site.wait_until_virtual_node_is_gone(f"{site.name}-n1")
-            assert going(await site.wait_for_binding(bool))
+            assert has_deletion_timestamp(await site.wait_for_binding(bool))
             frail_plane.resume()
             await wait_until_gone(site.virtual, CLUSTER_BINDINGS, site.name, timeout=60)
-            assert await ends(process) == 0
+            assert await wait_for_exit(process) == 0
         assert await site.physical.list(PODS, site.mount) == []

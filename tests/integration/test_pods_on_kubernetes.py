@@ -27,7 +27,7 @@ from tapestry.kube.objects import (
 from tapestry.kube.resources import NAMESPACES, NODES, PODS, Resource
 from tapestry.manager.joining import PRIORITY_CLASSES
 
-from .lending import Lending, Until, a_pod, an_object, ends, give, lending, lends, wait_until, wait_until_gone
+from .lending import Lending, Until, a_pod, an_object, give, lending, lends, wait_for_exit, wait_until, wait_until_gone
 from .planes import Plane, also_mixed
 
 QUOTAS = Resource("", "v1", "ResourceQuota", "resourcequotas")
@@ -336,8 +336,8 @@ async def test_pod_with_unschedulable_twin_fails_and_twin_is_deleted(site: Lendi
         await site.bind_pod("work", node, requests={"cpu": "1"})
         await site.wait_for_pod("work", mapped)
         message = "0/1 nodes are available: 1 Insufficient cpu."
-        said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-        await site.set_twin_status("work", conditions=[{**said, "lastTransitionTime": LONG_AGO}])
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+        await site.set_twin_status("work", conditions=[{**condition, "lastTransitionTime": LONG_AGO}])
         pod = await site.wait_for_pod("work", phase("Failed"))
         assert (pod["status"]["reason"], pod["status"]["message"]) == ("UnschedulableBelow", message)
         await site.wait_until_twin_is_gone("work")
@@ -416,7 +416,7 @@ async def test_safety_rule_1_virtual_clusters_with_equal_names_stay_separate(
             await one.wait_until_pod_is_gone("work")
             await one.virtual.delete(CLUSTER_BINDINGS, object_named(name))
             await wait_until_gone(one.virtual, CLUSTER_BINDINGS, name)
-            assert await ends(process) == 0
+            assert await wait_for_exit(process) == 0
             left = await twins(two)
             assert sorted(map(version_of, left)) == sorted(map(version_of, others))
             for each in ("work", "stays"):
@@ -432,14 +432,14 @@ async def test_safety_rule_9_forged_twin_status_is_sanitized(site: Lending) -> N
         below = object_named(await site.twin_name("work"), site.mount)
         forged = {"labels": {"app": "somebody-elses"}, "annotations": {"note": "from below"}}
         await site.physical.patch(PODS, below, {"metadata": forged})
-        strange = {"type": "tapestry.io/Accepted", "status": "True", "lastTransitionTime": LONG_AGO}
+        forged_condition = {"type": "tapestry.io/Accepted", "status": "True", "lastTransitionTime": LONG_AGO}
         await site.set_twin_status(
             "work",
             phase="Running",
             podIP="127.0.0.1",
             podIPs=[{"ip": "127.0.0.1"}],
             message="x" * 9000,
-            conditions=[strange],
+            conditions=[forged_condition],
         )
         pod = await site.wait_for_pod("work", phase("Running"))
         assert "podIP" not in pod["status"]

@@ -123,8 +123,8 @@ async def test_syncer_processes_are_started_and_restarted(world: World, kube_ass
         found = {}
         for pod in await world.client.list(PODS, SYSTEM):
             text = await kubectl("logs", name_of(pod))
-            said = next(json.loads(line) for line in text.splitlines() if '"listening"' in line)
-            found[name_of(pod)] = int(said["identity"].split("-")[-2])
+            entry = next(json.loads(line) for line in text.splitlines() if '"listening"' in line)
+            found[name_of(pod)] = int(entry["identity"].split("-")[-2])
         return found
 
     deployment = await a_syncer(world)

@@ -30,7 +30,7 @@ def tapestry(site: Lending, *arguments: str) -> subprocess.CompletedProcess[str]
     return subprocess.run([TAPESTRY, *arguments], env=environ, capture_output=True, text=True, check=False)
 
 
-def repaired(site: Lending, *options: str) -> tuple[int, list[dict[str, Any]]]:
+def run_repair(site: Lending, *options: str) -> tuple[int, list[dict[str, Any]]]:
     """Run `tapestry repair` and return its exit code and findings."""
     done = tapestry(site, "repair", site.name, "-o", "json", *options)
     assert done.stderr == "", done.stderr
@@ -56,7 +56,7 @@ async def map_pod(site: Lending, node: str) -> Object:
     return await site.wait_for_twin("work")
 
 
-async def offer_service(site: Lending) -> None:
+async def create_service(site: Lending) -> None:
     """Create a Service with one endpoint in a namespace whose Services are copied."""
     await site.virtual.create(NAMESPACES, an_object("Namespace", {"name": site.name}))
     place = {"name": "front", "namespace": site.name}
@@ -77,7 +77,7 @@ async def offer_service(site: Lending) -> None:
         await wait_for_all(site.physical, kind, site.mount, lambda found: len(found) == 1)
 
 
-async def add_double(site: Lending, twin: Object) -> None:
+async def add_duplicate(site: Lending, twin: Object) -> None:
     """Create a physical pod with the labels and annotations of `twin` under another name."""
     metadata = {field: twin["metadata"][field] for field in ("labels", "annotations")}
     place = {**metadata, "name": "double", "namespace": site.mount}
@@ -94,8 +94,8 @@ async def test_repair_finds_nothing_while_a_syncer_runs(site: Lending) -> None:
     node = await lend(site)
     with site.syncer():
         await map_pod(site, node)
-        await offer_service(site)
-        assert repaired(site) == (0, [])
+        await create_service(site)
+        assert run_repair(site) == (0, [])
         assert tapestry(site, "repair", site.name).stdout == "everything is as it should be\n"
 
 
@@ -103,21 +103,21 @@ async def test_repair_removes_leftovers_but_no_foreign_objects(site: Lending) ->
     node = await lend(site)
     with site.syncer():
         await map_pod(site, node)
-        await offer_service(site)
+        await create_service(site)
     await site.physical.create(CONFIGMAPS, an_object("ConfigMap", {"name": "foreign", "namespace": site.mount}))
     await site.end_pod("work")
     await site.virtual.delete(SERVICES, object_named("front", site.name))
-    code, found = repaired(site, "--dry-run")
+    code, found = run_repair(site, "--dry-run")
     assert (code, sorted(each["resource"] for each in found)) == (
         1,
         ["configmaps", "endpointslices", "pods", "secrets", "services"],
     )
     assert len(await left_below(site)) == 6
-    code, found = repaired(site)
+    code, found = run_repair(site)
     assert (code, [each["mended"] for each in found]) == (0, [True] * 5)
     await site.wait_until_twin_is_gone("work")
     assert await left_below(site) == ["configmaps foreign"]
-    assert repaired(site) == (0, [])
+    assert run_repair(site) == (0, [])
 
 
 async def test_repair_reports_problems_only_a_syncer_can_fix(site: Lending) -> None:
@@ -142,7 +142,7 @@ async def test_syncer_repairs_inconsistencies(site: Lending) -> None:
     await site.virtual.create(LEASES, an_object("Lease", lease, LEASES.api_version))
     with site.syncer(check_seconds="0.5"):
         twin = await map_pod(site, node)
-        await add_double(site, twin)
+        await add_duplicate(site, twin)
         await site.physical.patch(PODS, object_named(name_of(twin), site.mount), {
             "metadata": {"annotations": {keys.VIRTUAL_POD_NAME: "somebody-elses"}},
         })  # fmt: skip

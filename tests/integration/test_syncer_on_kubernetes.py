@@ -37,8 +37,7 @@ from .lending import (
     Lending,
     a_kubeconfig_secret,
     an_object,
-    ends,
-    going,
+    has_deletion_timestamp,
     lending,
     lends,
     readiness,
@@ -46,6 +45,7 @@ from .lending import (
     tainted,
     untainted,
     wait_for_all,
+    wait_for_exit,
     wait_until,
     wait_until_gone,
 )
@@ -137,17 +137,17 @@ async def test_unbinding_withdraws_everything_and_ends_the_process(
             await wait_until(site.virtual, LEASES, site.above(node), bool, NODE_LEASE_NAMESPACE)
             await site.wait_for_policy("owners", lambda found: value_at(found, "status", "nodes") == 1, below=True)
             await site.virtual.delete(CLUSTER_BINDINGS, object_named(site.name))
-            reclaimed = await site.wait_for_pod("work", going)
+            reclaimed = await site.wait_for_pod("work", has_deletion_timestamp)
             assert is_condition_true(reclaimed, "DisruptionTarget")
             await site.wait_for_virtual_node(
                 node, tainted(keys.WITHDRAWING_TAINT)
             )  # the node is deleted after its last pod
-            await site.wait_for_twin("work", going)
+            await site.wait_for_twin("work", has_deletion_timestamp)
             await site.end_twin("work")
             await site.wait_until_virtual_node_is_gone(node)
             await wait_until_gone(site.virtual, LEASES, site.above(node), NODE_LEASE_NAMESPACE)
             await wait_until_gone(site.virtual, CLUSTER_BINDINGS, site.name)
-            assert await ends(process) == 0
+            assert await wait_for_exit(process) == 0
         assert await placeholders(site, node) == []
         assert await site.physical.list(PODS, site.mount) == []
         owners = await site.wait_for_policy("owners", bool, below=True)
@@ -167,7 +167,7 @@ async def test_unbinding_does_not_wait_for_finished_pods(
             await site.virtual.patch(PODS, pod, {"status": {"phase": "Succeeded"}}, subresource="status")
             await site.virtual.delete(CLUSTER_BINDINGS, object_named(site.name))
             await wait_until_gone(site.virtual, CLUSTER_BINDINGS, site.name)
-        assert not going(await site.virtual.get(PODS, name_of(pod), "default"))
+        assert not has_deletion_timestamp(await site.virtual.get(PODS, name_of(pod), "default"))
 
 
 # -- arithmetic
@@ -425,8 +425,8 @@ async def test_pods_of_a_withdrawn_node_finish_without_force(site: Lending) -> N
         await site.wait_for_binding(
             lambda found: find_condition(found["status"]["conditions"], "Leasing")["reason"] == "NoPolicy"
         )
-        assert not going(await site.wait_for_pod("work", bool))
-        assert not going(await site.wait_for_twin("work"))
+        assert not has_deletion_timestamp(await site.wait_for_pod("work", bool))
+        assert not has_deletion_timestamp(await site.wait_for_twin("work"))
         await site.set_twin_status("work", phase="Succeeded")
         await site.wait_until_virtual_node_is_gone(node)
 
@@ -442,11 +442,11 @@ async def test_pods_of_a_withdrawn_node_leave_on_lease_terms(site: Lending) -> N
         await site.wait_for_binding(lambda found: value_at(found, "status", "pods") == 1)
         await site.drop_policy("all")
         virtual_node = await site.wait_for_virtual_node(node, tainted(keys.WITHDRAWING_TAINT))
-        reclaimed = await site.wait_for_pod("work", going)
+        reclaimed = await site.wait_for_pod("work", has_deletion_timestamp)
         since = parse_time(taint_named(virtual_node, keys.WITHDRAWING_TAINT)["timeAdded"])
         mark = find_condition(reclaimed["status"]["conditions"], "DisruptionTarget")
         assert 2 <= (parse_time(mark["lastTransitionTime"]) - since).total_seconds() <= 10
-        await site.wait_for_twin("work", going)
+        await site.wait_for_twin("work", has_deletion_timestamp)
         await site.end_twin("work")
         await site.wait_until_virtual_node_is_gone(node)
 
@@ -463,7 +463,7 @@ async def test_policy_restored_in_time_keeps_the_node(site: Lending) -> None:
         await site.wait_for_virtual_node(node, tainted(keys.WITHDRAWING_TAINT))
         await site.add_policy("other")
         await site.wait_for_virtual_node(node, untainted(keys.WITHDRAWING_TAINT))
-        assert not going(await site.wait_for_pod("work", bool))
+        assert not has_deletion_timestamp(await site.wait_for_pod("work", bool))
 
 
 async def test_deleted_node_loses_pods_and_recreated_node_is_new(site: Lending) -> None:
@@ -476,8 +476,8 @@ async def test_deleted_node_loses_pods_and_recreated_node_is_new(site: Lending) 
         await site.wait_for_binding(lambda found: value_at(found, "status", "pods") == 1)
         await site.physical.delete(NODES, object_named(node))
         second = await site.add_node(node, cpu="2")
-        await site.wait_for_pod("work", going)
-        await site.wait_for_twin("work", going)
+        await site.wait_for_pod("work", has_deletion_timestamp)
+        await site.wait_for_twin("work", has_deletion_timestamp)
         await site.end_twin("work")
         virtual_node = await site.wait_for_virtual_node(node, lambda found: uid_of(found) != uid_of(first))
         assert annotations_of(virtual_node)[keys.PHYSICAL_NODE_UID] == uid_of(second)
@@ -510,9 +510,9 @@ async def test_kill_switch_empties_nodes_within_two_seconds(site: Lending, switc
             await site.run_pod(name, node, tolerations=[{"operator": "Exists"}])
         await site.wait_for_binding(lambda found: value_at(found, "status", "pods") == 2)
         async with asyncio.TaskGroup() as group:  # all at once, because the requests of the test take time too
-            leaving = [group.create_task(site.wait_for_pod(name, going)) for name in ("one", "two")]
+            leaving = [group.create_task(site.wait_for_pod(name, has_deletion_timestamp)) for name in ("one", "two")]
             for name in ("one", "two"):
-                group.create_task(site.wait_for_twin(name, going))
+                group.create_task(site.wait_for_twin(name, has_deletion_timestamp))
             began = time.monotonic()
             await site.physical.patch(resource, target, {"metadata": {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}})
         assert time.monotonic() - began < 2
@@ -558,11 +558,11 @@ async def test_invalid_policy_evicts_no_pod(site: Lending) -> None:
         await site.add_foreign_pod("one", node, cpu="3")  # a syncer that has seen this pod has seen the policy
         await site.wait_for_virtual_node(node, lends(cpu="1"))
         await site.wait_for_virtual_node(node, untainted(keys.OUT_OF_TIME_WINDOWS_TAINT))
-        assert not going(await site.wait_for_pod("work", bool))
+        assert not has_deletion_timestamp(await site.wait_for_pod("work", bool))
     with site.syncer():  # the next process knows the last valid spec too
         await site.drop_foreign_pod("one")
         await site.wait_for_virtual_node(node, lends(cpu="2"))
-        assert not going(await site.wait_for_pod("work", bool))
+        assert not has_deletion_timestamp(await site.wait_for_pod("work", bool))
 
 
 # -- credentials and cluster identity
@@ -648,7 +648,7 @@ async def test_virtual_clusters_on_one_physical_cluster_stay_separate(
             await other.wait_for_binding(lambda found: value_at(found, "status", "pods") == 1)
             await site.virtual.delete(CLUSTER_BINDINGS, object_named(site.name))
             await wait_until_gone(site.virtual, CLUSTER_BINDINGS, site.name)
-            assert not going(await other.wait_for_pod("work", bool))
+            assert not has_deletion_timestamp(await other.wait_for_pod("work", bool))
             policy = await site.wait_for_policy(
                 "owners", lambda found: value_at(found, "status", "nodes") == 1, below=True
             )

@@ -69,14 +69,14 @@ async def cluster(kubeconfig: Path, namespace: str) -> AsyncIterator[Client]:
     await wait_for(client, SERVICE_ACCOUNTS, "default", namespace, until=lambda obj: obj is not None, timeout=TIMEOUT)
     try:
         async with asyncio.TaskGroup() as group:
-            kubelet = group.create_task(have_pods_fare(client, namespace))
+            kubelet = group.create_task(set_pod_statuses(client, namespace))
             yield client
             kubelet.cancel()
     finally:
         await client.close()
 
 
-async def have_pods_fare(client: Client, namespace: str) -> None:
+async def set_pod_statuses(client: Client, namespace: str) -> None:
     async for event in Watch(client, PODS, namespace=namespace).events():
         match event:
             case ListPage(found):
@@ -87,10 +87,10 @@ async def have_pods_fare(client: Client, namespace: str) -> None:
                 continue
         for pod in pods:
             with suppress(NotFound, Conflict):
-                await fare(client, pod)
+                await set_status_for_image(client, pod)
 
 
-async def fare(client: Client, pod: Object) -> None:
+async def set_status_for_image(client: Client, pod: Object) -> None:
     image, now = pod["spec"]["containers"][0]["image"], timestamp(datetime.now(UTC))
     if is_deleting(pod):
         await client.delete(PODS, pod, grace_seconds=0)
@@ -126,7 +126,7 @@ def an_object(resource: Resource, namespace: str, image: str, name: str = "x", *
     return {**identity, "metadata": metadata, "spec": {**chosen, "template": made, **spec}}
 
 
-async def seen_at_last(
+async def wait_for_state(
     client: Client, resource: Resource, namespace: str, look: Callable[[Client, str], Awaitable[Any]], expected: Any
 ) -> Any:
     """Return the first observation that equals `expected`, or the last one on timeout."""
@@ -159,7 +159,7 @@ def stuck(image: str) -> tuple[str, ...]:
     return ("Progressing", "False", "ProgressDeadlineExceeded", f'ReplicaSet "{image}" has timed out progressing.')
 
 
-COURSE: list[tuple[dict[str, Any], str, dict[str, int], set[tuple[str, ...]], str]] = [
+DEPLOYMENT_STEPS: list[tuple[dict[str, Any], str, dict[str, int], set[tuple[str, ...]], str]] = [
     # change, image, resulting sizes, conditions, revision
     ({}, "a", {"a": 4}, {AVAILABLE, done("a")}, "1"),
     ({}, "b", {"a": 0, "b": 4}, {AVAILABLE, done("b")}, "2"),
@@ -207,23 +207,23 @@ async def seen_of_deployment(client: Client, namespace: str) -> Any:
     for each in await client.list(REPLICA_SETS, namespace):
         images[name_of(each)] = image = each["spec"]["template"]["spec"]["containers"][0]["image"]
         sizes[image] = each["spec"]["replicas"]
-    said = set()
+    conditions = set()
     for each in value_at(found, "status", "conditions", default=()):
         message = each["message"]
         for name, image in images.items():
             message = message.replace(f'"{name}"', f'"{image}"')
-        said.add((each["type"], each["status"], each["reason"], message))
-    return sizes, said, annotations_of(found).get(REVISION)
+        conditions.add((each["type"], each["status"], each["reason"], message))
+    return sizes, conditions, annotations_of(found).get(REVISION)
 
 
 async def test_deployment_takes_the_same_steps(kubeconfig: Path) -> None:
     async with cluster(kubeconfig, "deployments") as client:
         await client.create(DEPLOYMENTS, an_object(DEPLOYMENTS, "deployments", "a", replicas=4))
-        for change, image, sizes, said, revision in COURSE:
+        for change, image, sizes, conditions, revision in DEPLOYMENT_STEPS:
             spec = {**change, "template": {"spec": {"containers": [{"name": "c", "image": image}]}}}
             await client.patch(DEPLOYMENTS, object_named("x", "deployments"), {"spec": spec}, type=PatchType.STRATEGIC)
-            expected = sizes, said, revision
-            found = await seen_at_last(client, DEPLOYMENTS, "deployments", seen_of_deployment, expected)
+            expected = sizes, conditions, revision
+            found = await wait_for_state(client, DEPLOYMENTS, "deployments", seen_of_deployment, expected)
             assert found == expected
 
 
@@ -286,7 +286,7 @@ async def test_stateful_set_takes_the_same_steps(kubeconfig: Path) -> None:
                 STATEFUL_SETS, object_named("x", "statefulsets"), {"spec": spec}, type=PatchType.STRATEGIC
             )
             expected = pods, counts, revisions
-            found = await seen_at_last(client, STATEFUL_SETS, "statefulsets", seen_of_stateful_set, expected)
+            found = await wait_for_state(client, STATEFUL_SETS, "statefulsets", seen_of_stateful_set, expected)
             assert found == expected
         pod = await client.get(PODS, "x-0", "statefulsets")
         known = {key: value for key, value in labels_of(pod).items() if key != "controller-revision-hash"}
@@ -350,7 +350,7 @@ async def test_jobs_end_alike(kubeconfig: Path) -> None:
         for name, (image, spec, *_) in JOBS_THAT_END.items():
             await client.create(JOBS, an_object(JOBS, "jobs", image, name, **spec))
         expected = {name: (counts, type, reason, {}) for name, (_, _, counts, type, reason) in JOBS_THAT_END.items()}
-        assert await seen_at_last(client, JOBS, "jobs", seen_of_jobs, expected) == expected
+        assert await wait_for_state(client, JOBS, "jobs", seen_of_jobs, expected) == expected
         messages = [each["message"] for each in (await client.get(JOBS, "plain", "jobs"))["status"]["conditions"]]
         assert messages == [REACHED, REACHED]
         (pod,) = [pod for pod in await client.list(PODS, "jobs") if name_of(pod).startswith("ruled-")]
