@@ -182,7 +182,7 @@ def test_a_small_archive_with_a_huge_header_takes_little_memory(tmp_path: Path) 
     huge = member("tapestry.db", 0)
     huge.pax_headers = {"comment": "0" * ZEROS}
     compressed(tmp_path / "archive", huge)
-    assert peak_of_restore(tmp_path, "is no archive") < 20 << 20
+    assert peak_of_restore(tmp_path, "is not an archive") < 20 << 20
 
 
 @pytest.mark.parametrize(("name", "size"), [("tapestry.db", 1 << 60), ("pki/ca.key", 2 << 20)])
