@@ -76,9 +76,7 @@ class ResourceQuotaAdmission:
             return self.charged_quota(request, msgspec.json.decode(head.raw), old, new) if head is not None else None
 
         keys = [version.key for version in self.store.list_objects(QUOTAS, request.target.namespace)]
-        affected = [
-            key for key in keys if charged_head(self.store.head(*key)) is not None
-        ]  # check all quotas before changing one
+        affected = [key for key in keys if charged_head(self.store.head(*key)) is not None]  # check all quotas first
         for key in affected if not request.is_dry_run else ():
             await self.store_charged(key, charged_head)
 
