@@ -612,7 +612,7 @@ async def test_a_definition_that_cannot_be_served_is_refused_and_one_that_is_the
     row = call.server.registry.info_for(CRDS)
     key = Key(row.storage, "", "widgets.example.com")
     await call.server.verbs.store.put(key, None, encode_for_storage(row, bad))
-    assert [each.message for each in caplog.records] == ["cannot serve a definition"]
+    assert [each.message for each in caplog.records] == ["CustomResourceDefinition cannot be served"]
     await call.made(MAPS, {"metadata": {"name": "after"}})
 
 
