@@ -444,7 +444,7 @@ async def test_an_answer_that_is_too_long_is_a_failure(
     monkeypatch.setattr("tapestry.apiserver.admission.webhook_client.MAX_RESPONSE_BYTES", 1000)
     monkeypatch.setattr("tapestry.apiserver.admission.webhook_client.MAX_RESPONSE_GROWTH", 0)
     hook = await listen(lambda _: {"allowed": True, "warnings": ["x" * 2000]})
-    assert (await failed(call, a_hook(hook.client))) == ("failed to call webhook: the response is longer than 1000 bytes")
+    assert (await failed(call, a_hook(hook.client))) == "failed to call webhook: the response is longer than 1000 bytes"
 
 
 # -- behind a Service

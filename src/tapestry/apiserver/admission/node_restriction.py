@@ -106,7 +106,7 @@ class NodeRestriction:
                     raise forbidden_target(target, denial)
             return await handler(call, target)
 
-        return guard
+        return check_and_handle
 
     # -- objects
 
@@ -214,10 +214,10 @@ class NodeRestriction:
         if self.has_audience(pod, audience, missing):
             return ""
         if missing:
-            missing_text = ", ".join(dict.fromkeys(missing))
-            return f'error validating audience "{audience}": {f"[{missing_text}]" if "," in missing_text else missing_text}'
-        target_audience = Target(unserved_resource_info("", audience), target.namespace, target.name)
-        if self.authorize(Attributes(call.user, "request-serviceaccounts-token-audience", target_audience)):
+            errors = ", ".join(dict.fromkeys(missing))
+            return f'error validating audience "{audience}": {f"[{errors}]" if "," in errors else errors}'
+        audience_target = Target(unserved_resource_info("", audience), target.namespace, target.name)
+        if self.authorize(Attributes(call.user, "request-serviceaccounts-token-audience", audience_target)):
             return ""
         reason = f"{call.user.name} is not authorized to request tokens for this audience"
         return f'audience "{audience}" not found in pod spec volume, {reason}'

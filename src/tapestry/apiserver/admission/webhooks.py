@@ -126,7 +126,7 @@ class AdmissionWebhooks:
                 response, headers={**response.headers, **response_with_warnings(request, 0, b"").headers}
             )
 
-        return guard
+        return admit_and_handle
 
     # -- mutating webhooks
 

@@ -161,7 +161,7 @@ def defaulting_storage_version(info: ResourceInfo, schema: CompiledSchema) -> St
         defaulted = schema.node.prune_and_default({key: each for key, each in obj.items() if key != "metadata"}, "", [])
         return {"kind": obj["kind"], **defaulted, "metadata": obj["metadata"]}
 
-    return StorageVersion(info.storage_api_version, lambda obj: obj, served)
+    return StorageVersion(info.storage_api_version, lambda obj: obj, with_defaults)
 
 
 @dataclass(frozen=True)

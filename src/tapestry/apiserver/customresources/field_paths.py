@@ -38,4 +38,4 @@ def unescaped(text: str) -> str:
             raise PathError(f"invalid escape char \\{match[1]}")
         return ESCAPES[match[1]]
 
-    return re.sub(r"\\(.)", one, text)
+    return re.sub(r"\\(.)", replacement, text)
