@@ -13,8 +13,10 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import NoReturn
 
 import aiohttp
+from yarl import URL
 
 from tapestry import __version__
 from tapestry.client.access import Access
@@ -48,6 +50,7 @@ class HttpTransport:
         self._aborted_sessions: list[aiohttp.ClientSession] = []
         self._abort_count = 0
         self._base = access.server.rstrip("/")
+        self._base_url = URL(self._base)
 
     async def send(self, request: Request) -> Response:
         cuts = self._abort_count
@@ -61,9 +64,16 @@ class HttpTransport:
             raise self._timeout_error(request) from error
 
     async def _exchange(self, request: Request, abort_count: int) -> Response:
-        async with self._open(request, abort_count) as answer:
-            limit = min(self._max_body, request.max_body or self._max_body)
-            return Response(answer.status, answer.headers, await read_body(answer.response, limit))
+        limit = min(self._max_body, request.max_body or self._max_body)
+        try:
+            response = await self._start(request, abort_count)
+            try:
+                return Response(response.status, response.headers, await read_body(response, limit))
+            finally:
+                self._bodies.discard(response.content)
+                response.release()
+        except (aiohttp.ClientError, OSError) as error:
+            self._raise_transport_error(request, error)
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator["HttpStream"]:
@@ -83,54 +93,64 @@ class HttpTransport:
 
     @asynccontextmanager
     async def _open(self, request: Request, abort_count: int) -> AsyncIterator["HttpStream"]:
-        """The answer to a request that began when we had been cut `cuts` times."""
-        access = self._access
+        """The response to a request that began after `abort_count` aborts."""
         try:
-            headers = [
-                *access.impersonation,
-                *await access.credentials.headers(),
-                ("Accept", request.accept),
-            ]
-            if request.body is not None:
-                headers.append(("Content-Type", request.content_type))
-                SENT.inc(by=len(request.body))
+            response = await self._start(request, abort_count)
+            try:
+                yield HttpStream(response)
+            finally:
+                self._bodies.discard(response.content)
+                response.release()
+        except (aiohttp.ClientError, OSError) as error:
+            self._raise_transport_error(request, error)
+
+    async def _start(self, request: Request, abort_count: int) -> aiohttp.ClientResponse:
+        """Send a request and wait for the head of the response.  The caller releases the response."""
+        access = self._access
+        headers = [*access.impersonation, *await access.credentials.headers(), ("Accept", request.accept)]
+        if request.body is not None:
+            headers.append(("Content-Type", request.content_type))
+            SENT.inc(by=len(request.body))
+        if self._aborted_sessions:
             await self._close_aborted_sessions()
-            if abort_count != self._abort_count:
-                raise TransportError(f"{request} to {self._base}: cut before it was sent", maybe_sent=False)
-            async with self._open_session().request(
-                request.method,
-                self._base + request.path,
-                params=request.query or None,
-                data=request.body,
-                headers=headers,
-                ssl=access.credentials.ssl_context() or True,
-                server_hostname=access.tls_server_name,
-                proxy=access.proxy_url,
-                allow_redirects=False,
-            ) as response:
-                if response.headers.get("Content-Encoding", "identity") != "identity":
-                    words = "the answer is compressed, which was not asked for"
-                    raise TransportError(f"{request} to {self._base}: {words}", maybe_sent=True)
-                self._bodies.add(response.content)
-                try:
-                    yield HttpStream(response)
-                finally:
-                    self._bodies.discard(response.content)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        if abort_count != self._abort_count:
+            raise TransportError(f"{request} to {self._base}: cut before it was sent", maybe_sent=False)
+        response = await self._open_session().request(
+            request.method,
+            self._url(request),
+            data=request.body,
+            headers=headers,
+            ssl=access.credentials.ssl_context() or True,
+            server_hostname=access.tls_server_name,
+            proxy=access.proxy_url,
+            allow_redirects=False,
+        )
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            response.close()
+            words = "the answer is compressed, which was not asked for"
+            raise TransportError(f"{request} to {self._base}: {words}", maybe_sent=True)
+        self._bodies.add(response.content)
+        return response
+
+    def _raise_transport_error(self, request: Request, error: aiohttp.ClientError | OSError) -> NoReturn:
+        if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError):
+            raise error  # the caller's deadline, not an error of the connection, though an OSError by descent
+        if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
             # aiohttp's own words have the address of an object in memory, which is new each time.
             why = getattr(error, "strerror", None) or error
             raise TransportError(f"{request}: {self._base} cannot be reached: {why}", maybe_sent=False) from error
-        except aiohttp.ClientResponseError as error:
-            # Shown whole, it would tell the token that we sent and the password in the proxy's URL.
+        if isinstance(error, aiohttp.ClientResponseError):
+            # Its text would show the token that we sent and the password in the proxy's URL.
             refused = isinstance(error, aiohttp.ClientHttpProxyError)
             what = "the proxy refused" if refused else "the answer is not HTTP"
             words = f"{request} to {self._base}: {what}: {error.status} {error.message}"
             raise TransportError(words, maybe_sent=not refused) from None
-        except TimeoutError:  # the caller's deadline, not an error of the connection, though an OSError by descent
-            raise
-        except (aiohttp.ClientError, OSError) as error:
-            words = f"{request} to {self._base}: {type(error).__name__}: {error}"
-            raise TransportError(words, maybe_sent=True) from error
+        raise TransportError(f"{request} to {self._base}: {type(error).__name__}: {error}", maybe_sent=True) from error
+
+    def _url(self, request: Request) -> URL:
+        """The URL of a request.  Its path is quoted already, so nothing is parsed or quoted again."""
+        url = self._base_url.with_path(self._base_url.raw_path.rstrip("/") + request.path, encoded=True)
+        return url.with_query(request.query) if request.query else url
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:

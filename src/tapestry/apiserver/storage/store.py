@@ -26,8 +26,12 @@ from tapestry.kube.objects import Object
 
 MAX_WATCH_BACKLOG = 20_000
 """Maximum number of undelivered events of a watcher; a watcher with more is dropped."""
+MAX_WATCH_BACKLOG_BYTES = 64 << 20
+"""Maximum size of the objects in the undelivered events of a watcher; a watcher with more is dropped."""
 MAX_EVENTS_PER_RESOURCE = 100_000
 """Maximum number of events in the history of one resource."""
+MAX_EVENT_BYTES_PER_RESOURCE = 32 << 20
+"""Maximum size of the objects in the history of one resource."""
 EVENTS, EVENT_TTL_SECONDS = "events", 3600.0
 """The resource whose objects expire, and their lifetime in seconds after the last change."""
 
@@ -76,22 +80,24 @@ class WatchEvent(msgspec.Struct, eq=False):
 class Subscription:
     """The queue of one watcher, with the events after its revision. A watcher that falls too far behind is dropped."""
 
-    __slots__ = ("_after", "_events", "_is_awake", "_waiter", "dropped", "name", "namespace")
+    __slots__ = ("_after", "_backlog_bytes", "_events", "_is_awake", "_waiter", "dropped", "name", "namespace")
 
     def __init__(self, namespace: str, name: str, after: int, events: Sequence[WatchEvent]) -> None:
         self.namespace, self.name = namespace, name
         self.dropped = False
         self._after = after
         self._events = list(events)
+        self._backlog_bytes = 0
         self._is_awake = bool(events)
         self._waiter: asyncio.Future[None] | None = None
         """Set while a caller waits in `next_events`."""
 
     def push(self, event: WatchEvent) -> None:
-        if len(self._events) >= MAX_WATCH_BACKLOG:
+        if len(self._events) >= MAX_WATCH_BACKLOG or self._backlog_bytes >= MAX_WATCH_BACKLOG_BYTES:
             self.drop()
         elif not self.dropped and event.revision > self._after:  # the watcher may have it from another server
             self._events.append(event)
+            self._backlog_bytes += len(event.raw)
             self.wake()
 
     def drop(self) -> None:
@@ -121,7 +127,7 @@ class Subscription:
             finally:
                 self._waiter = None
         self._is_awake = False
-        events, self._events = self._events, []
+        events, self._events, self._backlog_bytes = self._events, [], 0
         return events
 
 
@@ -132,6 +138,8 @@ class WatchCache:
     objects: dict[tuple[str, str], ObjectVersion] = field(default_factory=dict)
     order: list[tuple[str, str]] | None = None
     events: deque[WatchEvent] = field(default_factory=deque)
+    event_bytes: int = 0
+    """Bytes of the objects in `events`."""
     compacted_revision: int = 0
     """Newest revision whose events were removed from the history."""
     changed_revision: int = 0
@@ -157,10 +165,21 @@ class WatchCache:
         matching.reverse()
         return matching
 
+    def add_event(self, event: WatchEvent) -> None:
+        self.events.append(event)
+        self.event_bytes += len(event.raw)
+        while len(self.events) > MAX_EVENTS_PER_RESOURCE or self.event_bytes > MAX_EVENT_BYTES_PER_RESOURCE:
+            self.drop_oldest_event()
+
+    def drop_oldest_event(self) -> None:
+        event = self.events.popleft()
+        self.compacted_revision = event.revision
+        self.event_bytes -= len(event.raw)
+
     def replace(self, objects: dict[tuple[str, str], ObjectVersion], revision: int) -> None:
         """Replace all objects. The individual changes are unknown, so all watchers are dropped."""
         before, self.objects = self.objects, objects
-        self.order, self.events = None, deque()
+        self.order, self.events, self.event_bytes = None, deque(), 0
         self.compacted_revision = self.changed_revision = revision
         for subscription in self.subscriptions:
             subscription.drop()
@@ -273,7 +292,7 @@ class Store(ABC):
         self._compacted_revision = max(self._compacted_revision, before)
         for cache in self._caches.values():
             while cache.events and cache.events[0].revision <= before:
-                cache.compacted_revision = cache.events.popleft().revision
+                cache.drop_oldest_event()
             cache.compacted_revision = max(cache.compacted_revision, before)
 
     # -- writing
@@ -338,9 +357,7 @@ class Store(ABC):
                 cache.order = None
             cache.objects[object_name] = event.new
         cache.changed_revision = event.revision
-        cache.events.append(event)
-        if len(cache.events) > MAX_EVENTS_PER_RESOURCE:
-            cache.compacted_revision = cache.events.popleft().revision
+        cache.add_event(event)
         for listener in cache.listeners:
             listener(event)
         for subscription in cache.subscriptions:
