@@ -53,12 +53,12 @@ async def conditional_get(call: Hand, path: str, tag: str, accept: str = "") -> 
 async def test_v2_has_served_versions_of_custom_resources(call: Hand) -> None:
     assert "com.example.v1.Widget" not in await definitions(call)
     created = await call.made(DEFINITIONS, definition_body(v1=True, v2=True, v3=False))
-    found = await definitions(call)
-    assert {name for name in found if name.startswith("com.example")} == {
+    schemas = await definitions(call)
+    assert {name for name in schemas if name.startswith("com.example")} == {
         "com.example.v1.Widget",
         "com.example.v2.Widget",
     }
-    widget = found["com.example.v1.Widget"]
+    widget = schemas["com.example.v1.Widget"]
     assert widget["properties"]["spec"] == SCHEMA["properties"]["spec"]
     assert widget["properties"]["metadata"]["$ref"] == "#/definitions/io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
     assert widget["x-kubernetes-group-version-kind"] == [{"group": "example.com", "kind": "Widget", "version": "v1"}]
@@ -69,8 +69,8 @@ async def test_v2_has_served_versions_of_custom_resources(call: Hand) -> None:
 
 async def test_v2_has_no_schema_if_unknown_fields_are_preserved(call: Hand) -> None:
     await call.made(DEFINITIONS, definition_body({"type": "object", "x-kubernetes-preserve-unknown-fields": True}))
-    found = (await definitions(call))["com.example.v1.Widget"]
-    assert {**found, "x-kubernetes-group-version-kind": None} == {
+    schemas = (await definitions(call))["com.example.v1.Widget"]
+    assert {**schemas, "x-kubernetes-group-version-kind": None} == {
         "type": "object",
         "x-kubernetes-group-version-kind": None,
     }
@@ -107,11 +107,11 @@ async def test_v2_rejects_other_media_types(call: Hand) -> None:
 
 async def test_v2_references_exist(call: Hand) -> None:
     await call.made(DEFINITIONS, definition_body())
-    found = await definitions(call)
-    text = msgspec.json.encode(found).decode()
+    schemas = await definitions(call)
+    text = msgspec.json.encode(schemas).decode()
     references = {each.partition('"')[0] for each in text.split('"$ref":"#/definitions/')[1:]}
     assert references
-    assert references <= set(found)
+    assert references <= set(schemas)
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ async def test_v3_index_has_hashes_of_documents(call: Hand) -> None:
 
 async def test_v3_describes_metadata_of_custom_resources(call: Hand) -> None:
     await call.made(DEFINITIONS, definition_body())
-    _, found = await call("GET", "/openapi/v3/apis/example.com/v1")
-    schemas = found["components"]["schemas"]
+    _, document = await call("GET", "/openapi/v3/apis/example.com/v1")
+    schemas = document["components"]["schemas"]
     widget = schemas["com.example.v1.Widget"]
     assert widget["description"] == SCHEMA["description"]
     assert all(widget["properties"][name]["description"] for name in ("apiVersion", "kind", "metadata"))
@@ -161,8 +161,8 @@ async def test_resources_with_same_storage_have_same_hash(call: Hand) -> None:
 
 
 async def test_version_has_all_fields(call: Hand) -> None:
-    _, found = await call("GET", "/version")
-    assert set(found) == {
+    _, document = await call("GET", "/version")
+    assert set(document) == {
         *("major", "minor", "gitVersion", "gitCommit", "gitTreeState"),
         *("buildDate", "goVersion", "compiler", "platform"),
         *("emulationMajor", "emulationMinor", "minCompatibilityMajor", "minCompatibilityMinor"),
@@ -170,7 +170,7 @@ async def test_version_has_all_fields(call: Hand) -> None:
 
 
 async def test_version_matches_kubectl_of_same_release(call: Hand) -> None:
-    _, found = await call("GET", "/version")
+    _, document = await call("GET", "/version")
     compared = ("gitVersion", "gitCommit", "gitTreeState")  # compared by `kubectl --match-server-version`
     release = "v1.34.3", "df11db1c0f08fab3c0baee1e5ce6efbf816af7f1", "clean"
-    assert tuple(found[each] for each in compared) == release
+    assert tuple(document[each] for each in compared) == release

@@ -269,14 +269,12 @@ async def prepare_for_write(request: WriteRequest, old: Object | None, new: Obje
 
 def prepare_namespace(obj: Object, old: Object | None) -> Object:
     labels = {**(obj["metadata"].get("labels") or {}), "kubernetes.io/metadata.name": name_of(obj)}
-    result = {**obj, "metadata": {**obj["metadata"], "labels": labels}}
+    named = {**obj, "metadata": {**obj["metadata"], "labels": labels}}
     if old is None:
         finalizers = value_at(obj, "spec", "finalizers", default=[])
         spec = {**(obj.get("spec") or {}), "finalizers": list(dict.fromkeys([*finalizers, "kubernetes"]))}
-        return {**result, "spec": spec, "status": {"phase": "Active"}}
-    return (
-        {**result, "status": {**(result.get("status") or {}), "phase": "Terminating"}} if is_deleting(obj) else result
-    )
+        return {**named, "spec": spec, "status": {"phase": "Active"}}
+    return {**named, "status": {**(named.get("status") or {}), "phase": "Terminating"}} if is_deleting(obj) else named
 
 
 def prepare_pod(obj: Object, old: Object | None) -> Object:

@@ -114,11 +114,11 @@ def claim_faults(claim: Object, limit: Object) -> Iterator[str]:
         return
     requests = ResourceList.parse(value_at(claim, "spec", "resources", "requests"))
     yield from minimum_faults({"type": limit["type"], "min": limit.get("min")}, requests, ResourceList())
-    for name, most in sorted(ResourceList.parse(limit.get("max")).items()):
-        limit_text = f"maximum {name} usage per {limit['type']} is {most}"
+    for name, maximum in sorted(ResourceList.parse(limit.get("max")).items()):
+        limit_text = f"maximum {name} usage per {limit['type']} is {maximum}"
         if name not in requests:
             yield f"{limit_text}.  No request is specified"
-        elif requests[name] > most:
+        elif requests[name] > maximum:
             yield f"{limit_text}, but request is {requests[name]}"
 
 

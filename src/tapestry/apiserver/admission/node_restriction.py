@@ -340,10 +340,8 @@ def claim_denial(node: str, old: Object | None, new: Object | None) -> str:
 
 
 def without_claim_status(claim: Object) -> dict[str, Any]:
-    metadata = {
-        key: value for key, value in claim["metadata"].items() if key not in ("resourceVersion", "managedFields")
-    }
-    status = {key: value for key, value in (claim.get("status") or {}).items() if key not in CLAIM_STATUS_FIELDS}
+    metadata = {key: each for key, each in claim["metadata"].items() if key not in ("resourceVersion", "managedFields")}
+    status = {key: each for key, each in (claim.get("status") or {}).items() if key not in CLAIM_STATUS_FIELDS}
     return {**claim, "metadata": metadata, "status": status}
 
 

@@ -1,6 +1,5 @@
 """Pod Security admission: enforces the Pod Security Standards that the labels of a namespace select.
 
-
     pod-security.kubernetes.io/enforce: restricted    violations are rejected
     pod-security.kubernetes.io/warn: baseline         violations are admitted with a warning
 
@@ -108,17 +107,15 @@ class PodSecurity:
         return levels_from_labels(namespace.labels) if namespace is not None else UNRESTRICTED
 
     def check(self, request: WriteRequest, pod: Object, levels: NamespaceLevels) -> None:
-        if pod_violations := violations(pod, levels.enforce.level):
+        if violated := violations(pod, levels.enforce.level):
             raise admission_forbidden(
-                request, f'violates PodSecurity "{levels.enforce}": {violations_text(pod, pod_violations)}'
+                request, f'violates PodSecurity "{levels.enforce}": {violations_text(pod, violated)}'
             )
         self.warn(request, pod, levels)
 
     def warn(self, request: WriteRequest, pod: Object, levels: NamespaceLevels) -> None:
-        if pod_violations := violations(pod, levels.warn.level):
-            request.warnings.append(
-                f'would violate PodSecurity "{levels.warn}": {violations_text(pod, pod_violations)}'
-            )
+        if violated := violations(pod, levels.warn.level):
+            request.warnings.append(f'would violate PodSecurity "{levels.warn}": {violations_text(pod, violated)}')
 
     def check_namespace(self, request: WriteRequest, old: Object | None, new: Object) -> None:
         """Reject invalid labels. Warn about existing pods that violate the new level."""
@@ -241,12 +238,10 @@ def last_field(violation: Violation) -> str:
 
 
 def capabilities_detail(findings: RuleViolations) -> str:
-    undropped = findings.where(lambda each: last_field(each) == "drop")
+    no_drop = findings.where(lambda each: last_field(each) == "drop")
     added = findings.where(lambda each: last_field(each) != "drop")
-    details = (
-        [f'{undropped.containers} must set securityContext.capabilities.drop=["ALL"]'] if undropped.violations else []
-    )
-    return "; ".join(details + ([added_capabilities_detail(added)] if added.violations else []))
+    texts = [f'{no_drop.containers} must set securityContext.capabilities.drop=["ALL"]'] if no_drop.violations else []
+    return "; ".join(texts + ([added_capabilities_detail(added)] if added.violations else []))
 
 
 def added_capabilities_detail(findings: RuleViolations) -> str:
@@ -288,46 +283,46 @@ BASELINE_RULES = frozenset(rule.name for rule in CHECKS_BY_LEVEL["baseline"])
 RULE_MESSAGES: Mapping[str, tuple[str, Detail]] = {
     "allowPrivilegeEscalation": (
         "allowPrivilegeEscalation != false",
-        lambda found: f"{found.containers} must set securityContext.allowPrivilegeEscalation=false",
+        lambda rule: f"{rule.containers} must set securityContext.allowPrivilegeEscalation=false",
     ),
     "appArmorProfile": (
         "forbidden AppArmor profile",
-        lambda found: f"{found.setting_subjects} must not set AppArmor profile type to {quoted_list(found.values)}",
+        lambda rule: f"{rule.setting_subjects} must not set AppArmor profile type to {quoted_list(rule.values)}",
     ),
     "capabilities_baseline": ("non-default capabilities", added_capabilities_detail),
     "capabilities_restricted": ("unrestricted capabilities", capabilities_detail),
     "hostNamespaces": (
         "host namespaces",
-        lambda found: ", ".join(f"{last_field(each)}=true" for each in found.violations),
+        lambda rule: ", ".join(f"{last_field(each)}=true" for each in rule.violations),
     ),
-    "hostPathVolumes": ("hostPath volumes", lambda found: counted_list("volume", found.entry_names("volumes"))),
+    "hostPathVolumes": ("hostPath volumes", lambda rule: counted_list("volume", rule.entry_names("volumes"))),
     "hostPorts": (
         "hostPort",
-        lambda found: (
-            f"{found.containers} {found.verb} {pluralized('hostPort', len(found.values))} {', '.join(found.values)}"
+        lambda rule: (
+            f"{rule.containers} {rule.verb} {pluralized('hostPort', len(rule.values))} {', '.join(rule.values)}"
         ),
     ),
     "hostProbesAndHostLifecycle": (
         "probe or lifecycle host",
-        lambda found: f"{found.containers} {found.verb} {counted_list('probe or lifecycle host', found.values)}",
+        lambda rule: f"{rule.containers} {rule.verb} {counted_list('probe or lifecycle host', rule.values)}",
     ),
     "privileged": (
         "privileged",
-        lambda found: f"{found.containers} must not set securityContext.privileged=true",
+        lambda rule: f"{rule.containers} must not set securityContext.privileged=true",
     ),
     "procMount": (
         "procMount",
-        lambda found: f"{found.containers} must not set securityContext.procMount to {quoted_list(found.values)}",
+        lambda rule: f"{rule.containers} must not set securityContext.procMount to {quoted_list(rule.values)}",
     ),
     "restrictedVolumes": ("restricted volume types", volumes_detail),
     "runAsNonRoot": ("runAsNonRoot != true", root_detail),
-    "runAsUser": ("runAsUser=0", lambda found: f"{found.setting_subjects} must not set runAsUser=0"),
+    "runAsUser": ("runAsUser=0", lambda rule: f"{rule.setting_subjects} must not set runAsUser=0"),
     "seLinuxOptions": ("seLinuxOptions", selinux_detail),
     "seccompProfile_baseline": ("seccompProfile", seccomp_detail),
     "seccompProfile_restricted": ("seccompProfile", seccomp_detail),
-    "sysctls": ("forbidden sysctls", lambda found: ", ".join(each.found for each in found.violations)),
+    "sysctls": ("forbidden sysctls", lambda rule: ", ".join(each.found for each in rule.violations)),
     "windowsHostProcess": (
         "hostProcess",
-        lambda found: f"{found.setting_subjects} must not set securityContext.windowsOptions.hostProcess=true",
+        lambda rule: f"{rule.setting_subjects} must not set securityContext.windowsOptions.hostProcess=true",
     ),
 }

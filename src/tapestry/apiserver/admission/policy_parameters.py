@@ -28,17 +28,13 @@ class PolicyParameters:
         if kind is None or reference is None:
             return [None]
         info = self.resource_of_kind(kind)
-        parameter_namespace = self.namespace_of(info, reference, namespace)
+        scope = self.namespace_of(info, reference, namespace)
         if reference.get("name"):
-            version = self.store.get(info.storage, parameter_namespace, reference["name"])
+            version = self.store.get(info.storage, scope, reference["name"])
             versions = [version] if version is not None else []
         else:
             selector = label_selector(reference.get("selector") or {})
-            versions = [
-                each
-                for each in self.store.list_objects(info.storage, parameter_namespace)
-                if selector.matches(each.labels)
-            ]
+            versions = [each for each in self.store.list_objects(info.storage, scope) if selector.matches(each.labels)]
         if not versions and reference.get("parameterNotFoundAction") == "Deny":
             raise ParameterError("no params found for policy binding with `Deny` parameterNotFoundAction")
         return [msgspec.json.decode(each.raw) for each in versions]

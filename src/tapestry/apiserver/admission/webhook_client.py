@@ -168,10 +168,8 @@ class ServiceResolver(AbstractResolver):
             address, number, family=family, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
         )
         return [
-            ResolveResult(
-                hostname=host, host=str(sockaddr[0]), port=int(sockaddr[1]), family=kind, proto=proto, flags=0
-            )
-            for kind, _, proto, _, sockaddr in addresses
+            ResolveResult(hostname=host, host=str(peer[0]), port=int(peer[1]), family=kind, proto=proto, flags=0)
+            for kind, _, proto, _, peer in addresses
         ]
 
     def address(self, namespace: str, name: str, spec: Object, port: int) -> tuple[str, int]:

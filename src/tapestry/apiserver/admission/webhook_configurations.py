@@ -93,9 +93,7 @@ class WebhookConfigurations:
         if matching is None:
             example = attributes()
             matching = (
-                ()
-                if example.is_exempt
-                else tuple(webhook for webhook in self._webhooks if self._has_rule(webhook, example))
+                () if example.is_exempt else tuple(each for each in self._webhooks if self._has_rule(each, example))
             )
             self._webhooks_by_kind[kind] = matching
         return matching
@@ -119,10 +117,7 @@ def compile_webhooks(configuration: Object) -> Iterator[Webhook]:
             yield compile_webhook(webhook)
         except (CompileError, SelectorError) as error:  # a newer server may have accepted it
             log.warning(
-                "webhook not compiled, webhook ignored",
-                configuration=name_of(configuration),
-                webhook=webhook["name"],
-                error=error,
+                "invalid webhook ignored", configuration=name_of(configuration), webhook=webhook["name"], error=error
             )
 
 

@@ -133,9 +133,7 @@ class AdmissionWebhooks:
     async def _call_mutating(
         self, hooks: Sequence[Webhook], request: WriteRequest, attributes: AdmissionAttributes
     ) -> tuple[AdmissionAttributes, list[Webhook], list[Webhook]]:
-        """Call webhooks in order. Returns the new attributes, the webhooks to reinvoke, and those to reinvoke on a
-        change.
-        """
+        """Call webhooks in order. Returns the attributes, webhooks to reinvoke, and those to reinvoke on a change."""
         due: list[Webhook] = []
         waiting: list[Webhook] = []
         for hook in hooks:

@@ -272,15 +272,10 @@ def with_established_status(definition: Object, now: datetime) -> Object:
     ):
         conditions = with_condition(conditions, new_condition(type, True, reason, message), now)
     storage_names = [each["name"] for each in spec["versions"] if each.get("storage")]
-    stored_versions = list(dict.fromkeys([*status.get("storedVersions", ()), *storage_names]))
+    stored = list(dict.fromkeys([*status.get("storedVersions", ()), *storage_names]))
     return {
         **definition,
-        "status": {
-            **status,
-            "conditions": conditions,
-            "acceptedNames": spec["names"],
-            "storedVersions": stored_versions,
-        },
+        "status": {**status, "conditions": conditions, "acceptedNames": spec["names"], "storedVersions": stored},
     }
 
 

@@ -142,41 +142,35 @@ def quoted_fault(path: str, value: str, message: str) -> Fault:
 
 def rule_expression_faults(rule: Object, field_path: str, self_type: Type, unkeyed: str, times: int) -> Iterator[Fault]:
     scope = {"self": self_type, "oldSelf": optional_of(self_type) if rule.get("optionalOldSelf") else self_type}
-    rule_text = rule_json(rule)
+    text = rule_json(rule)
     try:
         program = compile_expression(rule["rule"], scope)
     except FoldingError as error:
-        message = f"Invalid value: {rule_text}: program instantiation failed: {error}"
-        yield Fault(f"{field_path}.rule", "FieldValueInvalid", message)
+        detail = f"Invalid value: {text}: program instantiation failed: {error}"
+        yield Fault(f"{field_path}.rule", "FieldValueInvalid", detail)
         return
     except CompileError as error:
-        yield Fault(
-            f"{field_path}.rule", "FieldValueInvalid", f"Invalid value: {rule_text}: compilation failed: {error}"
-        )
+        yield Fault(f"{field_path}.rule", "FieldValueInvalid", f"Invalid value: {text}: compilation failed: {error}")
         return
     if program.type != BOOL:
-        message = f"Invalid value: {rule_text}: cel expression must evaluate to a bool"
-        yield Fault(f"{field_path}.rule", "FieldValueInvalid", message)
+        detail = f"Invalid value: {text}: cel expression must evaluate to a bool"
+        yield Fault(f"{field_path}.rule", "FieldValueInvalid", detail)
         return
     if program.cost * times > COST_LIMIT:
         factor = cost_factor(program.cost * times)
-        message = f"Forbidden: estimated rule cost exceeds budget by factor of {factor} {COST_ADVICE}"
-        yield Fault(f"{field_path}.rule", "FieldValueForbidden", message)
+        detail = f"Forbidden: estimated rule cost exceeds budget by factor of {factor} {COST_ADVICE}"
+        yield Fault(f"{field_path}.rule", "FieldValueForbidden", detail)
     if rule.get("messageExpression"):
-        message = message_expression_error(rule["messageExpression"], scope)
-        if message:
-            yield Fault(
-                f"{field_path}.messageExpression", "FieldValueInvalid", f"Invalid value: {rule_text}: {message}"
-            )
+        detail = message_expression_error(rule["messageExpression"], scope)
+        if detail:
+            yield Fault(f"{field_path}.messageExpression", "FieldValueInvalid", f"Invalid value: {text}: {detail}")
     if "oldSelf" in program.variable_names:
         if unkeyed:
-            message = f"oldSelf cannot be used on the uncorrelatable portion of the schema within {unkeyed}"
-            yield quoted_fault(f"{field_path}.rule", rule["rule"], message)
+            detail = f"oldSelf cannot be used on the uncorrelatable portion of the schema within {unkeyed}"
+            yield quoted_fault(f"{field_path}.rule", rule["rule"], detail)
     elif "optionalOldSelf" in rule:
-        message = (
-            f"Invalid value: {str(rule['optionalOldSelf']).lower()}: may not be set if oldSelf is not used in rule"
-        )
-        yield Fault(f"{field_path}.optionalOldSelf", "FieldValueInvalid", message)
+        detail = f"Invalid value: {str(rule['optionalOldSelf']).lower()}: may not be set if oldSelf is not used in rule"
+        yield Fault(f"{field_path}.optionalOldSelf", "FieldValueInvalid", detail)
 
 
 def cost_factor(cost: int) -> str:

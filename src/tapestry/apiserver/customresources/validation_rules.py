@@ -174,16 +174,14 @@ class RuleNode:
     ) -> None:
         if not self.rules:
             return
-        converted_value, converted_old = self.converted(value), self.converted(old)
+        now, before = self.converted(value), self.converted(old)
         for rule in self.rules:
             if rule.uses_old_self and old is None and not rule.has_optional_old_self:
                 continue
             old_self = (
-                (OptionalValue(converted_old) if old is not None else OPTIONAL_NONE)
-                if rule.has_optional_old_self
-                else converted_old
+                (OptionalValue(before) if old is not None else OPTIONAL_NONE) if rule.has_optional_old_self else before
             )
-            self.evaluate_rule(rule, {"self": converted_value, "oldSelf": old_self}, path, correlation, evaluation)
+            self.evaluate_rule(rule, {"self": now, "oldSelf": old_self}, path, correlation, evaluation)
             if evaluation.is_exhausted:
                 return
 
@@ -197,18 +195,16 @@ class RuleNode:
         try:
             holds = evaluate_program(rule.program, variables, evaluation.meter)
         except CostExceeded as error:
-            message = f"'{error}': no further validation rules will be run due to call cost exceeds limit for rule: "
+            text = f"'{error}': no further validation rules will be run due to call cost exceeds limit for rule: "
             evaluation.stop(
-                invalid_rule_value(
-                    path, type_name, message + rule.text if not evaluation.is_exhausted else OUT_OF_BUDGET
-                )
+                invalid_rule_value(path, type_name, text + rule.text if not evaluation.is_exhausted else OUT_OF_BUDGET)
             )
         except EvaluationError as error:
-            message = f"{error} evaluating rule: {rule.text}"
+            text = f"{error} evaluating rule: {rule.text}"
             if str(error).startswith("no such overload"):
                 explanation = "call arguments did not match a supported operator, function or macro signature"
-                message = f"'{error}': {explanation} for rule: {rule.text}"
-            evaluation.faults.append(invalid_rule_value(path, type_name, message))
+                text = f"'{error}': {explanation} for rule: {rule.text}"
+            evaluation.faults.append(invalid_rule_value(path, type_name, text))
         else:
             if holds is not True:
                 fault = self.rule_fault(rule, variables, (path + rule.path).lstrip("."), evaluation)

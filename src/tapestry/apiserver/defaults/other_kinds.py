@@ -28,9 +28,7 @@ def default_service(obj: Object) -> Object:
 
 
 def default_load_balancer(obj: Object) -> Object:
-    return with_field(
-        obj, "ingress", map_items(lambda ingress: {"ipMode": "VIP", **ingress} if ingress.get("ip") else ingress)
-    )
+    return with_field(obj, "ingress", map_items(lambda item: {"ipMode": "VIP", **item} if item.get("ip") else item))
 
 
 def default_service_port(obj: Object) -> Object:
@@ -56,9 +54,7 @@ def default_role_binding(obj: Object) -> Object:
     def default_subject(subject: Object) -> Object:
         return subject if subject.get("kind") == "ServiceAccount" else {"apiGroup": group, **subject}
 
-    binding = with_field(
-        obj, "roleRef", lambda reference: {**reference, "apiGroup": reference.get("apiGroup") or group}
-    )
+    binding = with_field(obj, "roleRef", lambda role: {**role, "apiGroup": role.get("apiGroup") or group})
     return with_field(binding, "subjects", map_items(default_subject))
 
 
@@ -88,9 +84,7 @@ def default_limit(obj: Object) -> Object:
 
 
 def default_mutating_webhooks(obj: Object) -> Object:
-    return with_field(
-        obj, "webhooks", map_items(lambda webhook: {"reinvocationPolicy": "Never", **default_webhook(webhook)})
-    )
+    return with_field(obj, "webhooks", map_items(lambda item: {"reinvocationPolicy": "Never", **default_webhook(item)}))
 
 
 def default_validating_webhooks(obj: Object) -> Object:

@@ -19,9 +19,7 @@ def default_pod_spec(spec: Object) -> Object:
     """Defaults of a pod, including those that a template leaves to its pods."""
     result = {"enableServiceLinks": True, **default_template_spec(spec)}
     for field in ("containers", "initContainers"):
-        result = with_field(
-            result, field, map_items(lambda container: with_field(container, "resources", default_resources))
-        )
+        result = with_field(result, field, map_items(lambda item: with_field(item, "resources", default_resources)))
     return result
 
 

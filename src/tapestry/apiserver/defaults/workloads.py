@@ -109,9 +109,7 @@ def default_cron_job(obj: Object) -> Object:
             "failedJobsHistoryLimit": 1,
             **spec,
         }
-        return with_field(
-            spec, "jobTemplate", lambda job_template: with_field(job_template, "spec", default_job_template_spec)
-        )
+        return with_field(spec, "jobTemplate", lambda job: with_field(job, "spec", default_job_template_spec))
 
     return with_field(obj, "spec", default_spec)
 

@@ -11,9 +11,7 @@ import msgspec
 
 from tapestry.kube.objects import Object
 
-MEDIA_TYPES = frozenset(
-    f"application/com.github.proto-openapi.spec.v2{separator}v1.0+protobuf" for separator in ("@", ".")
-)
+MEDIA_TYPES = frozenset(f"application/com.github.proto-openapi.spec.v2{sign}v1.0+protobuf" for sign in ("@", "."))
 """The media types that clients request. Only the second one is valid by RFC 6838."""
 CONTENT_TYPE = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
 

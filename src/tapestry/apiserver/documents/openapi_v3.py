@@ -82,27 +82,25 @@ def add_types(names: Sequence[str], types: Mapping[str, Any], schemas: dict[str,
 
 def openapi_schema(schema: Object, referenced: list[str]) -> Object:
     """The OpenAPI form of a built-in schema. Adds the types that it references to `referenced`."""
-    converted = {
+    result = {
         key: value
         for key, value in schema.items()
         if key not in ("$ref", "properties", "items", "additionalProperties")
     }
     if "$ref" in schema:
         referenced.append(schema["$ref"])
-        if not converted:
+        if not result:
             return {"allOf": [schema_reference(schema["$ref"])]}
-        converted["allOf"] = [schema_reference(schema["$ref"])]
+        result["allOf"] = [schema_reference(schema["$ref"])]
     if schema.get("x-kubernetes-int-or-string"):
-        converted.pop("x-kubernetes-int-or-string")
-        converted |= {"oneOf": [{"type": "string"}, {"type": "number"}]}
+        result.pop("x-kubernetes-int-or-string")
+        result |= {"oneOf": [{"type": "string"}, {"type": "number"}]}
     if "properties" in schema:
-        converted["properties"] = {
-            name: openapi_schema(each, referenced) for name, each in schema["properties"].items()
-        }
+        result["properties"] = {name: openapi_schema(each, referenced) for name, each in schema["properties"].items()}
     for key in ("items", "additionalProperties"):
         if key in schema:
-            converted[key] = openapi_schema(schema[key], referenced)
-    return converted
+            result[key] = openapi_schema(schema[key], referenced)
+    return result
 
 
 def schema_reference(name: str) -> Object:

@@ -132,7 +132,7 @@ class LocalStore(Store):
             group.create_task(self.expire(EVENTS, EVENT_TTL_SECONDS), name="expiry")
 
     async def _run_log(self) -> None:
-        """Let the log thread write when there are writes."""
+        """Run the log thread whenever writes are waiting."""
         loop = asyncio.get_running_loop()
         while True:
             await self._wake.wait()

@@ -4,7 +4,6 @@ The store belongs to one event loop. Subclasses implement writes. `LocalStore` a
 durable in a log. In `EtcdStore`, etcd does both, and a watch reports the writes of other servers. Readers and watchers
 never see a write before it is durable.
 
-
     head               the object as the next writer sees it
     get, list_objects  the durable state, as readers see it
     watch              every change after a revision, in order, exactly once
@@ -311,7 +310,7 @@ class Store(ABC):
     ) -> ObjectVersion:
         """Replace `expected` with the object that `encode` returns.
 
-        Raises VersionConflict if the stored object is not `expected` or `precondition` is not met. No other write to
+        Raises VersionConflict if the stored object is not `expected` or `precondition` returns False. No other write to
         the resource happens between the check of `precondition` and this write. When this returns, the object is
         durable and readers see it. Raises StorageError if that is not certain.
         """
@@ -365,7 +364,7 @@ class Store(ABC):
                 subscription.push(event)
 
     def _advance_revision(self, revision: int) -> None:
-        """Let readers see everything up to a revision."""
+        """Make everything up to a revision visible to readers."""
         self.revision = revision
         if self._revision_advanced is not None:
             self._revision_advanced.set_result(None)

@@ -64,15 +64,11 @@ def with_request_status(current: Object, desired: Object) -> Object:
     """Change the status except for approval conditions, which need the `approval` subresource."""
     status = {**(desired.get("status") or {})}
     for decision in DECISION_CONDITIONS:
-        decisions = [
-            each for each in value_at(current, "status", "conditions", default=[]) if each.get("type") == decision
-        ]
+        old = [each for each in value_at(current, "status", "conditions", default=[]) if each.get("type") == decision]
         listed = status.get("conditions") or []
-        if len(decisions) == sum(each.get("type") == decision for each in listed):
-            current_decisions = iter(decisions)
-            status["conditions"] = [
-                next(current_decisions) if each.get("type") == decision else each for each in listed
-            ]
+        if len(old) == sum(each.get("type") == decision for each in listed):
+            unchanged = iter(old)
+            status["conditions"] = [next(unchanged) if each.get("type") == decision else each for each in listed]
     return {**current, "metadata": desired["metadata"], "status": status}
 
 

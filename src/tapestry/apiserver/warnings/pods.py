@@ -191,10 +191,8 @@ def overlap_warnings(volume: Object) -> Iterator[str]:
     for field, name_field, kind in (("configMap", "name", "ConfigMap"), ("secret", "secretName", "Secret")):
         source = volume.get(field) or {}
         if items := source.get("items"):
-            source_text = f'({kind} "{source.get(name_field, "")}"): overlapping paths: '
-            yield from (
-                prefix + source_text + each for each in path_collisions([(item_path(item), "") for item in items])
-            )
+            label = f'({kind} "{source.get(name_field, "")}"): overlapping paths: '
+            yield from (prefix + label + each for each in path_collisions([(item_path(item), "") for item in items]))
     if items := value_at(volume, "downwardAPI", "items"):
         collisions = path_collisions([(item_path(item), "") for item in items])
         yield from (f"{prefix}(DownwardAPI): overlapping paths: {each}" for each in collisions)
