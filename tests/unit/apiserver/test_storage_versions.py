@@ -12,7 +12,7 @@ from tapestry.apiserver.watches import WatchResponse
 from tapestry.kube.objects import Object
 
 from .conftest import Hand
-from .test_documents import DEFINITIONS, a_definition
+from .test_documents import DEFINITIONS, definition_body
 
 OLD, NEW = "/api/v1/namespaces/default/events", "/apis/events.k8s.io/v1/namespaces/default/events"
 SCALERS = "/apis/autoscaling/{}/namespaces/default/horizontalpodautoscalers"
@@ -106,7 +106,7 @@ def test_what_is_stored_of_an_event_shows_all_that_was_sent(event: dict[str, Any
 
 async def test_an_object_of_before_a_default_came_has_it_too(call: Hand) -> None:
     schema = {"type": "object", "properties": {"size": {"type": "integer"}}}
-    definition = await call.made(DEFINITIONS, a_definition(schema))
+    definition = await call.made(DEFINITIONS, definition_body(schema))
     await call.made(WIDGETS, {"metadata": {"name": "w"}})
     assert "size" not in (await call("GET", f"{WIDGETS}/w"))[1]
     definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["size"]["default"] = 3
@@ -116,7 +116,7 @@ async def test_an_object_of_before_a_default_came_has_it_too(call: Hand) -> None
 
 
 async def test_a_list_of_custom_resources_is_called_as_their_definition_says(call: Hand) -> None:
-    definition = a_definition()
+    definition = definition_body()
     definition["spec"]["names"]["listKind"] = "Assortment"
     await call.made(DEFINITIONS, definition)
     assert (await call("GET", WIDGETS))[1]["kind"] == "Assortment"
