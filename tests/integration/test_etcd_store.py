@@ -277,7 +277,7 @@ async def test_a_write_that_got_no_answer_is_not_acknowledged_and_made_once_at_m
         mortal.pause()
         with monkeypatch.context() as hurried:
             hurried.setattr("tapestry.apiserver.storage.etcd.client.CALL_TIMEOUT", 0.3)
-            with pytest.raises(OutcomeUnknown, match="whether this was written is not known"):
+            with pytest.raises(OutcomeUnknown, match="the result of this write is unknown"):
                 await store.put(key("a"), first, text("two"))
         mortal.resume()
         await wait_until_served(store)
