@@ -70,7 +70,7 @@ def site_body(name: str, **spec: Any) -> Object:
 
 async def test_get_returns_the_requested_version(call: Hand, hook: Hook) -> None:
     created = await call.made(V1, site_body("a", host="here", size=3))
-    assert hook.asked == []
+    assert hook.requests == []
     _, other = await call("GET", f"{V2}/a")
     assert (other["apiVersion"], other["spec"]) == ("example.com/v2", {"address": "here", "size": 3})
     assert other["metadata"] == created["metadata"]
@@ -95,7 +95,7 @@ async def test_list_is_converted_in_one_call(call: Hand, hook: Hook) -> None:
         await call.made(V1, site_body(f"s{number}", host=f"h{number}"))
     _, listed = await call("GET", V2)
     assert [each["spec"]["address"] for each in listed["items"]] == [f"h{number}" for number in range(5)]
-    assert len(hook.asked) == 1
+    assert len(hook.requests) == 1
 
 
 async def test_admission_webhook_gets_version_of_its_rule(call: Hand, hook: Hook, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ async def test_admission_webhook_gets_version_of_its_rule(call: Hand, hook: Hook
         await call.made(configurations, {"metadata": {"name": "hooks"}, "webhooks": [webhook]})
         created = await call.made(V1, site_body("a", host="here"))
     assert created["spec"] == {"host": "moved"}
-    [request] = other.asked
+    [request] = other.requests
     assert (request["kind"]["version"], request["requestKind"]["version"]) == ("v2", "v1")
     assert (request["object"]["apiVersion"], request["object"]["spec"]) == ("example.com/v2", {"address": "here"})
 

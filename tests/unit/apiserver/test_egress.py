@@ -147,7 +147,7 @@ async def test_hostile_webhook_response_is_short_error(
     assert error in message
     assert len(message) < 10_000
     assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
-    assert len(hook.asked) == 1
+    assert len(hook.requests) == 1
 
 
 async def test_session_stores_no_cookies() -> None:

@@ -74,7 +74,7 @@ async def test_webhook_gets_user_operation_and_object(call: Hand, listen: Listen
     hook = await listen()
     await create_validating(call, hook_body(hook.client))
     created = await call.made(MAPS, map_body(k="v"))
-    [request] = hook.asked
+    [request] = hook.requests
     assert request["operation"] == "CREATE"
     assert request["kind"] == request["requestKind"] == {"group": "", "version": "v1", "kind": "ConfigMap"}
     assert request["resource"] == {"group": "", "version": "v1", "resource": "configmaps"}
@@ -93,7 +93,7 @@ async def test_webhook_gets_updates_and_deletions(call: Hand, listen: Listen) ->
     await create_validating(call, hook_body(hook.client))
     await call("PATCH", f"{MAPS}/a", {"data": {"k": "2"}}, kind=MERGE, fieldManager="me")
     await call("DELETE", f"{MAPS}/a", {"propagationPolicy": "Background"})
-    changed, deleted = hook.asked
+    changed, deleted = hook.requests
     assert (changed["operation"], changed["object"]["data"], changed["oldObject"]["data"]) == (
         "UPDATE",
         {"k": "2"},
@@ -112,7 +112,7 @@ async def test_webhook_gets_writes_without_changes(call: Hand, listen: Listen, c
     await configure(call, hook_body(hook.client))
     assert await call("PATCH", f"{MAPS}/a", {"data": {"k": "1"}}, kind=MERGE) == (200, before)
     assert await call("PUT", f"{MAPS}/a", before) == (200, before)
-    assert [(each["operation"], each["object"]["data"]) for each in hook.asked] == [("UPDATE", {"k": "1"})] * 2
+    assert [(each["operation"], each["object"]["data"]) for each in hook.requests] == [("UPDATE", {"k": "1"})] * 2
     hook.say = denying("not even this")
     status, response = await call("PATCH", f"{MAPS}/a", {}, kind=MERGE)
     assert (status, "not even this" in response["message"]) == (400, True)
@@ -140,9 +140,9 @@ async def test_subresource_needs_its_own_rule(call: Hand, listen: Listen) -> Non
     rule = {**ANY, "resources": ["pods/status"]}
     await create_validating(call, hook_body(hook.client, rules=[rule]))
     await call.made(PODS, {"metadata": {"name": "web"}, "spec": {"containers": [{"name": "c", "image": "i"}]}})
-    assert hook.asked == []
+    assert hook.requests == []
     await call("PATCH", f"{PODS}/web/status", {"status": {"phase": "Running"}}, kind=MERGE)
-    [request] = hook.asked
+    [request] = hook.requests
     assert (request["subResource"], request["requestSubResource"]) == ("status", "status")
 
 
@@ -169,7 +169,7 @@ async def test_first_of_several_denials_is_returned(call: Hand, listen: Listen) 
     one, two = await listen(denying("one")), await listen(denying("two"))
     await create_validating(call, hook_body(one.client), hook_body(two.client, "two.example.com"))
     assert (await call("POST", MAPS, map_body()))[1]["message"].endswith("one")
-    assert len(one.asked) == len(two.asked) == 1
+    assert len(one.requests) == len(two.requests) == 1
 
 
 async def test_webhook_warning_reaches_client(call: Hand, listen: Listen) -> None:
@@ -197,7 +197,7 @@ async def test_mutation_is_stored_and_validated(call: Hand, listen: Listen) -> N
     await create_mutating(call, hook_body(mutating_hook.client))
     await create_validating(call, hook_body(validating_hook.client))
     created = await call.made(MAPS, map_body(k="sent"))
-    assert created["data"] == validating_hook.asked[0]["object"]["data"] == {"k": "patched"}
+    assert created["data"] == validating_hook.requests[0]["object"]["data"] == {"k": "patched"}
 
 
 async def test_mutation_is_defaulted_and_pruned(call: Hand, listen: Listen) -> None:
@@ -219,7 +219,7 @@ async def test_mutating_webhooks_run_in_name_order(call: Hand, listen: Listen) -
     await create_mutating(call, hook_body(first.client), name="a")
     created = await call.made(MAPS, map_body(k="v"))
     assert created["data"]["order"] == "then"
-    assert second.asked[0]["object"]["data"]["order"] == "first"
+    assert second.requests[0]["object"]["data"]["order"] == "first"
 
 
 @pytest.mark.parametrize(("policy", "call_count"), [("IfNeeded", 2), ("Never", 1)])
@@ -232,9 +232,9 @@ async def test_webhook_is_reinvoked_if_needed(call: Hand, listen: Listen, policy
         hook_body(second.client, "two.example.com", reinvocationPolicy="IfNeeded"),
     )
     await call.made(MAPS, map_body(k="v"))
-    assert len(first.asked) == call_count
-    assert len(second.asked) == 1
-    assert first.asked[-1]["object"]["data"]["k"] == ("changed" if call_count == 2 else "v")
+    assert len(first.requests) == call_count
+    assert len(second.requests) == 1
+    assert first.requests[-1]["object"]["data"]["k"] == ("changed" if call_count == 2 else "v")
 
 
 async def test_patch_that_does_not_apply_fails_write(call: Hand, listen: Listen) -> None:
@@ -270,8 +270,8 @@ async def test_webhook_can_choose_generated_name(call: Hand, listen: Listen) -> 
     await create_mutating(call, hook_body(hook.client))
     created = await call.made(MAPS, {"metadata": {"generateName": "a-"}})
     assert created["metadata"]["name"].startswith("a-")
-    assert "name" not in hook.asked[0]
-    assert "name" not in hook.asked[0]["object"]["metadata"]
+    assert "name" not in hook.requests[0]
+    assert "name" not in hook.requests[0]["object"]["metadata"]
     hook.say = patching({"op": "add", "path": "/metadata/name", "value": "chosen"})
     assert (await call.made(MAPS, {"metadata": {"generateName": "a-"}}))["metadata"]["name"] == "chosen"
     assert (await call("GET", f"{MAPS}/chosen"))[0] == 200
@@ -323,8 +323,8 @@ async def test_dry_run_calls_webhook_without_side_effects(call: Hand, listen: Li
     hook = await listen()
     await create_validating(call, hook_body(hook.client))
     assert (await call("POST", MAPS, map_body(), dryRun="All"))[0] == 201
-    assert hook.asked[0]["dryRun"] is True
-    assert hook.asked[0]["options"]["dryRun"] == ["All"]
+    assert hook.requests[0]["dryRun"] is True
+    assert hook.requests[0]["options"]["dryRun"] == ["All"]
 
 
 async def test_webhook_gets_equivalent_version_of_rule(call: Hand, listen: Listen) -> None:
@@ -345,7 +345,7 @@ async def test_webhook_gets_equivalent_version_of_rule(call: Hand, listen: Liste
         },
     }
     await call.made("/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers", scaler)
-    [request] = hook.asked
+    [request] = hook.requests
     assert (request["kind"]["version"], request["requestKind"]["version"]) == ("v1", "v2")
     assert request["object"]["apiVersion"] == "autoscaling/v1"
     assert request["object"]["spec"]["targetCPUUtilizationPercentage"] == 7
@@ -379,14 +379,14 @@ async def test_certificate_of_unknown_authority_is_rejected(call: Hand, listen: 
     other = await listen(allowing, "127.0.0.1", "another.example.com")
     message = await failure_message(call, hook_body({**hook.client, "caBundle": other.bundle}))
     assert message.endswith("tls: failed to verify certificate: x509: certificate signed by unknown authority")
-    assert hook.asked == []
+    assert hook.requests == []
 
 
 async def test_certificate_for_other_name_is_rejected(call: Hand, listen: Listen) -> None:
     hook = await listen(allowing, "elsewhere.example.com")
     message = await failure_message(call, hook_body(hook.client))
     assert message.endswith("x509: cannot validate certificate for 127.0.0.1 because it doesn't contain any IP SANs")
-    assert hook.asked == []
+    assert hook.requests == []
 
 
 @pytest.mark.parametrize(
@@ -453,7 +453,7 @@ async def test_service_webhook_certificate_has_service_name(call: Hand, listen: 
     service_reference = {"name": "guard", "namespace": "default", "path": "/judge", "port": hook.port}
     await create_validating(call, hook_body({"service": service_reference, "caBundle": hook.bundle}))
     await call.made(MAPS, map_body())
-    assert len(hook.asked) == 1
+    assert len(hook.requests) == 1
 
 
 async def test_service_resolves_to_ready_endpoint_or_cluster_ip(call: Hand) -> None:
@@ -490,7 +490,7 @@ async def test_connections_are_reused(call: Hand, listen: Listen) -> None:
     await create_validating(call, hook_body(hook.client))
     for number in range(5):
         await call.made(MAPS, map_body(f"m{number}"))
-    assert len(hook.asked) == 5
+    assert len(hook.requests) == 5
     assert len(hook.connections) == 1
 
 
@@ -507,7 +507,7 @@ async def test_webhook_gets_scale(call: Hand, listen: Listen) -> None:
     await call.made(path, {"metadata": {"name": "d"}, "spec": spec})
     status, scale = await call("PATCH", f"{path}/d/scale", {"spec": {"replicas": 5}}, kind=MERGE)
     assert (status, scale["spec"]["replicas"]) == (200, 2)
-    [request] = hook.asked
+    [request] = hook.requests
     assert (request["kind"]["kind"], request["object"]["spec"]["replicas"]) == ("Scale", 5)
     assert request["oldObject"]["spec"]["replicas"] == 1
 
@@ -518,7 +518,7 @@ async def test_webhook_gets_binding(call: Hand, listen: Listen) -> None:
     rule = {**ANY, "resources": ["pods/binding"]}
     await create_validating(call, hook_body(hook.client, rules=[rule]))
     status, _ = await call("POST", f"{PODS}/web/binding", {"metadata": {"name": "web"}, "target": {"name": "n"}})
-    [request] = hook.asked
+    [request] = hook.requests
     assert (status, request["operation"], request["kind"]["kind"]) == (400, "CREATE", "Binding")
     assert request["object"]["target"] == {"name": "n"}
 
@@ -532,7 +532,7 @@ async def test_webhook_gets_connect_request(call: Hand, listen: Listen) -> None:
     )
     status, response = await call("POST", f"{PODS}/web/exec", command="ls")
     assert (status, "nobody gets in" in response["message"]) == (400, True)
-    [request] = hook.asked
+    [request] = hook.requests
     assert (request["operation"], request["kind"]["kind"], request["options"]) == ("CONNECT", "PodExecOptions", None)
 
 

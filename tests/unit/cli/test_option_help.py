@@ -36,5 +36,7 @@ def test_the_help_of_each_option_stands_alone() -> None:
 
 
 def test_the_help_of_each_command_stands_alone() -> None:
-    found = [path for path, command in commands(main, "tapestry") if not is_standing_alone(command.get_short_help_str(200))]
+    found = [
+        path for path, command in commands(main, "tapestry") if not is_standing_alone(command.get_short_help_str(200))
+    ]
     assert found == []
