@@ -56,12 +56,47 @@ def name_smells(path: str) -> Iterator[Smell]:
 
 # Words
 
-RETIRED = set(
-    ["asked", "belongings", "chronicle", "companions", "company", "customs", "dislike", "guise", "heir", "kept", "leisure", "liking", "met", "namesake", "namesakes", "neighbours", "newcomer", "newcomers", "patience", "picky", "picture", "pictures", "reception", "room", "rooms", "roomy", "scribe", "settle", "settled", "shown", "stowage", "stranger", "strangers", "told", "vigil", "wishes"]
-)
+RETIRED = {
+    "asked",
+    "belongings",
+    "chronicle",
+    "companions",
+    "company",
+    "customs",
+    "dislike",
+    "guise",
+    "heir",
+    "kept",
+    "leisure",
+    "liking",
+    "met",
+    "namesake",
+    "namesakes",
+    "neighbours",
+    "newcomer",
+    "newcomers",
+    "patience",
+    "picky",
+    "picture",
+    "pictures",
+    "reception",
+    "room",
+    "rooms",
+    "roomy",
+    "scribe",
+    "settle",
+    "settled",
+    "shown",
+    "stowage",
+    "stranger",
+    "strangers",
+    "told",
+    "vigil",
+    "wishes",
+}
 """Words that no name may contain: the glossary in ARCHITECTURE.md and Kubernetes have better ones."""
 SHARED_NAMES = {"install"}
-"""Public functions that several modules of a package define on purpose: each registers the controllers of its module."""
+"""Public functions that several modules of a package define: each registers the controllers of its module."""
 MOST_DEFINITIONS = 2
 """Modules of one package that may define the same public name."""
 
