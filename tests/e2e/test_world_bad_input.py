@@ -82,7 +82,7 @@ def test_a_port_that_somebody_has_taken_is_named_and_nothing_is_lost(stopped_wor
     with socket.create_server(("127.0.0.1", port)):
         said = told(stopped_world)
     assert f"('127.0.0.1', {port}): address already in use" in said
-    assert "end whoever has it" in said
+    assert "stop the process that uses it" in said
     with up(stopped_world) as world:
         assert "virtual nodes" in world.said
 

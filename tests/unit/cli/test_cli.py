@@ -259,7 +259,7 @@ def test_a_reader_that_has_enough_is_no_reason_to_complain() -> None:
 def test_who_cannot_reach_a_cluster_is_told_who_looks_further(tapestry: Tapestry, kubeconfig: Path) -> None:
     said = complaint(tapestry("status", "--kubeconfig", kubeconfig))
     assert "https://127.0.0.1:1 cannot be reached" in said
-    assert said.endswith("; `tapestry doctor` looks further")
+    assert said.endswith("; `tapestry doctor` checks the connection")
 
 
 def test_an_address_that_is_taken_is_named_with_what_to_do(tapestry: Tapestry) -> None:

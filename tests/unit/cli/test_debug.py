@@ -33,7 +33,7 @@ def test_without_a_cluster_the_doctor_and_the_manifest_say_so(tmp_path: Path) ->
     assert {"manifest.json", "doctor.txt", "doctor.json"} == names.keys()
     (missing,) = manifest["missing"]
     assert missing["what"] == "the virtual cluster"
-    assert "1 thing could not be read" in done.output
+    assert "1 item could not be read" in done.output
     assert "doctor" in done.stderr
 
 
@@ -42,7 +42,7 @@ def test_a_file_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
     file.write_text("mine")
     done = CliRunner().invoke(main, ["debug", "collect", "-o", str(file)])
     assert done.exit_code == 1
-    assert "is there already; choose another name with -o" in done.output
+    assert "already exists; choose another name with -o" in done.output
     assert file.read_text() == "mine"
 
 

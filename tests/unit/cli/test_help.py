@@ -51,7 +51,7 @@ def test_help_shows_the_commands_in_groups() -> None:
     shown = CliRunner().invoke(main, ["--help"]).output
     places = [shown.index(f"\n{title}:\n") for title in GROUPS]
     assert places == sorted(places)
-    assert shown.index("\n  up ") < shown.index("Clusters that lend") < shown.index("\n  join ")
+    assert shown.index("\n  up ") < shown.index("Physical clusters") < shown.index("\n  join ")
     assert "Exit codes: 0" in shown
 
 
@@ -111,7 +111,7 @@ def test_options_that_do_not_go_together_are_wrong_usage(tmp_path: Path, monkeyp
     monkeypatch.setenv("KUBECONFIG", str(file))
     done = CliRunner().invoke(main, ["top", "nodes", "-n", "team-a"])
     assert done.exit_code == USAGE_ERROR
-    assert "-n and -A choose pods; nodes have no namespace" in done.output
+    assert "-n and -A select pods; nodes have no namespace" in done.output
 
 
 @pytest.mark.parametrize("words", [["version"], ["--help"], ["completion", "--help"], ["dance"]])
