@@ -121,18 +121,18 @@ async def test_an_api_server_that_does_not_answer_is_not_told_about(access: Acce
     async with front(access_for_callers(nowhere)) as session:
         refused = await session.post("/apiext/v1/configmaps", json={"name": "a"}, headers=by("of-ann"))
         assert refused.status == 502
-        assert (await refused.json())["message"] == "the API server gave no answer; try again"
+        assert (await refused.json())["message"] == "the API server did not respond; try again"
 
 
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
         ({"listen": "0.0.0.0:6090"}, "tokens need TLS"),
-        ({"listen": ":6090", "ownIdentity": True}, "would let anybody in"),
-        ({"listen": ""}, "nowhere is no place to serve"),
-        ({"allowOrigins": ["*"]}, "'*' is no origin"),
-        ({"allowOrigins": ["https://page.example/"]}, "is no origin"),
-        ({"kinds": []}, "an empty list shows nothing"),
+        ({"listen": ":6090", "ownIdentity": True}, "would admit everyone"),
+        ({"listen": ""}, "an empty address cannot be served"),
+        ({"allowOrigins": ["*"]}, "'*' is not an origin"),
+        ({"allowOrigins": ["https://page.example/"]}, "is not an origin"),
+        ({"kinds": []}, "an empty list serves nothing"),
         ({"tls.certificate": "x"}, "certificate and key belong together"),
     ],
 )

@@ -68,7 +68,7 @@ async def test_a_kind_has_several_names_and_is_there_as_soon_as_it_is_defined(pa
         assert await page.names(f"/v1/{name}") == []
     assert await page.refusal("POST", "/v1/gadgets", {"name": "g", "namespace": "default"}) == (
         400,
-        "namespace: gadgets.example.com are in none; leave it out",
+        "namespace: gadgets.example.com are not namespaced; omit it",
     )
     assert (await page("POST", "/v1/gadgets", {"name": "g"}))[0] == 201
 
@@ -108,7 +108,7 @@ async def test_only_the_kinds_that_are_meant_to_be_shown_are(page: Page) -> None
     assert [each["name"] for each in index["kinds"]] == ["configmaps", "widgets"]
     assert await narrow.refusal("GET", "/v1/secrets") == (
         404,
-        "there is no kind 'secrets'; /apiext/v1 lists those there are",
+        "no kind 'secrets'; /apiext/v1 lists the available kinds",
     )
 
 
@@ -197,13 +197,13 @@ async def test_the_rights_are_those_of_the_caller(page: Page) -> None:
     ("query", "told"),
     [
         ({"filter": "phase"}, "write field=text, field!=text, field~part or field!~part"),
-        ({"filter": "phas=x"}, "filter: there is no field 'phas'; there are kind, name,"),
+        ({"filter": "phas=x"}, "filter: there is no field 'phas'; use kind, name,"),
         ({"sort": "size"}, "sort: there is no field 'size'"),
         ({"limit": "0"}, "limit: '0' is not a number from 1 to 500"),
         ({"limit": "501"}, "limit: '501' is not a number from 1 to 500"),
         ({"page": "x"}, "page: 'x' is not a number from 1 on"),
-        ({"lmit": "1"}, "lmit: there is no such parameter; there are namespace, filter,"),
-        ({"cursor": "x", "sort": "name"}, "cursor: it goes on with a list that has no filter, sort or page"),
+        ({"lmit": "1"}, "lmit: no such parameter; valid are namespace, filter,"),
+        ({"cursor": "x", "sort": "name"}, "cursor: not allowed with filter, sort or page"),
         ({"namespace": "a/b"}, "'a/b' may not be a name"),
     ],
 )
@@ -274,7 +274,7 @@ async def test_more_objects_than_can_be_sorted_are_refused(page: Page, monkeypat
     await made(page, "w4")
     status, message = await page.refusal("GET", "/v1/widgets", sort="-name")
     assert status == 413
-    assert "more than 3 widgets.example.com; ask for one namespace" in message
+    assert "more than 3 widgets.example.com; query one namespace" in message
 
 
 async def test_openapi_names_every_path_and_every_answer(page: Page) -> None:
