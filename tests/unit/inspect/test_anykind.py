@@ -49,7 +49,7 @@ async def test_of_namesakes_the_core_is_meant(hand: KubectlLite) -> None:
 async def test_a_word_that_means_nothing_is_said(hand: KubectlLite) -> None:
     with pytest.raises(QueryError, match="no kind 'gizmos'; `tapestry k kinds`"):
         await hand.targets(["gizmos"])
-    with pytest.raises(ValueError, match="'b': KIND/NAME was expected"):
+    with pytest.raises(ValueError, match="'b': expected KIND/NAME"):
         await hand.targets(["po/a", "b"])
 
 
@@ -182,9 +182,9 @@ def test_words_name_objects_first_and_then_what_changes() -> None:
         ["ns", "a", "b"],
         {"x": "1=-", "y": None, "z": ""},
     )
-    with pytest.raises(ValueError, match="'c': KEY=VALUE or KEY- was expected"):
+    with pytest.raises(ValueError, match="'c': expected KEY=VALUE or KEY-"):
         split_annotation_arguments(["ns/a", "x=1", "c"])
-    with pytest.raises(ValueError, match="nothing is to change"):
+    with pytest.raises(ValueError, match="no change given"):
         split_annotation_arguments(["ns/a"])
 
 
@@ -289,7 +289,7 @@ def test_files_folders_and_what_comes_in_are_read_in_order(tmp_path: Path) -> No
     ("text", "complaint"),
     [
         ("a: [", "-: not YAML"),
-        ("just text", "-: document 1: an object was expected, found str"),
+        ("just text", "-: document 1: expected an object, found str"),
         ("kind: A", "-: document 1: apiVersion: is missing"),
         ("apiVersion: v1\nkind: A\n---\napiVersion: v1", "-: document 1: metadata.name: is missing"),
     ],
@@ -305,7 +305,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_manifests_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no file in there ends in .yaml"):
+    with pytest.raises(ValueError, match=r"no file in it ends in .yaml"):
         manifests.load_objects([str(tmp_path)], io.BytesIO())
 
 
