@@ -108,7 +108,9 @@ def parameter(name: str, description: str, schema: Object = TEXT) -> Object:
 NAMESPACE = parameter("namespace", "Namespace. Default for lists: all namespaces. Default for one object: `default`.")
 LIST_PARAMETERS = [
     NAMESPACE,
-    parameter("filter", "Comma-separated terms that must all match, with = != ~ (contains) !~: `phase=Running,name~web`."),
+    parameter(
+        "filter", "Comma-separated terms that must all match, with = != ~ (contains) !~: `phase=Running,name~web`."
+    ),
     parameter("sort", "Comma-separated fields; a minus sorts in descending order: `-created,name`."),
     parameter(
         "limit", "Objects per page.", {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT}

@@ -28,7 +28,7 @@ log = logger(__name__)
 ROOT = "/apiext"
 BATCH = 500
 """Objects per request to the API server."""
-MOST_READ = 20_000
+MAX_OBJECTS_READ = 20_000
 """Objects of a kind that can be filtered and sorted; for more, use a namespace or a cursor."""
 
 
@@ -141,9 +141,9 @@ async def filtered_page(list_query: ListQuery, resource: Resource, api: Transpor
         next_cursor = found["metadata"].get("continue") or ""
         if not next_cursor:
             break
-        if read >= MOST_READ:
+        if read >= MAX_OBJECTS_READ:
             advice = "query one namespace, or page with a cursor instead of filter, sort and page"
-            raise TooLarge(413, "TooLarge", f"there are more than {MOST_READ} {resource.name}; {advice}")
+            raise TooLarge(413, "TooLarge", f"there are more than {MAX_OBJECTS_READ} {resource.name}; {advice}")
         await asyncio.sleep(0)  # an in-process server responds without waiting; yield to other tasks
     total = len(matching)
     items = [flat_objects.object_outline(each.obj, resource) for each in list_query.page_of(matching)]

@@ -66,6 +66,6 @@ async def world_findings() -> list[Finding]:
 
     world = World(folder)
     running = world.running_pid() is not None
-    silent = await world.unreachable_clusters() if running else []
+    unreachable = await world.unreachable_clusters() if running else []
     free = shutil.disk_usage(folder).free
-    return list(findings.local_world_findings(folder, is_running=running, free=free, silent=silent))
+    return list(findings.local_world_findings(folder, is_running=running, free=free, unreachable=unreachable))

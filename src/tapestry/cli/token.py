@@ -66,7 +66,9 @@ def revoke(folder: Path, id: str) -> None:
     try:
         revoked = ephemeral_tokens.revoke_token(folder, id, datetime.now(UTC))
     except KeyError:
-        raise click.ClickException(f"{id}: there is no such token; `tapestry token list` shows the existing ones") from None
+        raise click.ClickException(
+            f"{id}: there is no such token; `tapestry token list` shows the existing ones"
+        ) from None
     except (ValueError, OSError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"token {revoked.id} of {revoked.user} is revoked")

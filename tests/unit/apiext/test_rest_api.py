@@ -267,7 +267,7 @@ async def test_a_name_that_is_taken_is_refused(page: Page) -> None:
 
 async def test_more_objects_than_can_be_sorted_are_refused(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rest_api, "BATCH", 2)
-    monkeypatch.setattr(rest_api, "MOST_READ", 3)
+    monkeypatch.setattr(rest_api, "MAX_OBJECTS_READ", 3)
     for number in range(4):
         await made(page, f"w{number}")
     assert await page.names("/v1/widgets", sort="-name") == ["w3", "w2", "w1", "w0"]

@@ -123,7 +123,7 @@ def test_what_cannot_be_read_is_in_the_manifest_and_the_rest_in_the_bundle(tmp_p
 
 
 def test_of_too_many_objects_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle, "MOST", 2)
+    monkeypatch.setattr(bundle, "MAX_OBJECTS", 2)
     days = [an_object(f"of-day-{day}", f"2026-03-0{day}T00:00:00Z") for day in (1, 3, 2)]
     files = bundle_files(CollectedData(objects={"pods.yaml": days}), {}, NOW)
     kept = [each["metadata"]["name"] for each in yaml.safe_load_all(files["pods.yaml"])]
@@ -132,7 +132,7 @@ def test_of_too_many_objects_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_bundle_has_an_end_and_says_what_did_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle, "LARGEST", 1000)
+    monkeypatch.setattr(bundle, "MAX_BUNDLE_BYTES", 1000)
     files = bundle_files(CollectedData(texts={"large.log": "x" * 1001, "small.log": "y" * 10}), {}, NOW)
     assert files.keys() == {"manifest.json", "small.log"}
     (missing,) = manifest_of(files)["missing"]

@@ -61,11 +61,11 @@ def test_a_server_that_does_not_tell_the_time_is_not_judged_by_it() -> None:
 @pytest.mark.parametrize(
     ("lease", "level", "found"),
     [
-        (None, "wrong", "nobody has ever led"),
-        ({"spec": {}}, "wrong", "nobody leads now"),
-        (a_lease(MINUTE, holder=""), "wrong", "nobody leads now"),
-        (a_lease(MINUTE), "wrong", "somebody was last heard of 1m0s ago"),
-        (a_lease(MINUTE / 10), "ok", "led by somebody"),
+        (None, "wrong", "has never had a leader"),
+        ({"spec": {}}, "wrong", "has no leader now"),
+        (a_lease(MINUTE, holder=""), "wrong", "has no leader now"),
+        (a_lease(MINUTE), "wrong", "leader somebody last renewed its lease 1m0s ago"),
+        (a_lease(MINUTE / 10), "ok", "leader is somebody"),
     ],
 )
 def test_a_leader_is_one_that_said_so_lately(lease: Object | None, level: str, found: str) -> None:
@@ -112,7 +112,7 @@ def test_that_a_binding_which_is_well_lends_nothing_is_said() -> None:
 
 def test_a_world_that_nobody_has_joined_is_worth_a_hint() -> None:
     (told,) = findings.binding_findings([], (), NOW)
-    assert (told.level, told.advice) == ("warning", "`tapestry join --help` says how")
+    assert (told.level, told.advice) == ("warning", "`tapestry join --help` shows how")
 
 
 def test_nodes_that_are_not_ready_are_named() -> None:
@@ -142,7 +142,7 @@ def test_the_mark_of_a_forced_unjoin_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_running", "free", "silent", "level"),
+    ("is_running", "free", "unreachable", "level"),
     [
         (True, 9 << 30, [], ["ok", "ok"]),
         (True, 9 << 30, ["cluster-1"], ["ok", "wrong", "ok"]),
@@ -151,16 +151,16 @@ def test_the_mark_of_a_forced_unjoin_is_told() -> None:
     ],
 )
 def test_a_local_world_is_judged_by_its_processes_and_its_disk(
-    is_running: bool, free: int, silent: list[str], level: list[str]
+    is_running: bool, free: int, unreachable: list[str], level: list[str]
 ) -> None:
-    assert levels(findings.local_world_findings(Path("w"), is_running=is_running, free=free, silent=silent)) == level
+    assert levels(findings.local_world_findings(Path("w"), is_running=is_running, free=free, unreachable=unreachable)) == level
 
 
 def test_the_text_ends_with_what_to_do_and_a_verdict() -> None:
     well = Finding("disk", "ok", "9 GiB are free")
-    assert findings_text([well]).splitlines()[-1] == "all is well"
-    text = findings_text([well, Finding("manager", "wrong", "nobody leads now", "look there")])
-    assert text.splitlines()[-4:] == ["What to do:", "manager: look there", "", "1 wrong, 0 to look at"]
+    assert findings_text([well]).splitlines()[-1] == "no problems"
+    text = findings_text([well, Finding("manager", "wrong", "has no leader now", "look there")])
+    assert text.splitlines()[-4:] == ["Advice:", "manager: look there", "", "1 wrong, 0 warnings"]
 
 
 # -- on a server
@@ -184,7 +184,7 @@ async def test_after_the_advice_is_followed_the_manager_is_what_is_missing(hand:
     assert {("kinds", "ok"), ("manager", "wrong"), ("bindings", "warning"), ("policies", "ok")} <= found
     renewed = {"holderIdentity": "me", "leaseDurationSeconds": 15, "renewTime": micro_timestamp(datetime.now(UTC))}
     await hand.client.create(LEASES, {**object_named("tapestry-manager", keys.SYSTEM_NAMESPACE), "spec": renewed})
-    assert Finding("manager", "ok", "led by me") in await doctor(hand.client).findings()
+    assert Finding("manager", "ok", "leader is me") in await doctor(hand.client).findings()
 
 
 class Nowhere:

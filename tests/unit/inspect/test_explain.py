@@ -111,7 +111,7 @@ def test_of_two_sides_the_one_that_lends_less_is_named() -> None:
     answer = node_explanation(asked([operator]), below([a_policy("half", resourceLimits=half())]), MONDAY_NOON)
     decided = {each.resource: (each.decided_by, each.rule) for each in answer.resources}
     assert decided["cpu"] == ("owner/half", "50% of idle")
-    assert decided["pods"] == ("idle", "no policy that decides names it: all that is idle")
+    assert decided["pods"] == ("idle", "no deciding policy limits it: all that is idle")
 
 
 def test_pods_of_our_own_below_are_not_foreign() -> None:
@@ -246,7 +246,7 @@ def test_a_node_of_a_silent_cluster_is_unknown_and_says_since_when() -> None:
     question = replace(asked([a_policy("all")], virtual_node=node), last_seen=seen)
     answer = node_explanation_from_virtual(question, ClusterUnreachable("no answer in 1.2 s"), MONDAY_NOON)
     assert (answer.state, answer.reason, answer.last_seen) == ("Unknown", "PhysicalClusterUnreachable", seen)
-    assert answer.why == "the physical cluster does not answer; last known above: Open, lent under owner/half"
+    assert answer.why == "the physical cluster does not answer; last known state: Open, leased under owner/half"
     text = node_text(answer, MONDAY_NOON)
     assert "it last answered at" in text
     assert "(40s ago)" in text
@@ -300,7 +300,7 @@ def test_a_closed_node_with_a_deadline_never_says_that_what_is_lent_stays() -> N
     answer = node_explanation(asked([policy]), below(), MONDAY_NOON)
     text = node_text(answer, MONDAY_NOON)
     assert "stays" not in text
-    assert "no policy of the operator is open now, so no new pods are let in" in text
+    assert "no policy of the operator is open now, so no new pods are admitted" in text
     assert "pods that are still there are being reclaimed, by operator/night" in text
 
 

@@ -48,7 +48,7 @@ def test_a_node_that_its_owner_took_back_is_not_said_to_open() -> None:
     reclaimed = a_node("a", CLOSED)
     reclaimed["metadata"]["annotations"] = {keys.CLOSED_REASON: "Reclaimed"}
     (found,), _ = obstacles(a_pod(), [reclaimed], {}, OPENS)
-    assert found.todo.startswith("its owner took the node back with tapestry.io/reclaim=now")
+    assert found.todo.startswith("the owner reclaimed the node with tapestry.io/reclaim=now")
     assert "window" not in found.todo
 
 
