@@ -153,7 +153,8 @@ def test_the_mark_of_a_forced_unjoin_is_told() -> None:
 def test_a_local_world_is_judged_by_its_processes_and_its_disk(
     is_running: bool, free: int, unreachable: list[str], level: list[str]
 ) -> None:
-    assert levels(findings.local_world_findings(Path("w"), is_running=is_running, free=free, unreachable=unreachable)) == level
+    found = findings.local_world_findings(Path("w"), is_running=is_running, free=free, unreachable=unreachable)
+    assert levels(found) == level
 
 
 def test_the_text_ends_with_what_to_do_and_a_verdict() -> None:

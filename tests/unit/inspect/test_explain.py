@@ -282,7 +282,7 @@ def test_a_closed_policy_lends_no_nodes() -> None:
     node["metadata"]["annotations"] = {keys.POLICIES_APPLIED: "operator/night"}
     answer = policy_explanation(policy, PolicySide.OPERATOR, a_binding(), [node], "UTC", MONDAY_NOON)
     assert (answer.open, answer.nodes, answer.others, answer.leased) == (False, [], 1, {})
-    assert "lends nothing now; 1 node under it closed" in policy_text(answer, MONDAY_NOON)
+    assert "leases nothing now; 1 node under it closed" in policy_text(answer, MONDAY_NOON)
 
 
 def test_the_next_change_is_that_of_the_windows_and_not_the_deadline_of_pods() -> None:
@@ -301,7 +301,7 @@ def test_a_closed_node_with_a_deadline_never_says_that_what_is_lent_stays() -> N
     text = node_text(answer, MONDAY_NOON)
     assert "stays" not in text
     assert "no policy of the operator is open now, so no new pods are admitted" in text
-    assert "pods that are still there are being reclaimed, by operator/night" in text
+    assert "remaining pods are being reclaimed, by operator/night" in text
 
 
 def test_an_invalid_policy_tells_whether_its_last_good_spec_goes_on() -> None:

@@ -101,7 +101,7 @@ async def test_of_a_pod_that_is_gone_the_last_words_are_told() -> None:
             NODES, object_named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}}
         )
         await world.wait_until_pod_is_gone()
-    with pytest.raises(QueryError, match=r"no pod default/work any more; last told of it was Reclaimed: .*kill switch"):
+    with pytest.raises(QueryError, match=r"no pod default/work any more; its last event was Reclaimed: .*kill switch"):
         await questions(world).pod("default", "work")
     with pytest.raises(QueryError, match=r"no pod default/nobody; `tapestry pods -A`"):
         await questions(world).pod("default", "nobody")
@@ -156,7 +156,7 @@ async def test_what_is_left_of_a_pod_is_removed_where_no_syncer_does_so() -> Non
     found, _ = await repair(questions(world), "east", dry_run=True)
     assert sorted(each.resource for each in found) == ["configmaps", "pods"]
     assert not any(each.mended for each in found)
-    assert {each.remedy for each in found} == {"`tapestry repair` without --dry-run, again if there is much of it"}
+    assert {each.remedy for each in found} == {"`tapestry repair` without --dry-run, repeated if there are many"}
     assert len(await below(world)) == 3
     before = running_clock().monotonic()
     found, _ = await repair(questions(world), "east", dry_run=False)
@@ -174,17 +174,17 @@ async def test_what_only_a_syncer_can_mend_is_told_with_whether_there_is_one() -
     await world.stop()
     (finding,), _ = await repair(questions(world), "east", dry_run=False)
     assert (finding.invariant, finding.key, finding.message) == ("Twins", "default/work", "its twin is gone")
-    assert (finding.mended, finding.remedy) == (False, "the syncer of the binding, which seems to be at work")
+    assert (finding.mended, finding.remedy) == (False, "the syncer of the binding, which seems to be running")
     await asyncio.sleep(3600)
     (finding,), _ = await repair(questions(world), "east", dry_run=False)
     assert "none seems to be at work" in finding.remedy
     spec = {"holderIdentity": "me", "leaseDurationSeconds": 15, "renewTime": micro_timestamp(running_clock().now())}
     await world.virtual.create(LEASES, {**object_named("tapestry-syncer-east", keys.SYSTEM_NAMESPACE), "spec": spec})
     (finding,), _ = await repair(questions(world), "east", dry_run=False)
-    assert finding.remedy.endswith("which is at work as me")
+    assert finding.remedy.endswith("which is running as me")
     await asyncio.sleep(60)
     (finding,), _ = await repair(questions(world), "east", dry_run=False)
-    assert "but nobody holds Lease" in finding.remedy
+    assert "has no holder: see its Deployment" in finding.remedy
 
 
 @in_virtual_time
@@ -214,7 +214,7 @@ async def test_clusters_that_cannot_be_looked_into_are_told_of() -> None:
         await world.virtual.delete(SECRETS, object_named("west", keys.SYSTEM_NAMESPACE))
         found, (sentence,) = await repair(questions(world), None, dry_run=False)
         assert found == []
-        assert sentence.startswith("west was not looked at: ")
+        assert sentence.startswith("west was not checked: ")
         binding = await world.virtual.get(CLUSTER_BINDINGS, "east")
         assert uid_of(binding)
         await world.virtual.patch(CLUSTER_BINDINGS, binding, {"metadata": {"finalizers": ["x/y"]}})

@@ -47,11 +47,11 @@ def test_an_explanation_says_where_why_and_what_to_do() -> None:
     assert text.splitlines() == [
         "Pod shop/web: Waiting (UnschedulableBelow)",
         "  Insufficient cpu",
-        "  if that lasts it fails at 2026-03-02T12:04:00Z (in 4m0s), unless its syncer was told otherwise",
+        "  if this persists it fails at 2026-03-02T12:04:00Z (in 4m0s), with the default syncer settings",
         "  node vnode-e1-n1, which is n1 of ClusterBinding east",
         "  twin leased/web-1: Pending",
-        "  what to do: wait",
-        "  the physical cluster was not looked into: no answer",
+        "  advice: wait",
+        "  the physical cluster was not read: no answer",
     ]
 
 
@@ -62,7 +62,7 @@ def test_what_bars_a_pod_is_a_table_with_what_to_do_about_each() -> None:
     assert lines[-1].split("   ") == ["taint tapestry.io/vnode:NoSchedule", "2 of 2", "add it"]
     assert "what to do" not in "".join(lines)
     free = pod_text(an_answer(pod, nodes=2, free_nodes=1), NOW)
-    assert "let it onto 1 of 2 virtual nodes: its scheduler has yet to choose one, or said why not" in free
+    assert "admit it to 1 of 2 virtual nodes: its scheduler has not chosen one yet" in free
 
 
 def a_finding(**fields: object) -> RepairResult:
@@ -71,10 +71,10 @@ def a_finding(**fields: object) -> RepairResult:
 
 
 def test_findings_are_shown_with_what_became_of_them_and_each_remedy_once() -> None:
-    left = a_finding(mended=False, remedy="the syncer of the binding, which is at work as me")
+    left = a_finding(mended=False, remedy="the syncer of the binding, which is running as me")
     _, mended, _, _, _, remedy = repairs_table([a_finding(), left, left]).splitlines()
     cells = [cell.strip() for cell in mended.split("   ") if cell.strip()]
     assert cells == ["east", "Orphans", "physical", "pods leased/web-1", "yes", "it is nobody's"]
-    assert remedy == "east: mended by the syncer of the binding, which is at work as me"
+    assert remedy == "east: fixed by the syncer of the binding, which is running as me"
     assert repairs_table([left], wide=True).endswith("as me")
-    assert repairs_table([]) == "everything is as it should be"
+    assert repairs_table([]) == "no inconsistencies were found"

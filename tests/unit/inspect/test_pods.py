@@ -179,7 +179,7 @@ def test_keys_that_are_not_copied_and_names_that_need_dns_are_noted() -> None:
     spec = structs.replace(a_binding().spec, service_namespaces=("shop",))
     place = PlacedPod(a_pod(MAPPED), NODE, replace(a_binding(), spec=spec))
     [note] = pod_explanation(place, TwinLookup(), [NODE], {}, None).notes
-    assert "headless and later ones need DNS" in note
+    assert "headless and later Services need DNS" in note
 
 
 def test_a_pod_without_a_node_is_told_what_bars_it() -> None:

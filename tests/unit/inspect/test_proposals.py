@@ -108,10 +108,10 @@ def test_the_owner_has_the_last_word_in_a_plan_too() -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"kind": "Pod"}, "f: cloud.tencent.com/v1beta1 ResourceLeasingPolicy was expected, found"),
+        ({"kind": "Pod"}, "f: expected cloud.tencent.com/v1beta1 ResourceLeasingPolicy, found"),
         ({"spec": None}, "f: spec: is missing"),
         ({"spec": {}}, "f: spec.cluster: is required"),
-        ({"spec": {"cluster": "east", "timeWindow": []}}, "f: spec.timeWindow: there is no such field"),
+        ({"spec": {"cluster": "east", "timeWindow": []}}, "f: spec.timeWindow: unknown field"),
         (
             {"spec": {"cluster": "e", "timeWindows": [{"from": "1"}]}},
             r"f: spec.timeWindows\[0\].from: there is no",
@@ -128,5 +128,5 @@ def test_what_is_wrong_with_a_file_is_named(change: dict[str, Any], complaint: s
 
 
 def test_a_file_has_one_policy() -> None:
-    with pytest.raises(ValueError, match="one ResourceLeasingPolicy was expected, found 0 objects"):
+    with pytest.raises(ValueError, match="expected one ResourceLeasingPolicy, found 0 objects"):
         proposed_policy([], "f")

@@ -105,7 +105,7 @@ def test_a_wide_table_has_more_columns() -> None:
 def test_where_there_is_nothing_a_sentence_says_so() -> None:
     assert "tapestry join" in bindings_table([], NOW)
     assert "tapestry status" in nodes_table([], NOW)
-    assert policies_table([], NOW) == "there is no policy, so nothing is lent"
+    assert policies_table([], NOW) == "there is no policy, so nothing is leased"
 
 
 def a_listed_policy(**fields: object) -> PolicyStatus:
@@ -141,8 +141,7 @@ def test_an_explanation_shows_the_arithmetic_the_policies_and_the_end() -> None:
         "Node vnode-e1-n1: Open (Leased)",
         "  because",
         "  physical node n1 of ClusterBinding east",
-        "  closes at 2026-03-02T13:00:00Z (in 1h); "
-        "then pods that are there are reclaimed at 2026-03-02T14:00:00Z (in 2h)",
+        "  closes at 2026-03-02T13:00:00Z (in 1h); then remaining pods are reclaimed at 2026-03-02T14:00:00Z (in 2h)",
         "",
         "RESOURCE   ALLOCATABLE   FOREIGN   IDLE   LEASED   USED   DECIDED-BY",
         "gpu        3             0         3      1        0      owner/half: 50% of idle; 500m floored",
@@ -154,9 +153,9 @@ def test_an_explanation_shows_the_arithmetic_the_policies_and_the_end() -> None:
 
 def test_an_explanation_from_above_alone_says_so_and_shows_no_arithmetic() -> None:
     text = node_text(an_answer(resources=(ResourceExplanation("cpu", "2", "1"),), unseen="no answer"), NOW)
-    assert "the physical cluster was not looked into: no answer" in text
+    assert "the physical cluster was not read: no answer" in text
     assert "RESOURCE   LEASED   USED" in text
-    assert "no end is in sight" not in text
+    assert "no end is scheduled" not in text
 
 
 def test_an_explanation_of_a_node_without_a_virtual_one_is_of_the_physical_one() -> None:
@@ -165,7 +164,7 @@ def test_an_explanation_of_a_node_without_a_virtual_one_is_of_the_physical_one()
 
 
 def test_a_syncer_that_is_behind_is_asked_for() -> None:
-    assert "other amounts of cpu; is its syncer at work?" in node_text(an_answer(behind=("cpu",)), NOW)
+    assert "other amounts of cpu; is its syncer running?" in node_text(an_answer(behind=("cpu",)), NOW)
 
 
 def a_policy(**fields: object) -> PolicyExplanation:
@@ -177,15 +176,15 @@ def a_policy(**fields: object) -> PolicyExplanation:
 def test_a_policy_for_nobody_says_which_name_nobody_has() -> None:
     text = policy_text(a_policy(cluster="est", terms="pods finish"), NOW)
     assert "no ClusterBinding has the name or clusterID est" in text
-    assert "lends nothing now" in text
+    assert "leases nothing now" in text
 
 
 def test_an_invalid_policy_says_what_counts_instead() -> None:
     held = policy_text(a_policy(complaint="bad", uses_last_good=True), NOW)
-    assert "bad; its last good spec goes on" in held
+    assert "bad; its last good spec stays in effect" in held
     assert "of each node: all that is idle" in held
     never_good = policy_text(a_policy(complaint="bad", uses_last_good=False), NOW)
-    assert "bad; it offers nothing" in never_good
+    assert "bad; it leases nothing" in never_good
     assert "of each node:" not in never_good
 
 
@@ -247,8 +246,8 @@ def test_when_a_cluster_was_seen_is_exact_or_said_to_be_vague() -> None:
 def test_pods_of_a_closed_node_may_finish_or_are_reclaimed_but_not_both() -> None:
     closed = {"state": "Closed", "reason": "OutOfTimeWindows", "resources": (ROW,)}
     forced = node_text(an_answer(**closed, deadline=NOW - timedelta(seconds=3), terms_by="owner/half"), NOW)
-    assert "pods that are still there are being reclaimed, by owner/half" in forced
+    assert "remaining pods are being reclaimed, by owner/half" in forced
     assert forced.count("reclaimed") == 1
     assert "stays" not in forced
     kind = node_text(an_answer(**closed), NOW)
-    assert "pods that are there may finish" in kind
+    assert "running pods may finish" in kind

@@ -147,7 +147,7 @@ def test_where_nobody_measures_requests_are_shown_and_a_sentence_says_why() -> N
         await world.run("large", "vnode-e1-n1", cpu="2")
         found = await world.top()
         (sentence,) = found.missing_usage_messages()
-        assert sentence.startswith("what pods of east use is not shown: it has no metrics API")
+        assert sentence.startswith("the usage of the pods of east is not shown: it has no metrics API")
         pods = sorted_loads(found.pods(None), "cpu")
         assert [(each.name, each.used) for each in pods] == [("large", None), ("small", None)]
         assert "small  vnode-e1-n1  -/1  -/0" in loads_table(pods)
@@ -231,7 +231,7 @@ def test_a_wide_table_has_shares_and_what_else_is_requested() -> None:
 
 
 def test_nothing_lent_is_said_in_words() -> None:
-    assert "nothing is lent" in loads_table([])
+    assert "nothing is leased" in loads_table([])
 
 
 def test_a_kubelet_tells_what_its_pods_use() -> None:
