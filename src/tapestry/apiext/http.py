@@ -63,10 +63,8 @@ class ApiExtHandler:
         with nullcontext() if request.path == PUBLIC_PATH else self._caller_scope(request, is_shared=is_shared):
             content_type = request.headers.get(hdrs.CONTENT_TYPE, "")
             path = request.path.removeprefix(ROOT) if request.path.startswith(f"{ROOT}/") else request.path
-            rest_request = RestRequest(
-                request.method, path, dict(request.query), content_type, await read_body(request)
-            )
-            return await self._rest_api.handle(rest_request, self._transport)
+            call = RestRequest(request.method, path, dict(request.query), content_type, await read_body(request))
+            return await self._rest_api.handle(call, self._transport)
 
     def _caller_scope(self, request: web.Request, *, is_shared: bool) -> AbstractContextManager[None]:
         """Return the scope with the caller's credentials; `is_shared` means the page's origin is allowed."""
@@ -75,9 +73,7 @@ class ApiExtHandler:
             for name in ("origin", "sec-fetch-site") if is_shared else ():
                 headers.pop(name, None)
             if authenticate_localhost(Credentials(peer=request.remote or "", headers=headers)) is None:
-                raise Unauthorized(
-                    401, "Unauthorized", "only clients on this machine may call, with localhost as host name"
-                )
+                raise Unauthorized(401, "Unauthorized", "only this machine may call, with localhost as the host name")
             return nullcontext()
         given = request.headers.get(hdrs.AUTHORIZATION, "")
         if not given.lower().startswith("bearer "):

@@ -162,12 +162,9 @@ def sorted_candidates(candidates: Sequence[Candidate], keys: Sequence[SortKey]) 
     """Sort by the first key, then by the others; objects without the field are last in both directions."""
     found = list(candidates)
     for each in reversed(keys):
-        with_value = [one for one in found if one.value(each.field) is not None]
-        without_value = [one for one in found if one.value(each.field) is None]
-        found = (
-            sorted(with_value, key=lambda one: sort_rank(one.value(each.field)), reverse=each.descending)
-            + without_value
-        )
+        present = [one for one in found if one.value(each.field) is not None]
+        absent = [one for one in found if one.value(each.field) is None]
+        found = sorted(present, key=lambda one: sort_rank(one.value(each.field)), reverse=each.descending) + absent
     return found
 
 

@@ -179,10 +179,8 @@ async def create_object(rest_request: RestRequest, resource: Resource, api: Tran
 async def delete_object(rest_request: RestRequest, resource: Resource, name: str, api: Transport) -> RestResponse:
     namespace = object_namespace(rest_request, resource)
     found = await send_request(Request("DELETE", resource_path(resource, namespace, name)), api)
-    is_deleting = found.get("kind") != "Status" and "deletionTimestamp" in found["metadata"]
-    return json_response(
-        202 if is_deleting else 200, {"name": name, "namespace": namespace, "deleted": not is_deleting}
-    )
+    pending = found.get("kind") != "Status" and "deletionTimestamp" in found["metadata"]
+    return json_response(202 if pending else 200, {"name": name, "namespace": namespace, "deleted": not pending})
 
 
 async def send_request(request: Request, api: Transport) -> Object:

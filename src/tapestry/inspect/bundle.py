@@ -86,9 +86,7 @@ class Collector:
             *((each, SYSTEM_NAMESPACE) for each in (DEPLOYMENTS, LEASES, CONFIGMAPS, SECRETS)),
         ):
             file = f"virtual/{resource.plural}.yaml"
-            await self.run_step(
-                f"{resource.plural} of the virtual cluster", self.collect_objects(client, resource, namespace, file)
-            )
+            await self.run_step(f"virtual {resource.plural}", self.collect_objects(client, resource, namespace, file))
         for pod in objects.get("virtual/pods.yaml", ()):
             if pod["metadata"].get("namespace") == SYSTEM_NAMESPACE:
                 await self.run_step(f"logs of pod {name_of(pod)}", self.collect_logs(client, pod))
@@ -169,9 +167,7 @@ def bundle_files(collected: CollectedData, versions: Mapping[str, str], now: dat
             files[name] = content
         else:
             free_bytes += len(content)
-            missing.append(
-                MissingItem(what=name, why=f"the limit of {MAX_BUNDLE_BYTES >> 20} MiB for all files is reached")
-            )
+            missing.append(MissingItem(what=name, why=f"the limit of {MAX_BUNDLE_BYTES >> 20} MiB is reached"))
     manifest = {
         "collected": timestamp(now),
         "versions": versions,

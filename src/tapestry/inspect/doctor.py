@@ -54,9 +54,7 @@ class Doctor:
                 yield each
             missing = [each.name for each in (CLUSTER_BINDINGS, POLICIES) if not await is_served(self.client, each)]
         except KubeError as error:
-            advice = (
-                "check that it is running and that the kubeconfig is right; --kubeconfig and --context select another"
-            )
+            advice = "check that it is running and the kubeconfig is right; --kubeconfig and --context select another"
             yield Finding("API server", "wrong", " ".join(str(error).split()), advice)
             return
         if missing:
@@ -75,11 +73,8 @@ class Doctor:
         response = await send_request(self.client, Request("GET", "/version"))
         version = msgspec.json.decode(response.body).get("gitVersion", "an unknown version")
         date = response.headers.get("date")
-        server_time = parsedate_to_datetime(date).astimezone(UTC) if date else None
-        return [
-            Finding("API server", "ok", f"responds, version {version}"),
-            *findings.clock_findings(server_time, self.now()),
-        ]
+        time = parsedate_to_datetime(date).astimezone(UTC) if date else None
+        return [Finding("API server", "ok", f"version {version}"), *findings.clock_findings(time, self.now())]
 
     async def manager(self) -> Iterable[Finding]:
         found = findings.manager_finding(await self.find_object(DEPLOYMENTS, INSTALL_NAME))
@@ -118,6 +113,4 @@ async def run_check(check: Callable[[], Coroutine[Any, Any, Iterable[Finding]]])
     try:
         return list(await check())
     except Forbidden as error:
-        return [
-            Finding(about, "warning", f"could not be checked: {error.message}", "use an account with more permissions")
-        ]
+        return [Finding(about, "warning", f"could not be checked: {error.message}", "use another account")]

@@ -42,9 +42,7 @@ def clock_findings(server_time: datetime | None, local_time: datetime) -> Iterat
     level: Level = "wrong" if difference > CLOCK_SKEW_ERROR else "warning" if difference > CLOCK_SKEW_WARNING else "ok"
     text = f"the server's clock differs by {duration_text(difference)}"
     advice = "synchronize both clocks with NTP: windows, leases and tokens depend on them"
-    yield Finding(
-        "clock", level, text if level != "ok" else "agrees with the server's", advice if level != "ok" else ""
-    )
+    yield Finding("clock", level, text if level != "ok" else "synchronized", advice if level != "ok" else "")
 
 
 def leader_finding(about: str, lease: Object | None, now: datetime, advice: str) -> Finding:
@@ -58,7 +56,7 @@ def leader_finding(about: str, lease: Object | None, now: datetime, advice: str)
     age = now - parse_time(renewed)
     if age > duration:
         return Finding(
-            about, "wrong", f"leader {spec['holderIdentity']} last renewed its lease {duration_text(age)} ago", advice
+            about, "wrong", f"leader {spec['holderIdentity']} was last seen {duration_text(age)} ago", advice
         )
     return Finding(about, "ok", f"leader is {spec['holderIdentity']}")
 
@@ -77,9 +75,7 @@ def binding_findings(found: Sequence[BindingStatus], silent: Collection[str], no
         if each.name in silent or is_unreachable(each, now):
             ago = f"{duration_text(now - each.last_seen)} ago" if each.last_seen else "never, as far as known"
             problem = "its cluster does not answer" if each.name in silent else "its syncer cannot reach its cluster"
-            yield Finding(
-                about, "wrong", f"{problem}; it last answered {ago}", "check that it is running and reachable"
-            )
+            yield Finding(about, "wrong", f"{problem}; it last answered {ago}", "check that it runs and is reachable")
         elif not each.troubles:
             amounts = plural_text(each.nodes, "node"), plural_text(each.pods, "pod")
             yield Finding(about, "ok", ", ".join(filter(None, (each.phase or "Pending", each.leasing, *amounts))))
@@ -144,9 +140,7 @@ def manager_finding(found: Object | None) -> Finding:
     """Check the manager's Deployment, if it runs in this cluster."""
     if found is None:
         text = "is not installed in this cluster"
-        return Finding(
-            "manager", "warning", text, "if it does not run elsewhere, `tapestry manifests` prints what to install"
-        )
+        return Finding("manager", "warning", text, "unless it runs elsewhere, install it: see `tapestry manifests`")
     available, replicas = value_at(found, "status", "availableReplicas", default=0), found["spec"].get("replicas", 1)
     if available:
         return Finding("manager", "ok", f"{available} of {replicas} replicas are available")
@@ -161,10 +155,7 @@ def local_world_findings(folder: Path, *, is_running: bool, free: int, unreachab
         for name in unreachable:
             log = folder / name / "log"
             yield Finding(
-                f"world, {name}",
-                "wrong",
-                "does not answer",
-                f"its log is {log}; run `tapestry down`, then `tapestry up`",
+                f"world, {name}", "wrong", "does not answer", f"its log is {log}; restart: `tapestry down`, then up"
             )
     else:
         yield Finding("world", "warning", f"the world in {folder} is not running", "`tapestry up` starts it")

@@ -63,15 +63,9 @@ class UsageReader:
 
     async def usage_by_binding(self, snapshot: VirtualSnapshot, bindings: Iterable[Object]) -> dict[str, BindingUsage]:
         """Return the usage of each of `bindings`, by UID."""
-        virtual_usage, found = (
-            await self.virtual_usage(),
-            [(obj, binding_of(obj, snapshot.identity)) for obj in bindings],
-        )
+        known, found = await self.virtual_usage(), [(obj, binding_of(obj, snapshot.identity)) for obj in bindings]
         async with asyncio.TaskGroup() as group:
-            tasks = {
-                each.uid: group.create_task(self.binding_usage(snapshot, obj, each, virtual_usage))
-                for obj, each in found
-            }
+            tasks = {each.uid: group.create_task(self.binding_usage(snapshot, obj, each, known)) for obj, each in found}
         return {uid: task.result() for uid, task in tasks.items()}
 
     async def virtual_usage(self) -> UsageByPod:

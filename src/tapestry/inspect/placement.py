@@ -63,16 +63,9 @@ def obstacles_on(
         if not is_tolerated(taint, tolerations):
             yield f"taint {taint_text(taint)}", taint_advice(taint, node, next_opening)
     if not is_selected(pod, node):
-        yield (
-            "nodeSelector or nodeAffinity of the pod",
-            "virtual nodes have the labels of their physical nodes; change the selector",
-        )
-    allocatable = ResourceList.parse(value_at(node, "status", "allocatable"))
-    missing = [
-        each
-        for each, requested in effective_requests(pod).items()
-        if requested and allocatable[each] - used[each] < requested
-    ]
+        yield "nodeSelector or nodeAffinity of the pod", "virtual nodes have the labels of physical ones; use those"
+    total = ResourceList.parse(value_at(node, "status", "allocatable"))
+    missing = [each for each, need in effective_requests(pod).items() if need and total[each] - used[each] < need]
     if missing:
         yield f"too little {', '.join(sorted(missing))}", "`tapestry nodes` shows leased and used amounts; request less"
 

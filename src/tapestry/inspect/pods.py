@@ -185,10 +185,8 @@ def bound_pod_diagnosis(pod: Object, binding: Binding) -> PodDiagnosis:
         return mapped_pod_diagnosis(pod)
     if is_excluded(pod, binding):
         if namespace_of(pod) in SYSTEM_NAMESPACES:
-            return PodDiagnosis(
-                "Waiting", "SystemNamespace", "pods of system namespaces do not run in physical clusters"
-            )
-        return PodDiagnosis("Waiting", "DaemonSet", "pods of DaemonSets do not run in physical clusters by default")
+            return PodDiagnosis("Waiting", "SystemNamespace", "pods of system namespaces do not get twins")
+        return PodDiagnosis("Waiting", "DaemonSet", "pods of DaemonSets do not get twins by default")
     for condition in (accepted, mapped):
         if condition.get("status") == "False":
             return PodDiagnosis("Waiting", condition.get("reason", ""), condition.get("message", ""))
@@ -204,9 +202,7 @@ def mapped_pod_diagnosis(pod: Object) -> PodDiagnosis:
     if scheduled.get("reason") == GATED_BELOW:
         return PodDiagnosis("Waiting", GATED_BELOW, scheduled.get("message") or "")
     if scheduled.get("status") == "False":
-        return PodDiagnosis(
-            "Waiting", "UnschedulableBelow", scheduled.get("message") or "it was not scheduled in the physical cluster"
-        )
+        return PodDiagnosis("Waiting", "UnschedulableBelow", scheduled.get("message") or "its twin is not scheduled")
     for field in CONTAINER_LISTS:
         for each in value_at(pod, "status", field, default=[]):
             if waiting := value_at(each, "state", "waiting"):
@@ -286,9 +282,7 @@ def pod_notes(placed_pod: PlacedPod) -> tuple[str, ...]:
         found.append(uncopied_message(uncopied))
     spec = placed_pod.binding.spec
     if namespace_of(placed_pod.pod) in spec.service_namespaces and not spec.virtual_endpoints.dns:
-        found.append(
-            "it has the addresses of Services that existed when it was created; headless and later Services need DNS"
-        )
+        found.append("it knows only Services with an address at its creation; headless and later Services need DNS")
     return tuple(found)
 
 

@@ -117,10 +117,8 @@ class NodePair:
             return running, terms.deadline
         if lease.excess is None:
             return (), None
-        amounts, excess_terms = lease.excess
-        return (
-            (excess_pods(running, amounts), excess_terms.deadline) if excess_terms.deadline is not None else ((), None)
-        )
+        amounts, terms = lease.excess
+        return (excess_pods(running, amounts), terms.deadline) if terms.deadline is not None else ((), None)
 
 
 def policy_plan(
@@ -184,13 +182,9 @@ def node_pairs(binding: Binding, cluster: PhysicalSnapshot, snapshot: VirtualSna
             foreign.setdefault(value_at(pod, "spec", "nodeName", default=""), []).append(pod)
     found = []
     for node in sorted((node for node in cluster.nodes if not is_deleting(node)), key=name_of):
-        virtual_node = virtual.get(name_of(node))
-        virtual_pods = (
-            [pod for pod in snapshot.pods[name_of(virtual_node)] if occupies_node(pod)]
-            if virtual_node is not None
-            else []
-        )
-        found.append(NodePair(node, virtual_node, foreign.get(name_of(node), ()), virtual_pods))
+        vnode = virtual.get(name_of(node))
+        pods = [pod for pod in snapshot.pods[name_of(vnode)] if occupies_node(pod)] if vnode is not None else []
+        found.append(NodePair(node, vnode, foreign.get(name_of(node), ()), pods))
     return found
 
 

@@ -91,11 +91,8 @@ class Queries:
         objects = {uid_of(each): each for each in facts.bindings}
         found = []
         for policy in facts.policies:
-            binding_of_policy = binding_for_policy(facts, policy)
-            obj, zone = (
-                objects[binding_of_policy.uid] if binding_of_policy else None,
-                self.time_zone_of(facts, binding_of_policy),
-            )
+            target = binding_for_policy(facts, policy)
+            obj, zone = objects[target.uid] if target else None, self.time_zone_of(facts, target)
             found.append(policy_status(policy, PolicySide.OPERATOR, None, obj, zone, self.now))
         owners, unread = await self.owner_policies_by_binding(facts)
         for binding, policy in owners:
@@ -211,14 +208,12 @@ class Queries:
         """
         facts = await read_virtual_cluster(self.client)
         owners, _ = await self.owner_policies_by_binding(facts) if side is not PolicySide.OPERATOR else ([], [])
-        operator_policies = {name_of(each): each for each in facts.policies}
-        owner_policies = {name_of(each): each for _, each in owners}
+        operated = {name_of(each): each for each in facts.policies}
+        owned = {name_of(each): each for _, each in owners}
         name = name_of(policy)
         if side is None:
-            side = PolicySide.OWNER if name in owner_policies and name not in operator_policies else PolicySide.OPERATOR
-        proposal = Proposal(
-            policy, (operator_policies if side is PolicySide.OPERATOR else owner_policies).get(name), side
-        )
+            side = PolicySide.OWNER if name in owned and name not in operated else PolicySide.OPERATOR
+        proposal = Proposal(policy, (operated if side is PolicySide.OPERATOR else owned).get(name), side)
         bindings = [(obj, binding_of(obj, facts.identity)) for obj in facts.bindings]
         affected = [(obj, each) for obj, each in bindings if proposal.affects(each)]
         if not affected:
@@ -234,9 +229,7 @@ class Queries:
             async with physical_client(self.client, obj, self.connect) as client:
                 cluster = await read_physical_cluster(client, obj)
         except ClusterUnreadable as error:
-            raise ClusterUnreadable(
-                f"the idle resources of the cluster of {name_of(obj)} are unknown: {error}"
-            ) from error
+            raise ClusterUnreadable(f"idle resources of the cluster of {name_of(obj)} are unknown: {error}") from error
         return policy_plan(proposal, binding, cluster, snapshot, self.time_zone_of(snapshot, binding), self.now)
 
     # -- pods

@@ -73,9 +73,7 @@ class BindingRepairer:
     dry_run: bool = False
 
     async def repair_binding(self, obj: Object, identity: str) -> list[RepairResult]:
-        """Check and repair one binding; `identity` is the kube-system UID of the virtual cluster.  Raises
-        ClusterUnreadable.
-        """
+        """Check and repair one binding; `identity` is the kube-system UID of the virtual cluster."""
         if is_deleting(obj):
             raise ClusterUnreadable("it is being deleted, and its syncer cleans up")
         binding = binding_of(obj, identity)

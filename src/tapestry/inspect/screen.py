@@ -86,10 +86,8 @@ def wrapped_lines(line: str, width: int) -> Iterator[str]:
 
 def title_line(state: WorldState) -> RenderableType:
     ready = sum(each.ready for each in state.nodes)
-    summary = (
-        f"{plural_text(len(state.bindings), 'cluster')} and {ready} of {plural_text(len(state.nodes), 'node')} ready"
-    )
-    return Text.assemble(("Tapestry", "bold"), f"  {summary}  ", (f"{state.now:%H:%M}", "dim"), no_wrap=True)
+    text = f"{plural_text(len(state.bindings), 'cluster')} and {ready} of {plural_text(len(state.nodes), 'node')} ready"
+    return Text.assemble(("Tapestry", "bold"), f"  {text}  ", (f"{state.now:%H:%M}", "dim"), no_wrap=True)
 
 
 # -- lists

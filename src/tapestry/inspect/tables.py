@@ -225,10 +225,8 @@ def pods_table(found: Sequence[PodStatus], now: datetime, *, wide: bool = False)
     if wide:
         return table([*header, *more, "WHY"], rows)
     # With a single namespace, it is the one that the user selected.
-    single_namespace = len({each.namespace for each in found}) == 1
-    return fitted_table(
-        [*header, "WHY"], rows, (*(("NAMESPACE",) if single_namespace else ()), "NODE"), truncated_column="WHY"
-    )
+    same = len({each.namespace for each in found}) == 1
+    return fitted_table([*header, "WHY"], rows, (*(("NAMESPACE",) if same else ()), "NODE"), truncated_column="WHY")
 
 
 def reason_text(reason: str, why: str) -> str:
@@ -374,11 +372,7 @@ def policy_text(explanation: PolicyExplanation, now: datetime) -> str:
     since = f" since {time_text(explanation.since, now)}" if explanation.since else ""
     lines = [f"Policy {explanation.policy}: {state}{since}"]
     if explanation.complaint:
-        effect = (
-            "its last good spec stays in effect"
-            if explanation.uses_last_good
-            else "it leases nothing and reclaims nothing"
-        )
+        effect = "its last good spec stays in effect" if explanation.uses_last_good else "it has no effect"
         lines.append(f"  invalid: {explanation.complaint}; {effect}")
     lines.append(
         f"  for ClusterBinding {explanation.binding}"

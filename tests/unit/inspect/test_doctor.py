@@ -64,7 +64,7 @@ def test_a_server_that_does_not_tell_the_time_is_not_judged_by_it() -> None:
         (None, "wrong", "has never had a leader"),
         ({"spec": {}}, "wrong", "has no leader now"),
         (a_lease(MINUTE, holder=""), "wrong", "has no leader now"),
-        (a_lease(MINUTE), "wrong", "leader somebody last renewed its lease 1m0s ago"),
+        (a_lease(MINUTE), "wrong", "leader somebody was last seen 1m0s ago"),
         (a_lease(MINUTE / 10), "ok", "leader is somebody"),
     ],
 )

@@ -273,7 +273,7 @@ def test_that_a_cluster_is_silent_is_known_in_less_than_two_seconds() -> None:
 def test_what_a_policy_would_lend_is_not_told_of_a_silent_cluster() -> None:
     async def scenario(world: World) -> None:
         await world.bind()
-        with pytest.raises(ClusterUnreadable, match="the idle resources of the cluster of east are unknown: no answer"):
+        with pytest.raises(ClusterUnreadable, match="idle resources of the cluster of east are unknown: no answer"):
             await frozen(world).plan(
                 with_type_meta(POLICIES, {**object_named("new"), "spec": {"cluster": "east"}}), None
             )

@@ -184,7 +184,7 @@ def test_an_invalid_policy_says_what_counts_instead() -> None:
     assert "bad; its last good spec stays in effect" in held
     assert "of each node: all that is idle" in held
     never_good = policy_text(a_policy(complaint="bad", uses_last_good=False), NOW)
-    assert "bad; it leases nothing" in never_good
+    assert "bad; it has no effect" in never_good
     assert "of each node:" not in never_good
 
 

@@ -131,14 +131,10 @@ def yaml_text(value: Any) -> str:
 def description(obj: Object, events: Sequence[Object]) -> str:
     """Return a readable description: identity, fields, conditions and events."""
     fields = without_field(obj, "status", "conditions")
-    field_names = sorted(fields.keys() - {"apiVersion", "kind", "metadata"})
+    names = sorted(fields.keys() - {"apiVersion", "kind", "metadata"})
     sections = [
         identity_text(obj),
-        *(
-            f"{name[:1].upper()}{name[1:]}:\n{indented(yaml_text(fields[name]))}"
-            for name in field_names
-            if fields[name]
-        ),
+        *(f"{name[:1].upper()}{name[1:]}:\n{indented(yaml_text(fields[name]))}" for name in names if fields[name]),
     ]
     if conditions := value_at(obj, "status", "conditions"):
         rows = [[each.get(field) for field in ("type", "status", "reason", "message")] for each in conditions]
