@@ -36,7 +36,7 @@ def test_a_cluster_is_added_to_a_world_and_starts_and_ends_with_it(tmp_path: Pat
         assert "'Third' is not allowed" in tapestry("add", "Third", "--data", folder, code=1)
     with up(folder):
         assert tapestry(*nodes).splitlines() == ["node/third-1", "node/third-2", "node/third-3"]
-        assert "it belongs to the world" in tapestry("remove", "cluster-1", "--data", folder, code=1)
+        assert "it is part of the world" in tapestry("remove", "cluster-1", "--data", folder, code=1)
         assert "there is no cluster fourth" in tapestry("remove", "fourth", "--data", folder, code=1)
         assert "third removed" in tapestry("remove", "third", "--data", folder)
         assert not (folder / "third").exists()

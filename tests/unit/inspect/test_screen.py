@@ -157,10 +157,10 @@ def test_nodes_that_are_not_as_they_should_be_come_first() -> None:
 def test_what_is_wrong_and_what_happened_are_told() -> None:
     seen = rows(
         WorldState([a_binding("east", troubles=1)], [], {}, [], NOW),
-        prompt=Footer(LINES, ["18:29:01 cluster-1 was ended by SIGKILL; it is started again"]),
+        prompt=Footer(LINES, ["18:29:01 cluster-1 was killed by SIGKILL; restarting"]),
     )
     assert "it is broken in 0 ways" in "\n".join(seen)
-    assert "! 18:29:01 cluster-1 was ended by SIGKILL" in "\n".join(seen)
+    assert "! 18:29:01 cluster-1 was killed by SIGKILL" in "\n".join(seen)
 
 
 def test_what_does_not_fit_is_counted() -> None:

@@ -41,9 +41,9 @@ def test_what_gets_nowhere_in_the_end_does_not_go_on_for_ever() -> None:
 @pytest.mark.parametrize(
     ("code", "log", "text"),
     [
-        (137, "a\nb\n", "was ended by SIGKILL"),
-        (1, "a\nError: the port is taken\n", "ended with 1: Error: the port is taken"),
-        (0, "", "ended with 0"),
+        (137, "a\nb\n", "was killed by SIGKILL"),
+        (1, "a\nError: the port is taken\n", "exited with 1: Error: the port is taken"),
+        (0, "", "exited with 0"),
     ],
 )
 def test_an_end_is_told_by_its_signal_or_by_last_words(code: int, log: str, text: str) -> None:
@@ -53,10 +53,10 @@ def test_an_end_is_told_by_its_signal_or_by_last_words(code: int, log: str, text
 def test_on_a_full_disk_there_are_no_last_words_to_believe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     member = ClusterProcess(tmp_path, ())
     member.log.write_text("all is well\n")
-    assert exit_text(1, member.log_tail()) == "ended with 1: all is well"
+    assert exit_text(1, member.log_tail()) == "exited with 1: all is well"
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
-    assert exit_text(1, member.log_tail()) == f"ended with 1: no space is left on the disk of {tmp_path}; make room"
+    assert exit_text(1, member.log_tail()) == f"exited with 1: no space is left on the disk of {tmp_path}; free some"
 
 
 @given(st.text(min_size=1, max_size=80).filter(lambda name: "/" not in name and "\0" not in name))

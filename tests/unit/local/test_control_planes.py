@@ -17,6 +17,6 @@ def test_a_cluster_keeps_its_port_and_its_token(tmp_path: Path) -> None:
 def test_what_was_kept_and_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
     file = tmp_path / GENERATED_FILE
     file.write_text(text)
-    with pytest.raises(ValueError, match="delete it to have another port and token") as raised:
+    with pytest.raises(ValueError, match="delete it to generate a new port and token") as raised:
         api_server_config(tmp_path)
     assert str(raised.value).startswith(f"{file} cannot be read (")

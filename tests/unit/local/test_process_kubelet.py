@@ -249,7 +249,7 @@ async def test_a_stranger_is_refused_in_words_and_waits(strict: World) -> None:
     pod = await strict.wait_for_pod("p", lambda pod: bool(container_of(pod)))
     waiting = container_of(pod)["state"]["waiting"]
     assert (phase(pod), waiting["reason"]) == ("Pending", "Refused")
-    assert waiting["message"] == "pods of the namespace default are not run as processes"
+    assert waiting["message"] == "pods of the namespace default may not run as processes"
     await strict.client.delete(PODS, pod)
     await strict.wait_until_gone("p")
 
