@@ -92,9 +92,7 @@ def check(folder: Path, repair: bool) -> None:
     )
 )
 @FOLDER_OPTION
-@click.option(
-    "--output", "-o", type=click.Path(path_type=Path, file_okay=False), help="Folder for one file per object."
-)
+@click.option("--output", "-o", type=click.Path(path_type=Path, file_okay=False), help="Output folder for YAML files.")
 @click.option("--full", is_flag=True, help="Include status and the fields that the server sets.")
 @click.argument("resources", nargs=-1)
 def export(folder: Path, output: Path | None, full: bool, resources: tuple[str, ...]) -> None:

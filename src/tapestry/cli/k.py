@@ -142,11 +142,8 @@ class ObjectPrinter:
 
     async def print_objects(self, targets: list[Target]) -> None:
         if not self.is_table:
-            found = [
-                obj
-                for target in targets
-                for obj in await views.fetch_objects(self.kubectl.client, target, self.options)
-            ]
+            client = self.kubectl.client
+            found = [obj for target in targets for obj in await views.fetch_objects(client, target, self.options)]
             single = len(targets) == 1 and len(targets[0].names) == 1
             if text := views.objects_text(found, self.output, single=single):
                 click.echo(text)
@@ -209,10 +206,7 @@ def requests_callback(_: click.Context, __: click.Parameter, text: str) -> manif
 
 
 REQUESTS_OPTION = click.option(
-    "--requests",
-    default="",
-    callback=requests_callback,
-    help="Resource requests per pod, such as cpu=500m,memory=64Mi.",
+    "--requests", default="", callback=requests_callback, help="Requests of each pod, such as cpu=500m,memory=64Mi."
 )
 
 

@@ -87,11 +87,9 @@ class PodLauncher:
         for each in containers_of(pod):
             name, kubeconfig = each["name"], self.folder.kubeconfig(pod, each, self.server)
             address = "" if pod["spec"].get("hostNetwork") else self.address
-            container_folder = ContainerFolder(
-                self.folder.container(name), self.folder.mounts(each), address, kubeconfig
-            )
-            self.container_folders[name] = container_folder
-            self.launches[name] = container_launch(pod, each, container_folder, sources, self.policy, self.environ)
+            folder = ContainerFolder(self.folder.container(name), self.folder.mounts(each), address, kubeconfig)
+            self.container_folders[name] = folder
+            self.launches[name] = container_launch(pod, each, folder, sources, self.policy, self.environ)
 
     def launch(self, container: Object) -> Launch:
         return self.launches[container["name"]]

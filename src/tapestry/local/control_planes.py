@@ -144,9 +144,7 @@ def kubelet_flags(folder: Path) -> dict[str, str]:
     authority = CertificateAuthority(folder / "pki")
     certificate, key = authority.client_certificate(KUBELET_CLIENT, [MASTERS])
     return {
-        "client-ca-file": str(
-            authority.certificate_file
-        ),  # published by the server, so that kubelets of virtual nodes can verify it
+        "client-ca-file": str(authority.certificate_file),  # published, so that virtual nodes' kubelets can verify it
         "kubelet-client-certificate": str(certificate),
         "kubelet-client-key": str(key),
     }

@@ -167,9 +167,7 @@ class ControlPlane:
     def launch(self, component: Component) -> None:
         """Start a component that is not running and wait until it is ready."""
         if component in self._processes or self._guard is None:
-            raise ValueError(
-                f"{component} can be launched only if the control plane is started and the component is not running"
-            )
+            raise ValueError(f"{component} can be launched only in a started control plane where it is not running")
         flags = self._programs[component].flags
         with self.log(component).open("ab") as log:
             self._processes[component] = subprocess.Popen(

@@ -207,9 +207,7 @@ def install(manager: Manager, node_type: NodeType, port: Callable[[], int]) -> I
     nodes = manager.informer(
         NODES, labels=f"{node_type.label},{NODE_TYPE}!=virtual", indexers={BY_ADDRESS: internal_ips}
     )
-    allocator = AddressAllocator(
-        addresses.NODE_NETWORK, internal_ip, lambda address: nodes.store.by(BY_ADDRESS, address)
-    )
+    allocator = AddressAllocator(addresses.NODE_NETWORK, internal_ip, lambda ip: nodes.store.by(BY_ADDRESS, ip))
     heartbeats = Heartbeats(manager.client, manager.now)
     reconciler = NodeReconciler(manager.client, manager.now, node_type, nodes, allocator, heartbeats, port)
     manager.controller(f"{node_type.runtime}-nodes", reconciler.reconcile, workers=WORKERS).watch(nodes)

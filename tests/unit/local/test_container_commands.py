@@ -35,7 +35,7 @@ from tapestry.manager.syncers import load_templates, packaged_templates, scopes,
 
 from .pods import a_pod
 
-RUNS = "container c: runs tapestry {}; only tapestry manager and tapestry syncer are run here"
+RUNS = "container c: runs tapestry {}; only tapestry manager and tapestry syncer are allowed"
 SECRET = {"name": "s", "namespace": "tapestry-system"}
 TRUST = ProcessPolicy(Path("/opt/bin/tapestry"))
 ANY = ProcessPolicy(Path("/opt/bin/tapestry"), run_pods=True)
@@ -87,8 +87,8 @@ def only_deployments() -> list[Object]:
     ("pod", "why"),
     [
         (ours(namespace="default"), "pods of the namespace default may not run as processes"),
-        (ours(command=["sh", "-c", "tapestry"]), "container c: runs sh; only tapestry itself is run here"),
-        (ours(command=["./tapestry"]), "container c: runs ./tapestry; only tapestry itself is run here"),
+        (ours(command=["sh", "-c", "tapestry"]), "container c: runs sh; only tapestry is allowed"),
+        (ours(command=["./tapestry"]), "container c: runs ./tapestry; only tapestry is allowed"),
         (ours(command=None), "container c: has no command, and images are not supported"),
         (
             ours(livenessProbe={"exec": {"command": ["cat", "/etc/shadow"]}}),
@@ -99,7 +99,7 @@ def only_deployments() -> list[Object]:
         (ours(command=["tapestry", "-h", "syncer"]), RUNS.format("-h")),
         (ours(command=["tapestry", "$(COMMAND)"]), RUNS.format("$(COMMAND)")),
         *(
-            (ours(args=args), f"container c: has the argument {word}, which tapestry syncer may not be given here")
+            (ours(args=args), f"container c: has the argument {word}, which is not allowed for tapestry syncer")
             for word, args in (
                 ("--kubeconfig", ["--kubeconfig", "/mnt/kc"]),
                 ("--kubeconfig", ["--kubeconfig=/mnt/kc"]),
@@ -121,12 +121,12 @@ def only_deployments() -> list[Object]:
         ),
         (
             ours(args=["--binding=$(X)"]),
-            "container c: has the argument --binding=$(X); variables are not put into arguments here",
+            "container c: has the argument --binding=$(X); variables in arguments are not allowed",
         ),
         *(
             (
                 ours(env=[{"name": name, "value": "/etc/app"}]),
-                f"container c: sets {name}, which is not among the variables that tapestry may be given here",
+                f"container c: sets {name}, which is not an allowed variable of tapestry",
             )
             for name in (
                 "PYTHONPATH",
@@ -148,10 +148,10 @@ def only_deployments() -> list[Object]:
                 "KUBERNETES_SERVICE_HOST",
             )
         ),
-        (ours(workingDir="/etc/app"), "container c: has a workingDir; leave it out"),
+        (ours(workingDir="/etc/app"), "container c: has a workingDir; remove it"),
         (
             ours(envFrom=[{"secretRef": {"name": "s"}}]),
-            "container c: has variables whose names are not known (envFrom)",
+            "container c: has variables with unknown names (envFrom)",
         ),
         (
             ours(lifecycle={"preStop": {"sleep": {"seconds": 1}}}),
@@ -167,7 +167,7 @@ def test_nothing_else_does(pod: Object, why: str) -> None:
 def test_init_containers_are_looked_at_too() -> None:
     pod = ours()
     pod["spec"]["initContainers"] = [{"name": "i", "image": "i", "command": ["curl"]}]
-    assert rejection_reason(pod, TRUST) == "container i: runs curl; only tapestry itself is run here"
+    assert rejection_reason(pod, TRUST) == "container i: runs curl; only tapestry is allowed"
 
 
 def test_a_volume_that_would_have_to_be_mounted_cannot_be_had() -> None:

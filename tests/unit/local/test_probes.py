@@ -51,12 +51,12 @@ def http(path: str, port: object = "web") -> Object:
         (http("/well"), None),
         (http("/moved"), None),
         (http("/ill"), "HTTP probe failed with statuscode: 500"),
-        (http("/slow"), "it did not answer in time"),
-        (http("/well", "other"), "the container has no port called other"),
+        (http("/slow"), "timed out"),
+        (http("/well", "other"), "the container has no port named other"),
         ({"tcpSocket": {"port": "web"}}, None),
         ({"exec": {"command": ["sh", "-c", "exit 0"]}}, None),
-        ({"exec": {"command": ["sh", "-c", "echo no; exit 2"]}}, "command ended with 2: no"),
-        ({"exec": {"command": ["sleep", "60"]}}, "it did not answer in time"),
+        ({"exec": {"command": ["sh", "-c", "echo no; exit 2"]}}, "command exited with 2: no"),
+        ({"exec": {"command": ["sleep", "60"]}}, "timed out"),
     ],
 )
 async def test_a_probe_says_what_is_wrong(prober: Prober, probe: Object, why: str | None) -> None:

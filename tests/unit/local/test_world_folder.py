@@ -40,14 +40,14 @@ def test_a_world_that_is_there_may_grow_and_loses_nothing(folder: WorldFolder) -
 def test_a_world_stays_on_what_serves_it(folder: WorldFolder) -> None:
     with folder.claim(WorldRecord(1, 1, real_kubernetes=True)):
         pass
-    with pytest.raises(WorldError, match=r"made with --real-kubernetes, and stays so; run it with that$"):
+    with pytest.raises(WorldError, match=r"created with --real-kubernetes and cannot change; use that option$"):
         folder.resolve_record(None, None, real_kubernetes=False)
 
 
 def test_a_world_without_real_kubernetes_does_not_get_it(folder: WorldFolder) -> None:
     with folder.claim(WorldRecord(1, 1)):
         pass
-    with pytest.raises(WorldError, match=r"made without --real-kubernetes, and stays so; .*--purge"):
+    with pytest.raises(WorldError, match=r"created without --real-kubernetes and cannot change; .*--purge"):
         folder.resolve_record(None, None, real_kubernetes=True)
 
 
@@ -59,7 +59,7 @@ def test_what_was_made_when_nothing_was_written_down_is_a_world_too(folder: Worl
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [('{"layout": 7}', f"layout 7 is not known here, only {LAYOUT}"), ("{", "cannot be read")]
+    ("text", "said"), [('{"layout": 7}', f"layout 7 is not supported, only {LAYOUT}"), ("{", "cannot be read")]
 )
 def test_a_world_that_cannot_be_read_is_left_alone_and_can_be_forgotten(
     folder: WorldFolder, text: str, said: str
@@ -127,7 +127,7 @@ def test_whoever_comes_second_is_told_who_is_there(folder: WorldFolder, somebody
         folder.claim(WorldRecord(1, 1)),
     ):
         raise AssertionError("unreachable")
-    with pytest.raises(WorldError, match="end it first"):
+    with pytest.raises(WorldError, match="stop it first"):
         folder.delete()
     assert folder.running_pid() == somebody.pid
 
