@@ -298,9 +298,9 @@ def policy_effect(
 
 def with_total_share(lease: Lease, rules: LeaseRules, virtual_node: Object | None, now: datetime) -> Lease:
     """Apply the share of each total that the virtual node shows; only its syncer knows all nodes."""
-    shown = ResourceList.parse(value_at(virtual_node, "status", "allocatable"))
+    allocatable = ResourceList.parse(value_at(virtual_node, "status", "allocatable"))
     return limited_lease(
-        lease, ResourceList({each: shown[each] for each in combined_limits(rules, now) if each in shown})
+        lease, ResourceList({each: allocatable[each] for each in combined_limits(rules, now) if each in allocatable})
     )
 
 
@@ -308,8 +308,8 @@ def stale_resources(virtual_node: Object | None, lease: Lease) -> tuple[str, ...
     """Return resources whose amount on the virtual node differs from the lease."""
     if virtual_node is None or lease.state is LeaseState.WITHDRAWN:
         return ()
-    shown = ResourceList.parse(value_at(virtual_node, "status", "allocatable"))
-    return tuple(sorted(each for each in {*shown, *lease.amounts} if shown[each] != lease.amounts[each]))
+    allocatable = ResourceList.parse(value_at(virtual_node, "status", "allocatable"))
+    return tuple(sorted(each for each in {*allocatable, *lease.amounts} if allocatable[each] != lease.amounts[each]))
 
 
 # -- a policy

@@ -61,10 +61,10 @@ def leader_finding(about: str, lease: Object | None, now: datetime, advice: str)
     return Finding(about, "ok", f"leader is {spec['holderIdentity']}")
 
 
-def binding_findings(found: Sequence[BindingStatus], silent: Collection[str], now: datetime) -> Iterator[Finding]:
+def binding_findings(found: Sequence[BindingStatus], unreachable: Collection[str], now: datetime) -> Iterator[Finding]:
     """Check conditions, connectivity and token lifetime of bindings.
 
-    The clusters of `silent` bindings did not respond just now.
+    The clusters of `unreachable` bindings did not answer just now.
     """
     if not found:
         yield Finding("bindings", "warning", "no cluster has joined", "`tapestry join --help` shows how")
@@ -72,9 +72,9 @@ def binding_findings(found: Sequence[BindingStatus], silent: Collection[str], no
         about = f"binding {each.name}"
         for trouble in each.troubles:
             yield Finding(about, "wrong", trouble, f"`tapestry k describe clusterbinding {each.name}` shows details")
-        if each.name in silent or is_unreachable(each, now):
+        if each.name in unreachable or is_unreachable(each, now):
             ago = f"{duration_text(now - each.last_seen)} ago" if each.last_seen else "never, as far as known"
-            problem = "its cluster does not answer" if each.name in silent else "its syncer cannot reach its cluster"
+            problem = "its cluster does not answer" if each.name in unreachable else "its syncer cannot reach it"
             yield Finding(about, "wrong", f"{problem}; it last answered {ago}", "check that it runs and is reachable")
         elif not each.troubles:
             amounts = plural_text(each.nodes, "node"), plural_text(each.pods, "pod")

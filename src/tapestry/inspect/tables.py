@@ -267,10 +267,10 @@ def binding_node_lines(binding: BindingBranch) -> list[str]:
 
 def tree_lines(branches: Sequence[tuple[str, Iterable[str]]]) -> Iterator[str]:
     """Yield the lines of branches with connecting lines."""
-    for number, (line, below) in enumerate(branches, start=1):
+    for number, (line, children) in enumerate(branches, start=1):
         is_last = number == len(branches)
         yield f"{'└─' if is_last else '├─'} {line}"
-        yield from (f"{'   ' if is_last else '│  '}{each}" for each in below)
+        yield from (f"{'   ' if is_last else '│  '}{each}" for each in children)
 
 
 def binding_line(branch: BindingBranch) -> str:
