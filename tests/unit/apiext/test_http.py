@@ -59,7 +59,7 @@ def by(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-async def test_each_caller_has_the_rights_of_their_own_token(access: Access) -> None:
+async def test_each_caller_has_rights_of_own_token(access: Access) -> None:
     async with front(access_for_callers(access)) as session:
         made = await session.post("/apiext/v1/configmaps", json={"name": "c", "data": {"a": "b"}}, headers=by("of-ann"))
         assert made.status == 201
@@ -71,7 +71,7 @@ async def test_each_caller_has_the_rights_of_their_own_token(access: Access) -> 
         assert (await session.get("/apiext/v1/configmaps", headers=by("guess"))).status == 401
 
 
-async def test_without_a_token_nobody_gets_in_whatever_the_kubeconfig_may(access: Access) -> None:
+async def test_request_without_token_is_unauthorized(access: Access) -> None:
     async with front(access_for_callers(access)) as session:
         for path in ("/apiext/v1", "/apiext/v1/configmaps", "/apiext/v1/nothing"):
             refused = await session.get(path)
@@ -82,7 +82,7 @@ async def test_without_a_token_nobody_gets_in_whatever_the_kubeconfig_may(access
         assert await (await session.get("/healthz")).text() == "ok"
 
 
-async def test_our_own_identity_is_lent_to_this_machine_and_to_no_page_in_its_browser(access: Access) -> None:
+async def test_own_identity_serves_local_clients_but_no_web_pages(access: Access) -> None:
     async with front(access, own_identity=True) as session:
         assert (await session.get("/apiext/v1/namespaces")).status == 200
         assert (await session.get("/apiext/v1/namespaces", headers={"Origin": PAGE})).status == 401
@@ -91,7 +91,7 @@ async def test_our_own_identity_is_lent_to_this_machine_and_to_no_page_in_its_br
         assert (await session.get("/apiext/v1/namespaces", headers={"Origin": PAGE})).status == 200
 
 
-async def test_only_pages_of_allowed_origins_may_call_from_a_browser(access: Access) -> None:
+async def test_only_allowed_origins_may_call_from_browser(access: Access) -> None:
     async with front(access_for_callers(access), origins=[PAGE]) as session:
         asked = {"Origin": PAGE, "Access-Control-Request-Method": "DELETE"}
         allowed = await session.options("/apiext/v1/namespaces", headers=asked)
@@ -107,7 +107,7 @@ async def test_only_pages_of_allowed_origins_may_call_from_a_browser(access: Acc
         assert refused.status == 401
 
 
-async def test_a_body_that_is_too_large_is_refused(access: Access) -> None:
+async def test_too_large_body_is_rejected(access: Access) -> None:
     async with front(access_for_callers(access)) as session:
         body = io.BytesIO(b'{"name": "' + b"a" * MAX_BODY_BYTES + b'"}')
         headers = {"Content-Type": "application/json", **by("of-ann")}
@@ -116,7 +116,7 @@ async def test_a_body_that_is_too_large_is_refused(access: Access) -> None:
         assert (await refused.json())["reason"] == "TooLarge"
 
 
-async def test_an_api_server_that_does_not_answer_is_not_told_about(access: Access) -> None:
+async def test_unreachable_api_server_is_bad_gateway_without_details(access: Access) -> None:
     nowhere = Access("http://127.0.0.1:1")
     async with front(access_for_callers(nowhere)) as session:
         refused = await session.post("/apiext/v1/configmaps", json={"name": "a"}, headers=by("of-ann"))
@@ -136,6 +136,6 @@ async def test_an_api_server_that_does_not_answer_is_not_told_about(access: Acce
         ({"tls.certificate": "x"}, "certificate and key belong together"),
     ],
 )
-def test_what_would_be_unsafe_or_of_no_use_is_refused(flags: dict[str, Any], told: str) -> None:
+def test_unsafe_or_useless_configuration_is_rejected(flags: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told.replace("*", r"\*")):
         load_config(ApiExtConfig, file=None, environ={}, flags=flags)

@@ -24,7 +24,7 @@ async def in_phase(page: Page, name: str, phase: str) -> None:
     await page.client.patch(WIDGETS, object_named(name, "default"), status, subresource="status")
 
 
-async def test_what_is_created_is_shown_flat_and_can_be_posted_again(page: Page) -> None:
+async def test_created_object_is_flat_and_can_be_posted_again(page: Page) -> None:
     body = {"name": "a", "labels": {"app": "web"}, "spec": {"color": "red", "tags": ["x", "y"]}}
     created = await page.reply("POST", "/v1/widgets", body)
     assert created.status == 201
@@ -52,7 +52,7 @@ async def test_what_is_created_is_shown_flat_and_can_be_posted_again(page: Page)
     assert again["phase"] is None
 
 
-async def test_an_object_as_kubernetes_has_it_can_be_posted_too(page: Page) -> None:
+async def test_object_with_metadata_can_be_posted(page: Page) -> None:
     body = {"apiVersion": "example.com/v1", "kind": "Widget", "metadata": {"generateName": "w-"}, "spec": {"size": 1}}
     status, found = await page("POST", "/v1/widgets", body, namespace="kube-public")
     assert status == 201
@@ -60,7 +60,7 @@ async def test_an_object_as_kubernetes_has_it_can_be_posted_too(page: Page) -> N
     assert found["namespace"] == "kube-public"
 
 
-async def test_a_kind_has_several_names_and_is_there_as_soon_as_it_is_defined(page: Page) -> None:
+async def test_kind_has_several_names_and_appears_when_defined(page: Page) -> None:
     assert await page.names("/v1/widgets") == []
     gadgets = Resource("example.com", "v1", "Gadget", "gadgets", namespaced=False)
     await page.client.create(CRDS, a_definition(gadgets))
@@ -73,7 +73,7 @@ async def test_a_kind_has_several_names_and_is_there_as_soon_as_it_is_defined(pa
     assert (await page("POST", "/v1/gadgets", {"name": "g"}))[0] == 201
 
 
-async def test_of_namesakes_the_core_is_meant_and_others_by_their_full_name(page: Page) -> None:
+async def test_ambiguous_name_means_core_group(page: Page) -> None:
     for group in ("one.example", "two.example"):
         await page.client.create(CRDS, a_definition(Resource(group, "v1", "Thing", "things")))
         await page.client.create(CRDS, a_definition(Resource(group, "v1", "Pod", "pods")))
@@ -88,7 +88,7 @@ async def test_of_namesakes_the_core_is_meant_and_others_by_their_full_name(page
     assert len(names) == len(set(names))
 
 
-async def test_the_index_says_what_can_be_done_with_each_kind(page: Page) -> None:
+async def test_index_lists_verbs_of_each_kind(page: Page) -> None:
     _, index = await page("GET", "/v1")
     (widgets,) = [each for each in index["kinds"] if each["name"] == "widgets"]
     assert widgets == {
@@ -102,7 +102,7 @@ async def test_the_index_says_what_can_be_done_with_each_kind(page: Page) -> Non
     }
 
 
-async def test_only_the_kinds_that_are_meant_to_be_shown_are(page: Page) -> None:
+async def test_only_configured_kinds_are_served(page: Page) -> None:
     narrow = Page(page.server, RestApi(ResourceMapper(["*.example.com", "configmaps"])))
     _, index = await narrow("GET", "/v1")
     assert [each["name"] for each in index["kinds"]] == ["configmaps", "widgets"]
@@ -128,7 +128,7 @@ async def test_lists_are_filtered_sorted_and_paged(page: Page) -> None:
     assert await page.names("/v1/widgets", page="9") == []
 
 
-async def test_without_filter_and_sort_a_cursor_leads_through_the_servers_own_pages(page: Page) -> None:
+async def test_cursor_follows_server_pages_without_filter(page: Page) -> None:
     for number in range(5):
         await made(page, f"w{number}")
     seen, query, totals = [], {"limit": "2"}, []
@@ -146,7 +146,7 @@ async def test_without_filter_and_sort_a_cursor_leads_through_the_servers_own_pa
     assert "continue" in message
 
 
-async def test_a_namespace_can_be_named_and_none_is_all_of_them(page: Page) -> None:
+async def test_list_covers_one_or_all_namespaces(page: Page) -> None:
     await made(page, "here")
     await page("POST", "/v1/widgets", {"name": "there", "namespace": "kube-public"})
     assert await page.names("/v1/widgets") == ["here", "there"]
@@ -155,7 +155,7 @@ async def test_a_namespace_can_be_named_and_none_is_all_of_them(page: Page) -> N
     assert (await page("GET", "/v1/widgets/there", namespace="kube-public"))[0] == 200
 
 
-async def test_lists_show_the_keys_of_data_and_never_the_data(page: Page) -> None:
+async def test_lists_show_keys_but_never_values_of_data(page: Page) -> None:
     secret = {"metadata": {"name": "s", "namespace": "default"}, "stringData": {"password": "hunter2"}}
     await page.client.create(SECRETS, secret)
     await page.client.create(CONFIGMAPS, {"metadata": {"name": "c", "namespace": "default"}, "data": {"a": "b"}})
@@ -165,7 +165,7 @@ async def test_lists_show_the_keys_of_data_and_never_the_data(page: Page) -> Non
     assert found["data"] == {"a": "b"}
 
 
-async def test_what_is_deleted_is_gone_or_on_its_way(page: Page) -> None:
+async def test_deleted_object_is_gone_or_pending(page: Page) -> None:
     await made(page, "a")
     assert await page("DELETE", "/v1/widgets/a") == (200, {"name": "a", "namespace": "default", "deleted": True})
     assert await page.refusal("DELETE", "/v1/widgets/a") == (404, 'widgets.example.com "a" not found')
@@ -175,7 +175,7 @@ async def test_what_is_deleted_is_gone_or_on_its_way(page: Page) -> None:
     assert (await page("GET", "/v1/widgets/b"))[1]["deleting"] is True
 
 
-async def test_the_rights_are_those_of_the_caller(page: Page) -> None:
+async def test_caller_needs_permission(page: Page) -> None:
     await made(page, "a")
     await page.names("/v1/widgets")  # by now the kinds are known
     eve = page.being(User("eve"))
@@ -207,9 +207,7 @@ async def test_the_rights_are_those_of_the_caller(page: Page) -> None:
         ({"namespace": "a/b"}, "'a/b' may not be a name"),
     ],
 )
-async def test_a_question_that_makes_no_sense_is_answered_with_what_to_write(
-    page: Page, query: dict[str, str], told: str
-) -> None:
+async def test_invalid_query_is_rejected_with_advice(page: Page, query: dict[str, str], told: str) -> None:
     status, message = await page.refusal("GET", "/v1/widgets", **query)
     assert status == 400
     assert told in message
@@ -231,18 +229,18 @@ async def test_a_question_that_makes_no_sense_is_answered_with_what_to_write(
         ({"name": "a", "namespace": 1}, 400, ""),
     ],
 )
-async def test_an_object_that_makes_no_sense_is_refused_in_words(page: Page, body: Any, code: int, told: str) -> None:
+async def test_invalid_object_is_rejected_with_message(page: Page, body: Any, code: int, told: str) -> None:
     status, message = await page.refusal("POST", "/v1/widgets", body)
     assert status == code
     assert told in message
 
 
-async def test_fields_that_are_wrong_are_named_for_forms(page: Page) -> None:
+async def test_invalid_fields_are_named(page: Page) -> None:
     _, found = await page("POST", "/v1/widgets", {"name": "a", "spec": {"color": 1}})
     assert [each["field"] for each in found["fields"]] == ["spec.color"]
 
 
-async def test_two_namespaces_in_one_request_are_refused(page: Page) -> None:
+async def test_two_namespaces_in_one_request_are_rejected(page: Page) -> None:
     body = {"name": "a", "namespace": "default"}
     assert await page.refusal("POST", "/v1/widgets", body, namespace="kube-public") == (
         400,
@@ -250,7 +248,7 @@ async def test_two_namespaces_in_one_request_are_refused(page: Page) -> None:
     )
 
 
-async def test_what_is_not_done_here_says_what_is(page: Page) -> None:
+async def test_unsupported_method_names_supported_ones(page: Page) -> None:
     reply = await page.reply("PATCH", "/v1/widgets/a", {})
     assert reply.status == 405
     assert reply.headers["Allow"] == "GET, DELETE"
@@ -259,13 +257,13 @@ async def test_what_is_not_done_here_says_what_is(page: Page) -> None:
     assert (await page.refusal("GET", "/v1/widgets/a", filter="x=y"))[0] == 400
 
 
-async def test_a_name_that_is_taken_is_refused(page: Page) -> None:
+async def test_existing_name_is_rejected(page: Page) -> None:
     await made(page, "a")
     told = 'widgets.example.com "a" already exists'
     assert await page.refusal("POST", "/v1/widgets", {"name": "a"}) == (409, told)
 
 
-async def test_more_objects_than_can_be_sorted_are_refused(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_objects_to_sort_are_rejected(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rest_api, "BATCH", 2)
     monkeypatch.setattr(rest_api, "MAX_OBJECTS_READ", 3)
     for number in range(4):
@@ -277,7 +275,7 @@ async def test_more_objects_than_can_be_sorted_are_refused(page: Page, monkeypat
     assert "more than 3 widgets.example.com; query one namespace" in message
 
 
-async def test_openapi_names_every_path_and_every_answer(page: Page) -> None:
+async def test_openapi_names_every_path_and_schema(page: Page) -> None:
     _, found = await page("GET", "/openapi.json")
     assert found["openapi"].startswith("3.")
     assert set(found["paths"]) == {"/apiext/v1", "/apiext/v1/{kind}", "/apiext/v1/{kind}/{name}"}

@@ -21,7 +21,7 @@ from tapestry.manager.safeguards import Safeguards
         (["--trust-volumes"], Safeguards(trust_volumes=True)),
     ],
 )
-def test_options_say_which_safeguards_are_asked_for(options: list[str], asked: Safeguards) -> None:
+def test_options_select_safeguards(options: list[str], asked: Safeguards) -> None:
     context = join.make_context("join", ["east", "--cluster-kubeconfig", __file__, *options])
     assert safeguards_from_options(context.params) == asked
     assert context.params["mount_namespace"] == ""

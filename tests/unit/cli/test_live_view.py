@@ -46,11 +46,11 @@ def on_a_terminal(script: str) -> tuple[int, bytes]:
     return ran.returncode, written
 
 
-def test_a_job_has_a_view_unless_it_is_in_the_background() -> None:
+def test_only_foreground_job_has_view() -> None:
     assert on_a_terminal(IN_FRONT_AND_BEHIND) == (0, b"")
 
 
-def test_a_terminal_is_given_back_by_one_that_is_killed() -> None:
+def test_guard_restores_terminal_after_kill() -> None:
     _, written = on_a_terminal(KILLED)
     assert written.startswith(b"\x1b[?1049h")
     assert written.endswith(b"\x1b[?1049l\x1b[?25h")

@@ -18,13 +18,13 @@ def load(command: str) -> str:
     return f"from tapestry.cli.main import main; main.get_command(None, {command!r})"
 
 
-def test_commands_load_no_server_and_no_metrics_library() -> None:
+def test_commands_import_no_server_and_no_metrics_library() -> None:
     code = f"{'; '.join(map(load, COMMANDS))}; import sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert set(done.stdout.split()) & {*HEAVY, *SERVERS} == set()
 
 
-def test_a_command_starts_nearly_as_fast_as_its_libraries(
+def test_command_starts_nearly_as_fast_as_its_libraries(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     libraries, status = least_cpu([LIBRARIES, (sys.executable, "-c", load("status"))], tmp_path, runs=4)

@@ -83,7 +83,7 @@ def gathered_in_a_world(tmp_path: Path, *, below: bool = True) -> CollectedData:
     return gathered
 
 
-def test_rule_7_a_planted_secret_is_nowhere_in_the_bundle(tmp_path: Path) -> None:
+def test_safety_rule_7_bundle_contains_no_planted_secret(tmp_path: Path) -> None:
     gathered = gathered_in_a_world(tmp_path)
     gathered.texts["doctor.txt"] = f"kubeconfig: {SECRET}, of-the-administrator"
     gathered.missing.append(MissingItem(what=f"logs of {SECRET}", why=f"refused: {SECRET}"))
@@ -96,7 +96,7 @@ def test_rule_7_a_planted_secret_is_nowhere_in_the_bundle(tmp_path: Path) -> Non
     assert "it said [redacted]" in everything
 
 
-def test_both_clusters_are_in_it(tmp_path: Path) -> None:
+def test_bundle_contains_both_clusters(tmp_path: Path) -> None:
     files = bundle_files(gathered_in_a_world(tmp_path), {"tapestry": "1"}, NOW)
     assert {
         "virtual/clusterbindings.yaml",
@@ -114,7 +114,7 @@ def test_both_clusters_are_in_it(tmp_path: Path) -> None:
     assert manifest_of(files)["versions"] == {"tapestry": "1"}
 
 
-def test_what_cannot_be_read_is_in_the_manifest_and_the_rest_in_the_bundle(tmp_path: Path) -> None:
+def test_unreadable_items_are_in_manifest(tmp_path: Path) -> None:
     files = bundle_files(gathered_in_a_world(tmp_path, below=False), {}, NOW)
     (missing,) = [each for each in manifest_of(files)["missing"] if "physical cluster" in each["what"]]
     assert missing["what"] == "physical cluster of east"
@@ -122,7 +122,7 @@ def test_what_cannot_be_read_is_in_the_manifest_and_the_rest_in_the_bundle(tmp_p
     assert "virtual/pods.yaml" in files
 
 
-def test_of_too_many_objects_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_objects_are_kept_over_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle, "MAX_OBJECTS", 2)
     days = [an_object(f"of-day-{day}", f"2026-03-0{day}T00:00:00Z") for day in (1, 3, 2)]
     files = bundle_files(CollectedData(objects={"pods.yaml": days}), {}, NOW)
@@ -131,7 +131,7 @@ def test_of_too_many_objects_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch
     assert manifest_of(files)["missing"] == [{"what": "pods.yaml", "why": "has the newest 2 of 3 objects"}]
 
 
-def test_a_bundle_has_an_end_and_says_what_did_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_over_size_limit_are_omitted_and_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle, "MAX_BUNDLE_BYTES", 1000)
     files = bundle_files(CollectedData(texts={"large.log": "x" * 1001, "small.log": "y" * 10}), {}, NOW)
     assert files.keys() == {"manifest.json", "small.log"}
@@ -139,7 +139,7 @@ def test_a_bundle_has_an_end_and_says_what_did_not_fit(monkeypatch: pytest.Monke
     assert missing["what"] == "large.log"
 
 
-def test_the_archive_is_one_folder_for_its_owner_alone() -> None:
+def test_archive_is_one_private_folder() -> None:
     packed = tar_archive({"manifest.json": b"{}", "logs/a.log": b"a"}, "bundle", NOW)
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         assert {each.name: each.mode for each in archive} == {"bundle/manifest.json": 0o600, "bundle/logs/a.log": 0o600}

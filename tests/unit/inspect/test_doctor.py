@@ -50,11 +50,11 @@ def a_lease(age: timedelta, holder: str = "somebody") -> Object:
 @pytest.mark.parametrize(
     ("seconds", "level"), [(0, ["ok"]), (1.5, ["ok"]), (-10, ["warning"]), (10, ["warning"]), (-3600, ["wrong"])]
 )
-def test_a_clock_that_differs_is_told_by_how_much(seconds: float, level: list[str]) -> None:
+def test_clock_difference_is_reported(seconds: float, level: list[str]) -> None:
     assert levels(findings.clock_findings(NOW + timedelta(seconds=seconds), NOW)) == level
 
 
-def test_a_server_that_does_not_tell_the_time_is_not_judged_by_it() -> None:
+def test_missing_server_time_is_ignored() -> None:
     assert levels(findings.clock_findings(None, NOW)) == []
 
 
@@ -68,7 +68,7 @@ def test_a_server_that_does_not_tell_the_time_is_not_judged_by_it() -> None:
         (a_lease(MINUTE / 10), "ok", "leader is somebody"),
     ],
 )
-def test_a_leader_is_one_that_said_so_lately(lease: Object | None, level: str, found: str) -> None:
+def test_leader_must_have_renewed_recently(lease: Object | None, level: str, found: str) -> None:
     told = findings.leader_finding("manager", lease, NOW, "look there")
     assert (told.level, told.found) == (level, found)
     assert told.advice == ("look there" if level == "wrong" else "")
@@ -86,11 +86,11 @@ def test_a_leader_is_one_that_said_so_lately(lease: Object | None, level: str, f
         (a_binding(credentials_expire=NOW - DAY), ["ok", "wrong"]),
     ],
 )
-def test_a_binding_is_judged_by_conditions_silence_and_token(binding: BindingStatus, level: list[str]) -> None:
+def test_binding_is_judged_by_conditions_contact_and_token(binding: BindingStatus, level: list[str]) -> None:
     assert levels(findings.binding_findings([binding], (), NOW)) == level
 
 
-def test_a_cluster_that_gives_no_answer_now_is_wrong_at_once() -> None:
+def test_unreachable_cluster_is_wrong_at_once() -> None:
     binding = a_binding(last_seen=NOW - timedelta(seconds=7), last_seen_exact=True)
     told = list(findings.binding_findings([binding], {binding.name}, NOW))
     assert [(each.level, each.found) for each in told] == [
@@ -98,24 +98,24 @@ def test_a_cluster_that_gives_no_answer_now_is_wrong_at_once() -> None:
     ]
 
 
-def test_a_minute_of_silence_is_wrong_where_the_time_is_exact() -> None:
+def test_exact_contact_over_a_minute_ago_is_wrong() -> None:
     binding = a_binding(last_seen=NOW - timedelta(seconds=70), last_seen_exact=True)
     assert levels(findings.binding_findings([binding], (), NOW)) == ["wrong"]
     vague = a_binding(last_seen=NOW - timedelta(minutes=5), last_seen_exact=False)
     assert levels(findings.binding_findings([vague], (), NOW)) == ["ok"]
 
 
-def test_that_a_binding_which_is_well_lends_nothing_is_said() -> None:
+def test_healthy_binding_reports_leasing_reason() -> None:
     (told,) = findings.binding_findings([a_binding(leasing="Reclaimed", pods=1)], (), NOW)
     assert told.found == "Ready, Reclaimed, 2 nodes, 1 pod"
 
 
-def test_a_world_that_nobody_has_joined_is_worth_a_hint() -> None:
+def test_missing_bindings_are_a_warning_with_hint() -> None:
     (told,) = findings.binding_findings([], (), NOW)
     assert (told.level, told.advice) == ("warning", "`tapestry join --help` shows how")
 
 
-def test_nodes_that_are_not_ready_are_named() -> None:
+def test_unready_nodes_are_named() -> None:
     found = [any_value(NodeStatus, name=f"n{number}", ready=number > 4) for number in range(6)]
     (told,) = findings.node_findings(found)
     assert told.found == "5 of 6 virtual nodes are not ready: n0, n1, n2 ..."
@@ -123,7 +123,7 @@ def test_nodes_that_are_not_ready_are_named() -> None:
     assert levels(findings.node_findings([])) == []
 
 
-def test_a_policy_that_cannot_be_read_is_wrong_and_one_that_cannot_be_seen_is_told() -> None:
+def test_invalid_policy_is_wrong_and_unreadable_one_a_warning() -> None:
     bad = any_value(PolicyStatus, name="half", side="owner", seen_by="east", complaint="spec.cluster: is missing")
     good = any_value(PolicyStatus, name="all", side="operator", seen_by="", complaint="")
     unseen, wrong = findings.policy_findings([good, bad], ["those of west are not shown: no answer"])
@@ -133,7 +133,7 @@ def test_a_policy_that_cannot_be_read_is_wrong_and_one_that_cannot_be_seen_is_to
     assert levels(findings.policy_findings([good], [])) == ["ok"]
 
 
-def test_the_mark_of_a_forced_unjoin_is_told() -> None:
+def test_leftovers_of_forced_unjoin_are_reported() -> None:
     left = Leftover("east", "u1", "v1", "leased", "i1")
     secret = {"metadata": {"name": "east", "namespace": "s", **leftovers_patch([left])["metadata"]}}
     (told,) = findings.leftover_findings([secret, object_named("other", "s")])
@@ -150,14 +150,14 @@ def test_the_mark_of_a_forced_unjoin_is_told() -> None:
         (True, 1 << 20, [], ["ok", "wrong"]),
     ],
 )
-def test_a_local_world_is_judged_by_its_processes_and_its_disk(
+def test_local_world_is_judged_by_processes_and_disk(
     is_running: bool, free: int, unreachable: list[str], level: list[str]
 ) -> None:
     found = findings.local_world_findings(Path("w"), is_running=is_running, free=free, unreachable=unreachable)
     assert levels(found) == level
 
 
-def test_the_text_ends_with_what_to_do_and_a_verdict() -> None:
+def test_text_ends_with_advice_and_summary() -> None:
     well = Finding("disk", "ok", "9 GiB are free")
     assert findings_text([well]).splitlines()[-1] == "no problems"
     text = findings_text([well, Finding("manager", "wrong", "has no leader now", "look there")])
@@ -172,13 +172,13 @@ def doctor(client: Client) -> Doctor:
     return Doctor(questions, lambda: datetime.now(UTC))
 
 
-async def test_a_cluster_without_our_kinds_is_told_how_to_get_them(hand: KubectlLite) -> None:
+async def test_missing_kinds_come_with_install_hint(hand: KubectlLite) -> None:
     server, kinds = await doctor(hand.client).findings()
     assert (server.level, kinds.level) == ("ok", "wrong")
     assert "tapestry manifests" in kinds.advice
 
 
-async def test_after_the_advice_is_followed_the_manager_is_what_is_missing(hand: KubectlLite) -> None:
+async def test_missing_manager_is_reported_after_installation(hand: KubectlLite) -> None:
     for obj in installation_objects():
         await hand.apply(obj)
     found = {(each.about, each.level) for each in await doctor(hand.client).findings()}
@@ -195,7 +195,7 @@ class Nowhere:
         raise TransportError(f"{request}: connection refused", maybe_sent=False)
 
 
-async def test_a_server_that_does_not_answer_is_all_that_there_is_to_say() -> None:
+async def test_unreachable_server_is_the_only_finding() -> None:
     (told,) = await doctor(Client(Nowhere())).findings()  # type: ignore[arg-type]  nothing else of it is used
     assert (told.about, told.level) == ("API server", "wrong")
     assert "connection refused" in told.found
@@ -217,7 +217,7 @@ def a_namespace(safeguards: str = "", **labels: str) -> Object:
     }
 
 
-def test_an_installation_of_before_lacks_every_safeguard() -> None:
+def test_old_installation_lacks_every_safeguard() -> None:
     refused = {"type": "Permitted", "status": "False", "reason": keys.PRIORITY_CLASS_MISSING}
     told = safeguard_finding({**ALLOWING, "status": {"conditions": [refused]}}, a_namespace())
     assert told.level == "warning"

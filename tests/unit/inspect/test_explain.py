@@ -85,7 +85,7 @@ def cell(answer: NodeExplanation, resource: str) -> tuple[str, ...]:
     return found.allocatable, found.foreign, found.idle, found.leased, found.used
 
 
-def test_the_arithmetic_of_a_resource_is_shown_with_who_decided_and_what_was_floored() -> None:
+def test_resource_shows_arithmetic_decider_and_rounding() -> None:
     limits = [*half(), *half("pods")]
     answer = node_explanation(
         asked(pods=[a_pod("work", "500m", "vnode-east-n1")]),
@@ -100,13 +100,13 @@ def test_the_arithmetic_of_a_resource_is_shown_with_who_decided_and_what_was_flo
     assert (pods.decided_by, pods.floored) == ("owner/half", "")
 
 
-def test_a_part_that_a_resource_cannot_express_is_told() -> None:
+def test_amount_lost_by_rounding_is_reported() -> None:
     gpus = below([a_policy("half", resourceLimits=half("gpu"))], node=a_node(gpu="3"))
     (answer,) = node_explanation(asked(), gpus, MONDAY_NOON).resources
     assert (answer.leased, answer.floored) == ("1", "500m")
 
 
-def test_of_two_sides_the_one_that_lends_less_is_named() -> None:
+def test_side_with_smaller_share_decides() -> None:
     operator = a_policy("generous", resourceLimits=[{"resource": "cpu", "quantity": "3"}])
     answer = node_explanation(asked([operator]), below([a_policy("half", resourceLimits=half())]), MONDAY_NOON)
     decided = {each.resource: (each.decided_by, each.rule) for each in answer.resources}
@@ -114,14 +114,14 @@ def test_of_two_sides_the_one_that_lends_less_is_named() -> None:
     assert decided["pods"] == ("idle", "no deciding policy limits it: all that is idle")
 
 
-def test_pods_of_our_own_below_are_not_foreign() -> None:
+def test_own_pods_are_not_foreign() -> None:
     binding = a_binding()
     twin = a_pod("twin", "2", **binding.owner_labels())
     answer = node_explanation(asked(binding=binding), below([a_policy("all")], pods=[twin]), MONDAY_NOON)
     assert cell(answer, "cpu")[:3] == ("4", "0", "4")
 
 
-def test_an_open_node_tells_when_it_closes_and_on_which_terms() -> None:
+def test_open_node_shows_end_and_terms() -> None:
     policy = a_policy("night", timeWindows=[NIGHT], forceReclaim=True, gracefulReclaimPeriodSeconds=60)
     answer = node_explanation(asked(), below([policy]), MONDAY_NIGHT)
     assert answer.ends == answer.next_change == datetime(2026, 3, 3, 6, 0, tzinfo=UTC)
@@ -132,7 +132,7 @@ def test_an_open_node_tells_when_it_closes_and_on_which_terms() -> None:
     assert shown.terms == "reclaimed 60 s after the end"
 
 
-def test_a_closed_node_tells_whose_window_is_closed_and_when_it_opens() -> None:
+def test_closed_node_shows_side_and_next_opening() -> None:
     answer = node_explanation(asked([a_policy("all")]), below([a_policy("night", timeWindows=[NIGHT])]), MONDAY_NOON)
     assert (answer.state, answer.reason) == ("Closed", "OutOfTimeWindows")
     assert answer.why.startswith("no policy of the owner is open now")
@@ -140,14 +140,14 @@ def test_a_closed_node_tells_whose_window_is_closed_and_when_it_opens() -> None:
     assert answer.deadline is None
 
 
-def test_windows_that_name_no_zone_are_in_the_zone_of_the_question() -> None:
+def test_windows_without_zone_use_zone_of_query() -> None:
     policy = a_policy("night", timeWindows=[NIGHT])
     answer = node_explanation(asked(zone="Asia/Shanghai"), below([policy]), datetime(2026, 3, 2, 15, 0, tzinfo=UTC))
     assert answer.state == "Open"
     assert answer.policies[0].windows == ["22:00-06:00 Asia/Shanghai"]
 
 
-def test_the_kill_switch_is_named_with_its_place() -> None:
+def test_kill_switch_is_named_with_its_place() -> None:
     mark = {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}
     mount = {"metadata": {"name": "leased", **mark}}
     answer = node_explanation(asked(), below([a_policy("all")], mount=mount), MONDAY_NOON)
@@ -160,7 +160,7 @@ def test_the_kill_switch_is_named_with_its_place() -> None:
     )
 
 
-def test_a_node_that_lends_nothing_says_what_is_missing() -> None:
+def test_unleased_node_explains_reason() -> None:
     required = {"metadata": {"name": "leased", "labels": {keys.OWNER_POLICY: keys.OWNER_POLICY_REQUIRED}}}
     terms = [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}]
     elsewhere = a_binding(nodeSelector={"nodeSelectorTerms": terms})
@@ -176,7 +176,7 @@ def test_a_node_that_lends_nothing_says_what_is_missing() -> None:
         assert answer.why != reason
 
 
-def test_a_policy_for_other_nodes_is_shown_and_does_not_count() -> None:
+def test_policy_for_other_nodes_does_not_count() -> None:
     terms = [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}]
     policies = [a_policy("all"), a_policy("gpus", nodeSelector={"nodeSelectorTerms": terms})]
     shown = {
@@ -186,14 +186,14 @@ def test_a_policy_for_other_nodes_is_shown_and_does_not_count() -> None:
     assert shown == {"owner/all": (True, True), "owner/gpus": (False, False)}
 
 
-def test_an_invalid_policy_is_shown_with_its_complaint() -> None:
+def test_invalid_policy_is_shown_with_error() -> None:
     policy = a_policy("bad", resourceLimits=[{"resource": "cpu", "percent": 140}])
     answer = node_explanation(asked(), below([policy]), MONDAY_NOON)
     assert answer.reason == "InvalidPolicy"
     assert answer.policies[0].complaint.startswith("spec.resourceLimits[0].percent")
 
 
-def test_a_virtual_node_that_shows_other_amounts_is_behind() -> None:
+def test_outdated_virtual_node_is_behind() -> None:
     owner = below([a_policy("half", resourceLimits=half())])
     shown = a_virtual_node(status={"allocatable": {"cpu": "4", "pods": "11"}})
     assert node_explanation(asked(virtual_node=shown), owner, MONDAY_NOON).behind == ("cpu",)
@@ -201,7 +201,7 @@ def test_a_virtual_node_that_shows_other_amounts_is_behind() -> None:
     assert node_explanation(asked(virtual_node=shown), owner, MONDAY_NOON).behind == ()
 
 
-def test_share_of_a_total_is_what_the_virtual_node_shows() -> None:
+def test_share_of_total_is_taken_from_virtual_node() -> None:
     owner = below([a_policy("few", totalLimits=[{"resource": "cpu", "quantity": "10"}])])
     shown = a_virtual_node(status={"allocatable": {"cpu": "1500m", "pods": "11"}})
     answer = node_explanation(asked(virtual_node=shown), owner, MONDAY_NOON)
@@ -211,7 +211,7 @@ def test_share_of_a_total_is_what_the_virtual_node_shows() -> None:
 
 
 @given(allocatable=st.integers(0, 64), foreign=st.integers(0, 80), percent=st.integers(0, 100))
-def test_the_columns_of_a_row_always_add_up(allocatable: int, foreign: int, percent: int) -> None:
+def test_columns_of_a_row_add_up(allocatable: int, foreign: int, percent: int) -> None:
     policy = a_policy("some", resourceLimits=[{"resource": "cpu", "percent": percent}])
     facts = below([policy], node=a_node(cpu=str(allocatable)), pods=[a_pod("shop", str(foreign))])
     have, held, idle, leased, _ = map(parse_quantity, cell(node_explanation(asked(), facts, MONDAY_NOON), "cpu"))
@@ -222,7 +222,7 @@ def test_the_columns_of_a_row_always_add_up(allocatable: int, foreign: int, perc
 # -- where the physical cluster cannot be looked into
 
 
-def test_without_the_physical_cluster_the_virtual_node_speaks_for_itself() -> None:
+def test_unreadable_cluster_is_explained_from_virtual_node() -> None:
     node = a_virtual_node(
         spec={"taints": [{"key": keys.OUT_OF_TIME_WINDOWS_TAINT, "effect": "NoSchedule"}]},
         status={"allocatable": {"cpu": "2"}},
@@ -239,7 +239,7 @@ def test_without_the_physical_cluster_the_virtual_node_speaks_for_itself() -> No
     assert [(each.policy, each.selects) for each in answer.policies] == [("operator/all", None)]
 
 
-def test_a_node_of_a_silent_cluster_is_unknown_and_says_since_when() -> None:
+def test_node_of_unreachable_cluster_is_unknown_with_last_contact() -> None:
     node = a_virtual_node(status={"allocatable": {"cpu": "2"}})
     node["metadata"]["annotations"] = {keys.POLICIES_APPLIED: "owner/half"}
     seen = MONDAY_NOON - timedelta(seconds=40)
@@ -252,7 +252,7 @@ def test_a_node_of_a_silent_cluster_is_unknown_and_says_since_when() -> None:
     assert "(40s ago)" in text
 
 
-def test_without_either_nobody_can_tell() -> None:
+def test_node_is_unknown_without_both_clusters() -> None:
     assert (
         node_explanation_from_virtual(asked(virtual_node=None), ClusterUnreadable("no answer"), MONDAY_NOON).state
         == "Unknown"
@@ -262,7 +262,7 @@ def test_without_either_nobody_can_tell() -> None:
 # -- a policy
 
 
-def test_a_policy_tells_its_window_limits_terms_and_nodes() -> None:
+def test_policy_shows_window_limits_terms_and_nodes() -> None:
     policy = a_policy("night", timeWindows=[NIGHT], resourceLimits=half())
     lent = a_virtual_node(status={"allocatable": {"cpu": "2"}})
     lent["metadata"]["annotations"] = {keys.POLICIES_APPLIED: "operator/night,owner/other"}
@@ -276,7 +276,7 @@ def test_a_policy_tells_its_window_limits_terms_and_nodes() -> None:
     assert answer.leased == {"cpu": "2"}
 
 
-def test_a_closed_policy_lends_no_nodes() -> None:
+def test_closed_policy_leases_no_nodes() -> None:
     policy = a_policy("night", timeWindows=[NIGHT])
     node = a_virtual_node(status={"allocatable": {"cpu": "2"}})
     node["metadata"]["annotations"] = {keys.POLICIES_APPLIED: "operator/night"}
@@ -285,7 +285,7 @@ def test_a_closed_policy_lends_no_nodes() -> None:
     assert "leases nothing now; 1 node under it closed" in policy_text(answer, MONDAY_NOON)
 
 
-def test_the_next_change_is_that_of_the_windows_and_not_the_deadline_of_pods() -> None:
+def test_next_change_is_of_windows_not_deadline() -> None:
     policy = a_policy("night", timeWindows=[NIGHT], forceReclaim=True, gracefulReclaimPeriodSeconds=600)
     policy["metadata"]["creationTimestamp"] = "2026-03-02T11:59:57Z"
     answer = node_explanation(asked([policy]), below(), MONDAY_NOON)
@@ -295,7 +295,7 @@ def test_the_next_change_is_that_of_the_windows_and_not_the_deadline_of_pods() -
     assert {each.leased for each in answer.resources} == {"0"}
 
 
-def test_a_closed_node_with_a_deadline_never_says_that_what_is_lent_stays() -> None:
+def test_closed_node_with_deadline_never_says_pods_stay() -> None:
     policy = a_policy("night", timeWindows=[NIGHT], forceReclaim=True)
     answer = node_explanation(asked([policy]), below(), MONDAY_NOON)
     text = node_text(answer, MONDAY_NOON)
@@ -304,7 +304,7 @@ def test_a_closed_node_with_a_deadline_never_says_that_what_is_lent_stays() -> N
     assert "remaining pods are being reclaimed, by operator/night" in text
 
 
-def test_an_invalid_policy_tells_whether_its_last_good_spec_goes_on() -> None:
+def test_invalid_policy_reports_last_good_spec() -> None:
     policy = a_policy("bad", timeZone="Mars")
     answer = policy_explanation(policy, PolicySide.OWNER, None, [], "UTC", MONDAY_NOON)
     assert answer.complaint.startswith("spec.timeZone")

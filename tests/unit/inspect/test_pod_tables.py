@@ -21,7 +21,7 @@ def an_answer(pod: PodStatus, **fields: object) -> PodExplanation:
     return PodExplanation(**{"pod": pod, **given, "obstacles": (), "unseen": "", **fields})  # type: ignore[arg-type]
 
 
-def test_a_line_for_each_pod_ends_with_why_it_waits() -> None:
+def test_each_row_ends_with_reason() -> None:
     waits = a_pod(name="db", phase="Pending", twin="", reason="SecretMissing", why="shop/p does not exist")
     header, running, waiting = pods_table([a_pod(), waits], NOW).splitlines()
     assert header.split() == ["NAMESPACE", "POD", "PHASE", "NODE", "WHY"]
@@ -30,7 +30,7 @@ def test_a_line_for_each_pod_ends_with_why_it_waits() -> None:
     assert "leased/web-1" in pods_table([a_pod()], NOW, wide=True)
 
 
-def test_a_long_reason_is_cut_unless_the_table_is_wide() -> None:
+def test_long_reason_is_cut_unless_wide() -> None:
     waits = a_pod(reason="RefusedBelow", why="because\n" * 50)
     assert pods_table([waits], NOW).endswith("...")
     assert "RefusedBelow" in pods_table([waits], NOW)
@@ -39,7 +39,7 @@ def test_a_long_reason_is_cut_unless_the_table_is_wide() -> None:
     assert "no pod" in pods_table([], NOW)
 
 
-def test_an_explanation_says_where_why_and_what_to_do() -> None:
+def test_explanation_shows_place_reason_and_advice() -> None:
     pod = a_pod(state="Waiting", reason="UnschedulableBelow", why="Insufficient cpu")
     text = pod_text(
         an_answer(pod, todo="wait", twin_phase="Pending", deadline=NOW + timedelta(minutes=4), unseen="no answer"), NOW
@@ -55,7 +55,7 @@ def test_an_explanation_says_where_why_and_what_to_do() -> None:
     ]
 
 
-def test_what_bars_a_pod_is_a_table_with_what_to_do_about_each() -> None:
+def test_obstacles_are_a_table_with_advice() -> None:
     pod = a_pod(state="Waiting", reason="Unscheduled", why="0/2", binding="", twin="")
     obstacles = (Obstacle("taint tapestry.io/vnode:NoSchedule", 2, "add it"),)
     lines = pod_text(an_answer(pod, obstacles=obstacles, nodes=2, todo="see"), NOW).splitlines()
@@ -70,7 +70,7 @@ def a_finding(**fields: object) -> RepairResult:
     return RepairResult(**{**given, "message": "it is nobody's", "mended": True, "remedy": "", **fields})  # type: ignore[arg-type]
 
 
-def test_findings_are_shown_with_what_became_of_them_and_each_remedy_once() -> None:
+def test_findings_show_outcome_and_each_remedy_once() -> None:
     left = a_finding(mended=False, remedy="the syncer of the binding, which is running as me")
     _, mended, _, _, _, remedy = repairs_table([a_finding(), left, left]).splitlines()
     cells = [cell.strip() for cell in mended.split("   ") if cell.strip()]

@@ -57,7 +57,7 @@ def with_metadata(pod: Object, **metadata: Any) -> Object:
     return {**pod, "metadata": {**pod["metadata"], **metadata}}
 
 
-def test_a_pod_that_runs_tells_its_node_and_its_twin() -> None:
+def test_running_pod_shows_node_and_twin() -> None:
     shown = pod_status(PlacedPod(a_pod(MAPPED, phase="Running"), NODE, a_binding()))
     assert (shown.state, shown.phase, shown.reason) == ("Running", "Running", "")
     assert (shown.node, shown.physical_node, shown.binding) == ("vnode-e1-n1", "n1", "east")
@@ -66,12 +66,12 @@ def test_a_pod_that_runs_tells_its_node_and_its_twin() -> None:
     assert name.startswith("web-")
 
 
-def test_a_pod_that_was_not_mapped_has_no_twin_whatever_its_annotations_say() -> None:
+def test_unmapped_pod_has_no_twin() -> None:
     forged = with_metadata(a_pod(), annotations={keys.PHYSICAL_POD_NAME: "somebody-elses"})
     assert pod_status(PlacedPod(forged, NODE, a_binding())).twin == ""
 
 
-def test_the_reason_why_a_pod_waits_is_the_condition_that_says_so() -> None:
+def test_waiting_reason_is_from_condition() -> None:
     refused = said(keys.ACCEPTED_CONDITION, "False", "PodSecurity", "spec.hostNetwork: not allowed")
     missing = said(keys.MAPPED_CONDITION, "False", "ConfigMapMissing", "configmaps shop/settings does not exist")
     assert judged(a_pod(refused)) == ("Waiting", "PodSecurity", "spec.hostNetwork: not allowed")
@@ -79,24 +79,24 @@ def test_the_reason_why_a_pod_waits_is_the_condition_that_says_so() -> None:
     assert judged(a_pod())[:2] == ("Waiting", "NotSeen")
 
 
-def test_a_pod_without_a_node_tells_what_its_scheduler_said() -> None:
+def test_unscheduled_pod_shows_scheduler_message() -> None:
     unplaced = said("PodScheduled", "False", "Unschedulable", "0/1 nodes are available")
     assert judged(a_pod(unplaced, node="")) == ("Waiting", "Unscheduled", "0/1 nodes are available")
     assert "no scheduler" in judged(a_pod(node=""))[2]
 
 
-def test_pods_that_are_not_run_below_say_so() -> None:
+def test_excluded_pods_are_reported() -> None:
     owner = {"kind": "DaemonSet", "name": "d", "controller": True}
     assert judged(with_metadata(a_pod(), ownerReferences=[owner]))[1] == "DaemonSet"
     assert judged(with_metadata(a_pod(), namespace="kube-system"))[1] == "SystemNamespace"
 
 
-def test_a_pod_of_a_node_that_is_gone_or_of_no_virtual_one_says_so() -> None:
+def test_pod_without_virtual_node_is_reported() -> None:
     assert pod_diagnosis(PlacedPod(a_pod())).reason == "NodeGone"
     assert pod_diagnosis(PlacedPod(a_pod(phase="Running", node="n7"), is_on_unleased_node=True)).reason == "NotLeased"
 
 
-def test_a_twin_that_cannot_start_tells_why() -> None:
+def test_twin_that_cannot_start_shows_reason() -> None:
     unplaced = said("PodScheduled", "False", "Unschedulable", "Insufficient cpu")
     assert judged(a_pod(MAPPED, unplaced)) == ("Waiting", "UnschedulableBelow", "Insufficient cpu")
     waiting = {"name": "c", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
@@ -104,12 +104,12 @@ def test_a_twin_that_cannot_start_tells_why() -> None:
     assert judged(a_pod(MAPPED))[1] == "Starting"
 
 
-def test_a_running_pod_whose_change_was_refused_says_so() -> None:
+def test_running_pod_shows_rejected_change() -> None:
     refused = said(keys.ACCEPTED_CONDITION, "False", "PodSecurity", "spec.ephemeralContainers[0]: not allowed")
     assert judged(a_pod(MAPPED, refused, phase="Running"))[:2] == ("Running", "PodSecurity")
 
 
-def test_the_end_of_a_pod_is_told_with_who_decided_it() -> None:
+def test_ended_pod_shows_reason_and_cause() -> None:
     disrupted = said("DisruptionTarget", "True", "Reclaimed", "OutOfTimeWindows: reclaimed by owner/nights")
     lost = a_pod(MAPPED, disrupted, phase="Failed", reason="Reclaimed", message="the pod below is gone")
     assert judged(lost)[:2] == ("Failed", "Reclaimed")
@@ -120,7 +120,7 @@ def test_the_end_of_a_pod_is_told_with_who_decided_it() -> None:
     assert judged(failed) == ("Failed", "Error", "container c ended with 3 (Error)")
 
 
-def test_a_pod_on_its_way_out_says_whether_it_was_taken_back() -> None:
+def test_terminating_pod_shows_whether_it_was_reclaimed() -> None:
     going = with_metadata(a_pod(MAPPED, phase="Running"), deletionTimestamp=LATER)
     assert judged(going)[:2] == ("Leaving", "Deleted")
     assert pod_status(PlacedPod(going, NODE, a_binding())).phase == "Terminating"
@@ -137,14 +137,14 @@ def explained(pod: Object, below: TwinLookup = TwinLookup(), nodes: list[Object]
     return pod_explanation(place, below, [NODE] if nodes is None else nodes, {}, None)
 
 
-def test_an_explanation_says_where_the_twin_is_and_how() -> None:
+def test_explanation_shows_node_and_phase_of_twin() -> None:
     twin = {"metadata": {"uid": "uid-twin"}, "spec": {"nodeName": "n1"}, "status": {"phase": "Running"}}
     answer = explained(a_pod(MAPPED, phase="Running"), TwinLookup(twin, succeeded=True))
     assert (answer.twin_phase, answer.twin_node, answer.todo) == ("Running", "n1", "")
 
 
 @pytest.mark.parametrize("uid", [None, "another"])
-def test_a_twin_that_is_not_there_any_more_is_told_before_the_pod_knows(uid: str | None) -> None:
+def test_lost_twin_is_reported_before_pod_changes(uid: str | None) -> None:
     twin = {"metadata": {"uid": uid}, "spec": {}} if uid else None
     answer = explained(a_pod(MAPPED, phase="Running"), TwinLookup(twin, succeeded=True))
     assert (answer.pod.state, answer.pod.reason) == ("Waiting", "TwinLost")
@@ -152,7 +152,7 @@ def test_a_twin_that_is_not_there_any_more_is_told_before_the_pod_knows(uid: str
     assert (unseen.pod.state, unseen.unseen) == ("Running", "no answer")
 
 
-def test_a_pod_that_waits_for_room_tells_when_it_fails() -> None:
+def test_pod_waiting_for_capacity_shows_deadline() -> None:
     refused = a_pod(said(keys.MAPPED_CONDITION, "False", "RefusedBelow", "exceeded quota", LATER))
     assert explained(refused).deadline == datetime(2026, 3, 2, 12, 6, tzinfo=UTC)
     unplaced = a_pod(MAPPED, said("PodScheduled", "False", "Unschedulable", "Insufficient cpu", LATER))
@@ -161,7 +161,7 @@ def test_a_pod_that_waits_for_room_tells_when_it_fails() -> None:
     assert explained(missing).deadline is None
 
 
-def test_a_pod_that_is_gated_below_is_told_so() -> None:
+def test_gated_twin_is_reported() -> None:
     gated = said("PodScheduled", "False", "SchedulingGatedBelow", "a gate below holds it back", LATER)
     answer = explained(a_pod(MAPPED, gated))
     assert (answer.pod.state, answer.pod.reason) == ("Waiting", "SchedulingGatedBelow")
@@ -172,7 +172,7 @@ def test_a_pod_that_is_gated_below_is_told_so() -> None:
         assert "room" not in todo
 
 
-def test_keys_that_are_not_copied_and_names_that_need_dns_are_noted() -> None:
+def test_uncopied_keys_and_missing_dns_are_noted() -> None:
     pod = with_metadata(a_pod(MAPPED), labels={"kueue.x-k8s.io/queue-name": "q", "app": "web"})
     [note] = explained(pod).notes
     assert note.endswith(": kueue.x-k8s.io/queue-name")
@@ -182,7 +182,7 @@ def test_keys_that_are_not_copied_and_names_that_need_dns_are_noted() -> None:
     assert "headless and later Services need DNS" in note
 
 
-def test_a_pod_without_a_node_is_told_what_bars_it() -> None:
+def test_pod_without_node_shows_obstacles() -> None:
     tainted = {**NODE, "spec": {"taints": [{"key": keys.VNODE_TAINT, "effect": "NoSchedule"}]}}
     answer = explained(a_pod(node=""), nodes=[tainted, NODE])
     assert [each.what for each in answer.obstacles] == ["taint tapestry.io/vnode:NoSchedule"]
@@ -191,6 +191,6 @@ def test_a_pod_without_a_node_is_told_what_bars_it() -> None:
 
 
 @pytest.mark.parametrize("reason", sorted({*DISRUPTIONS.values(), "PhysicalPodLost", "RefusedBelow"}))
-def test_every_way_to_end_has_advice(reason: str) -> None:
+def test_every_end_reason_has_advice(reason: str) -> None:
     answer = explained(a_pod(MAPPED, phase="Failed", reason=reason))
     assert (answer.pod.state, answer.todo) == ("Failed", ADVICE[reason])

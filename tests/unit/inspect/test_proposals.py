@@ -61,19 +61,19 @@ def plan(
     return policy_plan(proposal, BINDING, cluster, facts, "UTC", NOON)
 
 
-def test_a_new_policy_lends_where_nothing_was_lent() -> None:
+def test_new_policy_leases_where_nothing_was_leased() -> None:
     found = plan(in_a_file("half", resourceLimits=[{"resource": "cpu", "percent": 50}]))
     (node,) = found.nodes
     assert (found.is_new, node.state_now, node.state_then) == (True, "Withdrawn", "Open")
     assert (found.leased_now, found.leased_then) == ({}, {"cpu": "1500m"})
 
 
-def test_a_changed_policy_takes_the_place_of_the_one_that_there_is() -> None:
+def test_changed_policy_replaces_existing_one() -> None:
     found = plan(in_a_file("all", resourceLimits=[{"resource": "cpu", "quantity": 1}]), a_policy("all"))
     assert (found.is_new, found.leased_now, found.leased_then) == (False, {"cpu": "3"}, {"cpu": "1"})
 
 
-def test_a_policy_that_would_be_closed_lends_nothing_and_says_who_must_leave_and_when() -> None:
+def test_closed_policy_reclaims_pods_by_deadline() -> None:
     pods = (a_pod("web", "1", "vnode-e1-n1"), a_pod("db", "1", "vnode-e1-n1"))
     night = in_a_file("all", timeWindows=[NIGHT], forceReclaim=True, gracefulReclaimPeriodSeconds=600)
     found = plan(night, a_policy("all"), pods=pods)
@@ -93,14 +93,14 @@ def test_pods_that_may_finish_are_not_reclaimed() -> None:
     assert (node.state_then, node.reclaimed, node.deadline) == ("Closed", [], None)
 
 
-def test_a_file_that_says_what_there_is_changes_nothing() -> None:
+def test_unchanged_policy_changes_nothing() -> None:
     night = {"timeWindows": [NIGHT], "forceReclaim": True, "gracefulReclaimPeriodSeconds": 600}
     found = plan(in_a_file("all", **night), a_policy("all", **night))
     assert (found.leased_now, found.leased_then) == ({"cpu": "0"}, {"cpu": "0"})
     assert found.nodes[0].state_now == found.nodes[0].state_then == "Closed"
 
 
-def test_the_owner_has_the_last_word_in_a_plan_too() -> None:
+def test_owner_limit_applies_in_plan() -> None:
     owner = (a_policy("little", resourceLimits=[{"resource": "cpu", "quantity": "500m"}]),)
     assert plan(in_a_file("all"), owner=owner).leased_then == {"cpu": "500m"}
 
@@ -121,12 +121,12 @@ def test_the_owner_has_the_last_word_in_a_plan_too() -> None:
         ({"spec": {"cluster": "e", "nodeSelector": {"nodeSelectorTerms": []}}}, "spec.nodeSelector"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_named(change: dict[str, Any], complaint: str) -> None:
+def test_invalid_file_is_rejected_with_field(change: dict[str, Any], complaint: str) -> None:
     written = {"apiVersion": POLICIES.api_version, "kind": POLICIES.kind, "metadata": {"name": "x"}, **change}
     with pytest.raises(ValueError, match=complaint):
         proposed_policy([written], "f")
 
 
-def test_a_file_has_one_policy() -> None:
+def test_file_must_have_one_policy() -> None:
     with pytest.raises(ValueError, match="expected one ResourceLeasingPolicy, found 0 objects"):
         proposed_policy([], "f")

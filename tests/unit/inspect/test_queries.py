@@ -88,7 +88,7 @@ def a_pod(name: str, node: str, **metadata: Any) -> Object:
 
 
 @pytest.mark.parametrize("name", ["vnode-e1-n1", "n1"])
-def test_a_node_is_found_by_either_name_and_explained_from_both_clusters(name: str) -> None:
+def test_node_is_found_by_either_name(name: str) -> None:
     async def scenario(world: World) -> None:
         await world.bind()
         await world.add_owner("half", resourceLimits=[{"resource": "cpu", "percent": 50}])
@@ -103,7 +103,7 @@ def test_a_node_is_found_by_either_name_and_explained_from_both_clusters(name: s
 
 
 @pytest.mark.parametrize("name", ["vnode-e1-n2", "n2"])
-def test_a_physical_node_that_lends_nothing_is_explained_too(name: str) -> None:
+def test_unleased_physical_node_is_explained(name: str) -> None:
     async def scenario(world: World) -> None:
         await world.bind()
         (answer,) = await world.questions.node(name)
@@ -112,7 +112,7 @@ def test_a_physical_node_that_lends_nothing_is_explained_too(name: str) -> None:
     in_a_world(scenario)
 
 
-def test_a_node_that_nobody_has_is_unknown() -> None:
+def test_missing_node_is_an_error() -> None:
     async def scenario(world: World) -> None:
         await world.bind()
         with pytest.raises(QueryError, match=r"has a node n9, virtual or not$"):
@@ -121,7 +121,7 @@ def test_a_node_that_nobody_has_is_unknown() -> None:
     in_a_world(scenario)
 
 
-def test_without_the_secret_the_answer_is_what_the_virtual_node_shows() -> None:
+def test_node_is_explained_from_virtual_without_secret() -> None:
     async def scenario(world: World) -> None:
         await world.bind(secret=False)
         (answer,) = await world.questions.node("n1")
@@ -133,7 +133,7 @@ def test_without_the_secret_the_answer_is_what_the_virtual_node_shows() -> None:
     in_a_world(scenario)
 
 
-def test_another_cluster_than_was_bound_is_not_looked_into() -> None:
+def test_other_cluster_than_bound_is_not_read() -> None:
     async def scenario(world: World) -> None:
         await world.bind(identity="another")
         (answer,) = await world.questions.node("n1")
@@ -142,7 +142,7 @@ def test_another_cluster_than_was_bound_is_not_looked_into() -> None:
     in_a_world(scenario)
 
 
-def test_policies_of_both_sides_are_shown_and_those_for_others_are_not() -> None:
+def test_policies_of_both_sides_are_listed() -> None:
     async def scenario(world: World) -> None:
         await world.bind()
         await world.add_owner("half")
@@ -157,7 +157,7 @@ def test_policies_of_both_sides_are_shown_and_those_for_others_are_not() -> None
     in_a_world(scenario)
 
 
-def test_owners_that_cannot_be_seen_are_told_of() -> None:
+def test_unreadable_owners_are_reported() -> None:
     async def scenario(world: World) -> None:
         await world.bind(secret=False)
         found, (sentence,) = await world.questions.policies()
@@ -169,7 +169,7 @@ def test_owners_that_cannot_be_seen_are_told_of() -> None:
     in_a_world(scenario)
 
 
-def test_a_cluster_that_knows_no_policies_has_none() -> None:
+def test_cluster_without_policy_kind_has_no_policies() -> None:
     async def scenario(world: World) -> None:
         await world.bind()
         assert await world.questions.policies() == ([], [])
@@ -177,7 +177,7 @@ def test_a_cluster_that_knows_no_policies_has_none() -> None:
     in_a_world(scenario, NAMESPACES, NODES, PODS)
 
 
-def test_a_policy_is_asked_for_by_name_or_by_side_and_name() -> None:
+def test_policy_is_found_by_name_or_side_and_name() -> None:
     async def scenario(world: World) -> None:
         await world.bind()
         await world.add_owner("half")
@@ -191,7 +191,7 @@ def test_a_policy_is_asked_for_by_name_or_by_side_and_name() -> None:
     in_a_world(scenario)
 
 
-def test_nodes_are_shown_with_the_pods_on_them_but_not_with_placeholders() -> None:
+def test_nodes_count_pods_but_not_placeholders() -> None:
     async def scenario(world: World) -> None:
         await world.bind()
         await world.virtual.create(PODS, a_pod("work", "vnode-e1-n1"))
@@ -204,7 +204,7 @@ def test_nodes_are_shown_with_the_pods_on_them_but_not_with_placeholders() -> No
     in_a_world(scenario)
 
 
-def test_a_cluster_without_our_kinds_says_how_to_prepare_it() -> None:
+def test_cluster_without_our_kinds_gets_install_hint() -> None:
     async def main() -> None:
         api = InProcessApi([NODES], now=running_clock().now)
         questions = Queries(Client(api.connect()), lambda _: api.connect(), running_clock().now())
@@ -214,7 +214,7 @@ def test_a_cluster_without_our_kinds_says_how_to_prepare_it() -> None:
     run(main())
 
 
-def test_windows_that_name_no_zone_are_in_that_of_the_syncer_unless_the_question_names_one() -> None:
+def test_windows_without_zone_use_zone_of_syncer() -> None:
     async def scenario(world: World) -> None:
         await world.bind()
         await world.add_owner("night", timeWindows=[{"start": "22:00", "end": "06:00"}])
@@ -255,7 +255,7 @@ def frozen(world: World) -> Queries:
     return replace(world.questions, connect=lambda _: Frozen())
 
 
-def test_that_a_cluster_is_silent_is_known_in_less_than_two_seconds() -> None:
+def test_unreachable_cluster_is_detected_within_two_seconds() -> None:
     async def scenario(world: World) -> None:
         await world.bind()
         began, now = running_clock().monotonic(), running_clock().now
@@ -270,7 +270,7 @@ def test_that_a_cluster_is_silent_is_known_in_less_than_two_seconds() -> None:
     in_a_world(scenario)
 
 
-def test_what_a_policy_would_lend_is_not_told_of_a_silent_cluster() -> None:
+def test_plan_fails_for_unreachable_cluster() -> None:
     async def scenario(world: World) -> None:
         await world.bind()
         with pytest.raises(ClusterUnreadable, match="idle resources of the cluster of east are unknown: no answer"):
@@ -284,7 +284,7 @@ def test_what_a_policy_would_lend_is_not_told_of_a_silent_cluster() -> None:
 # -- a policy that is not there yet
 
 
-def test_a_policy_of_a_file_is_of_the_side_that_has_one_of_the_name() -> None:
+def test_policy_file_belongs_to_side_with_same_name() -> None:
     async def scenario(world: World) -> None:
         await world.bind()
         await world.add_owner("half", resourceLimits=[{"resource": "cpu", "percent": 50}])

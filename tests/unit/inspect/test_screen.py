@@ -95,7 +95,7 @@ def row_of(seen: list[str], word: str) -> str:
     return next(line for line in seen if word in line)
 
 
-def test_clusters_show_what_they_lend_and_when_that_changes() -> None:
+def test_clusters_show_leases_and_next_change() -> None:
     seen = rows(a_scene())
     assert row_of(seen, "cluster-1 ").split() == [
         *("cluster-1", "Leasing", "5", "12", "2500m/20", "3Gi/64Gi"),
@@ -104,19 +104,19 @@ def test_clusters_show_what_they_lend_and_when_that_changes() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 100])
-def test_memory_is_shown_wherever_it_fits(width: int) -> None:
+def test_memory_is_shown_if_it_fits(width: int) -> None:
     seen = rows(a_scene(), width=width)
     assert "3Gi/64Gi" in row_of(seen, "cluster-1 ")
     assert "0/16Gi" in row_of(seen, "vnode-cluster-1-n1")
 
 
-def test_a_narrow_screen_drops_memory_before_processors() -> None:
+def test_narrow_screen_drops_memory_before_cpu() -> None:
     line = row_of(rows(a_scene(), width=66), "cluster-1 ")
     assert "2500m/20" in line
     assert "3Gi/64Gi" not in line
 
 
-def test_a_closed_cluster_opens() -> None:
+def test_closed_cluster_shows_opening() -> None:
     closed = a_binding("night", "OutOfTimeWindows", timedelta(hours=1, minutes=30))
     assert "opens 20:00 (in 1h30m)" in row_of(rows(WorldState([closed], [], {}, [], NOW)), "night")
 
@@ -131,16 +131,16 @@ def test_a_closed_cluster_opens() -> None:
         (timedelta(seconds=-1), "18:29 (now)"),
     ],
 )
-def test_a_moment_is_told_as_people_say_it(ahead: timedelta, text: str) -> None:
+def test_time_is_shown_relative_to_today(ahead: timedelta, text: str) -> None:
     assert local_time_text(NOW + ahead, NOW) == text
 
 
-def test_a_moment_is_told_in_the_zone_of_whoever_looks() -> None:
+def test_time_is_shown_in_viewer_zone() -> None:
     there = NOW.astimezone(timezone(timedelta(hours=8)))  # where it is Tuesday, 02:30
     assert local_time_text(NOW + timedelta(hours=3), there) == "05:30 (in 3h)"
 
 
-def test_pods_are_counted_by_phase_and_those_that_wait_say_why() -> None:
+def test_pods_are_counted_and_waiting_ones_show_reason() -> None:
     seen = rows(a_scene())
     assert row_of(seen, "24 Running") == "PODS  1 Pending, 24 Running"
     assert row_of(seen, "web-0").strip() == (
@@ -148,13 +148,13 @@ def test_pods_are_counted_by_phase_and_those_that_wait_say_why() -> None:
     )
 
 
-def test_nodes_that_are_not_as_they_should_be_come_first() -> None:
+def test_abnormal_nodes_are_first() -> None:
     nodes = [a_node("a"), a_node("b"), a_node("closed", "Closed"), a_node("lost", ready=False)]
     seen = [line.split()[0] for line in rows(WorldState([], nodes, {}, [], NOW)) if "/16Gi" in line]
     assert seen == ["closed", "lost", "a", "b"]
 
 
-def test_what_is_wrong_and_what_happened_are_told() -> None:
+def test_problems_and_events_are_shown() -> None:
     seen = rows(
         WorldState([a_binding("east", troubles=1)], [], {}, [], NOW),
         prompt=Footer(LINES, ["18:29:01 cluster-1 was killed by SIGKILL; restarting"]),
@@ -163,7 +163,7 @@ def test_what_is_wrong_and_what_happened_are_told() -> None:
     assert "! 18:29:01 cluster-1 was killed by SIGKILL" in "\n".join(seen)
 
 
-def test_what_does_not_fit_is_counted() -> None:
+def test_hidden_rows_are_counted() -> None:
     seen = rows(a_scene(nodes=1000, waiting=50), height=30)
     shown = sum("/16Gi" in line for line in seen)
     assert f"and {1000 - shown} nodes more" in row_of(seen, "nodes more")
@@ -172,7 +172,7 @@ def test_what_does_not_fit_is_counted() -> None:
 
 
 @given(st.integers(30, 200), st.integers(24, 80), st.integers(0, 8), st.integers(0, 60), st.integers(0, 60))
-def test_a_screen_is_never_larger_than_its_terminal_and_has_all_lines_to_copy(
+def test_screen_fits_terminal_and_has_all_commands(
     width: int, height: int, bindings: int, nodes: int, waiting: int
 ) -> None:
     seen = rows(a_scene(bindings, nodes, waiting), width, height)
@@ -183,20 +183,20 @@ def test_a_screen_is_never_larger_than_its_terminal_and_has_all_lines_to_copy(
 
 
 @given(st.text("abcdefgh -=/.", min_size=1), st.integers(2, 40))
-def test_a_folded_line_fits_and_is_one_line(line: str, width: int) -> None:
+def test_wrapped_line_fits_and_joins_again(line: str, width: int) -> None:
     pieces = list(wrapped_lines(line, width))
     assert all(len(piece) <= width for piece in pieces)
     assert "\n".join(pieces).replace("\\\n", "") == line
 
 
-def test_a_shell_takes_a_folded_line_for_one() -> None:
+def test_shell_joins_wrapped_line() -> None:
     line = "echo export KUBECONFIG=/a/very/long/path/to/a/kubeconfig"
     done = subprocess.run(["sh", "-c", "\n".join(wrapped_lines(line, 17))], capture_output=True, text=True, check=True)
     assert done.stdout == line.removeprefix("echo ") + "\n"
 
 
 @given(st.integers(0, 60), st.lists(st.integers(0, 30), min_size=3, max_size=3))
-def test_rows_are_shared_without_waste(room: int, wanted: list[int]) -> None:
+def test_rows_are_distributed_without_waste(room: int, wanted: list[int]) -> None:
     given_rows = row_shares(room, wanted)
     assert all(got <= want for got, want in zip(given_rows, wanted, strict=True))
     assert all(got >= min(want, 3) for got, want in zip(given_rows, wanted, strict=True))
@@ -211,7 +211,7 @@ def an_object(name: str, **parts: Object) -> Object:
     return {**parts, "metadata": {**created, **parts.get("metadata", {})}}
 
 
-def test_a_scene_has_the_pods_of_virtual_nodes_and_those_that_have_none() -> None:
+def test_state_has_pods_of_virtual_nodes_and_unscheduled() -> None:
     secret = {"name": "east", "namespace": "tapestry-system"}
     spec = {"clusterID": "east", "mountNamespace": "leased", "secretRef": secret}
     binding = an_object("east", spec=spec, status={"nodes": 1})

@@ -102,7 +102,7 @@ def in_a_world(
     run(main())
 
 
-def test_clusters_nodes_and_pods_are_summed_up_from_what_the_physical_cluster_measures() -> None:
+def test_loads_are_sums_of_physical_metrics() -> None:
     async def scenario(world: World) -> None:
         for name, node, cpu in (
             ("web", "vnode-e1-n1", "1500m"),
@@ -131,7 +131,7 @@ def test_clusters_nodes_and_pods_are_summed_up_from_what_the_physical_cluster_me
     in_a_world(scenario)
 
 
-def test_what_the_virtual_cluster_measures_itself_is_enough() -> None:
+def test_metrics_of_virtual_cluster_are_preferred() -> None:
     async def scenario(world: World) -> None:
         await world.run("web", "vnode-e1-n1", cpu="1")
         await measure(world.virtual, "default", "web", "250m", "64Mi")
@@ -141,7 +141,7 @@ def test_what_the_virtual_cluster_measures_itself_is_enough() -> None:
     in_a_world(scenario, above=True, below=False)
 
 
-def test_where_nobody_measures_requests_are_shown_and_a_sentence_says_why() -> None:
+def test_requests_and_message_replace_missing_metrics() -> None:
     async def scenario(world: World) -> None:
         await world.run("small", "vnode-e1-n1", cpu="1")
         await world.run("large", "vnode-e1-n1", cpu="2")
@@ -156,7 +156,7 @@ def test_where_nobody_measures_requests_are_shown_and_a_sentence_says_why() -> N
     in_a_world(scenario, below=False)
 
 
-def test_kubelets_that_do_not_answer_are_told_of() -> None:
+def test_unreachable_kubelets_are_reported() -> None:
     async def scenario(world: World) -> None:
         await world.physical.create(NODES, object_named("n1"))
         await world.run("web", "vnode-e1-n1", cpu="1")
@@ -167,7 +167,7 @@ def test_kubelets_that_do_not_answer_are_told_of() -> None:
     in_a_world(scenario)
 
 
-def test_pods_that_are_over_count_for_nothing() -> None:
+def test_ended_pods_do_not_count() -> None:
     async def scenario(world: World) -> None:
         await world.run("done", "vnode-e1-n1", phase="Succeeded", cpu="1")
         (east,) = (await world.top()).clusters()
@@ -176,7 +176,7 @@ def test_pods_that_are_over_count_for_nothing() -> None:
     in_a_world(scenario)
 
 
-def test_a_binding_that_is_not_there_is_unknown() -> None:
+def test_missing_binding_is_an_error() -> None:
     async def scenario(world: World) -> None:
         with pytest.raises(QueryError, match="known are: east"):
             await world.top("west")
@@ -192,7 +192,7 @@ def test_a_binding_that_is_not_there_is_unknown() -> None:
         ("name", ["vnode-e1-n1", "vnode-e1-n2"]),
     ],
 )
-def test_the_busiest_comes_first(order: Any, names: list[str]) -> None:
+def test_largest_load_is_first(order: Any, names: list[str]) -> None:
     async def scenario(world: World) -> None:
         for node, cpu, memory in (("n1", "1", "2Gi"), ("n2", "2", "1Gi")):
             twin = await world.run(f"on-{node}", f"vnode-e1-{node}", cpu=cpu)
@@ -202,7 +202,7 @@ def test_the_busiest_comes_first(order: Any, names: list[str]) -> None:
     in_a_world(scenario)
 
 
-def test_a_wide_table_has_shares_and_what_else_is_requested() -> None:
+def test_wide_table_has_percentages_and_other_resources() -> None:
     async def scenario(world: World) -> None:
         twin = await world.run("train", "vnode-e1-n1", **{"cpu": "1", "memory": "4Gi", "nvidia.com/gpu": "1"})
         await measure(world.physical, "leased", twin, "2", "2Gi")
@@ -230,11 +230,11 @@ def test_a_wide_table_has_shares_and_what_else_is_requested() -> None:
     in_a_world(scenario)
 
 
-def test_nothing_lent_is_said_in_words() -> None:
+def test_empty_table_is_a_sentence() -> None:
     assert "nothing is leased" in loads_table([])
 
 
-def test_a_kubelet_tells_what_its_pods_use() -> None:
+def test_kubelet_summary_is_parsed() -> None:
     told = {
         "node": {},
         "pods": [
@@ -249,7 +249,7 @@ def test_a_kubelet_tells_what_its_pods_use() -> None:
     assert dict(summary_amounts(told)) == {"n/a": {"cpu": parse_quantity("1m"), "memory": parse_quantity(4096)}}
 
 
-def test_a_kubelet_is_called_where_its_node_says() -> None:
+def test_kubelet_url_is_from_node() -> None:
     status = {
         "addresses": [{"type": "Hostname", "address": "n1"}, {"type": "InternalIP", "address": "10.0.0.7"}],
         "daemonEndpoints": {"kubeletEndpoint": {"Port": 10251}},
@@ -257,5 +257,5 @@ def test_a_kubelet_is_called_where_its_node_says() -> None:
     assert kubelet_url({"metadata": {"name": "n1"}, "status": status}) == "https://10.0.0.7:10251"
 
 
-def test_the_certificate_for_kubelets_has_one_name() -> None:
+def test_certificate_name_matches_control_plane() -> None:
     assert command.KUBELET_CLIENT == control_planes.KUBELET_CLIENT

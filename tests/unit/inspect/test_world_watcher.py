@@ -63,7 +63,7 @@ def followed(story: Callable[[Audience], Coroutine[Any, Any, None]]) -> Audience
     return run(scenario())
 
 
-def test_many_changes_are_shown_twice_a_second() -> None:
+def test_many_changes_refresh_twice_a_second() -> None:
     async def story(audience: Audience) -> None:
         del audience.scenes[:]
         await audience.add_pods(300)
@@ -75,14 +75,14 @@ def test_many_changes_are_shown_twice_a_second() -> None:
     assert 5 <= len(seen.scenes) <= 9
 
 
-def test_where_nothing_changes_little_is_done() -> None:
+def test_idle_world_refreshes_rarely() -> None:
     async def story(audience: Audience) -> None:
         await asyncio.sleep(60)
 
     assert len(followed(story).scenes) <= 2 + 65 / IDLE_INTERVAL
 
 
-def test_a_countdown_is_shown_every_second() -> None:
+def test_countdown_refreshes_every_second() -> None:
     async def story(audience: Audience) -> None:
         await audience.add_binding(audience.now() + timedelta(seconds=90))
         await asyncio.sleep(1)
@@ -92,7 +92,7 @@ def test_a_countdown_is_shown_every_second() -> None:
     assert max(followed(story).pauses()) <= MIN_REFRESH_INTERVAL + COUNTDOWN_INTERVAL
 
 
-def test_what_others_have_to_say_is_shown_at_once() -> None:
+def test_refresh_event_refreshes_at_once() -> None:
     async def story(audience: Audience) -> None:
         del audience.scenes[:]
         audience.news.set()

@@ -17,7 +17,7 @@ def shown(pod: Object) -> str:
     return address
 
 
-def test_no_two_objects_share_an_address_while_there_is_one_left() -> None:
+def test_addresses_are_unique_until_exhausted() -> None:
     addresses = AddressAllocator(SMALL, shown, lambda _: [])
     given = [addresses.allocate(a_pod(number)) for number in range(14)]
     assert len(set(given)) == 14
@@ -25,18 +25,18 @@ def test_no_two_objects_share_an_address_while_there_is_one_left() -> None:
     assert given == [addresses.allocate(a_pod(number)) for number in range(14)]
 
 
-def test_what_somebody_shows_is_taken() -> None:
+def test_reported_address_is_taken() -> None:
     holders = {str(SMALL[number]): [a_pod(99, str(SMALL[number]))] for number in range(1, 14)}
     addresses = AddressAllocator(SMALL, shown, lambda address: holders.get(address, []))
     assert addresses.allocate(a_pod(1)) == str(SMALL[14])
 
 
-def test_an_object_keeps_the_address_that_it_shows() -> None:
+def test_object_keeps_reported_address() -> None:
     addresses = AddressAllocator(SMALL, shown, lambda _: [])
     assert addresses.allocate(a_pod(1, "127.1.2.3")) == "127.1.2.3"
 
 
-def test_the_address_of_an_object_that_is_gone_is_free() -> None:
+def test_released_address_is_free() -> None:
     addresses = AddressAllocator(SMALL, shown, lambda _: [])
     given = set()
     for number in range(1000):

@@ -58,17 +58,17 @@ async def ended_with(tmp_path: Path, script: str) -> tuple[int, bytes]:
 @pytest.mark.parametrize(
     ("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137), ("kill -TERM $$", 143)]
 )
-async def test_what_a_process_ended_with_is_as_a_shell_has_it(tmp_path: Path, script: str, code: int) -> None:
+async def test_exit_code_is_like_in_a_shell(tmp_path: Path, script: str, code: int) -> None:
     assert (await ended_with(tmp_path, script))[0] == code
 
 
-async def test_all_that_it_wrote_arrives(tmp_path: Path) -> None:
+async def test_all_output_arrives(tmp_path: Path) -> None:
     code, said = await ended_with(tmp_path, "i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done; pwd >&2")
     lines = said.decode().splitlines()
     assert (code, len(lines), lines[-1]) == (0, 20001, str(tmp_path))
 
 
-async def test_nothing_that_it_started_survives_it(tmp_path: Path) -> None:
+async def test_no_descendant_survives(tmp_path: Path) -> None:
     _, said = await ended_with(tmp_path, "sleep 1000 & echo $!")
     await gone(int(said))
     assert not is_alive(int(said))
@@ -88,7 +88,7 @@ async def speaking(script: str, folder: Path, said: list[bytes]) -> AsyncIterato
         yield running
 
 
-async def test_asked_to_stop_it_has_time_to_end(tmp_path: Path) -> None:
+async def test_stop_gives_time_to_end(tmp_path: Path) -> None:
     said: list[bytes] = []
     script = "trap 'echo bye; exit 7' TERM; echo up; while :; do sleep 0.05; done"
     async with speaking(script, tmp_path, said) as running:
@@ -97,7 +97,7 @@ async def test_asked_to_stop_it_has_time_to_end(tmp_path: Path) -> None:
     assert b"".join(said) == b"up\nbye\n"
 
 
-async def test_what_does_not_end_in_time_is_killed(tmp_path: Path) -> None:
+async def test_process_is_killed_after_grace(tmp_path: Path) -> None:
     script = "trap '' TERM; echo up; while :; do sleep 0.05; done"
     async with speaking(script, tmp_path, []) as running:
         await running.stop(0.1)
@@ -105,13 +105,13 @@ async def test_what_does_not_end_in_time_is_killed(tmp_path: Path) -> None:
     assert not is_alive(running.pid)
 
 
-async def test_a_program_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+async def test_missing_program_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         async with child(["no-such-program"], ENVIRON, tmp_path, print):
             raise AssertionError("unreachable")
 
 
-def test_it_is_the_same_on_the_loop_that_we_run_on(tmp_path: Path) -> None:
+def test_child_works_on_uvloop(tmp_path: Path) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(ended_with(tmp_path, "echo hello; exit 4")) == (4, b"hello\n")
 
@@ -134,7 +134,7 @@ asyncio.run(main())
 """
 
 
-def test_when_we_are_killed_nothing_is_left(tmp_path: Path) -> None:
+def test_nothing_is_left_after_we_are_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PARENT, os.environ["PATH"]]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tmp_path) as parent:
         assert parent.stdout is not None
@@ -146,7 +146,7 @@ def test_when_we_are_killed_nothing_is_left(tmp_path: Path) -> None:
         asyncio.run(gone(pid))
 
 
-async def test_without_its_guard_it_does_not_go_on(tmp_path: Path) -> None:
+async def test_child_dies_with_its_guard(tmp_path: Path) -> None:
     async with speaking("echo up; sleep 1000", tmp_path, []) as running:
         os.kill(running.group_id, signal.SIGKILL)
         assert await running.wait() == 137
@@ -173,7 +173,7 @@ async def text_of(chunks: AsyncIterator[bytes]) -> str:
     return b"".join([chunk async for chunk in chunks]).decode()
 
 
-async def test_a_log_can_be_read_whole_or_in_part(tmp_path: Path, clock: Callable[[], datetime]) -> None:
+async def test_log_is_read_completely_or_in_part(tmp_path: Path, clock: Callable[[], datetime]) -> None:
     log = ContainerLog(tmp_path / "0.log", clock)
     for line in (b"one\ntw", b"o\nthree\n", b"fo", b"ur"):
         log.write(line)
@@ -191,9 +191,7 @@ async def test_a_log_can_be_read_whole_or_in_part(tmp_path: Path, clock: Callabl
     assert (await read(LogQuery(tail=1, timestamps=True))) == "2026-01-01T00:00:02.000000Z four\n"
 
 
-async def test_a_log_is_followed_until_it_ends_also_into_another_file(
-    tmp_path: Path, clock: Callable[[], datetime]
-) -> None:
+async def test_log_is_followed_across_rotation(tmp_path: Path, clock: Callable[[], datetime]) -> None:
     log = ContainerLog(tmp_path / "0.log", clock, max_bytes=200)
     log.write(b"before\n")
     found: list[str] = []
@@ -212,7 +210,7 @@ async def test_a_log_is_followed_until_it_ends_also_into_another_file(
     assert log.rotations > 5
 
 
-def test_a_log_stays_small(tmp_path: Path, clock: Callable[[], datetime]) -> None:
+def test_log_stays_small(tmp_path: Path, clock: Callable[[], datetime]) -> None:
     log = ContainerLog(tmp_path / "0.log", clock, max_bytes=10_000)
     for _ in range(1000):
         log.write(b"x" * 99 + b"\n")
@@ -221,7 +219,7 @@ def test_a_log_stays_small(tmp_path: Path, clock: Callable[[], datetime]) -> Non
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 21_000
 
 
-async def test_a_line_without_end_is_cut_somewhere(tmp_path: Path, clock: Callable[[], datetime]) -> None:
+async def test_endless_line_is_cut(tmp_path: Path, clock: Callable[[], datetime]) -> None:
     log = ContainerLog(tmp_path / "0.log", clock)
     for _ in range(100):
         log.write(b"y" * 1000)
@@ -231,5 +229,5 @@ async def test_a_line_without_end_is_cut_somewhere(tmp_path: Path, clock: Callab
     assert max(map(len, text.splitlines())) < 20_000
 
 
-async def test_there_is_nothing_to_read_of_a_container_that_wrote_nothing(tmp_path: Path) -> None:
+async def test_missing_log_has_no_lines(tmp_path: Path) -> None:
     assert await text_of(read_log(tmp_path / "0.log", LogQuery(), None)) == ""

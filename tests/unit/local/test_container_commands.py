@@ -58,12 +58,12 @@ def launched(
 # -- what may run
 
 
-def test_our_own_program_runs_in_a_trusted_namespace() -> None:
+def test_our_program_runs_in_trusted_namespace() -> None:
     assert rejection_reason(ours(args=["--binding", "b", "--kubelet-address=[::1]:0"]), TRUST) is None
     assert rejection_reason(ours(command=["tapestry"], args=["manager", "--leader-elect=false"]), TRUST) is None
 
 
-def test_what_our_manifests_consist_of_runs() -> None:
+def test_pods_of_our_manifests_run() -> None:
     binding = {"metadata": {"name": "b", "uid": "u"}, "spec": {"clusterID": "c", "secretRef": SECRET}}
     config = BindingsConfig(allow_loopback=True)
     filled = template_values(binding, decode_spec(CLUSTER_BINDING, binding), config)
@@ -160,23 +160,23 @@ def only_deployments() -> list[Object]:
         (ours(readinessProbe={"grpc": {"port": 1}}), "container c: has a gRPC probe, which is not supported"),
     ],
 )
-def test_nothing_else_does(pod: Object, why: str) -> None:
+def test_other_containers_are_rejected(pod: Object, why: str) -> None:
     assert rejection_reason(pod, TRUST) == why
 
 
-def test_init_containers_are_looked_at_too() -> None:
+def test_init_containers_are_checked() -> None:
     pod = ours()
     pod["spec"]["initContainers"] = [{"name": "i", "image": "i", "command": ["curl"]}]
     assert rejection_reason(pod, TRUST) == "container i: runs curl; only tapestry is allowed"
 
 
-def test_a_volume_that_would_have_to_be_mounted_cannot_be_had() -> None:
+def test_volume_that_needs_a_mount_is_rejected() -> None:
     pod = ours()
     pod["spec"]["volumes"] = [{"name": "v", "hostPath": {"path": "/"}}]
     assert (rejection_reason(pod, ANY) or "").startswith("volume v: only configMap, secret,")
 
 
-def test_told_so_it_runs_any_command_of_any_namespace_but_not_images() -> None:
+def test_run_pods_allows_any_command_but_no_images() -> None:
     assert rejection_reason(ours(namespace="default", command=["sleep", "1"]), ANY) is None
     assert rejection_reason(ours(command=[]), ANY) is not None
 
@@ -184,14 +184,14 @@ def test_told_so_it_runs_any_command_of_any_namespace_but_not_images() -> None:
 # -- what is run
 
 
-def test_the_command_is_our_executable_with_the_arguments_of_the_container() -> None:
+def test_command_is_our_executable_with_container_arguments() -> None:
     for trust in (TRUST, ANY):
         found = launched(ours(args=["--binding", "b"]), trust=trust)
         assert found.command == ["/opt/bin/tapestry", "syncer", "--binding", "b"]
         assert found.folder == HOME.folder
 
 
-def test_a_mount_never_becomes_another_program_or_argument() -> None:
+def test_mount_never_changes_program_or_arguments() -> None:
     mounts = {each: Path("/pods/volumes/evil") for each in ("tapestry", "syncer", "--binding", "b")}
     pod = ours(args=["--binding", "b"], env=[{"name": "TAPESTRY_NAMESPACE", "value": "b"}])
     assert rejection_reason(pod, TRUST) is None
@@ -199,7 +199,7 @@ def test_a_mount_never_becomes_another_program_or_argument() -> None:
     assert found.command == ["/opt/bin/tapestry", "syncer", "--binding", "b"]
 
 
-def test_our_program_has_no_home_and_no_kubeconfig_but_its_own() -> None:
+def test_our_program_has_no_home_and_only_its_kubeconfig() -> None:
     environ = {"HOME": "/home/owner", "KUBECONFIG": "/home/owner/.kube/config", "PATH": "/bin", "PYTHONPATH": "/evil"}
     expected = {
         "PATH": "/bin",
@@ -213,14 +213,14 @@ def test_our_program_has_no_home_and_no_kubeconfig_but_its_own() -> None:
     assert found.environment == {**expected, "KUBECONFIG": "/pods/k"}
 
 
-def test_variables_of_a_container_do_not_replace_ours() -> None:
+def test_container_variables_do_not_override_ours() -> None:
     names = ("HOME", "KUBECONFIG", "PATH", "PYTHONNOUSERSITE", "HOSTNAME")
     pod = ours(env=[{"name": name, "value": "/evil"} for name in names])
     found = launched(pod, home=HOME._replace(kubeconfig=Path("/pods/k")), trust=TRUST, PATH="/bin")
     assert "/evil" not in found.environment.values()
 
 
-def test_a_volume_cannot_hold_the_kubeconfig_of_a_container(tmp_path: Path) -> None:
+def test_volume_cannot_contain_the_kubeconfig(tmp_path: Path) -> None:
     folder = PodFolder(tmp_path)
     mount = {"name": "v", "mountPath": TOKEN_MOUNT_PATH, "subPath": "x"}
     found = folder.kubeconfig(ours(), {"name": "c", "volumeMounts": [mount]}, "https://server")
@@ -236,7 +236,7 @@ def test_ephemeral_containers_are_not_run(tmp_path: Path) -> None:
     assert list(launches.launches) == ["c"]
 
 
-def test_mounted_paths_become_folders_in_arguments_variables_and_the_working_directory() -> None:
+def test_mounted_paths_become_folders_everywhere() -> None:
     container = {
         "args": ["--config=/etc/app/config.yaml", "/etc/application", "/etc/app", "x:/etc/app/y", "/opt/etc/app"],
         "env": [{"name": "CONFIG", "value": "/etc/app/config.yaml"}],
@@ -255,12 +255,12 @@ def test_mounted_paths_become_folders_in_arguments_variables_and_the_working_dir
     assert found.folder == Path(f"{folder}/work")
 
 
-def test_of_mounts_inside_each_other_the_inner_one_counts() -> None:
+def test_inner_mount_wins() -> None:
     mounts = {"/etc": Path("/a"), "/etc/app": Path("/b")}
     assert with_local_paths("/etc/app/x /etc/y", mounts) == "/b/x /a/y"
 
 
-def test_a_port_of_the_container_is_listened_on_at_the_pods_own_address() -> None:
+def test_container_port_gets_pod_address() -> None:
     ports = [{"containerPort": 8080}, {"containerPort": 8081}]
     args = ["--metrics=:8080", ":8081", "--other=:9090", "--host=1.2.3.4:8080", "a:8080"]
     found = launched(ours(command=["tapestry"], args=args, ports=ports))
@@ -268,22 +268,22 @@ def test_a_port_of_the_container_is_listened_on_at_the_pods_own_address() -> Non
     assert with_pod_address("--metrics=:8080", frozenset({"8080"}), "") == "--metrics=:8080"
 
 
-def test_of_our_variables_a_container_gets_only_harmless_ones() -> None:
+def test_container_inherits_only_harmless_variables() -> None:
     found = launched(ours(), PATH="/bin", AWS_SECRET_ACCESS_KEY="s", KUBECONFIG="mine", TZ="UTC")
     assert found.environment == {"PATH": "/bin", "TZ": "UTC", "HOSTNAME": "web"}
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=20), st.text(max_size=5)))
-def test_no_other_variable_of_ours_ever_gets_through(environ: dict[str, str]) -> None:
+def test_no_other_variable_is_inherited(environ: dict[str, str]) -> None:
     assert set(launched(ours(), **environ).environment) <= {*INHERITED_VARIABLES, "HOSTNAME"}
 
 
-def test_a_kubeconfig_is_for_those_that_have_a_token() -> None:
+def test_kubeconfig_needs_a_token() -> None:
     found = launched(ours(), home=HOME._replace(kubeconfig=Path("/pods/k")))
     assert found.environment["KUBECONFIG"] == "/pods/k"
 
 
-def test_variables_come_from_values_fields_and_entries_and_may_use_each_other() -> None:
+def test_variables_come_from_values_fields_and_entries() -> None:
     env = [
         {"name": "A", "value": "a"},
         {"name": "B", "value": "$(A)b $(NOBODY) $$(A)"},
@@ -300,7 +300,7 @@ def test_variables_come_from_values_fields_and_entries_and_may_use_each_other() 
     assert found.command[1:] == ["from a map"]
 
 
-def test_all_entries_of_a_map_can_be_variables() -> None:
+def test_all_entries_of_a_map_become_variables() -> None:
     pod = ours(envFrom=[{"prefix": "P_", "configMapRef": {"name": "m"}}])
     assert launched(pod, Sources({"m": {"data": {"k": "v"}}}, {}, {})).environment["P_k"] == "v"
 
@@ -312,17 +312,17 @@ def test_all_entries_of_a_map_can_be_variables() -> None:
         ({"secretKeyRef": {"name": "s", "key": "other"}}, 'Secret "s" has no entry "other"'),
     ],
 )
-def test_what_is_missing_is_named(origin: Object, why: str) -> None:
+def test_missing_source_is_named(origin: Object, why: str) -> None:
     sources = Sources({"m": None}, {"s": {"data": {"k": ""}}}, {})
     with pytest.raises(MissingSource, match=why):
         launched(ours(env=[{"name": "A", "valueFrom": origin}]), sources)
 
 
-def test_a_dollar_can_be_written() -> None:
+def test_dollar_can_be_escaped() -> None:
     assert expand_variables("$$ $(A) $(B) $", {"A": "1"}) == "$ 1 $(B) $"
 
 
-def test_fields_of_the_pod_are_texts() -> None:
+def test_pod_fields_are_texts() -> None:
     pod = a_pod()
     pod["metadata"] |= {"labels": {"a/b": "x", "c": "y"}}
     assert field_value(pod, "metadata.labels['a/b']") == "x"
@@ -342,7 +342,7 @@ def test_fields_of_the_pod_are_texts() -> None:
         ("limits.cpu", "", "0"),
     ],
 )
-def test_amounts_are_in_units_of_the_divisor(resource: str, divisor: str, text: str) -> None:
+def test_amounts_are_in_units_of_divisor(resource: str, divisor: str, text: str) -> None:
     container = {"resources": {"limits": {"memory": "64Mi"}, "requests": {"cpu": "250m"}}}
     assert resource_value(a_pod(), container, {"resource": resource, "divisor": divisor}) == text
 
@@ -361,7 +361,7 @@ ACCESS = {
 }
 
 
-def test_what_a_pod_needs_is_known_beforehand() -> None:
+def test_source_references_list_all_needs() -> None:
     env = [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]
     pod = ours(env=env, envFrom=[{"configMapRef": {"name": "m"}}])
     pod["spec"]["volumes"] = [ACCESS, {"name": "v", "secret": {"secretName": "mounted"}}, {"name": "e", "emptyDir": {}}]
@@ -372,7 +372,7 @@ def test_what_a_pod_needs_is_known_beforehand() -> None:
     )
 
 
-def test_a_volume_is_projected_from_all_its_sources() -> None:
+def test_volume_is_projected_from_all_sources() -> None:
     sources = Sources(
         {"kube-root-ca.crt": {"data": {"ca.crt": "pem", "other": "x"}}}, {}, {TokenRequest("", 3607): "jwt"}
     )
@@ -380,7 +380,7 @@ def test_a_volume_is_projected_from_all_its_sources() -> None:
     assert files == {"token": b"jwt", "ca.crt": b"pem", "namespace": b"<metadata.namespace>"}
 
 
-def test_a_volume_has_the_entries_that_it_names_or_all() -> None:
+def test_volume_has_selected_or_all_entries() -> None:
     sources = Sources({"m": {"data": {"a": "1"}, "binaryData": {"b": "AA=="}}, "no": None}, {}, {})
     assert volume_files({"configMap": {"name": "m"}}, sources, str) == {"a": b"1", "b": b"\x00"}
     chosen = {"name": "m", "items": [{"key": "a", "path": "x/y"}]}

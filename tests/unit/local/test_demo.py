@@ -8,7 +8,7 @@ from tapestry.local.demo import STEPS
 README = Path(__file__).parents[3] / "README.md"
 
 
-def test_the_demo_plays_the_story_that_the_readme_tells() -> None:
+def test_demo_matches_readme() -> None:
     _, _, told = README.read_text().partition("\n## A story")
     story, _, _ = told.partition("\n## ")
     typed = [line for block in command_blocks(story) for line in block.script.splitlines()]

@@ -30,7 +30,7 @@ async def world(pretended: World) -> World:
     return pretended
 
 
-async def test_the_log_of_a_simulated_pod_is_one_line_that_says_so(world: World) -> None:
+async def test_log_of_simulated_pod_is_one_line(world: World) -> None:
     text = await world.log("web", container="c")
     assert text == "default/web is simulated: nothing runs in c, and nothing is written\n"
     assert await world.log("web", container="c", follow="true", tailLines="5") == text
@@ -46,22 +46,22 @@ async def test_the_log_of_a_simulated_pod_is_one_line_that_says_so(world: World)
         ("/nothing", 404),
     ],
 )
-async def test_what_is_not_there_is_not_found(world: World, path: str, code: int) -> None:
+async def test_missing_pod_or_container_is_not_found(world: World, path: str, code: int) -> None:
     assert (await world.ask(path, certificate=True))[0] == code
 
 
 @pytest.mark.parametrize("verb", ["exec", "attach", "portForward"])
-async def test_there_is_nothing_to_go_into(world: World, verb: str) -> None:
+async def test_exec_is_not_implemented(world: World, verb: str) -> None:
     code, text = await world.ask(f"/{verb}/default/web/c?command=sh", certificate=True)
     assert (code, "only logs" in text) == (501, True)
 
 
-async def test_nobody_is_told_anything_without_saying_who_they_are(world: World) -> None:
+async def test_anonymous_request_is_unauthorized(world: World) -> None:
     assert await world.ask("/metrics/resource") == (401, "Unauthorized")
     assert await world.ask("/metrics/resource", token="made up") == (401, "Unauthorized")
 
 
-async def test_an_account_is_told_what_it_has_the_right_to(world: World) -> None:
+async def test_account_needs_permission(world: World) -> None:
     account = {"metadata": {"name": "curious", "namespace": "default"}}
     await world.client.create(SERVICE_ACCOUNTS, account)
     token = (await world.client.request_token("curious", "default"))["token"]
@@ -83,7 +83,7 @@ async def grant(world: World, resource: str) -> None:
     await world.client.create(CLUSTER_ROLE_BINDINGS, binding)
 
 
-async def test_a_kubelet_answers_for_its_own_node_alone(world: World) -> None:
+async def test_kubelet_serves_only_pods_of_its_node(world: World) -> None:
     await world.client.create(NODES, simulated_node("other", {"cpu": "1"}))
     other = a_pod("elsewhere")
     await world.client.create(PODS, {**other, "spec": {**other["spec"], "nodeName": "other"}})
@@ -94,7 +94,7 @@ async def test_a_kubelet_answers_for_its_own_node_alone(world: World) -> None:
     assert [each["podRef"]["name"] for each in summary["pods"]] == ["elsewhere"]
 
 
-async def test_metrics_are_what_pods_asked_for(world: World) -> None:
+async def test_metrics_are_the_requests(world: World) -> None:
     _, text = await world.ask("/metrics/resource", certificate=True)
     values = {
         line.split()[0]: float(line.split()[1]) for line in text.splitlines() if line and not line.startswith("#")
@@ -107,7 +107,7 @@ async def test_metrics_are_what_pods_asked_for(world: World) -> None:
     assert "resource_scrape_error" in values
 
 
-async def test_the_summary_tells_the_same(world: World) -> None:
+async def test_summary_matches_metrics(world: World) -> None:
     _, text = await world.ask("/stats/summary", certificate=True)
     summary = json.loads(text)
     assert summary["node"]["nodeName"] == "n"
@@ -120,7 +120,7 @@ async def test_the_summary_tells_the_same(world: World) -> None:
     ]
 
 
-async def test_a_process_uses_what_it_uses(sample: World) -> None:
+async def test_process_reports_real_usage(sample: World) -> None:
     command = ["sh", "-c", "while :; do :; done"]
     spec = {"nodeName": "n", "containers": [{"name": "c", "image": "i", "command": command}]}
     await sample.client.create(PODS, {"metadata": {"name": "busy", "namespace": "default"}, "spec": spec})

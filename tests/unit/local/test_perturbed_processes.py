@@ -91,7 +91,7 @@ async def at_once(work: Callable[..., object], *arguments: object) -> object:
     return work(*arguments)
 
 
-def test_pods_run_and_go_whatever_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pods_run_and_end_under_perturbations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_worker, "child", played)
     monkeypatch.setattr(asyncio, "to_thread", at_once)
 

@@ -59,11 +59,11 @@ def http(path: str, port: object = "web") -> Object:
         ({"exec": {"command": ["sleep", "60"]}}, "timed out"),
     ],
 )
-async def test_a_probe_says_what_is_wrong(prober: Prober, probe: Object, why: str | None) -> None:
+async def test_probe_reports_failure(prober: Prober, probe: Object, why: str | None) -> None:
     assert await prober.attempt(probe) == why
 
 
-async def test_where_nobody_listens_nobody_is_well(prober: Prober) -> None:
+async def test_probe_fails_without_listener(prober: Prober) -> None:
     for probe in (http("/well", 1), {"tcpSocket": {"port": 1}}):
         assert await prober.attempt(probe) is not None
 
@@ -91,23 +91,23 @@ def verdicts_of(found: list[bool], *, eager: bool = False, **probe: int) -> list
     return run(amount())
 
 
-def test_a_verdict_takes_as_many_in_a_row_as_it_takes() -> None:
+def test_result_needs_consecutive_threshold() -> None:
     found = [True, False, False, True, False, False, False, False, True, True]
     said = verdicts_of(found, failureThreshold=3, successThreshold=2, periodSeconds=5, initialDelaySeconds=7)
     assert said == [(False, 7 + 6 * 5), (True, 7 + 9 * 5)]
 
 
-def test_by_default_one_success_and_three_failures_decide() -> None:
+def test_default_thresholds_are_one_success_three_failures() -> None:
     assert verdicts_of([False, False, True, False, False, False]) == [(True, 20), (False, 50)]
 
 
-def test_the_eager_ask_every_second_until_it_is_well_for_the_first_time() -> None:
+def test_eager_probe_runs_every_second_until_success() -> None:
     said = verdicts_of([False, False, True, False, True], eager=True, failureThreshold=1)
     assert said == [(False, 0), (True, 2), (False, 12), (True, 22)]
 
 
 @given(st.lists(st.booleans(), max_size=30), st.integers(1, 4), st.integers(1, 4))
-def test_no_verdict_without_its_threshold(found: list[bool], success: int, failure: int) -> None:
+def test_no_result_without_threshold(found: list[bool], success: int, failure: int) -> None:
     said = verdicts_of(found, successThreshold=success, failureThreshold=failure, periodSeconds=1)
     for verdict, moment in said:
         needed, at = success if verdict else failure, round(moment)

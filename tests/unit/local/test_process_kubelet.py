@@ -63,7 +63,7 @@ def is_alive(pid: int) -> bool:
 # -- what they find
 
 
-async def test_a_pod_runs_to_its_end_and_its_log_can_be_read(sample: World) -> None:
+async def test_pod_runs_to_completion_with_log(sample: World) -> None:
     assert await output_of(sample, a_script("echo one; echo two >&2; echo three")) == "one\ntwo\nthree\n"
     assert await sample.log("p", tailLines=1) == "three\n"
     pod = await sample.client.get(PODS, "p", "default")
@@ -71,7 +71,7 @@ async def test_a_pod_runs_to_its_end_and_its_log_can_be_read(sample: World) -> N
     assert find_condition(pod["status"]["conditions"], "Ready")["reason"] == "PodCompleted"
 
 
-async def test_it_finds_its_volumes_where_its_arguments_say_they_are(sample: World) -> None:
+async def test_pod_finds_volumes_by_mount_path(sample: World) -> None:
     await sample.client.create(CONFIGMAPS, {"metadata": {"name": "m", "namespace": "default"}, "data": {"a": "map"}})
     secret = {"metadata": {"name": "s", "namespace": "default"}, "data": {"b": "c2VjcmV0"}}
     await sample.client.create(SECRETS, secret)
@@ -90,7 +90,7 @@ async def test_it_finds_its_volumes_where_its_arguments_say_they_are(sample: Wor
     assert await output_of(sample, pod) == 'mapsecretapp="x"kept\nmap\n'
 
 
-async def test_it_knows_itself_and_nothing_of_us(sample: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pod_sees_own_fields_but_not_our_environment(sample: World, monkeypatch: pytest.MonkeyPatch) -> None:
     fields = {"POD": "metadata.name", "IP": "status.podIP", "NODE": "spec.nodeName"}
     env = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()]
     monkeypatch.setenv("TAPESTRY_SECRET", "ours")
@@ -104,7 +104,7 @@ async def test_it_knows_itself_and_nothing_of_us(sample: World, monkeypatch: pyt
     assert folder.startswith(str(sample.folder))
 
 
-async def test_it_can_call_the_api_server_as_its_account(sample: World) -> None:
+async def test_pod_calls_api_server_as_its_account(sample: World) -> None:
     text = await output_of(
         sample,
         a_script(
@@ -119,7 +119,7 @@ async def test_it_can_call_the_api_server_as_its_account(sample: World) -> None:
     assert review["status"]["user"]["username"] == "system:serviceaccount:default:default"
 
 
-async def test_what_is_missing_is_waited_for(sample: World) -> None:
+async def test_pod_waits_for_missing_source(sample: World) -> None:
     volumes = [{"name": "m", "configMap": {"name": "m"}}]
     mounts = [{"name": "m", "mountPath": "/mnt"}]
     await sample.client.create(PODS, a_script("cat /mnt/a", volumes=volumes, container={"volumeMounts": mounts}))
@@ -130,7 +130,7 @@ async def test_what_is_missing_is_waited_for(sample: World) -> None:
     await sample.wait_for_pod("p", lambda pod: phase(pod) == "Succeeded")
 
 
-async def test_init_containers_run_first_and_sidecars_beside(sample: World) -> None:
+async def test_init_containers_run_first_and_sidecars_alongside(sample: World) -> None:
     def init(name: str, script: str, **more: str) -> Object:
         mounts = [{"name": "e", "mountPath": "/e"}]
         return {"name": name, "image": "i", "command": ["sh", "-c", script], "volumeMounts": mounts, **more}
@@ -150,7 +150,7 @@ async def test_init_containers_run_first_and_sidecars_beside(sample: World) -> N
 # -- probes
 
 
-async def test_a_pod_is_ready_when_its_probe_says_so_and_no_longer(sample: World) -> None:
+async def test_pod_is_ready_while_probe_succeeds(sample: World) -> None:
     probe = {"exec": {"command": ["test", "-e", "/e/ready"]}, "periodSeconds": 1, "failureThreshold": 1}
     mounts = [{"name": "e", "mountPath": "/e"}]
     container = {"readinessProbe": probe, "volumeMounts": mounts}
@@ -164,7 +164,7 @@ async def test_a_pod_is_ready_when_its_probe_says_so_and_no_longer(sample: World
     await sample.wait_for_pod("p", lambda pod: not is_ready(pod))
 
 
-async def test_a_pod_that_is_found_ill_is_started_again(sample: World) -> None:
+async def test_unhealthy_container_is_restarted(sample: World) -> None:
     probe = {"exec": {"command": ["test", "-e", "/e/ill"]}, "periodSeconds": 1, "failureThreshold": 1}
     container = {"livenessProbe": probe, "volumeMounts": [{"name": "e", "mountPath": "/e"}]}
     script = f"touch /e/ill; sleep 0.3; rm -f /e/ill; {FOR_EVER}"
@@ -179,7 +179,7 @@ async def test_a_pod_that_is_found_ill_is_started_again(sample: World) -> None:
 # -- restarts and ends
 
 
-async def test_what_was_killed_comes_back_and_its_old_log_is_kept(sample: World) -> None:
+async def test_killed_container_restarts_and_keeps_old_log(sample: World) -> None:
     await sample.client.create(PODS, a_pod(f"echo $$$$; {FOR_EVER}"))
     await sample.wait_for_pod("p", is_ready)
     first = await sample.first_line("p")
@@ -189,7 +189,7 @@ async def test_what_was_killed_comes_back_and_its_old_log_is_kept(sample: World)
     assert await sample.log("p", previous="true") == first
 
 
-async def test_what_fails_again_and_again_has_to_wait(sample: World) -> None:
+async def test_repeated_failure_backs_off(sample: World) -> None:
     await sample.client.create(PODS, a_pod("echo no; exit 3"))
     pod = await sample.wait_for_pod(
         "p", lambda pod: "waiting" in container_of(pod).get("state", {}) and phase(pod) == "Running"
@@ -203,12 +203,12 @@ async def test_what_fails_again_and_again_has_to_wait(sample: World) -> None:
 
 
 @pytest.mark.parametrize(("script", "end"), [("exit 0", "Succeeded"), ("exit 2", "Failed")])
-async def test_a_pod_that_is_not_to_be_restarted_is_over(sample: World, script: str, end: str) -> None:
+async def test_pod_ends_if_not_restarted(sample: World, script: str, end: str) -> None:
     await sample.client.create(PODS, a_script(script))
     assert phase(await sample.wait_for_pod("p", is_over)) == end
 
 
-async def test_a_program_that_is_not_there_is_said_to_be(sample: World) -> None:
+async def test_missing_program_is_reported(sample: World) -> None:
     pod = a_script("", container={"command": ["no-such-program"]})
     await sample.client.create(PODS, pod)
     ended = container_of(await sample.wait_for_pod("p", is_over))["state"]["terminated"]
@@ -216,7 +216,7 @@ async def test_a_program_that_is_not_there_is_said_to_be(sample: World) -> None:
     assert "no-such-program" in ended["message"]
 
 
-async def test_a_deleted_pod_has_its_time_to_end_and_leaves_nothing(sample: World) -> None:
+async def test_deleted_pod_ends_gracefully_and_leaves_nothing(sample: World) -> None:
     script = "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.05; done"
     await sample.client.create(PODS, a_pod(script))
     pod = await sample.wait_for_pod("p", is_ready)
@@ -232,7 +232,7 @@ async def test_a_deleted_pod_has_its_time_to_end_and_leaves_nothing(sample: Worl
     assert not folder.exists()
 
 
-async def test_a_pod_that_does_not_listen_is_killed_in_the_end(sample: World) -> None:
+async def test_pod_ignoring_sigterm_is_killed_after_grace(sample: World) -> None:
     await sample.client.create(PODS, a_pod(f"trap '' TERM; echo $$$$; {FOR_EVER}"))
     pod = await sample.wait_for_pod("p", is_ready)
     pid = int(await sample.first_line("p"))
@@ -244,7 +244,7 @@ async def test_a_pod_that_does_not_listen_is_killed_in_the_end(sample: World) ->
 # -- who may
 
 
-async def test_a_stranger_is_refused_in_words_and_waits(strict: World) -> None:
+async def test_disallowed_pod_waits_with_reason(strict: World) -> None:
     await strict.client.create(PODS, a_pod("touch /tmp/never"))
     pod = await strict.wait_for_pod("p", lambda pod: bool(container_of(pod)))
     waiting = container_of(pod)["state"]["waiting"]
@@ -254,7 +254,7 @@ async def test_a_stranger_is_refused_in_words_and_waits(strict: World) -> None:
     await strict.wait_until_gone("p")
 
 
-async def test_our_own_program_runs_where_it_is_trusted(strict: World) -> None:
+async def test_our_program_runs_in_trusted_namespace(strict: World) -> None:
     await strict.client.create(NAMESPACES, {"metadata": {"name": "tapestry-system"}})
     pod = a_pod("", namespace="tapestry-system", restartPolicy="Never")
     pod["spec"]["automountServiceAccountToken"] = False
@@ -264,14 +264,14 @@ async def test_our_own_program_runs_where_it_is_trusted(strict: World) -> None:
     assert "/nonexistent/.kube/config" in await strict.log("p", "tapestry-system")
 
 
-async def test_only_what_tolerates_it_comes_to_the_node(strict: World) -> None:
+async def test_node_taint_keeps_other_pods_away(strict: World) -> None:
     assert TAINT in (await strict.client.get(NODES, "n"))["spec"]["taints"]
 
 
 # -- across our own end
 
 
-async def test_pods_end_with_us_and_are_started_anew(tmp_path: Path) -> None:
+async def test_pods_end_with_kubelet_and_restart_with_next(tmp_path: Path) -> None:
     async with a_cluster(tmp_path, run_pods=True) as world:
         await world.client.create(PODS, a_pod(f"echo $$$$; {FOR_EVER}"))
         await world.client.create(PODS, a_pod(FOR_EVER, "once", restartPolicy="Never"))
@@ -287,7 +287,7 @@ async def test_pods_end_with_us_and_are_started_anew(tmp_path: Path) -> None:
         assert phase(await world.wait_for_pod("once", is_over)) == "Failed"
 
 
-async def test_a_pod_that_was_deleted_while_we_were_away_has_ended(tmp_path: Path) -> None:
+async def test_pod_deleted_while_kubelet_was_down_ends(tmp_path: Path) -> None:
     held = a_pod(FOR_EVER, restartPolicy="OnFailure")
     held["metadata"]["finalizers"] = ["example.com/counted"]
     async with a_cluster(tmp_path, run_pods=True) as world:

@@ -81,7 +81,7 @@ def is_ready(obj: Object) -> bool:
 # -- nodes
 
 
-def test_a_node_says_what_a_kubelet_says() -> None:
+def test_node_reports_kubelet_status() -> None:
     async def story(client: Client) -> None:
         node = await wait_for_node(client, is_ready)
         status = node["status"]
@@ -100,7 +100,7 @@ def test_a_node_says_what_a_kubelet_says() -> None:
     told(story)
 
 
-def test_a_node_that_others_gave_up_is_ready_again() -> None:
+def test_node_marked_unknown_becomes_ready_again() -> None:
     async def story(client: Client) -> None:
         node = await wait_for_node(client, is_ready)
         unknown = [{**each, "status": "Unknown"} for each in node["status"]["conditions"]]
@@ -110,7 +110,7 @@ def test_a_node_that_others_gave_up_is_ready_again() -> None:
     told(story)
 
 
-def test_every_node_has_an_address_of_its_own() -> None:
+def test_every_node_has_own_address() -> None:
     async def story(client: Client) -> None:
         for number in range(50):
             await wait_for_node(client, is_ready, f"n{number or ''}")
@@ -120,7 +120,7 @@ def test_every_node_has_an_address_of_its_own() -> None:
     told(story, nodes=50)
 
 
-def test_leases_are_renewed_every_ten_seconds_and_not_all_at_once() -> None:
+def test_leases_are_renewed_every_ten_seconds_spread() -> None:
     async def story(client: Client) -> None:
         await asyncio.sleep(20)  # everything has begun
         renewals: Counter[str] = Counter()
@@ -141,7 +141,7 @@ def test_leases_are_renewed_every_ten_seconds_and_not_all_at_once() -> None:
     told(story, nodes=200)
 
 
-def test_a_lease_that_somebody_took_away_is_made_again() -> None:
+def test_deleted_lease_is_created_again() -> None:
     async def story(client: Client) -> None:
         await wait_for_node(client, is_ready)
         lease = await wait_for(client, LEASES, "n", NODE_LEASE_NAMESPACE, until=lambda obj: obj is not None)
@@ -154,7 +154,7 @@ def test_a_lease_that_somebody_took_away_is_made_again() -> None:
     told(story)
 
 
-def test_nobody_renews_the_lease_of_a_node_that_is_gone() -> None:
+def test_lease_of_deleted_node_is_not_renewed() -> None:
     async def story(client: Client) -> None:
         node = await wait_for_node(client, is_ready)
         await wait_for(client, LEASES, "n", NODE_LEASE_NAMESPACE, until=lambda obj: obj is not None)
@@ -170,7 +170,7 @@ def test_nobody_renews_the_lease_of_a_node_that_is_gone() -> None:
 # -- pods
 
 
-def test_a_pod_runs_ends_and_is_left_alone() -> None:
+def test_pod_runs_ends_and_stays() -> None:
     async def story(client: Client) -> None:
         annotations = simulated(starts_after="3s", ready_after="3s", ends_after="20s")
         await client.create(PODS, a_pod(annotations=annotations, restartPolicy="Never"))
@@ -182,7 +182,7 @@ def test_a_pod_runs_ends_and_is_left_alone() -> None:
     told(story)
 
 
-def test_pods_have_addresses_of_their_own_unless_they_use_their_nodes() -> None:
+def test_pods_have_own_addresses_except_host_network() -> None:
     async def story(client: Client) -> None:
         for number in range(20):
             await client.create(PODS, {**a_pod(f"p{number}")})
@@ -196,7 +196,7 @@ def test_pods_have_addresses_of_their_own_unless_they_use_their_nodes() -> None:
     told(story)
 
 
-def test_a_pod_that_was_there_before_its_node_runs_when_that_comes() -> None:
+def test_pod_starts_when_its_node_appears() -> None:
     async def story(client: Client) -> None:
         await client.create(PODS, {**a_pod(), "spec": {**a_pod()["spec"], "nodeName": "late"}})
         await asyncio.sleep(5)
@@ -207,7 +207,7 @@ def test_a_pod_that_was_there_before_its_node_runs_when_that_comes() -> None:
     told(story)
 
 
-def test_pods_of_other_nodes_are_not_ours() -> None:
+def test_pods_of_other_nodes_are_ignored() -> None:
     async def story(client: Client) -> None:
         await client.create(NODES, {"metadata": {"name": "another"}})
         await client.create(PODS, {**a_pod(), "spec": {**a_pod()["spec"], "nodeName": "another"}})
@@ -218,7 +218,7 @@ def test_pods_of_other_nodes_are_not_ours() -> None:
 
 
 @pytest.mark.parametrize(("grace", "least"), [(None, 4), (2, 2)])
-def test_a_deleted_pod_goes_when_it_is_time(grace: int | None, least: float) -> None:
+def test_deleted_pod_is_removed_when_due(grace: int | None, least: float) -> None:
     async def story(client: Client) -> None:
         await client.create(PODS, a_pod(annotations=simulated(stops_after="4s")))
         pod = await wait_for_pod(client, is_ready)
@@ -230,7 +230,7 @@ def test_a_deleted_pod_goes_when_it_is_time(grace: int | None, least: float) -> 
     told(story)
 
 
-def test_a_deleted_pod_that_others_hold_on_to_has_failed() -> None:
+def test_deleted_pod_with_finalizer_has_failed() -> None:
     async def story(client: Client) -> None:
         pod = a_pod(restartPolicy="Never", annotations=simulated(ends_after="never"))
         await client.create(PODS, {**pod, "metadata": {**pod["metadata"], "finalizers": ["example.com/counted"]}})
@@ -260,7 +260,7 @@ async def pods_that_come_and_go(client: Client) -> None:
     await wait_until_gone(client, "brief")
 
 
-def test_nodes_and_pods_come_to_the_same_end_whatever_happens() -> None:
+def test_nodes_and_pods_converge_under_perturbations() -> None:
     def set_up(manager: Manager) -> None:
         simulated_kubelet.install(manager, lambda: PORT)
 

@@ -57,13 +57,13 @@ def first_container(pod: Object) -> Object:
 
 
 @pytest.mark.parametrize("split", [{"command": ["sleep", "60"]}, {"command": ["sleep"], "args": ["60"]}])
-def test_a_pod_that_sleeps_ends_when_it_wakes(split: Object) -> None:
+def test_sleeping_pod_ends_after_its_sleep(split: Object) -> None:
     told = {"restartPolicy": "Never", "containers": [{"name": "c", "image": "busybox", **split}]}
     assert phases([at(a_pod(**told), 0, 59), at(a_pod(**told), 0, 60)]) == ["Running", "Succeeded"]
     assert phases([at(a_pod(annotations=simulated(ends_after="10s"), **told), 0, 10)]) == ["Succeeded"]
 
 
-def test_a_pod_of_which_nothing_is_said_runs_at_once_and_for_ever() -> None:
+def test_pod_without_annotations_runs_forever() -> None:
     [pod] = course(a_pod(), until=1e9)
     assert pod["status"]["phase"] == "Running"
     assert is_condition_true(pod, "Ready")
@@ -71,12 +71,12 @@ def test_a_pod_of_which_nothing_is_said_runs_at_once_and_for_ever() -> None:
     assert first_container(pod)["state"] == {"running": {"startedAt": timestamp(BEGIN)}}
 
 
-def test_what_was_said_is_not_said_again() -> None:
+def test_unchanged_status_is_not_reported_again() -> None:
     pod = at(a_pod(), 0)
     assert status_update(pod, seconds(100), PLACE) == (None, None)
 
 
-def test_times_that_nobody_gave_are_no_news() -> None:
+def test_null_times_are_no_change() -> None:
     """kube-apiserver shows them as null."""
     pod = at(a_pod(), 0)
     shown = [{**each, "lastProbeTime": None} for each in pod["status"]["conditions"]]
@@ -84,7 +84,7 @@ def test_times_that_nobody_gave_are_no_news() -> None:
     assert status_update(pod, seconds(100), PLACE) == (None, None)
 
 
-def test_it_starts_and_becomes_ready_when_it_is_told_to() -> None:
+def test_pod_starts_and_becomes_ready_as_annotated() -> None:
     found = course(a_pod(annotations=simulated(starts_after="2s", ready_after="5s")), until=60)
     assert phases(found) == ["Pending", "Running", "Running"]
     assert [is_condition_true(pod, "Ready") for pod in found] == [False, False, True]
@@ -99,7 +99,7 @@ def test_it_starts_and_becomes_ready_when_it_is_told_to() -> None:
     ("policy", "code", "phase"),
     [("Never", "0", "Succeeded"), ("Never", "3", "Failed"), ("OnFailure", "0", "Succeeded")],
 )
-def test_a_pod_ends_as_it_is_told_to(policy: str, code: str, phase: str) -> None:
+def test_pod_ends_as_annotated(policy: str, code: str, phase: str) -> None:
     annotations = simulated(ends_after="30s", exit_code=code)
     found = course(a_pod(annotations=annotations, restartPolicy=policy), until=1e6)
     assert phases(found) == ["Running", phase]
@@ -108,14 +108,14 @@ def test_a_pod_ends_as_it_is_told_to(policy: str, code: str, phase: str) -> None
     assert not is_condition_true(found[-1], "Ready")
 
 
-def test_a_pod_that_is_not_to_run_for_ever_ends_by_itself() -> None:
+def test_pod_without_restart_ends_by_default() -> None:
     assert phases(course(a_pod(restartPolicy="Never"), until=10)) == ["Running", "Succeeded"]
     never = a_pod(annotations=simulated(ends_after="never"), restartPolicy="Never")
     assert phases(course(never, until=1e6)) == ["Running"]
 
 
 @pytest.mark.parametrize(("policy", "code"), [("Always", "0"), ("Always", "1"), ("OnFailure", "1")])
-def test_what_is_to_be_restarted_is_after_pauses_that_grow(policy: str, code: str) -> None:
+def test_restarted_pod_backs_off(policy: str, code: str) -> None:
     annotations = simulated(ends_after="5s", exit_code=code)
     found = course(a_pod(annotations=annotations, restartPolicy=policy), until=60)
     assert set(phases(found)) == {"Running"}
@@ -130,7 +130,7 @@ def test_what_is_to_be_restarted_is_after_pauses_that_grow(policy: str, code: st
     assert is_condition_true(found[2], "Ready")
 
 
-def test_a_readiness_gate_is_waited_for() -> None:
+def test_readiness_gate_delays_ready() -> None:
     pod = at(a_pod(readinessGates=[{"conditionType": "example.com/in"}]), 0)
     assert is_condition_true(pod, "ContainersReady")
     assert find_condition(pod["status"]["conditions"], "Ready")["reason"] == "ReadinessGatesNotReady"
@@ -141,7 +141,7 @@ def test_a_readiness_gate_is_waited_for() -> None:
     assert opened in pod["status"]["conditions"]
 
 
-def test_init_containers_end_well_before_the_others_begin_and_sidecars_go_on() -> None:
+def test_init_containers_succeed_first_and_sidecars_continue() -> None:
     init = [{"name": "first", "image": "i"}, {"name": "beside", "image": "i", "restartPolicy": "Always"}]
     annotations = simulated(starts_after="2s", ends_after="10s")
     found = course(a_pod(annotations=annotations, initContainers=init, restartPolicy="Never"), until=60)
@@ -152,7 +152,7 @@ def test_init_containers_end_well_before_the_others_begin_and_sidecars_go_on() -
     assert first_container(found[0])["state"]["waiting"]["reason"] == "PodInitializing"
 
 
-def test_an_ephemeral_container_runs_from_when_it_is_seen() -> None:
+def test_ephemeral_container_runs_from_first_sight() -> None:
     pod = at(a_pod(), 0)
     pod = {**pod, "spec": {**pod["spec"], "ephemeralContainers": [{"name": "debug", "image": "sh"}]}}
     pod = at(pod, 7, 9)
@@ -161,14 +161,14 @@ def test_an_ephemeral_container_runs_from_when_it_is_seen() -> None:
     assert is_condition_true(pod, "Ready")
 
 
-def test_a_pod_past_its_deadline_has_failed() -> None:
+def test_pod_fails_after_active_deadline() -> None:
     found = course(a_pod(activeDeadlineSeconds=20), until=60)
     assert phases(found) == ["Running", "Failed"]
     assert found[-1]["status"]["reason"] == "DeadlineExceeded"
     assert first_container(found[-1])["state"]["terminated"]["exitCode"] == 143
 
 
-def test_what_it_asks_for_is_what_it_gets_also_when_it_asks_for_more() -> None:
+def test_allocated_resources_follow_requests() -> None:
     resources = {"requests": {"cpu": "1"}}
     pod = at(a_pod(containers=[{"name": "c", "image": "i", "resources": resources}]), 0)
     assert first_container(pod)["allocatedResources"] == {"cpu": "1"}
@@ -177,7 +177,7 @@ def test_what_it_asks_for_is_what_it_gets_also_when_it_asks_for_more() -> None:
     assert first_container(pod)["resources"] == more
 
 
-def test_annotations_that_cannot_be_read_are_as_if_they_were_not_there() -> None:
+def test_invalid_annotations_are_ignored() -> None:
     nonsense = simulated(starts_after="soon", ready_after="-3s", ends_after="later", exit_code="-1")
     assert lifecycle_of(a_pod(annotations=nonsense))[:3] == lifecycle_of(a_pod())[:3]
     assert lifecycle_of(a_pod(annotations=nonsense)).code == 1
@@ -193,12 +193,12 @@ def deleted(pod: Object, grace: int, at: float = 0) -> Object:
 
 
 @pytest.mark.parametrize(("stops", "grace", "due"), [("0s", 30, 5), ("3s", 30, 8), ("60s", 30, 35), ("3s", 0, 5)])
-def test_a_deleted_pod_goes_after_a_while_at_most_its_grace(stops: str, grace: int, due: float) -> None:
+def test_deleted_pod_ends_within_grace(stops: str, grace: int, due: float) -> None:
     assert deletion_time(deleted(a_pod(annotations=simulated(stops_after=stops)), grace, at=5)) == seconds(due)
 
 
 @pytest.mark.parametrize("policy", ["Always", "OnFailure", "Never"])
-def test_before_it_goes_its_containers_have_ended(policy: str) -> None:
+def test_containers_terminate_before_removal(policy: str) -> None:
     pod = deleted(at(a_pod(restartPolicy=policy), 0), 30)
     status = final_status(pod, seconds(3), PLACE)
     assert status is not None
@@ -207,13 +207,13 @@ def test_before_it_goes_its_containers_have_ended(policy: str) -> None:
     assert final_status({**pod, "status": status}, seconds(4), PLACE) is None
 
 
-def test_a_pod_that_is_deleted_before_it_ran_never_did() -> None:
+def test_pod_deleted_before_start_never_ran() -> None:
     status = final_status(deleted(a_pod(), 30), seconds(0), PLACE)
     assert status is not None
     assert status["phase"] == "Failed"
 
 
-def test_a_pod_that_ended_has_nothing_more_to_say() -> None:
+def test_ended_pod_has_no_update() -> None:
     found = course(a_pod(restartPolicy="Never"), until=10)
     assert final_status(deleted(found[-1], 30), seconds(20), PLACE) is None
     assert status_update(found[-1], seconds(20), PLACE) == (None, None)
@@ -241,7 +241,7 @@ inits = st.lists(st.sampled_from(["once", "sidecar"]), max_size=2)
     st.sampled_from([None, 1, 40]),
     st.lists(st.floats(0, 2000), max_size=12).map(sorted),
 )
-def test_phases_never_run_backwards_and_restarts_only_grow(
+def test_phases_never_go_back_and_restarts_only_grow(
     said: dict[str, str], policy: str, init: list[str], deadline: int | None, moments: list[float]
 ) -> None:
     containers = [

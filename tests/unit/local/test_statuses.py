@@ -52,11 +52,11 @@ def status(main: list[Object], init: list[Object] | None = None, **spec: Any) ->
         ([WELL, BADLY], "Never", "Failed"),
     ],
 )
-def test_the_phase_follows_from_the_containers(states: list[Object], policy: str, phase: str) -> None:
+def test_phase_follows_containers(states: list[Object], policy: str, phase: str) -> None:
     assert status([said(each) for each in states], restartPolicy=policy)["phase"] == phase
 
 
-def test_a_container_that_waits_to_be_started_again_has_run() -> None:
+def test_backing_off_container_counts_as_run() -> None:
     assert status([said(BACK_OFF, BADLY)])["phase"] == "Running"
 
 
@@ -69,14 +69,14 @@ def test_a_container_that_waits_to_be_started_again_has_run() -> None:
         (WELL, "Never", "Running"),
     ],
 )
-def test_init_containers_come_first(state: Object, policy: str, phase: str) -> None:
+def test_init_containers_are_first(state: Object, policy: str, phase: str) -> None:
     main = [said(RUNS if state is WELL else CREATING)]
     found = status(main, [said(state, name="i")], restartPolicy=policy, **INIT)
     assert found["phase"] == phase
     assert find_condition(found["conditions"], "Initialized")["status"] == str(state is WELL)
 
 
-def test_a_sidecar_has_only_to_start_and_a_pod_is_not_over_before_it() -> None:
+def test_sidecar_only_has_to_start_and_delays_end() -> None:
     assert status([said(RUNS)], [said(CREATING, name="i")], **SIDECAR)["phase"] == "Pending"
     assert status([said(RUNS)], [said(RUNS, name="i")], **SIDECAR)["phase"] == "Running"
     spec = {**SIDECAR, "restartPolicy": "Never"}
@@ -84,7 +84,7 @@ def test_a_sidecar_has_only_to_start_and_a_pod_is_not_over_before_it() -> None:
     assert status([said(WELL)], [said(BADLY, name="i")], **spec)["phase"] == "Succeeded"
 
 
-def test_a_pod_that_is_deleted_is_over_when_its_containers_are() -> None:
+def test_deleted_pod_ends_with_its_containers() -> None:
     pod = a_pod()
     pod["metadata"]["deletionTimestamp"] = timestamp(NOW)
     assert pod_status(pod, ContainerStatuses([said(RUNS)]), PLACE, NOW)["phase"] == "Running"
@@ -92,7 +92,7 @@ def test_a_pod_that_is_deleted_is_over_when_its_containers_are() -> None:
     assert pod_status(pod, ContainerStatuses([said(BADLY)]), PLACE, NOW)["phase"] == "Failed"
 
 
-def test_what_is_not_ready_is_named_and_what_was_so_stays_so_since_then() -> None:
+def test_unready_containers_are_named_and_times_kept() -> None:
     pod = a_pod()
     first = pod_status(pod, ContainerStatuses([said(CREATING)]), PodAddresses(PLACE.host_ip), NOW)
     assert find_condition(first["conditions"], "Ready")["message"] == "containers with unready status: [c]"
@@ -110,7 +110,7 @@ def test_what_is_not_ready_is_named_and_what_was_so_stays_so_since_then() -> Non
     assert second["startTime"] == first["startTime"]
 
 
-def test_what_others_say_of_the_pod_stays() -> None:
+def test_foreign_conditions_are_kept() -> None:
     target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
     pod = {**a_pod(), "status": {"conditions": [target]}}
     assert (
@@ -121,5 +121,5 @@ def test_what_others_say_of_the_pod_stays() -> None:
     )
 
 
-def test_which_spec_was_seen_is_told() -> None:
+def test_observed_generation_is_reported() -> None:
     assert status([said(RUNS)])["observedGeneration"] == 1

@@ -17,41 +17,41 @@ def folder(tmp_path: Path) -> WorldFolder:
     return WorldFolder(tmp_path / "world")
 
 
-def test_a_world_is_as_large_as_is_asked_for_and_later_as_it_was(folder: WorldFolder) -> None:
+def test_world_keeps_its_requested_size(folder: WorldFolder) -> None:
     assert folder.resolve_record(None, None, real_kubernetes=False) == WorldRecord(2, 5)
     with folder.claim(folder.resolve_record(3, 1, real_kubernetes=False)):
         pass
     assert folder.resolve_record(None, None, real_kubernetes=False) == WorldRecord(3, 1)
 
 
-def test_what_has_joined_is_remembered(folder: WorldFolder) -> None:
+def test_joined_clusters_are_recorded(folder: WorldFolder) -> None:
     with folder.claim(WorldRecord(2, 5)):
         folder.write_record(WorldRecord(2, 5, joined=2))
     assert folder.resolve_record(3, None, real_kubernetes=False) == WorldRecord(3, 5, joined=2)
 
 
-def test_a_world_that_is_there_may_grow_and_loses_nothing(folder: WorldFolder) -> None:
+def test_existing_world_may_grow_but_not_shrink(folder: WorldFolder) -> None:
     with folder.claim(WorldRecord(3, 4)):
         pass
     assert folder.resolve_record(1, 0, real_kubernetes=False) == WorldRecord(3, 4)
     assert folder.resolve_record(4, 9, real_kubernetes=False) == WorldRecord(4, 9)
 
 
-def test_a_world_stays_on_what_serves_it(folder: WorldFolder) -> None:
+def test_world_keeps_its_control_plane_type(folder: WorldFolder) -> None:
     with folder.claim(WorldRecord(1, 1, real_kubernetes=True)):
         pass
     with pytest.raises(WorldError, match=r"created with --real-kubernetes and cannot change; use that option$"):
         folder.resolve_record(None, None, real_kubernetes=False)
 
 
-def test_a_world_without_real_kubernetes_does_not_get_it(folder: WorldFolder) -> None:
+def test_world_cannot_switch_to_real_kubernetes(folder: WorldFolder) -> None:
     with folder.claim(WorldRecord(1, 1)):
         pass
     with pytest.raises(WorldError, match=r"created without --real-kubernetes and cannot change; .*--purge"):
         folder.resolve_record(None, None, real_kubernetes=True)
 
 
-def test_what_was_made_when_nothing_was_written_down_is_a_world_too(folder: WorldFolder) -> None:
+def test_world_without_record_is_recognized(folder: WorldFolder) -> None:
     for name in ("virtual", "cluster-1", "cluster-2", "third"):
         (folder.path / name).mkdir(parents=True)
         (folder.path / name / "cluster.json").touch()
@@ -61,9 +61,7 @@ def test_what_was_made_when_nothing_was_written_down_is_a_world_too(folder: Worl
 @pytest.mark.parametrize(
     ("text", "said"), [('{"layout": 7}', f"layout 7 is not supported, only {LAYOUT}"), ("{", "cannot be read")]
 )
-def test_a_world_that_cannot_be_read_is_left_alone_and_can_be_forgotten(
-    folder: WorldFolder, text: str, said: str
-) -> None:
+def test_unreadable_world_is_kept_and_can_be_deleted(folder: WorldFolder, text: str, said: str) -> None:
     folder.path.mkdir()
     folder.record_file.write_text(text)
     with pytest.raises(WorldError, match=said) as caught:
@@ -74,7 +72,7 @@ def test_a_world_that_cannot_be_read_is_left_alone_and_can_be_forgotten(
     assert not folder.path.exists()
 
 
-def test_a_folder_of_somebody_else_is_neither_filled_nor_deleted(folder: WorldFolder) -> None:
+def test_foreign_folder_is_neither_used_nor_deleted(folder: WorldFolder) -> None:
     folder.path.mkdir()
     (folder.path / "diary.txt").write_text("dear diary")
     with pytest.raises(WorldError, match=r"has other things in it \(diary.txt\); choose another folder with --data"):
@@ -84,11 +82,11 @@ def test_a_folder_of_somebody_else_is_neither_filled_nor_deleted(folder: WorldFo
     assert [each.name for each in folder.path.iterdir()] == ["diary.txt"]
 
 
-def test_there_is_nothing_to_forget_where_nothing_is(folder: WorldFolder) -> None:
+def test_missing_world_cannot_be_deleted(folder: WorldFolder) -> None:
     assert not folder.delete()
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_uncreatable_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder = WorldFolder(tmp_path / "file" / "world")
     with (
@@ -120,7 +118,7 @@ def somebody(folder: WorldFolder) -> Iterator["subprocess.Popen[bytes]"]:
         process.kill()
 
 
-def test_whoever_comes_second_is_told_who_is_there(folder: WorldFolder, somebody: "subprocess.Popen[bytes]") -> None:
+def test_second_process_learns_the_pid_of_the_first(folder: WorldFolder, somebody: "subprocess.Popen[bytes]") -> None:
     assert folder.running_pid() == somebody.pid
     with (
         pytest.raises(WorldError, match=rf"run by process {somebody.pid} already; `tapestry down`"),
@@ -132,9 +130,7 @@ def test_whoever_comes_second_is_told_who_is_there(folder: WorldFolder, somebody
     assert folder.running_pid() == somebody.pid
 
 
-def test_nobody_runs_the_world_of_a_process_that_was_killed(
-    folder: WorldFolder, somebody: "subprocess.Popen[bytes]"
-) -> None:
+def test_killed_process_releases_the_world(folder: WorldFolder, somebody: "subprocess.Popen[bytes]") -> None:
     somebody.kill()
     folder.wait_for_exit()
     assert folder.running_pid() is None

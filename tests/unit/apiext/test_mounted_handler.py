@@ -42,7 +42,7 @@ async def session(tmp_path: Path) -> AsyncIterator[aiohttp.ClientSession]:
         yield opened
 
 
-async def test_it_is_at_its_place_and_nowhere_else(session: aiohttp.ClientSession) -> None:
+async def test_api_is_served_only_at_its_path(session: aiohttp.ClientSession) -> None:
     made = await session.post("/apiext/v1/configmaps", json={"name": "c", "data": {"a": "b"}})
     assert made.status == 201
     assert (await session.get(made.headers["Location"])).status == 200
@@ -51,7 +51,7 @@ async def test_it_is_at_its_place_and_nowhere_else(session: aiohttp.ClientSessio
     assert (await (await session.get("/apiextra/v1")).json())["kind"] == "Status"
 
 
-async def test_the_caller_has_their_own_rights_and_those_they_may_assume(session: aiohttp.ClientSession) -> None:
+async def test_caller_has_own_and_impersonated_rights(session: aiohttp.ClientSession) -> None:
     await session.get("/apiext/v1/configmaps")
     refused = await session.get("/apiext/v1/configmaps", headers=BOB)
     assert refused.status == 403
@@ -61,7 +61,7 @@ async def test_the_caller_has_their_own_rights_and_those_they_may_assume(session
     assert (await session.get("/apiext/v1/configmaps", headers={"Impersonate-User": "ann", **BOB})).status == 403
 
 
-async def test_what_is_written_by_it_is_in_the_audit_log_as_any_other_write(tmp_path: Path) -> None:
+async def test_writes_are_audited_like_any_other(tmp_path: Path) -> None:
     async with ann_at_a_server(tmp_path) as session:
         await session.post("/apiext/v1/configmaps", json={"name": "c"})
     entries = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
@@ -70,7 +70,7 @@ async def test_what_is_written_by_it_is_in_the_audit_log_as_any_other_write(tmp_
     assert written["user"]["username"] == "ann"
 
 
-async def test_a_page_in_a_browser_on_this_machine_is_nobody(session: aiohttp.ClientSession) -> None:
+async def test_web_page_on_this_machine_is_anonymous(session: aiohttp.ClientSession) -> None:
     async with aiohttp.ClientSession(session._base_url) as stranger:
         assert (await stranger.get("/apiext/v1/configmaps")).status == 200  # this machine is trusted
         refused = await stranger.get("/apiext/v1/configmaps", headers={"Origin": "https://page.example"})

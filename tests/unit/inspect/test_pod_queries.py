@@ -31,7 +31,7 @@ async def add_unplaced(world: World, name: str, namespace: str = "default") -> N
 
 
 @in_virtual_time
-async def test_pods_are_shown_with_their_twins_and_those_without_a_node_too() -> None:
+async def test_pods_are_listed_with_twins_and_without_node() -> None:
     world = await a_world()
     async with world.syncer():
         await world.add_pod()
@@ -51,7 +51,7 @@ async def test_pods_are_shown_with_their_twins_and_those_without_a_node_too() ->
 
 
 @in_virtual_time
-async def test_a_pod_is_explained_from_both_clusters() -> None:
+async def test_pod_is_explained_from_both_clusters() -> None:
     world = await a_world()
     async with world.syncer():
         await world.add_pod()
@@ -72,7 +72,7 @@ async def test_a_pod_is_explained_from_both_clusters() -> None:
 
 
 @in_virtual_time
-async def test_a_twin_that_is_gone_is_told_where_no_syncer_sees_it() -> None:
+async def test_lost_twin_is_reported_without_syncer() -> None:
     world = await a_world()
     async with world.syncer():
         await world.add_pod()
@@ -82,7 +82,7 @@ async def test_a_twin_that_is_gone_is_told_where_no_syncer_sees_it() -> None:
 
 
 @in_virtual_time
-async def test_a_pod_on_a_node_of_the_virtual_cluster_itself_is_nothing_of_ours() -> None:
+async def test_pod_on_unleased_node_is_not_ours() -> None:
     world = await a_world()
     await world.virtual.create(NODES, object_named("n7"))
     await world.add_pod(node="n7")
@@ -92,7 +92,7 @@ async def test_a_pod_on_a_node_of_the_virtual_cluster_itself_is_nothing_of_ours(
 
 
 @in_virtual_time
-async def test_of_a_pod_that_is_gone_the_last_words_are_told() -> None:
+async def test_deleted_pod_reports_its_last_event() -> None:
     world = await a_world()
     async with world.syncer():
         await world.add_pod()
@@ -108,7 +108,7 @@ async def test_of_a_pod_that_is_gone_the_last_words_are_told() -> None:
 
 
 @in_virtual_time
-async def test_the_tree_has_bindings_with_nodes_with_pods() -> None:
+async def test_tree_has_bindings_nodes_and_pods() -> None:
     world = await a_world("east", "west")
     async with world.syncer("east"), world.syncer("west"):
         await world.add_pod()
@@ -138,7 +138,7 @@ async def below(world: World) -> list[str]:
 
 
 @in_virtual_time
-async def test_where_all_is_well_there_is_nothing_to_repair() -> None:
+async def test_consistent_clusters_need_no_repair() -> None:
     world = await a_world()
     async with world.syncer():
         await a_pod_with_everything(world)
@@ -146,7 +146,7 @@ async def test_where_all_is_well_there_is_nothing_to_repair() -> None:
 
 
 @in_virtual_time
-async def test_what_is_left_of_a_pod_is_removed_where_no_syncer_does_so() -> None:
+async def test_leftovers_of_pod_are_deleted_without_syncer() -> None:
     world = await a_world()
     async with world.syncer():
         await a_pod_with_everything(world)
@@ -167,7 +167,7 @@ async def test_what_is_left_of_a_pod_is_removed_where_no_syncer_does_so() -> Non
 
 
 @in_virtual_time
-async def test_what_only_a_syncer_can_mend_is_told_with_whether_there_is_one() -> None:
+async def test_findings_for_syncer_name_its_state() -> None:
     world = await a_world()
     async with world.syncer():
         await a_pod_with_everything(world)
@@ -188,7 +188,7 @@ async def test_what_only_a_syncer_can_mend_is_told_with_whether_there_is_one() -
 
 
 @in_virtual_time
-async def test_what_is_only_under_way_is_no_finding() -> None:
+async def test_transient_inconsistency_is_no_finding() -> None:
     world = await a_world()
     async with world.syncer():
         await a_pod_with_everything(world)
@@ -197,7 +197,7 @@ async def test_what_is_only_under_way_is_no_finding() -> None:
 
 
 @in_virtual_time
-async def test_a_twin_that_lost_its_marks_gets_them_back() -> None:
+async def test_twin_gets_lost_labels_back() -> None:
     world = await a_world()
     async with world.syncer(check_seconds=0):
         await a_pod_with_everything(world)
@@ -208,7 +208,7 @@ async def test_a_twin_that_lost_its_marks_gets_them_back() -> None:
 
 
 @in_virtual_time
-async def test_clusters_that_cannot_be_looked_into_are_told_of() -> None:
+async def test_unreadable_clusters_are_reported() -> None:
     world = await a_world("east", "west")
     async with world.syncer("east"):
         await world.virtual.delete(SECRETS, object_named("west", keys.SYSTEM_NAMESPACE))
