@@ -1,4 +1,4 @@
-"""Flat objects, of any kind and of whatever somebody wrote into its status."""
+"""Flat objects of any kind, with any status."""
 
 from typing import Any
 

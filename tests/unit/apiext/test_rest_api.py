@@ -1,4 +1,4 @@
-"""Plain REST over a whole API server, in this process."""
+"""Plain REST API over a complete API server in this process."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ from tapestry.kube.resources import CONFIGMAPS, CRDS, SECRETS, Resource
 from .conftest import WIDGETS, Page, a_definition
 
 
-async def made(page: Page, name: str, **spec: Any) -> None:
+async def create_widget(page: Page, name: str, **spec: Any) -> None:
     status, found = await page("POST", "/v1/widgets", {"name": name, "spec": spec})
     assert status == 201, found
 
 
-async def in_phase(page: Page, name: str, phase: str) -> None:
+async def set_phase(page: Page, name: str, phase: str) -> None:
     status = {"status": {"phase": phase, "conditions": [{"type": "Ready", "status": "True", "reason": "Fine"}]}}
     await page.client.patch(WIDGETS, object_named(name, "default"), status, subresource="status")
 
@@ -29,7 +29,7 @@ async def test_created_object_is_flat_and_can_be_posted_again(page: Page) -> Non
     created = await page.reply("POST", "/v1/widgets", body)
     assert created.status == 201
     assert created.headers["Location"] == "/apiext/v1/widgets.example.com/a?namespace=default"
-    await in_phase(page, "a", "Running")
+    await set_phase(page, "a", "Running")
     status, found = await page("GET", "/v1/widgets/a")
     assert status == 200
     assert found["uid"]
@@ -66,7 +66,7 @@ async def test_kind_has_several_names_and_appears_when_defined(page: Page) -> No
     await page.client.create(CRDS, a_definition(gadgets))
     for name in ("gadgets", "gadget", "Gadget", "gadgets.example.com"):
         assert await page.names(f"/v1/{name}") == []
-    assert await page.refusal("POST", "/v1/gadgets", {"name": "g", "namespace": "default"}) == (
+    assert await page.error("POST", "/v1/gadgets", {"name": "g", "namespace": "default"}) == (
         400,
         "namespace: gadgets.example.com are not namespaced; omit it",
     )
@@ -77,7 +77,7 @@ async def test_ambiguous_name_means_core_group(page: Page) -> None:
     for group in ("one.example", "two.example"):
         await page.client.create(CRDS, a_definition(Resource(group, "v1", "Thing", "things")))
         await page.client.create(CRDS, a_definition(Resource(group, "v1", "Pod", "pods")))
-    assert await page.refusal("GET", "/v1/things") == (
+    assert await page.error("GET", "/v1/things") == (
         400,
         "kind 'things' is ambiguous; say things.one.example or things.two.example",
     )
@@ -106,7 +106,7 @@ async def test_only_configured_kinds_are_served(page: Page) -> None:
     narrow = Page(page.server, RestApi(ResourceMapper(["*.example.com", "configmaps"])))
     _, index = await narrow("GET", "/v1")
     assert [each["name"] for each in index["kinds"]] == ["configmaps", "widgets"]
-    assert await narrow.refusal("GET", "/v1/secrets") == (
+    assert await narrow.error("GET", "/v1/secrets") == (
         404,
         "no kind 'secrets'; /apiext/v1 lists the available kinds",
     )
@@ -114,9 +114,9 @@ async def test_only_configured_kinds_are_served(page: Page) -> None:
 
 async def test_lists_are_filtered_sorted_and_paged(page: Page) -> None:
     for name, size in (("web-1", 10), ("web-2", 9), ("db", 30), ("web-3", 2)):
-        await made(page, name, size=size, color="red")
-    await in_phase(page, "web-1", "Running")
-    await in_phase(page, "db", "Running")
+        await create_widget(page, name, size=size, color="red")
+    await set_phase(page, "web-1", "Running")
+    await set_phase(page, "db", "Running")
     assert await page.names("/v1/widgets", filter="phase=Running,name~WEB") == ["web-1"]
     assert await page.names("/v1/widgets", filter="phase!=Running", sort="name") == ["web-2", "web-3"]
     assert await page.names("/v1/widgets", filter="conditions.Ready.status=True", sort="-name") == ["web-1", "db"]
@@ -130,7 +130,7 @@ async def test_lists_are_filtered_sorted_and_paged(page: Page) -> None:
 
 async def test_cursor_follows_server_pages_without_filter(page: Page) -> None:
     for number in range(5):
-        await made(page, f"w{number}")
+        await create_widget(page, f"w{number}")
     seen, query, totals = [], {"limit": "2"}, []
     while True:
         _, found = await page("GET", "/v1/widgets", **query)
@@ -141,17 +141,17 @@ async def test_cursor_follows_server_pages_without_filter(page: Page) -> None:
         query = {"limit": "2", "cursor": found["next"]}
     assert seen == ["w0", "w1", "w2", "w3", "w4"]
     assert totals[0] == 5
-    status, message = await page.refusal("GET", "/v1/widgets", cursor="nonsense")
+    status, message = await page.error("GET", "/v1/widgets", cursor="nonsense")
     assert status == 400
     assert "continue" in message
 
 
 async def test_list_covers_one_or_all_namespaces(page: Page) -> None:
-    await made(page, "here")
+    await create_widget(page, "here")
     await page("POST", "/v1/widgets", {"name": "there", "namespace": "kube-public"})
     assert await page.names("/v1/widgets") == ["here", "there"]
     assert await page.names("/v1/widgets", namespace="kube-public") == ["there"]
-    assert (await page.refusal("GET", "/v1/widgets/there"))[0] == 404
+    assert (await page.error("GET", "/v1/widgets/there"))[0] == 404
     assert (await page("GET", "/v1/widgets/there", namespace="kube-public"))[0] == 200
 
 
@@ -166,9 +166,9 @@ async def test_lists_show_keys_but_never_values_of_data(page: Page) -> None:
 
 
 async def test_deleted_object_is_gone_or_pending(page: Page) -> None:
-    await made(page, "a")
+    await create_widget(page, "a")
     assert await page("DELETE", "/v1/widgets/a") == (200, {"name": "a", "namespace": "default", "deleted": True})
-    assert await page.refusal("DELETE", "/v1/widgets/a") == (404, 'widgets.example.com "a" not found')
+    assert await page.error("DELETE", "/v1/widgets/a") == (404, 'widgets.example.com "a" not found')
     held = {"metadata": {"name": "b", "finalizers": ["example.com/hold"]}}
     await page("POST", "/v1/widgets", held)
     assert await page("DELETE", "/v1/widgets/b") == (202, {"name": "b", "namespace": "default", "deleted": False})
@@ -176,25 +176,25 @@ async def test_deleted_object_is_gone_or_pending(page: Page) -> None:
 
 
 async def test_caller_needs_permission(page: Page) -> None:
-    await made(page, "a")
-    await page.names("/v1/widgets")  # by now the kinds are known
-    eve = page.being(User("eve"))
+    await create_widget(page, "a")
+    await page.names("/v1/widgets")  # the kinds are now cached
+    eve = page.as_user(User("eve"))
     for method, path, verb in (
         ("GET", "/v1/widgets", "list"),
         ("GET", "/v1/widgets/a", "get"),
         ("DELETE", "/v1/widgets/a", "delete"),
     ):
-        status, message = await eve.refusal(method, path)
+        status, message = await eve.error(method, path)
         assert status == 403
         assert f'User "eve" cannot {verb} resource "widgets"' in message
-    status, message = await eve.refusal("POST", "/v1/widgets", {"name": "b"})
+    status, message = await eve.error("POST", "/v1/widgets", {"name": "b"})
     assert status == 403
     assert 'User "eve" cannot create' in message
     assert (await page("GET", "/v1/widgets/a"))[0] == 200
 
 
 @pytest.mark.parametrize(
-    ("query", "told"),
+    ("query", "expected"),
     [
         ({"filter": "phase"}, "write field=text, field!=text, field~part or field!~part"),
         ({"filter": "phas=x"}, "filter: there is no field 'phas'; use kind, name,"),
@@ -207,14 +207,14 @@ async def test_caller_needs_permission(page: Page) -> None:
         ({"namespace": "a/b"}, "'a/b' may not be a name"),
     ],
 )
-async def test_invalid_query_is_rejected_with_advice(page: Page, query: dict[str, str], told: str) -> None:
-    status, message = await page.refusal("GET", "/v1/widgets", **query)
+async def test_invalid_query_is_rejected_with_advice(page: Page, query: dict[str, str], expected: str) -> None:
+    status, message = await page.error("GET", "/v1/widgets", **query)
     assert status == 400
-    assert told in message
+    assert expected in message
 
 
 @pytest.mark.parametrize(
-    ("body", "code", "told"),
+    ("body", "code", "expected"),
     [
         (b"{", 400, "the body is not JSON"),
         (b"[" * 100_000, 400, "the body is not JSON"),
@@ -229,10 +229,10 @@ async def test_invalid_query_is_rejected_with_advice(page: Page, query: dict[str
         ({"name": "a", "namespace": 1}, 400, ""),
     ],
 )
-async def test_invalid_object_is_rejected_with_message(page: Page, body: Any, code: int, told: str) -> None:
-    status, message = await page.refusal("POST", "/v1/widgets", body)
+async def test_invalid_object_is_rejected_with_message(page: Page, body: Any, code: int, expected: str) -> None:
+    status, message = await page.error("POST", "/v1/widgets", body)
     assert status == code
-    assert told in message
+    assert expected in message
 
 
 async def test_invalid_fields_are_named(page: Page) -> None:
@@ -242,7 +242,7 @@ async def test_invalid_fields_are_named(page: Page) -> None:
 
 async def test_two_namespaces_in_one_request_are_rejected(page: Page) -> None:
     body = {"name": "a", "namespace": "default"}
-    assert await page.refusal("POST", "/v1/widgets", body, namespace="kube-public") == (
+    assert await page.error("POST", "/v1/widgets", body, namespace="kube-public") == (
         400,
         "namespace: 'default' in the body and 'kube-public' in the query; keep one",
     )
@@ -252,25 +252,25 @@ async def test_unsupported_method_names_supported_ones(page: Page) -> None:
     reply = await page.reply("PATCH", "/v1/widgets/a", {})
     assert reply.status == 405
     assert reply.headers["Allow"] == "GET, DELETE"
-    assert (await page.refusal("GET", "/v2/widgets"))[0] == 404
+    assert (await page.error("GET", "/v2/widgets"))[0] == 404
     assert (await page.reply("POST", "/v1/widgets", {"name": "a"}, kind="text/plain")).status == 415
-    assert (await page.refusal("GET", "/v1/widgets/a", filter="x=y"))[0] == 400
+    assert (await page.error("GET", "/v1/widgets/a", filter="x=y"))[0] == 400
 
 
 async def test_existing_name_is_rejected(page: Page) -> None:
-    await made(page, "a")
-    told = 'widgets.example.com "a" already exists'
-    assert await page.refusal("POST", "/v1/widgets", {"name": "a"}) == (409, told)
+    await create_widget(page, "a")
+    expected = 'widgets.example.com "a" already exists'
+    assert await page.error("POST", "/v1/widgets", {"name": "a"}) == (409, expected)
 
 
 async def test_too_many_objects_to_sort_are_rejected(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rest_api, "BATCH", 2)
     monkeypatch.setattr(rest_api, "MAX_OBJECTS_READ", 3)
     for number in range(4):
-        await made(page, f"w{number}")
+        await create_widget(page, f"w{number}")
     assert await page.names("/v1/widgets", sort="-name") == ["w3", "w2", "w1", "w0"]
-    await made(page, "w4")
-    status, message = await page.refusal("GET", "/v1/widgets", sort="-name")
+    await create_widget(page, "w4")
+    status, message = await page.error("GET", "/v1/widgets", sort="-name")
     assert status == 413
     assert "more than 3 widgets.example.com; query one namespace" in message
 
@@ -281,7 +281,7 @@ async def test_openapi_names_every_path_and_schema(page: Page) -> None:
     assert set(found["paths"]) == {"/apiext/v1", "/apiext/v1/{kind}", "/apiext/v1/{kind}/{name}"}
     known = {f"#/components/schemas/{name}" for name in found["components"]["schemas"]}
     assert references(found) <= known
-    await made(page, "a")
+    await create_widget(page, "a")
     _, item = await page("GET", "/v1/widgets/a")
     assert set(found["components"]["schemas"]["Whole"]["required"]) <= set(item)
 

@@ -1,4 +1,4 @@
-"""The flags of `tapestry apiserver`: those of the requirement as it writes them, and what they come to."""
+"""Flags of `tapestry apiserver` and the resulting configuration."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tapestry.cli import apiserver
 
 @pytest.fixture
 def settings(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What a command line comes to: the settings, or the refusal."""
+    """Parse a command line into a configuration or an error message."""
 
     def settings_of(*arguments: str) -> ApiServerConfig | str:
         found: list[ApiServerConfig] = []

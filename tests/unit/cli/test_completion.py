@@ -1,4 +1,4 @@
-"""Completion, as shells and kubectl ask for it."""
+"""Shell completion for bash, zsh, fish and kubectl."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ Complete = Callable[..., list[str]]
 
 @pytest.fixture
 def in_bash(tmp_path: Path) -> Complete:
-    """What bash offers after these words, of which the last is incomplete."""
+    """Return the completions of bash for these words, of which the last is incomplete."""
     known = {key: value for key, value in os.environ.items() if not key.startswith(("KUBE", "_TAPESTRY"))}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     surroundings = {**known, "PATH": path, "HOME": str(tmp_path)}
@@ -61,7 +61,7 @@ def kubeconfig_of(address: str, folder: Path) -> Path:
 
 @pytest.fixture
 async def kubeconfig(tmp_path: Path) -> AsyncIterator[Path]:
-    """Of a server with the bindings east and eastern."""
+    """Kubeconfig of a server with the bindings east and eastern."""
     config = ApiServerConfig(
         backend="memory",
         secure_address="",
@@ -141,8 +141,8 @@ def test_completion_is_empty_without_server(in_bash: Complete, tmp_path: Path) -
 
 
 def test_completion_gives_up_on_silent_server(in_bash: Complete, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        file = kubeconfig_of(f"127.0.0.1:{silent.getsockname()[1]}", tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        file = kubeconfig_of(f"127.0.0.1:{listener.getsockname()[1]}", tmp_path)
         started = time.monotonic()
         assert in_bash("unjoin", "--kubeconfig", str(file), "") == []
-        assert time.monotonic() - started < 20  # half a minute is what others wait
+        assert time.monotonic() - started < 20  # other commands wait half a minute

@@ -1,4 +1,4 @@
-"""`tapestry debug collect`, where there is no cluster: it collects what there is, and says what is missing."""
+"""`tapestry debug collect` without a cluster."""
 
 import json
 import stat

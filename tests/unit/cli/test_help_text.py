@@ -1,4 +1,4 @@
-"""What `--help` says, of every command that there is."""
+"""`--help` of every command."""
 
 import re
 import shlex
@@ -24,7 +24,7 @@ contexts: [{name: c, context: {cluster: c}}]
 
 
 def commands(command: click.Command = main, words: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
-    """Every command that does something, by the words that call it."""
+    """Yield every executable command by its words."""
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
@@ -48,11 +48,11 @@ def examples(command: click.Command) -> list[str]:
 
 
 def test_help_groups_commands() -> None:
-    shown = CliRunner().invoke(main, ["--help"]).output
-    places = [shown.index(f"\n{title}:\n") for title in GROUPS]
-    assert places == sorted(places)
-    assert shown.index("\n  up ") < shown.index("Physical clusters") < shown.index("\n  join ")
-    assert "Exit codes: 0" in shown
+    help_output = CliRunner().invoke(main, ["--help"]).output
+    positions = [help_output.index(f"\n{title}:\n") for title in GROUPS]
+    assert positions == sorted(positions)
+    assert help_output.index("\n  up ") < help_output.index("Physical clusters") < help_output.index("\n  join ")
+    assert "Exit codes: 0" in help_output
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -74,16 +74,16 @@ def test_every_example_parses(name: str, tmp_path: Path, monkeypatch: pytest.Mon
         typed = [shlex.split(part) for part in parts if part.startswith("tapestry ")]
         assert typed, example
         for words in typed:
-            command, rest = called(main, words[1:])
+            command, rest = resolve(main, words[1:])
             command.make_context(name, rest)
 
 
-def called(command: click.Command, words: list[str]) -> tuple[click.Command, list[str]]:
-    """The command that is called, and what is left for it."""
+def resolve(command: click.Command, words: list[str]) -> tuple[click.Command, list[str]]:
+    """Return the called command and its remaining words."""
     if isinstance(command, click.Group) and words:
         found = command.get_command(click.Context(command), words[0])
         if found is not None:
-            return called(found, words[1:])
+            return resolve(found, words[1:])
     return command, words
 
 
@@ -136,7 +136,7 @@ def test_plugin_help_names_kubectl_tapestry(
 
 
 def test_ctrl_c_exits_with_130(tmp_path: Path) -> None:
-    """Of one that waits for a server that accepts, and never says a word."""
+    """Interrupt a command that waits for a server that accepts connections but never responds."""
     code = (
         "import os, signal, socket, sys, threading\n"
         "server = socket.create_server(('127.0.0.1', 0))\n"

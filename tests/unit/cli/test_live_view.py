@@ -1,4 +1,4 @@
-"""Who has the terminal: only a job that is in front writes on it."""
+"""Live view on a terminal: only a foreground job writes to it."""
 
 import os
 import pty
@@ -27,7 +27,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def on_a_terminal(script: str) -> tuple[int, bytes]:
-    """How a script ends that has a terminal to itself, and all that is written there."""
+    """Run a script on its own terminal; return its exit status and output."""
     master, slave = pty.openpty()
     ran = subprocess.run(
         ["setsid", "--wait", "--ctty", sys.executable, "-c", script],
@@ -40,7 +40,7 @@ def on_a_terminal(script: str) -> tuple[int, bytes]:
     )
     os.close(slave)
     written = b""
-    with open(master, "rb", buffering=0) as terminal, suppress(OSError):  # when the last that had it is gone
+    with open(master, "rb", buffering=0) as terminal, suppress(OSError):  # raised when the last process has closed it
         while more := terminal.read(1 << 16):
             written += more
     return ran.returncode, written

@@ -1,3 +1,5 @@
+"""Command line: the table of commands, and errors as one line."""
+
 import errno
 import gc
 import logging
@@ -32,7 +34,7 @@ contexts: [{name: here, context: {cluster: here, user: me}}]
 
 @pytest.fixture
 def tapestry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Tapestry]:
-    """Runs the command line, in a home with nothing in it; what belongs to the whole process is put back."""
+    """Run the command line with an empty home, and restore process-wide state."""
     for variable in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -51,8 +53,8 @@ def kubeconfig(tmp_path: Path) -> Path:
     return file
 
 
-def complaint(result: Result) -> str:
-    """The one line that a command that failed has printed."""
+def error_line(result: Result) -> str:
+    """Return the single line that a failed command printed."""
     assert result.exit_code == 1, result.output
     assert isinstance(result.exception, SystemExit)
     (line,) = result.output.splitlines()
@@ -109,22 +111,22 @@ def test_every_option_sets_a_setting() -> None:
     assert {path for path, _ in FLAGS.values()} <= settings(ManagerConfig).keys()
 
 
-# -- what cannot run says why, in one line
+# -- startup errors are one line
 
 
 def test_unknown_controller_error_names_known_ones(tapestry: Tapestry, kubeconfig: Path) -> None:
-    line = complaint(tapestry("run", "nobody", "--kubeconfig", kubeconfig))
+    line = error_line(tapestry("run", "nobody", "--kubeconfig", kubeconfig))
     problem, _, known = line.partition("; known are: ")
     assert problem == "there is no controller 'nobody'"
     assert {"at", "redismigration"} <= set(known.split(", "))
 
 
 def test_run_fails_without_cluster(tapestry: Tapestry) -> None:
-    assert complaint(tapestry("run", "at")).startswith("no kubeconfig: ")
+    assert error_line(tapestry("run", "at")).startswith("no kubeconfig: ")
 
 
 def test_unknown_context_is_an_error(tapestry: Tapestry, kubeconfig: Path) -> None:
-    line = complaint(tapestry("hub", "--kubeconfig", kubeconfig, "--context", "elsewhere"))
+    line = error_line(tapestry("hub", "--kubeconfig", kubeconfig, "--context", "elsewhere"))
     assert "elsewhere" in line
 
 
@@ -146,18 +148,18 @@ def test_invalid_configuration_is_one_line_error(
 ) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(text)
-    assert reason in complaint(tapestry("run", "at", "--kubeconfig", kubeconfig, "--config", file))
+    assert reason in error_line(tapestry("run", "at", "--kubeconfig", kubeconfig, "--config", file))
 
 
 def test_missing_configuration_file_is_one_line_error(tapestry: Tapestry, tmp_path: Path) -> None:
-    line = complaint(tapestry("run", "at", "--config", tmp_path / "missing.yaml"))
+    line = error_line(tapestry("run", "at", "--config", tmp_path / "missing.yaml"))
     assert line.endswith("missing.yaml: cannot be read: No such file or directory")
 
 
 def test_option_overrides_file(tapestry: Tapestry, kubeconfig: Path, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(f"kubeconfig: {kubeconfig}\n")
-    line = complaint(tapestry("run", "at", "--config", file, "--kubeconfig", tmp_path / "other"))
+    line = error_line(tapestry("run", "at", "--config", file, "--kubeconfig", tmp_path / "other"))
     assert line.endswith("other: no such file; name a kubeconfig that exists")
 
 
@@ -167,7 +169,7 @@ def test_used_address_is_one_line_error(tapestry: Tapestry, kubeconfig: Path) ->
         addresses = ("--metrics-bind-address", "", "--health-probe-bind-address", f"127.0.0.1:{port}")
         options = ("--kubeconfig", kubeconfig, *addresses)
         result = tapestry("run", "at", "--log-level", "error", *options)
-    assert f"Address already in use (while attempting to bind on address ('127.0.0.1', {port}))" in complaint(result)
+    assert f"Address already in use (while attempting to bind on address ('127.0.0.1', {port}))" in error_line(result)
 
 
 @pytest.mark.parametrize("option", ["--bind-address", "--local-address"])
@@ -209,31 +211,31 @@ def test_unwritable_output_is_one_line_error(command: str) -> None:
 def test_stopped_world_is_not_replaced_by_another_cluster(
     tapestry: Tapestry, tmp_path: Path, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though there is a ~/.kube/config: what is meant for a world here is not done to somebody's cluster."""
+    """Even if ~/.kube/config exists, no other cluster is used."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".kube").mkdir()
     kubeconfig.rename(tmp_path / ".kube" / "config")
     (tmp_path / ".tapestry").mkdir()
     (tmp_path / ".tapestry" / "pid").touch()
-    said = complaint(tapestry("k", "get", "pods"))
-    assert said.startswith(f"the world in {tmp_path / '.tapestry'} is not running; `tapestry up` starts it")
-    assert "127.0.0.1:1 cannot be reached" in complaint(tapestry("k", "get", "pods", "--kubeconfig", ".kube/config"))
+    error = error_line(tapestry("k", "get", "pods"))
+    assert error.startswith(f"the world in {tmp_path / '.tapestry'} is not running; `tapestry up` starts it")
+    assert "127.0.0.1:1 cannot be reached" in error_line(tapestry("k", "get", "pods", "--kubeconfig", ".kube/config"))
 
 
 def test_missing_kubeconfig_error_mentions_world(
     tapestry: Tapestry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    said = complaint(tapestry("status"))
-    assert said.startswith("no kubeconfig: ")
-    assert said.endswith("or go to the folder of a world that `tapestry up` runs")
+    error = error_line(tapestry("status"))
+    assert error.startswith("no kubeconfig: ")
+    assert error.endswith("or go to the folder of a world that `tapestry up` runs")
 
 
 @pytest.mark.parametrize("words", [["create", "--user", "ada"], ["list"], ["revoke", "x"]])
 def test_token_needs_existing_server_folder(
     tapestry: Tapestry, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else it is worth nothing, and nobody says so."""
+    """Otherwise the token would be useless, without a message."""
     monkeypatch.chdir(tmp_path)
     result = tapestry("token", *words)
     assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
@@ -247,17 +249,17 @@ def test_unknown_time_zone_is_usage_error(tapestry: Tapestry, kubeconfig: Path) 
 
 
 def test_closed_pipe_is_no_error() -> None:
-    async def telling() -> None:
+    async def write() -> None:
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
-    with pytest.raises(BrokenPipeError):  # which click ends without a word
-        run_async(telling())
+    with pytest.raises(BrokenPipeError):  # click exits silently
+        run_async(write())
 
 
 def test_connection_error_refers_to_doctor(tapestry: Tapestry, kubeconfig: Path) -> None:
-    said = complaint(tapestry("status", "--kubeconfig", kubeconfig))
-    assert "https://127.0.0.1:1 cannot be reached" in said
-    assert said.endswith("; `tapestry doctor` checks the connection")
+    error = error_line(tapestry("status", "--kubeconfig", kubeconfig))
+    assert "https://127.0.0.1:1 cannot be reached" in error
+    assert error.endswith("; `tapestry doctor` checks the connection")
 
 
 def test_used_address_error_gives_advice(tapestry: Tapestry) -> None:

@@ -1,4 +1,4 @@
-"""Commands that ask and end start quickly: they load no more than they need."""
+"""Short-lived commands start quickly: they import only what they need."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ HEAVY = ("prometheus_client", "aiohttp.web", "uvloop", "rich", "cryptography", "
 SERVERS = ("tapestry.controller.manager", "tapestry.syncer.context", "tapestry.apiserver", "tapestry.local.world")
 COMMANDS = ("status", "pods", "tree", "top", "explain")
 GENEROUS = 1.8
-"""Times the CPU of the libraries: the bar is 1.5, on a machine that does nothing else (`make bench-startup`)."""
+"""Limit as a multiple of the libraries' CPU time; the target is 1.5 on an idle machine (`make bench-startup`)."""
 
 
 def load(command: str) -> str:
