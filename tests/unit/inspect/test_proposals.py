@@ -1,4 +1,4 @@
-"""What a policy in a file would come to, if it were applied now."""
+"""Effect of a policy in a file that is not applied yet."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -32,7 +32,7 @@ def a_policy(name: str, **spec: Any) -> Object:
     return with_type_meta(POLICIES, an_object(name, spec={"cluster": "east", **spec}))
 
 
-def in_a_file(name: str, **spec: Any) -> Object:
+def file_policy(name: str, **spec: Any) -> Object:
     written = {"apiVersion": POLICIES.api_version, "kind": POLICIES.kind, "metadata": {"name": name}}
     return proposed_policy([{**written, "spec": {"cluster": "east", **spec}}], "file.yaml")
 
@@ -49,33 +49,33 @@ BINDING: Binding = binding_of(with_type_meta(CLUSTER_BINDINGS, an_object("east",
 def plan(
     proposed: Object, *policies: Object, owner: tuple[Object, ...] = (), pods: tuple[Object, ...] = ()
 ) -> PolicyPlan:
-    """For a cluster of one node with 4 processors, of which the owner's own pods hold one."""
+    """Plan for a cluster of one node with 4 CPUs, of which foreign pods use one."""
     virtual = an_object("vnode-e1-n1", status={"allocatable": {"cpu": "3"}})
     virtual["metadata"]["labels"] = {keys.CLUSTER_BINDING_UID: BINDING.uid}
     virtual["metadata"]["annotations"] = {keys.PHYSICAL_NODE_NAME: "n1"}
     node = an_object("n1", status={"allocatable": {"cpu": "4"}})
     cluster = PhysicalSnapshot([node], [a_pod("foreign", "1", "n1")], list(owner), None)
     facts = VirtualSnapshot("virtual", [], [virtual], {"vnode-e1-n1": list(pods)}, list(policies))
-    mine = {each["metadata"]["name"]: each for each in policies}
-    proposal = Proposal(proposed, mine.get(proposed["metadata"]["name"]), PolicySide.OPERATOR)
+    existing = {each["metadata"]["name"]: each for each in policies}
+    proposal = Proposal(proposed, existing.get(proposed["metadata"]["name"]), PolicySide.OPERATOR)
     return policy_plan(proposal, BINDING, cluster, facts, "UTC", NOON)
 
 
 def test_new_policy_leases_where_nothing_was_leased() -> None:
-    found = plan(in_a_file("half", resourceLimits=[{"resource": "cpu", "percent": 50}]))
+    found = plan(file_policy("half", resourceLimits=[{"resource": "cpu", "percent": 50}]))
     (node,) = found.nodes
     assert (found.is_new, node.state_now, node.state_then) == (True, "Withdrawn", "Open")
     assert (found.leased_now, found.leased_then) == ({}, {"cpu": "1500m"})
 
 
 def test_changed_policy_replaces_existing_one() -> None:
-    found = plan(in_a_file("all", resourceLimits=[{"resource": "cpu", "quantity": 1}]), a_policy("all"))
+    found = plan(file_policy("all", resourceLimits=[{"resource": "cpu", "quantity": 1}]), a_policy("all"))
     assert (found.is_new, found.leased_now, found.leased_then) == (False, {"cpu": "3"}, {"cpu": "1"})
 
 
 def test_closed_policy_reclaims_pods_by_deadline() -> None:
     pods = (a_pod("web", "1", "vnode-e1-n1"), a_pod("db", "1", "vnode-e1-n1"))
-    night = in_a_file("all", timeWindows=[NIGHT], forceReclaim=True, gracefulReclaimPeriodSeconds=600)
+    night = file_policy("all", timeWindows=[NIGHT], forceReclaim=True, gracefulReclaimPeriodSeconds=600)
     found = plan(night, a_policy("all"), pods=pods)
     (node,) = found.nodes
     assert (found.open, node.state_then, node.leased_then) == (False, "Closed", {"cpu": "0"})
@@ -88,21 +88,21 @@ def test_closed_policy_reclaims_pods_by_deadline() -> None:
 
 
 def test_pods_that_may_finish_are_not_reclaimed() -> None:
-    found = plan(in_a_file("all", timeWindows=[NIGHT]), a_policy("all"), pods=(a_pod("web", "1", "vnode-e1-n1"),))
+    found = plan(file_policy("all", timeWindows=[NIGHT]), a_policy("all"), pods=(a_pod("web", "1", "vnode-e1-n1"),))
     (node,) = found.nodes
     assert (node.state_then, node.reclaimed, node.deadline) == ("Closed", [], None)
 
 
 def test_unchanged_policy_changes_nothing() -> None:
     night = {"timeWindows": [NIGHT], "forceReclaim": True, "gracefulReclaimPeriodSeconds": 600}
-    found = plan(in_a_file("all", **night), a_policy("all", **night))
+    found = plan(file_policy("all", **night), a_policy("all", **night))
     assert (found.leased_now, found.leased_then) == ({"cpu": "0"}, {"cpu": "0"})
     assert found.nodes[0].state_now == found.nodes[0].state_then == "Closed"
 
 
 def test_owner_limit_applies_in_plan() -> None:
     owner = (a_policy("little", resourceLimits=[{"resource": "cpu", "quantity": "500m"}]),)
-    assert plan(in_a_file("all"), owner=owner).leased_then == {"cpu": "500m"}
+    assert plan(file_policy("all"), owner=owner).leased_then == {"cpu": "500m"}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What may leave a cluster, and what never does."""
+"""Redaction of objects and texts."""
 
 import base64
 from typing import Any
@@ -80,25 +80,25 @@ def test_safety_rule_7_planted_secret_is_masked_in_object(obj: dict[str, Any]) -
         str(obj).count("planted") + str(obj).count("TUlJR") + str(obj).count(base64.b64encode(b"planted-data").decode())
     )
     assert planted
-    shown = str(Redaction().redact_object(obj))
-    assert "planted" not in shown
-    assert "TUlJR" not in shown
-    assert base64.b64encode(b"planted-data").decode() not in shown
+    masked = str(Redaction().redact_object(obj))
+    assert "planted" not in masked
+    assert "TUlJR" not in masked
+    assert base64.b64encode(b"planted-data").decode() not in masked
 
 
 def test_useful_fields_are_kept() -> None:
-    shown = Redaction().redact_object(POD)
-    (container,) = shown["spec"]["containers"]
+    masked = Redaction().redact_object(POD)
+    (container,) = masked["spec"]["containers"]
     assert (container["name"], container["image"], container["resources"]) == (
         "web",
         "nginx:1.27",
         {"requests": {"cpu": "1"}},
     )
     assert container["env"] == [{"name": "MODE", "value": MASK}, CONTAINER["env"][1]]
-    assert shown["metadata"]["annotations"][keys.LEASE_ENDS] == "2026-03-01T22:00:00Z"
-    assert shown["spec"]["tolerations"] == POD["spec"]["tolerations"]
-    assert shown["status"]["containerStatuses"][0]["lastState"]["terminated"]["exitCode"] == 1
-    assert "managedFields" not in shown["metadata"]
+    assert masked["metadata"]["annotations"][keys.LEASE_ENDS] == "2026-03-01T22:00:00Z"
+    assert masked["spec"]["tolerations"] == POD["spec"]["tolerations"]
+    assert masked["status"]["containerStatuses"][0]["lastState"]["terminated"]["exitCode"] == 1
+    assert "managedFields" not in masked["metadata"]
 
 
 def test_redaction_does_not_change_the_object() -> None:
@@ -111,8 +111,8 @@ KNOWN = "correct horse battery staple"
 
 
 @given(before=st.text(max_size=30), after=st.text(max_size=30), packed=st.booleans())
-def test_safety_rule_7_known_secret_is_masked_in_text(before: str, after: str, packed: bool) -> None:
-    secret = base64.b64encode(KNOWN.encode()).decode() if packed else KNOWN
+def test_safety_rule_7_known_secret_is_masked_in_text(before: str, after: str, encoded: bool) -> None:
+    secret = base64.b64encode(KNOWN.encode()).decode() if encoded else KNOWN
     redaction = Redaction(frozenset({KNOWN}))
     assert secret.rstrip("=") not in redaction.redact_text(f"{before}{secret}{after}")
     assert secret.rstrip("=") not in str(
@@ -122,7 +122,7 @@ def test_safety_rule_7_known_secret_is_masked_in_text(before: str, after: str, p
 
 def test_secrets_come_from_secret_objects_and_variable_names() -> None:
     kubeconfig = 'users:\n- user:\n    token: "0123456789abcdef"\n    client-key-data: S0VZS0VZS0VZ\n'
-    packed = {
+    encoded = {
         key: base64.b64encode(text.encode()).decode()
         for key, text in {
             "kubeconfig": kubeconfig,
@@ -134,7 +134,7 @@ def test_secrets_come_from_secret_objects_and_variable_names() -> None:
     variables = [{"name": "DB_PASSWORD", "value": "swordfish-9"}, {"name": "MODE", "value": "production"}]
     found = secrets_in(
         [
-            {"kind": "Secret", "data": {**packed, "broken": "="}},
+            {"kind": "Secret", "data": {**encoded, "broken": "="}},
             {"kind": "ConfigMap", "data": {"a": "no secret at all"}},
             {"kind": "Pod", "spec": {"containers": [{"name": "c", "env": variables}]}},
         ]

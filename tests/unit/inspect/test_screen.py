@@ -1,4 +1,4 @@
-"""What a person sees of a world, in terminals of several sizes."""
+"""Live view on terminals of several sizes."""
 
 import io
 import subprocess
@@ -58,7 +58,7 @@ def a_node(name: str, state: str = "Open", ready: bool = True) -> NodeStatus:
     )
 
 
-def a_pod_that_waits(name: str) -> PodStatus:
+def a_waiting_pod(name: str) -> PodStatus:
     return PodStatus(
         namespace="default",
         name=name,
@@ -74,12 +74,12 @@ def a_pod_that_waits(name: str) -> PodStatus:
     )
 
 
-def a_scene(bindings: int = 2, nodes: int = 4, waiting: int = 1) -> WorldState:
+def a_state(bindings: int = 2, nodes: int = 4, waiting: int = 1) -> WorldState:
     return WorldState(
         [a_binding(f"cluster-{number}", change=timedelta(hours=3, minutes=30)) for number in range(1, bindings + 1)],
         [a_node(f"vnode-cluster-1-n{number}") for number in range(1, nodes + 1)],
         {"Running": 24, "Pending": waiting},
-        [a_pod_that_waits(f"web-{number}") for number in range(waiting)],
+        [a_waiting_pod(f"web-{number}") for number in range(waiting)],
         NOW,
     )
 
@@ -96,7 +96,7 @@ def row_of(seen: list[str], word: str) -> str:
 
 
 def test_clusters_show_leases_and_next_change() -> None:
-    seen = rows(a_scene())
+    seen = rows(a_state())
     assert row_of(seen, "cluster-1 ").split() == [
         *("cluster-1", "Leasing", "5", "12", "2500m/20", "3Gi/64Gi"),
         *("changes", "22:00", "(in", "3h30m)"),
@@ -105,13 +105,13 @@ def test_clusters_show_leases_and_next_change() -> None:
 
 @pytest.mark.parametrize("width", [80, 100])
 def test_memory_is_shown_if_it_fits(width: int) -> None:
-    seen = rows(a_scene(), width=width)
+    seen = rows(a_state(), width=width)
     assert "3Gi/64Gi" in row_of(seen, "cluster-1 ")
     assert "0/16Gi" in row_of(seen, "vnode-cluster-1-n1")
 
 
 def test_narrow_screen_drops_memory_before_cpu() -> None:
-    line = row_of(rows(a_scene(), width=66), "cluster-1 ")
+    line = row_of(rows(a_state(), width=66), "cluster-1 ")
     assert "2500m/20" in line
     assert "3Gi/64Gi" not in line
 
@@ -136,12 +136,12 @@ def test_time_is_shown_relative_to_today(ahead: timedelta, text: str) -> None:
 
 
 def test_time_is_shown_in_viewer_zone() -> None:
-    there = NOW.astimezone(timezone(timedelta(hours=8)))  # where it is Tuesday, 02:30
-    assert local_time_text(NOW + timedelta(hours=3), there) == "05:30 (in 3h)"
+    local = NOW.astimezone(timezone(timedelta(hours=8)))  # Tuesday, 02:30 there
+    assert local_time_text(NOW + timedelta(hours=3), local) == "05:30 (in 3h)"
 
 
 def test_pods_are_counted_and_waiting_ones_show_reason() -> None:
-    seen = rows(a_scene())
+    seen = rows(a_state())
     assert row_of(seen, "24 Running") == "PODS  1 Pending, 24 Running"
     assert row_of(seen, "web-0").strip() == (
         "default/web-0 waits for 1m35s: Unscheduled: 0/10 nodes are available: 10 Insufficient cpu."
@@ -164,9 +164,9 @@ def test_problems_and_events_are_shown() -> None:
 
 
 def test_hidden_rows_are_counted() -> None:
-    seen = rows(a_scene(nodes=1000, waiting=50), height=30)
-    shown = sum("/16Gi" in line for line in seen)
-    assert f"and {1000 - shown} nodes more" in row_of(seen, "nodes more")
+    seen = rows(a_state(nodes=1000, waiting=50), height=30)
+    visible = sum("/16Gi" in line for line in seen)
+    assert f"and {1000 - visible} nodes more" in row_of(seen, "nodes more")
     waits = sum("waits for" in line for line in seen)
     assert f"and {50 - waits} pods more" in row_of(seen, "pods more")
 
@@ -175,7 +175,7 @@ def test_hidden_rows_are_counted() -> None:
 def test_screen_fits_terminal_and_has_all_commands(
     width: int, height: int, bindings: int, nodes: int, waiting: int
 ) -> None:
-    seen = rows(a_scene(bindings, nodes, waiting), width, height)
+    seen = rows(a_state(bindings, nodes, waiting), width, height)
     assert len(seen) <= max(height, 22)
     assert max(map(cell_len, seen)) <= width
     text = "\n".join(line.rstrip() for line in seen).replace("\\\n", "")
@@ -196,14 +196,14 @@ def test_shell_joins_wrapped_line() -> None:
 
 
 @given(st.integers(0, 60), st.lists(st.integers(0, 30), min_size=3, max_size=3))
-def test_rows_are_distributed_without_waste(room: int, wanted: list[int]) -> None:
-    given_rows = row_shares(room, wanted)
-    assert all(got <= want for got, want in zip(given_rows, wanted, strict=True))
-    assert all(got >= min(want, 3) for got, want in zip(given_rows, wanted, strict=True))
-    if room >= sum(wanted):
-        assert given_rows == wanted
+def test_rows_are_distributed_without_waste(max_rows: int, requested: list[int]) -> None:
+    given_rows = row_shares(max_rows, requested)
+    assert all(got <= want for got, want in zip(given_rows, requested, strict=True))
+    assert all(got >= min(want, 3) for got, want in zip(given_rows, requested, strict=True))
+    if max_rows >= sum(requested):
+        assert given_rows == requested
     else:
-        assert sum(given_rows) <= max(room, 9)
+        assert sum(given_rows) <= max(max_rows, 9)
 
 
 def an_object(name: str, **parts: Object) -> Object:

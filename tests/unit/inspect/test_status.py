@@ -1,4 +1,4 @@
-"""A line for each binding, virtual node and policy."""
+"""Status of bindings, virtual nodes and policies."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -30,22 +30,22 @@ def a_condition(type: str, status: str, reason: str, message: str = "") -> Objec
 
 
 def test_new_binding_has_status() -> None:
-    shown = binding_status(a_binding())
-    assert (shown.name, shown.cluster_id, shown.phase, shown.leasing, shown.nodes) == ("east", "e1", "", "", 0)
-    assert shown.created == datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+    result = binding_status(a_binding())
+    assert (result.name, result.cluster_id, result.phase, result.leasing, result.nodes) == ("east", "e1", "", "", 0)
+    assert result.created == datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
 
 def test_binding_shows_totals_and_times() -> None:
     status = {"phase": "Ready", "nodes": 2, "pods": 3, "leased": {"cpu": "4"}, "used": {"cpu": "1"}, "identity": "x"}
-    shown = binding_status(a_binding(**status, lastSeen="2026-03-02T11:59:00Z", nextChange="2026-03-02T22:00:00Z"))
-    assert (shown.phase, shown.nodes, shown.pods, shown.leased, shown.used) == (
+    result = binding_status(a_binding(**status, lastSeen="2026-03-02T11:59:00Z", nextChange="2026-03-02T22:00:00Z"))
+    assert (result.phase, result.nodes, result.pods, result.leased, result.used) == (
         "Ready",
         2,
         3,
         {"cpu": "4"},
         {"cpu": "1"},
     )
-    assert shown.next_change == datetime(2026, 3, 2, 22, 0, tzinfo=UTC)
+    assert result.next_change == datetime(2026, 3, 2, 22, 0, tzinfo=UTC)
 
 
 def test_problems_are_listed_once_without_closed_windows() -> None:
@@ -55,16 +55,16 @@ def test_problems_are_listed_once_without_closed_windows() -> None:
         a_condition("Ready", "False", "PermissionsMissing", "list nodes"),
         a_condition("Leasing", "False", "OutOfTimeWindows", "every window is closed"),
     ]
-    shown = binding_status(a_binding(conditions=conditions))
-    assert shown.troubles == ["Permitted=False: PermissionsMissing: list nodes"]
-    assert shown.leasing == "OutOfTimeWindows"
+    result = binding_status(a_binding(conditions=conditions))
+    assert result.troubles == ["Permitted=False: PermissionsMissing: list nodes"]
+    assert result.leasing == "OutOfTimeWindows"
 
 
 def test_reclaim_is_no_problem_but_unreachable_cluster_is() -> None:
     taken = a_condition("Leasing", "False", "Reclaimed", "the owner's kill switch is on")
-    silent = a_condition("Leasing", "False", "PhysicalClusterUnreachable", "no answer since noon")
+    unreachable = a_condition("Leasing", "False", "PhysicalClusterUnreachable", "no answer since noon")
     assert binding_status(a_binding(conditions=[taken])).troubles == []
-    assert binding_status(a_binding(conditions=[silent])).troubles == [
+    assert binding_status(a_binding(conditions=[unreachable])).troubles == [
         "Leasing=False: PhysicalClusterUnreachable: no answer since noon"
     ]
 
@@ -96,9 +96,9 @@ def test_node_counts_active_pods() -> None:
     requests = {"resources": {"requests": {"cpu": "500m"}}}
     pod = an_object("p", spec={"nodeName": "vnode-e1-n1", "containers": [{"name": "c", **requests}]})
     done = {**pod, "status": {"phase": "Succeeded"}}
-    shown = node_status(a_virtual_node(status={"allocatable": {"cpu": "2"}}), [pod, done, pod])
-    assert (shown.pods, shown.used["cpu"], shown.leased) == (2, "1", {"cpu": "2"})
-    assert (shown.binding, shown.physical_node, shown.policies) == ("east", "n1", ["operator/a", "owner/b"])
+    result = node_status(a_virtual_node(status={"allocatable": {"cpu": "2"}}), [pod, done, pod])
+    assert (result.pods, result.used["cpu"], result.leased) == (2, "1", {"cpu": "2"})
+    assert (result.binding, result.physical_node, result.policies) == ("east", "n1", ["operator/a", "owner/b"])
 
 
 def a_policy(status: Object | None = None, **spec: Any) -> Object:
@@ -109,11 +109,11 @@ def test_policy_state_is_computed_not_read() -> None:
     windows = [{"start": "22:00", "end": "06:00", "days": ["monday"]}]
     limits = [{"resource": "cpu", "percent": 50, "quantity": "4"}, {"resource": "gpu"}]
     policy = a_policy({"active": True, "nodes": 2}, timeWindows=windows, resourceLimits=limits, timeZone="Asia/Tokyo")
-    shown = policy_status(policy, PolicySide.OPERATOR, None, None, "UTC", NOW)
-    assert (shown.open, shown.nodes) == (False, 0)
-    assert shown.next_change == datetime(2026, 3, 2, 13, 0, tzinfo=UTC)
-    assert shown.windows == ["22:00-06:00 Mon Asia/Tokyo"]
-    assert shown.limits == {"cpu": "50% of idle, at most 4", "gpu": "all that is idle"}
+    result = policy_status(policy, PolicySide.OPERATOR, None, None, "UTC", NOW)
+    assert (result.open, result.nodes) == (False, 0)
+    assert result.next_change == datetime(2026, 3, 2, 13, 0, tzinfo=UTC)
+    assert result.windows == ["22:00-06:00 Mon Asia/Tokyo"]
+    assert result.limits == {"cpu": "50% of idle, at most 4", "gpu": "all that is idle"}
 
 
 def test_owner_policy_shows_only_own_lease() -> None:
@@ -123,8 +123,8 @@ def test_owner_policy_shows_only_own_lease() -> None:
         {**lease, "virtualCluster": "somebody-elses", "nodes": 7},
         {**lease, "virtualCluster": binding.virtual_cluster, "nodes": 1},
     ]
-    shown = policy_status(a_policy({"nodes": 8, "leases": leases}), PolicySide.OWNER, binding, None, "UTC", NOW)
-    assert (shown.nodes, shown.leased, shown.seen_by) == (1, {"cpu": "1"}, "east")
+    result = policy_status(a_policy({"nodes": 8, "leases": leases}), PolicySide.OWNER, binding, None, "UTC", NOW)
+    assert (result.nodes, result.leased, result.seen_by) == (1, {"cpu": "1"}, "east")
 
 
 def test_reclaim_terms_are_described() -> None:
@@ -137,5 +137,5 @@ def test_reclaim_terms_are_described() -> None:
 
 
 def test_fields_are_camel_case() -> None:
-    shown = msgspec.to_builtins(binding_status(a_binding(lastSeen=CREATED)))
-    assert (shown["clusterId"], shown["lastSeen"], shown["nextChange"]) == ("e1", CREATED, None)
+    result = msgspec.to_builtins(binding_status(a_binding(lastSeen=CREATED)))
+    assert (result["clusterId"], result["lastSeen"], result["nextChange"]) == ("e1", CREATED, None)

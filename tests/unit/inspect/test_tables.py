@@ -1,4 +1,4 @@
-"""Answers as text."""
+"""Tables and texts of the commands."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -55,7 +55,7 @@ def test_time_shows_distance() -> None:
 
 
 @pytest.mark.parametrize(
-    ("resource", "text", "shown"),
+    ("resource", "text", "expected"),
     [
         ("memory", "16393244Ki", "15.6Gi"),
         ("memory", "8Gi", "8Gi"),
@@ -65,15 +65,15 @@ def test_time_shows_distance() -> None:
         ("memory", "", ""),
     ],
 )
-def test_bytes_are_in_largest_unit(resource: str, text: str, shown: str) -> None:
-    assert amount_text(resource, text) == shown
+def test_bytes_are_in_largest_unit(resource: str, text: str, expected: str) -> None:
+    assert amount_text(resource, text) == expected
 
 
 def a_binding(**fields: object) -> BindingStatus:
-    given = dict.fromkeys(BindingStatus.__struct_fields__)
+    defaults = dict.fromkeys(BindingStatus.__struct_fields__)
     return BindingStatus(
         **{
-            **given,
+            **defaults,
             **dict.fromkeys(("phase", "leasing", "mount_namespace", "identity"), ""),
             "name": "east",
             "cluster_id": "e1",
@@ -109,24 +109,26 @@ def test_empty_table_is_a_sentence() -> None:
 
 
 def a_listed_policy(**fields: object) -> PolicyStatus:
-    given: dict[str, object] = dict.fromkeys(PolicyStatus.__struct_fields__)
+    defaults: dict[str, object] = dict.fromkeys(PolicyStatus.__struct_fields__)
     named = {"side": "owner", "name": "nights", "cluster": "east", "nodes": 0, "created": NOW - HOUR}
-    return PolicyStatus(**{**given, **named, "windows": [], "limits": {}, "leased": {}, **fields})  # type: ignore[arg-type]
+    return PolicyStatus(**{**defaults, **named, "windows": [], "limits": {}, "leased": {}, **fields})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("complaint", "shown"), [("", ["Open", "always"]), ("no time zone", ["Invalid", "-"])])
-def test_invalid_policy_is_not_always_open(complaint: str, shown: list[str]) -> None:
+@pytest.mark.parametrize(("complaint", "expected"), [("", ["Open", "always"]), ("no time zone", ["Invalid", "-"])])
+def test_invalid_policy_is_not_always_open(complaint: str, expected: list[str]) -> None:
     line = (
-        policies_table([a_listed_policy(state=shown[0], open=True, complaint=complaint)], NOW).splitlines()[1].split()
+        policies_table([a_listed_policy(state=expected[0], open=True, complaint=complaint)], NOW)
+        .splitlines()[1]
+        .split()
     )
-    assert [line[2], line[-1]] == shown
+    assert [line[2], line[-1]] == expected
     (answered,) = node_policies_table([msgspec.structs.replace(POLICY, complaint=complaint)], NOW).splitlines()[1:]
     assert ("always" in answered) == (not complaint)
 
 
-def an_answer(**fields: object) -> NodeExplanation:
-    given = {"node": "vnode-e1-n1", "physical_node": "n1", "binding": "east", "state": "Open", "reason": "Leased"}
-    return NodeExplanation(**{**given, "why": "because", **fields})  # type: ignore[arg-type]
+def an_explanation(**fields: object) -> NodeExplanation:
+    defaults = {"node": "vnode-e1-n1", "physical_node": "n1", "binding": "east", "state": "Open", "reason": "Leased"}
+    return NodeExplanation(**{**defaults, "why": "because", **fields})  # type: ignore[arg-type]
 
 
 ROW = ResourceExplanation("gpu", "1", "0", "3", "0", "3", "owner/half", "50% of idle", "500m")
@@ -134,10 +136,10 @@ POLICY = PolicyEffect("owner/half", True, True, True, [], "pods finish", NOW + H
 
 
 def test_node_text_shows_arithmetic_policies_and_end() -> None:
-    answer = an_answer(
+    explanation = an_explanation(
         resources=(ROW,), policies=(POLICY,), ends=NOW + HOUR, next_change=NOW + HOUR, deadline=NOW + 2 * HOUR
     )
-    assert node_text(answer, NOW).splitlines() == [
+    assert node_text(explanation, NOW).splitlines() == [
         "Node vnode-e1-n1: Open (Leased)",
         "  because",
         "  physical node n1 of ClusterBinding east",
@@ -152,25 +154,25 @@ def test_node_text_shows_arithmetic_policies_and_end() -> None:
 
 
 def test_node_text_without_physical_cluster_has_no_arithmetic() -> None:
-    text = node_text(an_answer(resources=(ResourceExplanation("cpu", "2", "1"),), unseen="no answer"), NOW)
+    text = node_text(an_explanation(resources=(ResourceExplanation("cpu", "2", "1"),), unseen="no answer"), NOW)
     assert "the physical cluster was not read: no answer" in text
     assert "RESOURCE   LEASED   USED" in text
     assert "no end is scheduled" not in text
 
 
 def test_node_text_without_virtual_node_names_physical() -> None:
-    text = node_text(an_answer(node="", state="Withdrawn", reason="NoPolicy"), NOW)
+    text = node_text(an_explanation(node="", state="Withdrawn", reason="NoPolicy"), NOW)
     assert text.startswith("Node n1 (no virtual node): Withdrawn (NoPolicy)")
 
 
 def test_node_text_mentions_outdated_amounts() -> None:
-    assert "other amounts of cpu; is its syncer running?" in node_text(an_answer(behind=("cpu",)), NOW)
+    assert "other amounts of cpu; is its syncer running?" in node_text(an_explanation(behind=("cpu",)), NOW)
 
 
 def a_policy(**fields: object) -> PolicyExplanation:
-    given = dict.fromkeys(PolicyExplanation.__struct_fields__, "")
+    defaults = dict.fromkeys(PolicyExplanation.__struct_fields__, "")
     lists = {"windows": [], "limits": {}, "nodes": [], "leased": {}, "since": None, "next_change": None, "others": 0}
-    return PolicyExplanation(**{**given, **lists, "policy": "owner/half", "open": True, **fields})  # type: ignore[arg-type]
+    return PolicyExplanation(**{**defaults, **lists, "policy": "owner/half", "open": True, **fields})  # type: ignore[arg-type]
 
 
 def test_policy_without_binding_names_the_cluster() -> None:
@@ -192,18 +194,23 @@ def test_invalid_policy_shows_effective_spec() -> None:
 
 
 def a_node(**fields: object) -> NodeStatus:
-    given: dict[str, object] = dict.fromkeys(NodeStatus.__struct_fields__)
-    shown = {"name": "vnode-north-worker-1", "binding": "north", "state": "Open", "ready": True, "cordoned": True}
+    defaults: dict[str, object] = dict.fromkeys(NodeStatus.__struct_fields__)
+    expected = {"name": "vnode-north-worker-1", "binding": "north", "state": "Open", "ready": True, "cordoned": True}
     amounts = {"leased": {"cpu": "1500m", "memory": "15.6Gi"}, "used": {"cpu": "750m", "memory": "512Mi"}, "pods": 12}
     later = {"lease_ends": NOW + HOUR, "created": NOW - HOUR, "policies": ["owner/north-4yfifvdstqcuyrem"]}
-    return NodeStatus(**{**given, **shown, **amounts, **later, "physical_node": "n", **fields})  # type: ignore[arg-type]
+    return NodeStatus(**{**defaults, **expected, **amounts, **later, "physical_node": "n", **fields})  # type: ignore[arg-type]
 
 
 def a_waiting_pod(**fields: object) -> PodStatus:
-    given: dict[str, object] = dict.fromkeys(PodStatus.__struct_fields__, "")
-    shown = {"namespace": "default", "name": "web-7d4b9c6f5d-x2x7k", "phase": "Pending", "node": "vnode-north-worker-1"}
+    defaults: dict[str, object] = dict.fromkeys(PodStatus.__struct_fields__, "")
+    expected = {
+        "namespace": "default",
+        "name": "web-7d4b9c6f5d-x2x7k",
+        "phase": "Pending",
+        "node": "vnode-north-worker-1",
+    }
     why = {"reason": "UnschedulableBelow", "why": "0/5 nodes are available: 5 Insufficient cpu. " * 4}
-    return PodStatus(**{**given, **shown, **why, "created": NOW, **fields})  # type: ignore[arg-type]
+    return PodStatus(**{**defaults, **expected, **why, "created": NOW, **fields})  # type: ignore[arg-type]
 
 
 WINDOW = "22:00-06:00 Mon,Tue,Wed,Thu,Fri Asia/Shanghai"
@@ -245,9 +252,9 @@ def test_last_seen_is_exact_or_a_bound() -> None:
 
 def test_pods_of_closed_node_finish_or_are_reclaimed() -> None:
     closed = {"state": "Closed", "reason": "OutOfTimeWindows", "resources": (ROW,)}
-    forced = node_text(an_answer(**closed, deadline=NOW - timedelta(seconds=3), terms_by="owner/half"), NOW)
+    forced = node_text(an_explanation(**closed, deadline=NOW - timedelta(seconds=3), terms_by="owner/half"), NOW)
     assert "remaining pods are being reclaimed, by owner/half" in forced
     assert forced.count("reclaimed") == 1
     assert "stays" not in forced
-    kind = node_text(an_answer(**closed), NOW)
+    kind = node_text(an_explanation(**closed), NOW)
     assert "running pods may finish" in kind

@@ -1,4 +1,4 @@
-"""The tree of a virtual cluster, and how it is drawn."""
+"""Tree of a virtual cluster and its text."""
 
 from tapestry.inspect.tables import tree_text
 from tapestry.inspect.tree import BindingBranch, NodeBranch, PodLeaf, Tree

@@ -1,4 +1,4 @@
-"""Processes that do not outlive us, and what they write."""
+"""Child processes and container logs."""
 
 import asyncio
 import os
@@ -29,8 +29,8 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
-async def gone(pid: int) -> None:
-    """Wait until a process that is not our child is gone: the kernel says so by the end of its pidfd."""
+async def wait_until_gone(pid: int) -> None:
+    """Wait until a process that is not our child is gone, by its pidfd."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -48,39 +48,39 @@ async def gone(pid: int) -> None:
 # -- children
 
 
-async def ended_with(tmp_path: Path, script: str) -> tuple[int, bytes]:
-    said: list[bytes] = []
-    async with child(["sh", "-c", script], ENVIRON, tmp_path, said.append) as running:
+async def run_script(tmp_path: Path, script: str) -> tuple[int, bytes]:
+    output: list[bytes] = []
+    async with child(["sh", "-c", script], ENVIRON, tmp_path, output.append) as running:
         code = await running.wait()
-    return code, b"".join(said)
+    return code, b"".join(output)
 
 
 @pytest.mark.parametrize(
     ("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137), ("kill -TERM $$", 143)]
 )
 async def test_exit_code_is_like_in_a_shell(tmp_path: Path, script: str, code: int) -> None:
-    assert (await ended_with(tmp_path, script))[0] == code
+    assert (await run_script(tmp_path, script))[0] == code
 
 
 async def test_all_output_arrives(tmp_path: Path) -> None:
-    code, said = await ended_with(tmp_path, "i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done; pwd >&2")
-    lines = said.decode().splitlines()
+    code, output = await run_script(tmp_path, "i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done; pwd >&2")
+    lines = output.decode().splitlines()
     assert (code, len(lines), lines[-1]) == (0, 20001, str(tmp_path))
 
 
 async def test_no_descendant_survives(tmp_path: Path) -> None:
-    _, said = await ended_with(tmp_path, "sleep 1000 & echo $!")
-    await gone(int(said))
-    assert not is_alive(int(said))
+    _, output = await run_script(tmp_path, "sleep 1000 & echo $!")
+    await wait_until_gone(int(output))
+    assert not is_alive(int(output))
 
 
 @asynccontextmanager
-async def speaking(script: str, folder: Path, said: list[bytes]) -> AsyncIterator[ChildProcess]:
-    """A process that has said something."""
+async def started_child(script: str, folder: Path, output: list[bytes]) -> AsyncIterator[ChildProcess]:
+    """Start a process and wait for its first output."""
     spoke = asyncio.Event()
 
     def write(data: bytes) -> None:
-        said.append(data)
+        output.append(data)
         spoke.set()
 
     async with child(["sh", "-c", script], ENVIRON, folder, write) as running:
@@ -89,17 +89,17 @@ async def speaking(script: str, folder: Path, said: list[bytes]) -> AsyncIterato
 
 
 async def test_stop_gives_time_to_end(tmp_path: Path) -> None:
-    said: list[bytes] = []
+    output: list[bytes] = []
     script = "trap 'echo bye; exit 7' TERM; echo up; while :; do sleep 0.05; done"
-    async with speaking(script, tmp_path, said) as running:
+    async with started_child(script, tmp_path, output) as running:
         await running.stop(10)
         assert await running.wait() == 7
-    assert b"".join(said) == b"up\nbye\n"
+    assert b"".join(output) == b"up\nbye\n"
 
 
 async def test_process_is_killed_after_grace(tmp_path: Path) -> None:
     script = "trap '' TERM; echo up; while :; do sleep 0.05; done"
-    async with speaking(script, tmp_path, []) as running:
+    async with started_child(script, tmp_path, []) as running:
         await running.stop(0.1)
         assert is_alive(running.pid)
     assert not is_alive(running.pid)
@@ -113,7 +113,7 @@ async def test_missing_program_is_an_error(tmp_path: Path) -> None:
 
 def test_child_works_on_uvloop(tmp_path: Path) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        assert runner.run(ended_with(tmp_path, "echo hello; exit 4")) == (4, b"hello\n")
+        assert runner.run(run_script(tmp_path, "echo hello; exit 4")) == (4, b"hello\n")
 
 
 PARENT = """
@@ -143,11 +143,11 @@ def test_nothing_is_left_after_we_are_killed(tmp_path: Path) -> None:
         assert all(map(is_alive, pids))
         parent.kill()
     for pid in pids:
-        asyncio.run(gone(pid))
+        asyncio.run(wait_until_gone(pid))
 
 
 async def test_child_dies_with_its_guard(tmp_path: Path) -> None:
-    async with speaking("echo up; sleep 1000", tmp_path, []) as running:
+    async with started_child("echo up; sleep 1000", tmp_path, []) as running:
         os.kill(running.group_id, signal.SIGKILL)
         assert await running.wait() == 137
 
@@ -157,7 +157,7 @@ async def test_child_dies_with_its_guard(tmp_path: Path) -> None:
 
 @pytest.fixture
 def clock() -> Callable[[], datetime]:
-    """Each look at it is a second later."""
+    """Clock that advances by a second at each call."""
 
     def moments() -> Iterator[datetime]:
         moment = BEGIN

@@ -1,4 +1,4 @@
-"""The clusters of a world as processes: how long they have to start, and what is told of their end."""
+"""Processes of clusters: start timeouts and exit messages."""
 
 import shutil
 from pathlib import Path
@@ -51,12 +51,12 @@ def test_exit_text_names_signal_or_last_log_line(code: int, log: str, text: str)
 
 
 def test_full_disk_replaces_log_in_exit_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    member = ClusterProcess(tmp_path, ())
-    member.log.write_text("all is well\n")
-    assert exit_text(1, member.log_tail()) == "exited with 1: all is well"
+    process = ClusterProcess(tmp_path, ())
+    process.log.write_text("all is well\n")
+    assert exit_text(1, process.log_tail()) == "exited with 1: all is well"
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
-    assert exit_text(1, member.log_tail()) == f"exited with 1: no space is left on the disk of {tmp_path}; free some"
+    assert exit_text(1, process.log_tail()) == f"exited with 1: no space is left on the disk of {tmp_path}; free some"
 
 
 @given(st.text(min_size=1, max_size=80).filter(lambda name: "/" not in name and "\0" not in name))

@@ -1,4 +1,4 @@
-"""The control plane of a cluster here: what it keeps from one time to the next."""
+"""Persistent port and token of a local control plane."""
 
 from pathlib import Path
 

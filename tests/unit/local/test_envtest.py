@@ -1,4 +1,4 @@
-"""The programs that envtest starts: what their flags mean to our server, and an etcd that is only healthy."""
+"""Programs for envtest: flags of kube-apiserver, and health of etcd."""
 
 import subprocess
 import threading
@@ -68,8 +68,8 @@ def test_etcd_is_healthy_and_serves_its_folder(tmp_path: Path) -> None:
         serving = threading.Thread(target=server.serve_forever)
         serving.start()
         try:
-            with urllib.request.urlopen(f"{url}/health") as answer:
-                assert answer.read() == b'{"health":"true","reason":""}'
+            with urllib.request.urlopen(f"{url}/health") as response:
+                assert response.read() == b'{"health":"true","reason":""}'
             assert data_folder(url) == tmp_path / "data" / "tapestry"
         finally:
             server.shutdown()
@@ -83,12 +83,12 @@ def test_other_etcd_gives_a_new_folder(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_programs_run_and_print_their_flags(tmp_path: Path) -> None:
-    made = write_assets(tmp_path / "with space", Path("/bin/sh"))
-    assert [each.name for each in made] == ["etcd", "kube-apiserver", "kubectl"]
-    done = subprocess.run([made[1], "--help"], capture_output=True, text=True, check=True, timeout=60)
+    written = write_assets(tmp_path / "with space", Path("/bin/sh"))
+    assert [each.name for each in written] == ["etcd", "kube-apiserver", "kubectl"]
+    done = subprocess.run([written[1], "--help"], capture_output=True, text=True, check=True, timeout=60)
     assert "--etcd-servers" in done.stdout
     assert "insecure-port" not in done.stdout
-    assert write_assets(tmp_path / "with space", Path("/bin/sh")) == made
+    assert write_assets(tmp_path / "with space", Path("/bin/sh")) == written
 
 
 def test_real_kubernetes_is_not_overwritten(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What kubelets answer, and to whom."""
+"""Kubelet API: logs, metrics and authorization."""
 
 import json
 
@@ -23,11 +23,11 @@ def a_pod(name: str = "web") -> Object:
 
 
 @pytest.fixture
-async def world(pretended: World) -> World:
-    """A simulated node with a pod that runs."""
-    await pretended.client.create(PODS, a_pod())
-    await pretended.wait_for_pod("web", lambda pod: is_condition_true(pod, "Ready"))
-    return pretended
+async def world(simulated_world: World) -> World:
+    """Simulated node with a running pod."""
+    await simulated_world.client.create(PODS, a_pod())
+    await simulated_world.wait_for_pod("web", lambda pod: is_condition_true(pod, "Ready"))
+    return simulated_world
 
 
 async def test_log_of_simulated_pod_is_one_line(world: World) -> None:
@@ -47,31 +47,31 @@ async def test_log_of_simulated_pod_is_one_line(world: World) -> None:
     ],
 )
 async def test_missing_pod_or_container_is_not_found(world: World, path: str, code: int) -> None:
-    assert (await world.ask(path, certificate=True))[0] == code
+    assert (await world.call_kubelet(path, certificate=True))[0] == code
 
 
 @pytest.mark.parametrize("verb", ["exec", "attach", "portForward"])
 async def test_exec_is_not_implemented(world: World, verb: str) -> None:
-    code, text = await world.ask(f"/{verb}/default/web/c?command=sh", certificate=True)
+    code, text = await world.call_kubelet(f"/{verb}/default/web/c?command=sh", certificate=True)
     assert (code, "only logs" in text) == (501, True)
 
 
 async def test_anonymous_request_is_unauthorized(world: World) -> None:
-    assert await world.ask("/metrics/resource") == (401, "Unauthorized")
-    assert await world.ask("/metrics/resource", token="made up") == (401, "Unauthorized")
+    assert await world.call_kubelet("/metrics/resource") == (401, "Unauthorized")
+    assert await world.call_kubelet("/metrics/resource", token="made up") == (401, "Unauthorized")
 
 
 async def test_account_needs_permission(world: World) -> None:
     account = {"metadata": {"name": "curious", "namespace": "default"}}
     await world.client.create(SERVICE_ACCOUNTS, account)
     token = (await world.client.request_token("curious", "default"))["token"]
-    code, text = await world.ask("/metrics/resource", token=token)
+    code, text = await world.call_kubelet("/metrics/resource", token=token)
     assert code == 403
     assert "subresource=metrics" in text
     await grant(world, "nodes/metrics")
-    assert (await world.ask("/metrics/resource", token=token))[0] == 200
-    assert (await world.ask("/stats/summary", token=token))[0] == 403
-    assert (await world.ask("/containerLogs/default/web/c", token=token))[0] == 403
+    assert (await world.call_kubelet("/metrics/resource", token=token))[0] == 200
+    assert (await world.call_kubelet("/stats/summary", token=token))[0] == 403
+    assert (await world.call_kubelet("/containerLogs/default/web/c", token=token))[0] == 403
 
 
 async def grant(world: World, resource: str) -> None:
@@ -88,14 +88,14 @@ async def test_kubelet_serves_only_pods_of_its_node(world: World) -> None:
     other = a_pod("elsewhere")
     await world.client.create(PODS, {**other, "spec": {**other["spec"], "nodeName": "other"}})
     await world.wait_for_pod("elsewhere", lambda pod: is_condition_true(pod, "Ready"))
-    assert (await world.ask("/containerLogs/default/elsewhere/c", certificate=True))[0] == 404
-    assert (await world.ask("/containerLogs/default/elsewhere/c", "other", certificate=True))[0] == 200
-    summary = json.loads((await world.ask("/stats/summary", "other", certificate=True))[1])
+    assert (await world.call_kubelet("/containerLogs/default/elsewhere/c", certificate=True))[0] == 404
+    assert (await world.call_kubelet("/containerLogs/default/elsewhere/c", "other", certificate=True))[0] == 200
+    summary = json.loads((await world.call_kubelet("/stats/summary", "other", certificate=True))[1])
     assert [each["podRef"]["name"] for each in summary["pods"]] == ["elsewhere"]
 
 
 async def test_metrics_are_the_requests(world: World) -> None:
-    _, text = await world.ask("/metrics/resource", certificate=True)
+    _, text = await world.call_kubelet("/metrics/resource", certificate=True)
     values = {
         line.split()[0]: float(line.split()[1]) for line in text.splitlines() if line and not line.startswith("#")
     }
@@ -108,7 +108,7 @@ async def test_metrics_are_the_requests(world: World) -> None:
 
 
 async def test_summary_matches_metrics(world: World) -> None:
-    _, text = await world.ask("/stats/summary", certificate=True)
+    _, text = await world.call_kubelet("/stats/summary", certificate=True)
     summary = json.loads(text)
     assert summary["node"]["nodeName"] == "n"
     assert summary["node"]["memory"]["workingSetBytes"] == 64 << 20
@@ -120,12 +120,12 @@ async def test_summary_matches_metrics(world: World) -> None:
     ]
 
 
-async def test_process_reports_real_usage(sample: World) -> None:
+async def test_process_reports_real_usage(open_world: World) -> None:
     command = ["sh", "-c", "while :; do :; done"]
     spec = {"nodeName": "n", "containers": [{"name": "c", "image": "i", "command": command}]}
-    await sample.client.create(PODS, {"metadata": {"name": "busy", "namespace": "default"}, "spec": spec})
-    await sample.wait_for_pod("busy", lambda pod: is_condition_true(pod, "Ready"))
-    summary = json.loads((await sample.ask("/stats/summary", certificate=True))[1])
+    await open_world.client.create(PODS, {"metadata": {"name": "busy", "namespace": "default"}, "spec": spec})
+    await open_world.wait_for_pod("busy", lambda pod: is_condition_true(pod, "Ready"))
+    summary = json.loads((await open_world.call_kubelet("/stats/summary", certificate=True))[1])
     [pod] = summary["pods"]
     assert pod["podRef"]["name"] == "busy"
     assert 0 < pod["memory"]["workingSetBytes"] < 1 << 30

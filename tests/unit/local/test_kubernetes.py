@@ -1,4 +1,4 @@
-"""Finding and starting a control plane, as far as that can be seen without one."""
+"""Finding and starting a control plane, without a real one."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the kernel says of processes."""
+"""Process statistics from /proc."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ def test_process_name_may_contain_anything() -> None:
 
 
 def test_ended_process_is_an_error() -> None:
-    gone = subprocess.Popen(["true"])
-    gone.wait()
+    ended = subprocess.Popen(["true"])
+    ended.wait()
     with pytest.raises(OSError):
-        process_stat(gone.pid)
+        process_stat(ended.pid)

@@ -1,4 +1,4 @@
-"""How simulated pods fare, moment by moment."""
+"""Status of simulated pods over time."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -25,7 +25,7 @@ def seconds(number: float) -> datetime:
 
 
 def at(pod: Object, *moments: float) -> Object:
-    """The pod after its kubelet looked at it at each of these moments."""
+    """Return the pod after updates at each of these seconds."""
     for moment in moments:
         status, _ = status_update(pod, seconds(moment), PLACE)
         if status is not None:
@@ -33,8 +33,8 @@ def at(pod: Object, *moments: float) -> Object:
     return pod
 
 
-def course(pod: Object, until: float) -> list[Object]:
-    """What the pod was, each time that its kubelet had something to say, when it looks only as often as it wants to."""
+def updates(pod: Object, until: float) -> list[Object]:
+    """Return the pod after each update, at the times that the updates request."""
     found, moment = [], BEGIN
     while True:
         status, again = status_update(pod, moment, PLACE)
@@ -58,13 +58,13 @@ def first_container(pod: Object) -> Object:
 
 @pytest.mark.parametrize("split", [{"command": ["sleep", "60"]}, {"command": ["sleep"], "args": ["60"]}])
 def test_sleeping_pod_ends_after_its_sleep(split: Object) -> None:
-    told = {"restartPolicy": "Never", "containers": [{"name": "c", "image": "busybox", **split}]}
-    assert phases([at(a_pod(**told), 0, 59), at(a_pod(**told), 0, 60)]) == ["Running", "Succeeded"]
-    assert phases([at(a_pod(annotations=simulated(ends_after="10s"), **told), 0, 10)]) == ["Succeeded"]
+    spec_fields = {"restartPolicy": "Never", "containers": [{"name": "c", "image": "busybox", **split}]}
+    assert phases([at(a_pod(**spec_fields), 0, 59), at(a_pod(**spec_fields), 0, 60)]) == ["Running", "Succeeded"]
+    assert phases([at(a_pod(annotations=simulated(ends_after="10s"), **spec_fields), 0, 10)]) == ["Succeeded"]
 
 
 def test_pod_without_annotations_runs_forever() -> None:
-    [pod] = course(a_pod(), until=1e9)
+    [pod] = updates(a_pod(), until=1e9)
     assert pod["status"]["phase"] == "Running"
     assert is_condition_true(pod, "Ready")
     assert pod["status"]["podIP"] == PLACE.pod_ip
@@ -77,15 +77,15 @@ def test_unchanged_status_is_not_reported_again() -> None:
 
 
 def test_null_times_are_no_change() -> None:
-    """kube-apiserver shows them as null."""
+    """kube-apiserver returns missing times as null."""
     pod = at(a_pod(), 0)
-    shown = [{**each, "lastProbeTime": None} for each in pod["status"]["conditions"]]
-    pod = {**pod, "status": {**pod["status"], "conditions": shown}}
+    with_nulls = [{**each, "lastProbeTime": None} for each in pod["status"]["conditions"]]
+    pod = {**pod, "status": {**pod["status"], "conditions": with_nulls}}
     assert status_update(pod, seconds(100), PLACE) == (None, None)
 
 
 def test_pod_starts_and_becomes_ready_as_annotated() -> None:
-    found = course(a_pod(annotations=simulated(starts_after="2s", ready_after="5s")), until=60)
+    found = updates(a_pod(annotations=simulated(starts_after="2s", ready_after="5s")), until=60)
     assert phases(found) == ["Pending", "Running", "Running"]
     assert [is_condition_true(pod, "Ready") for pod in found] == [False, False, True]
     assert [find_condition(pod["status"]["conditions"], "Ready")["lastTransitionTime"] for pod in found] == [
@@ -101,7 +101,7 @@ def test_pod_starts_and_becomes_ready_as_annotated() -> None:
 )
 def test_pod_ends_as_annotated(policy: str, code: str, phase: str) -> None:
     annotations = simulated(ends_after="30s", exit_code=code)
-    found = course(a_pod(annotations=annotations, restartPolicy=policy), until=1e6)
+    found = updates(a_pod(annotations=annotations, restartPolicy=policy), until=1e6)
     assert phases(found) == ["Running", phase]
     ended = first_container(found[-1])["state"]["terminated"]
     assert (ended["exitCode"], ended["finishedAt"]) == (int(code), timestamp(seconds(30)))
@@ -109,20 +109,20 @@ def test_pod_ends_as_annotated(policy: str, code: str, phase: str) -> None:
 
 
 def test_pod_without_restart_ends_by_default() -> None:
-    assert phases(course(a_pod(restartPolicy="Never"), until=10)) == ["Running", "Succeeded"]
+    assert phases(updates(a_pod(restartPolicy="Never"), until=10)) == ["Running", "Succeeded"]
     never = a_pod(annotations=simulated(ends_after="never"), restartPolicy="Never")
-    assert phases(course(never, until=1e6)) == ["Running"]
+    assert phases(updates(never, until=1e6)) == ["Running"]
 
 
 @pytest.mark.parametrize(("policy", "code"), [("Always", "0"), ("Always", "1"), ("OnFailure", "1")])
 def test_restarted_pod_backs_off(policy: str, code: str) -> None:
     annotations = simulated(ends_after="5s", exit_code=code)
-    found = course(a_pod(annotations=annotations, restartPolicy=policy), until=60)
+    found = updates(a_pod(annotations=annotations, restartPolicy=policy), until=60)
     assert set(phases(found)) == {"Running"}
     states = [next(iter(first_container(pod)["state"])) for pod in found]
     assert states == ["running", "waiting", "running", "waiting", "running", "waiting"]
     assert [first_container(pod)["restartCount"] for pod in found] == [0, 0, 1, 1, 2, 2]
-    # ran until 5, 20 and 45; the pauses were 10 and 20 seconds
+    # ran until 5, 20 and 45 seconds; the backoff was 10 and 20 seconds
     last = [value_at(first_container(pod), "lastState", "terminated", "finishedAt") for pod in found]
     ends = [timestamp(seconds(moment)) for moment in (5, 20, 45)]
     assert last == [None, ends[0], ends[0], ends[1], ends[1], ends[2]]
@@ -144,7 +144,7 @@ def test_readiness_gate_delays_ready() -> None:
 def test_init_containers_succeed_first_and_sidecars_continue() -> None:
     init = [{"name": "first", "image": "i"}, {"name": "beside", "image": "i", "restartPolicy": "Always"}]
     annotations = simulated(starts_after="2s", ends_after="10s")
-    found = course(a_pod(annotations=annotations, initContainers=init, restartPolicy="Never"), until=60)
+    found = updates(a_pod(annotations=annotations, initContainers=init, restartPolicy="Never"), until=60)
     assert phases(found) == ["Pending", "Running", "Succeeded"]
     states = [[next(iter(each["state"])) for each in pod["status"]["initContainerStatuses"]] for pod in found]
     assert states == [["waiting", "waiting"], ["terminated", "running"], ["terminated", "terminated"]]
@@ -156,13 +156,13 @@ def test_ephemeral_container_runs_from_first_sight() -> None:
     pod = at(a_pod(), 0)
     pod = {**pod, "spec": {**pod["spec"], "ephemeralContainers": [{"name": "debug", "image": "sh"}]}}
     pod = at(pod, 7, 9)
-    [said] = pod["status"]["ephemeralContainerStatuses"]
-    assert said["state"] == {"running": {"startedAt": timestamp(seconds(7))}}
+    [values] = pod["status"]["ephemeralContainerStatuses"]
+    assert values["state"] == {"running": {"startedAt": timestamp(seconds(7))}}
     assert is_condition_true(pod, "Ready")
 
 
 def test_pod_fails_after_active_deadline() -> None:
-    found = course(a_pod(activeDeadlineSeconds=20), until=60)
+    found = updates(a_pod(activeDeadlineSeconds=20), until=60)
     assert phases(found) == ["Running", "Failed"]
     assert found[-1]["status"]["reason"] == "DeadlineExceeded"
     assert first_container(found[-1])["state"]["terminated"]["exitCode"] == 143
@@ -214,7 +214,7 @@ def test_pod_deleted_before_start_never_ran() -> None:
 
 
 def test_ended_pod_has_no_update() -> None:
-    found = course(a_pod(restartPolicy="Never"), until=10)
+    found = updates(a_pod(restartPolicy="Never"), until=10)
     assert final_status(deleted(found[-1], 30), seconds(20), PLACE) is None
     assert status_update(found[-1], seconds(20), PLACE) == (None, None)
 
@@ -242,14 +242,14 @@ inits = st.lists(st.sampled_from(["once", "sidecar"]), max_size=2)
     st.lists(st.floats(0, 2000), max_size=12).map(sorted),
 )
 def test_phases_never_go_back_and_restarts_only_grow(
-    said: dict[str, str], policy: str, init: list[str], deadline: int | None, moments: list[float]
+    values: dict[str, str], policy: str, init: list[str], deadline: int | None, moments: list[float]
 ) -> None:
     containers = [
         {"name": f"i{number}", "image": "i", **({"restartPolicy": "Always"} if sort == "sidecar" else {})}
         for number, sort in enumerate(init)
     ]
     spec = {"restartPolicy": policy, "initContainers": containers, "activeDeadlineSeconds": deadline}
-    pod, phase, restarts = a_pod(annotations=simulated(**said), **spec), 0, 0
+    pod, phase, restarts = a_pod(annotations=simulated(**values), **spec), 0, 0
     for moment in moments:
         pod = at(pod, moment)
         status = pod["status"]

@@ -1,4 +1,4 @@
-"""The folder of a world: what lasts, who runs it, and what is not touched."""
+"""Folder of a world: record, lock and foreign content."""
 
 import json
 import os
@@ -59,12 +59,12 @@ def test_world_without_record_is_recognized(folder: WorldFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [('{"layout": 7}', f"layout 7 is not supported, only {LAYOUT}"), ("{", "cannot be read")]
+    ("text", "message"), [('{"layout": 7}', f"layout 7 is not supported, only {LAYOUT}"), ("{", "cannot be read")]
 )
-def test_unreadable_world_is_kept_and_can_be_deleted(folder: WorldFolder, text: str, said: str) -> None:
+def test_unreadable_world_is_kept_and_can_be_deleted(folder: WorldFolder, text: str, message: str) -> None:
     folder.path.mkdir()
     folder.record_file.write_text(text)
-    with pytest.raises(WorldError, match=said) as caught:
+    with pytest.raises(WorldError, match=message) as caught:
         folder.resolve_record(None, None, real_kubernetes=False)
     assert "tapestry down --purge" in str(caught.value)
     assert folder.record_file.read_text() == text
@@ -108,8 +108,8 @@ with WorldFolder(Path(sys.argv[1])).claimed(Kept(1, 1)):
 
 
 @pytest.fixture
-def somebody(folder: WorldFolder) -> Iterator["subprocess.Popen[bytes]"]:
-    """Another process, which runs the world."""
+def other_process(folder: WorldFolder) -> Iterator["subprocess.Popen[bytes]"]:
+    """Another process that runs the world."""
     command = [sys.executable, "-c", RUNNER, str(folder.path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -118,20 +118,22 @@ def somebody(folder: WorldFolder) -> Iterator["subprocess.Popen[bytes]"]:
         process.kill()
 
 
-def test_second_process_learns_the_pid_of_the_first(folder: WorldFolder, somebody: "subprocess.Popen[bytes]") -> None:
-    assert folder.running_pid() == somebody.pid
+def test_second_process_learns_the_pid_of_the_first(
+    folder: WorldFolder, other_process: "subprocess.Popen[bytes]"
+) -> None:
+    assert folder.running_pid() == other_process.pid
     with (
-        pytest.raises(WorldError, match=rf"run by process {somebody.pid} already; `tapestry down`"),
+        pytest.raises(WorldError, match=rf"already run by process {other_process.pid}; `tapestry down`"),
         folder.claim(WorldRecord(1, 1)),
     ):
         raise AssertionError("unreachable")
     with pytest.raises(WorldError, match="stop it first"):
         folder.delete()
-    assert folder.running_pid() == somebody.pid
+    assert folder.running_pid() == other_process.pid
 
 
-def test_killed_process_releases_the_world(folder: WorldFolder, somebody: "subprocess.Popen[bytes]") -> None:
-    somebody.kill()
+def test_killed_process_releases_the_world(folder: WorldFolder, other_process: "subprocess.Popen[bytes]") -> None:
+    other_process.kill()
     folder.wait_for_exit()
     assert folder.running_pid() is None
     with folder.claim(WorldRecord(1, 1)):
