@@ -79,7 +79,7 @@ async def test_ambiguous_name_means_core_group(page: Page) -> None:
         await page.client.create(CRDS, a_definition(Resource(group, "v1", "Pod", "pods")))
     assert await page.error("GET", "/v1/things") == (
         400,
-        "kind 'things' is ambiguous; say things.one.example or things.two.example",
+        "kind 'things' is ambiguous; use things.one.example or things.two.example",
     )
     assert await page.names("/v1/things.two.example") == []
     _, index = await page("GET", "/v1")
@@ -244,7 +244,7 @@ async def test_two_namespaces_in_one_request_are_rejected(page: Page) -> None:
     body = {"name": "a", "namespace": "default"}
     assert await page.error("POST", "/v1/widgets", body, namespace="kube-public") == (
         400,
-        "namespace: 'default' in the body and 'kube-public' in the query; keep one",
+        "namespace: 'default' in the body and 'kube-public' in the query; use one",
     )
 
 

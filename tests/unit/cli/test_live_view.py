@@ -6,27 +6,27 @@ import subprocess
 import sys
 from contextlib import suppress
 
-IN_FRONT_AND_BEHIND = """
+FOREGROUND_AND_BACKGROUND = """
 import os, sys
-from tapestry.cli.live_view import view_of_terminal
+from tapestry.cli.live_view import terminal_view
 child = os.fork()
 if child == 0:
     os.setpgid(0, 0)
-has_view = view_of_terminal() is not None
+has_view = terminal_view() is not None
 if child == 0:
     os._exit(has_view)
-assert has_view, "in front"
+assert has_view, "foreground"
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 KILLED = """
 import os, signal
-from tapestry.cli.live_view import view_of_terminal
-view_of_terminal().have_screen(True)
+from tapestry.cli.live_view import terminal_view
+terminal_view().set_alternate_screen(True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def on_a_terminal(script: str) -> tuple[int, bytes]:
+def run_on_terminal(script: str) -> tuple[int, bytes]:
     """Run a script on its own terminal; return its exit status and output."""
     master, slave = pty.openpty()
     ran = subprocess.run(
@@ -47,10 +47,10 @@ def on_a_terminal(script: str) -> tuple[int, bytes]:
 
 
 def test_only_foreground_job_has_view() -> None:
-    assert on_a_terminal(IN_FRONT_AND_BEHIND) == (0, b"")
+    assert run_on_terminal(FOREGROUND_AND_BACKGROUND) == (0, b"")
 
 
 def test_guard_restores_terminal_after_kill() -> None:
-    _, written = on_a_terminal(KILLED)
+    _, written = run_on_terminal(KILLED)
     assert written.startswith(b"\x1b[?1049h")
     assert written.endswith(b"\x1b[?1049l\x1b[?25h")

@@ -152,7 +152,7 @@ async def test_apply_takes_over_foreign_fields_only_when_forced(kubectl: Kubectl
 
 
 async def test_apply_of_unknown_kind_is_an_error(kubectl: KubectlLite) -> None:
-    with pytest.raises(QueryError, match=r"no kind Gizmo of example.com/v1; is its definition applied\?"):
+    with pytest.raises(QueryError, match=r"no kind Gizmo in example.com/v1; apply its definition first"):
         await kubectl.apply({"apiVersion": "example.com/v1", "kind": "Gizmo", "metadata": {"name": "g"}})
 
 

@@ -177,7 +177,7 @@ async def test_findings_for_syncer_name_its_state() -> None:
     assert (finding.mended, finding.remedy) == (False, "the syncer of the binding, which seems to be running")
     await asyncio.sleep(3600)
     (finding,), _ = await repair(queries_on(world), "east", dry_run=False)
-    assert "none seems to be at work" in finding.remedy
+    assert "none seems to be running" in finding.remedy
     spec = {"holderIdentity": "me", "leaseDurationSeconds": 15, "renewTime": micro_timestamp(running_clock().now())}
     await world.virtual.create(LEASES, {**object_named("tapestry-syncer-east", keys.SYSTEM_NAMESPACE), "spec": spec})
     (finding,), _ = await repair(queries_on(world), "east", dry_run=False)

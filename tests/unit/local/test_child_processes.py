@@ -119,7 +119,7 @@ def test_child_works_on_uvloop(tmp_path: Path) -> None:
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from tapestry.local.child_processes import Child, child
+from tapestry.local.child_processes import child
 
 def write(data):
     sys.stdout.buffer.write(data)

@@ -99,10 +99,10 @@ def test_uncreatable_folder_is_named(tmp_path: Path) -> None:
 RUNNER = """
 import sys
 from pathlib import Path
-from tapestry.local.world_folder import Kept, WorldFolder
+from tapestry.local.world_folder import WorldFolder, WorldRecord
 
-with WorldFolder(Path(sys.argv[1])).claimed(Kept(1, 1)):
-    print("it is ours", flush=True)
+with WorldFolder(Path(sys.argv[1])).claim(WorldRecord(1, 1)):
+    print("claimed", flush=True)
     sys.stdin.read()
 """
 
@@ -113,7 +113,7 @@ def other_process(folder: WorldFolder) -> Iterator["subprocess.Popen[bytes]"]:
     command = [sys.executable, "-c", RUNNER, str(folder.path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"it is ours\n"
+        assert process.stdout.readline() == b"claimed\n"
         yield process
         process.kill()
 
