@@ -156,7 +156,7 @@ def last_seen_text(binding: BindingStatus, now: datetime) -> str:
 
 def nodes_table(found: Sequence[NodeStatus], now: datetime, *, wide: bool = False) -> str:
     if not found:
-        return "no node is leased; `tapestry status` shows why"
+        return "no node is lent; `tapestry status` shows why"
     header = ["NAME", "STATE", "READY", "PODS", "CPU", "MEMORY", "ENDS"]
     more = ["BINDING", "AGE", "PHYSICAL-NODE", "POLICIES", "OTHER"] if wide else []
     rows = []
@@ -180,7 +180,7 @@ def nodes_table(found: Sequence[NodeStatus], now: datetime, *, wide: bool = Fals
 
 def policies_table(found: Sequence[PolicyStatus], now: datetime, *, wide: bool = False) -> str:
     if not found:
-        return "there is no policy, so nothing is leased"
+        return "there is no policy, so nothing is lent"
     header = ["POLICY", "CLUSTER", "STATE", "NEXT-CHANGE", "NODES", "CPU", "MEMORY", *(() if wide else ["WINDOWS"])]
     more = ["WINDOWS", "AGE", "LIMITS", "TERMS"] if wide else []
     rows = []
@@ -383,8 +383,8 @@ def policy_text(explanation: PolicyExplanation, now: datetime) -> str:
         lines += policy_lines(explanation, now)
     others = f"; {plural_text(explanation.others, 'node')} under it closed" if explanation.others else ""
     if not explanation.nodes:
-        return "\n".join([*lines, f"  leases nothing now{others}"])
-    lines.append(f"  leases {plural_text(len(explanation.nodes), 'node')} now{others}")
+        return "\n".join([*lines, f"  lends nothing now{others}"])
+    lines.append(f"  lends {plural_text(len(explanation.nodes), 'node')} now{others}")
     rows = [
         [each.node, each.state, resource_text(each.leased, "cpu"), resource_text(each.leased, "memory")]
         for each in explanation.nodes
@@ -416,7 +416,7 @@ def plan_text(plan: PolicyPlan, now: datetime) -> str:
     lines.append(f"  windows: {'; '.join(plan.windows) or 'always'}")
     lines.append(f"  at the end: {plan.terms}")
     if not plan.nodes:
-        return "\n".join([*lines, "  no node would be leased"])
+        return "\n".join([*lines, "  no node would be lent"])
     rows = [
         [
             each.node,

@@ -145,7 +145,7 @@ def loads_table(found: Sequence[Load], *, wide: bool = False) -> str:
     The wide form has separate columns, percentages of the leased amounts, and other resources.
     """
     if not found:
-        return "nothing is leased, or nothing runs on it; `tapestry status` shows the bindings"
+        return "nothing is lent, or nothing runs on it; `tapestry status` shows the bindings"
     lines = [[*name_cells(each, wide=wide), *(amount_cells(each) if wide else summary_cells(each))] for each in found]
     header, rows = [title for title, _ in lines[0]], [[cell for _, cell in line] for line in lines]
     if wide:

@@ -33,12 +33,12 @@ class DemoStep:
 
 STEPS = (
     DemoStep(
-        "Two clusters have joined; they lease half of their idle capacity.",
+        "Two clusters have joined; they lend half of their idle capacity.",
         ("tapestry status",),
         expected_output=r"cluster-2 +Leasing +5 ",
     ),
     DemoStep(
-        "A third cluster joins.  Its owner leases half of the idle capacity on weeknights.",
+        "A third cluster joins.  Its owner lends half of the idle capacity on weeknights.",
         (
             "tapestry add third --nodes 5",
             f'tapestry join third --cluster-kubeconfig {KUBECONFIG} --lease 50% --window "{WEEKNIGHTS}"',
@@ -47,7 +47,7 @@ STEPS = (
         expected_output=r"owner/third",
     ),
     DemoStep(
-        "To avoid waiting for the night, the owner leases all day.",
+        "To avoid waiting for the night, the owner lends all day.",
         (
             f"tapestry join third --cluster-kubeconfig {KUBECONFIG} --window always",
             "tapestry k wait clusterbinding/third --for condition=Leasing",
@@ -72,7 +72,7 @@ STEPS = (
         expected_output=r"third +Reclaimed +5 +0 ",
     ),
     DemoStep(
-        "Why does the node lease nothing any more?",
+        "Why does the cluster lend nothing any more?",
         ("tapestry explain node vnode-third-third-1",),
         expected_output="kill switch",
     ),

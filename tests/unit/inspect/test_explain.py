@@ -304,7 +304,7 @@ def test_closed_policy_leases_no_nodes() -> None:
     node["metadata"]["annotations"] = {keys.POLICIES_APPLIED: "operator/night"}
     explanation = policy_explanation(policy, PolicySide.OPERATOR, a_binding(), [node], "UTC", MONDAY_NOON)
     assert (explanation.open, explanation.nodes, explanation.others, explanation.leased) == (False, [], 1, {})
-    assert "leases nothing now; 1 node under it closed" in policy_text(explanation, MONDAY_NOON)
+    assert "lends nothing now; 1 node under it closed" in policy_text(explanation, MONDAY_NOON)
 
 
 def test_next_change_is_of_windows_not_deadline() -> None:

@@ -105,7 +105,7 @@ def test_wide_table_has_more_columns() -> None:
 def test_empty_table_is_a_sentence() -> None:
     assert "tapestry join" in bindings_table([], NOW)
     assert "tapestry status" in nodes_table([], NOW)
-    assert policies_table([], NOW) == "there is no policy, so nothing is leased"
+    assert policies_table([], NOW) == "there is no policy, so nothing is lent"
 
 
 def a_listed_policy(**fields: object) -> PolicyStatus:
@@ -178,7 +178,7 @@ def a_policy(**fields: object) -> PolicyExplanation:
 def test_policy_without_binding_names_the_cluster() -> None:
     text = policy_text(a_policy(cluster="est", terms="pods finish"), NOW)
     assert "no ClusterBinding has the name or clusterID est" in text
-    assert "leases nothing now" in text
+    assert "lends nothing now" in text
 
 
 def test_invalid_policy_shows_effective_spec() -> None:

@@ -240,7 +240,7 @@ def test_wide_table_has_percentages_and_other_resources() -> None:
 
 
 def test_empty_table_is_a_sentence() -> None:
-    assert "nothing is leased" in loads_table([])
+    assert "nothing is lent" in loads_table([])
 
 
 def test_kubelet_summary_is_parsed() -> None:

@@ -9,7 +9,7 @@ README = Path(__file__).parents[3] / "README.md"
 
 
 def test_demo_matches_readme() -> None:
-    _, _, rest = README.read_text().partition("\n## A story")
+    _, _, rest = README.read_text().partition("\n## Example")
     section, _, _ = rest.partition("\n## ")
     typed = [line for block in command_blocks(section) for line in block.script.splitlines()]
     assert typed[0] == "source .venv/bin/activate"

@@ -75,7 +75,7 @@ def test_unreadable_world_is_kept_and_can_be_deleted(folder: WorldFolder, text: 
 def test_foreign_folder_is_neither_used_nor_deleted(folder: WorldFolder) -> None:
     folder.path.mkdir()
     (folder.path / "diary.txt").write_text("dear diary")
-    with pytest.raises(WorldError, match=r"has other things in it \(diary.txt\); choose another folder with --data"):
+    with pytest.raises(WorldError, match=r"contains other files \(diary.txt\); choose another folder with --data"):
         folder.resolve_record(None, None, real_kubernetes=False)
     with pytest.raises(WorldError, match=r"diary.txt"):
         folder.delete()
