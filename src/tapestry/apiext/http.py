@@ -75,11 +75,11 @@ class ApiExtHandler:
             if authenticate_localhost(Credentials(peer=request.remote or "", headers=headers)) is None:
                 raise Unauthorized(401, "Unauthorized", "only this machine may call, with localhost as the host name")
             return nullcontext()
-        given = request.headers.get(hdrs.AUTHORIZATION, "")
-        if not given.lower().startswith("bearer "):
+        authorization = request.headers.get(hdrs.AUTHORIZATION, "")
+        if not authorization.lower().startswith("bearer "):
             message = "send the header `Authorization: Bearer TOKEN` with a token that the API server accepts"
             raise Unauthorized(401, "Unauthorized", message)
-        return authorization_scope(given)
+        return authorization_scope(authorization)
 
 
 def cors_headers(origin: str) -> dict[str, str]:

@@ -50,10 +50,10 @@ class FilterTerm:
         found = candidate.value(self.field)
         texts = [value_text(each) for each in found] if isinstance(found, list) else [value_text(found)]
         if self.contains:
-            holds = any(self.value.casefold() in each.casefold() for each in texts)
+            is_match = any(self.value.casefold() in each.casefold() for each in texts)
         else:
-            holds = self.value in texts
-        return holds is not self.negated
+            is_match = self.value in texts
+        return is_match is not self.negated
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,10 +30,10 @@ def envtest_assets(folder: Path) -> None:
     """Write programs into FOLDER that start this server for the tests of kubebuilder projects (KUBEBUILDER_ASSETS)."""
     try:
         kubectl = shutil.which("kubectl") or shutil.which("kubectl", path=assets_folder(os.environ))
-        made = write_assets(folder.absolute(), Path(kubectl) if kubectl else None)
+        written = write_assets(folder.absolute(), Path(kubectl) if kubectl else None)
     except OSError as error:
         raise click.ClickException(str(error)) from error
-    click.echo(f"{folder}: {', '.join(each.name for each in made)}")
+    click.echo(f"{folder}: {', '.join(each.name for each in written)}")
     click.echo(f"export KUBEBUILDER_ASSETS={folder.absolute()}")
 
 

@@ -90,6 +90,6 @@ async def kubelets_by_cluster(clusters: list[Path]) -> dict[str, KubeletAccess]:
 def kubelet_access(cluster: Path) -> KubeletAccess:
     """Return access with the API server's client certificate."""
     trust = ServerVerification(Pem("kubelets", cluster / "kubelets" / "ca.crt"))
-    ours = [Pem("API server", cluster / "pki" / f"{KUBELET_CLIENT}.{part}") for part in ("crt", "key")]
-    credentials = Credentials(tls=TlsContextSource(trust, KeyPair(*ours)))
+    pems = [Pem("API server", cluster / "pki" / f"{KUBELET_CLIENT}.{part}") for part in ("crt", "key")]
+    credentials = Credentials(tls=TlsContextSource(trust, KeyPair(*pems)))
     return lambda url: Access(url, credentials, verification=trust, tls_server_name="localhost")

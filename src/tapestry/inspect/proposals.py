@@ -201,9 +201,9 @@ def proposed_policy(found: Sequence[Object], source: str) -> Object:
     if len(found) != 1:
         raise ValueError(f"{source}: expected one ResourceLeasingPolicy, found {len(found)} objects")
     [policy] = found
-    given, expected = (policy["apiVersion"], policy["kind"]), (POLICIES.api_version, POLICIES.kind)
-    if given != expected:
-        raise ValueError(f"{source}: expected {' '.join(expected)}, found {' '.join(given)}")
+    actual, expected = (policy["apiVersion"], policy["kind"]), (POLICIES.api_version, POLICIES.kind)
+    if actual != expected:
+        raise ValueError(f"{source}: expected {' '.join(expected)}, found {' '.join(actual)}")
     spec = policy.get("spec")
     if not isinstance(spec, dict):
         raise ValueError(f"{source}: spec: is missing")

@@ -88,8 +88,8 @@ class BindingRepairer:
         if not first:
             return []
         await asyncio.sleep(RECHECK_DELAY)
-        again = findings(await live_snapshot(self.client, physical, binding, self.now))
-        return [each for each in again if each in first]
+        second = findings(await live_snapshot(self.client, physical, binding, self.now))
+        return [each for each in second if each in first]
 
     async def apply_fixes(self, found: Sequence[Finding], binding: Binding, physical: Client) -> set[Finding]:
         """Fix the findings that can be fixed here, up to a limit; return the fixed ones."""
@@ -105,8 +105,8 @@ class BindingRepairer:
         try:
             lease = await self.client.get(LEASES, name, keys.SYSTEM_NAMESPACE)
         except (NotFound, Forbidden):
-            seen = value_at(obj, "status", "lastSeen")
-            recent = seen is not None and self.now - parse_time(seen) < RECENT_CONTACT
+            last_seen = value_at(obj, "status", "lastSeen")
+            recent = last_seen is not None and self.now - parse_time(last_seen) < RECENT_CONTACT
             return "which seems to be running" if recent else "but none seems to be running: see its Deployment"
         except KubeError as error:
             return f"whose state is unknown: {error}"

@@ -40,13 +40,13 @@ async def read_mount_namespace(virtual: Client, binding: Object, connect: Connec
 
 
 def safeguard_finding(binding: Object, namespace: Object | None) -> Finding:
-    name, place = name_of(binding), value_at(binding, "spec", "mountNamespace", default="")
+    name, mount = name_of(binding), value_at(binding, "spec", "mountNamespace", default="")
     about = f"safeguards of {name}"
     if missing := list(missing_safeguards(binding, namespace)):
         advice = f"`tapestry join {name} --cluster-kubeconfig FILE` sets them up; running pods stay"
-        return Finding(about, "warning", f"namespace {place} lacks {', '.join(missing)}", advice)
+        return Finding(about, "warning", f"namespace {mount} lacks {', '.join(missing)}", advice)
     quota = "a quota" if QUOTA in safeguards_of(namespace) else "no quota"
-    return Finding(about, "ok", f"namespace {place} is marked, enforces {enforced_level(namespace)}, and has {quota}")
+    return Finding(about, "ok", f"namespace {mount} is marked, enforces {enforced_level(namespace)}, and has {quota}")
 
 
 def missing_safeguards(binding: Object, namespace: Object | None) -> Iterator[str]:

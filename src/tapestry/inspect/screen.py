@@ -129,17 +129,17 @@ def clusters_panel(state: WorldState, troubles: Sequence[str], max_rows: int, wi
     return Group(table, *problem_lines, *overflow_lines(len(state.bindings) - len(visible), "cluster"))
 
 
-def nodes_panel(scene: WorldState, max_rows: int, width: int) -> RenderableType:
-    ordered = sorted(scene.nodes, key=lambda each: (each.ready and each.state == "Open", each.name))
+def nodes_panel(world: WorldState, max_rows: int, width: int) -> RenderableType:
+    ordered = sorted(world.nodes, key=lambda each: (each.ready and each.state == "Open", each.name))
     visible = ordered[: visible_count(len(ordered), max_rows)]
     rows: list[list[str | Text]] = []
     for each in visible:
-        ends = local_time_text(each.lease_ends, scene.now) if each.lease_ends else EMPTY_CELL
+        ends = local_time_text(each.lease_ends, world.now) if each.lease_ends else EMPTY_CELL
         state = styled_text(each.state if each.ready else "NotReady")
         rows.append([each.name, state, str(each.pods), usage_cell(each, "cpu"), usage_cell(each, "memory"), ends])
     columns = ["NODE", "STATE", "PODS", "CPU", "MEMORY", "LEASE ENDS"]
     table = grid_table(columns, rows, ("LEASE ENDS", "MEMORY", "CPU"), width)
-    return Group(table, *overflow_lines(len(scene.nodes) - len(visible), "node"))
+    return Group(table, *overflow_lines(len(world.nodes) - len(visible), "node"))
 
 
 def pods_panel(state: WorldState, max_rows: int) -> RenderableType:

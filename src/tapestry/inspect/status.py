@@ -206,8 +206,8 @@ def policy_state(reading: ParsedPolicy, binding: Object | None, now: datetime) -
 def binding_share(status: Object, binding: Binding) -> Object:
     """Return what one binding leases under an owner's policy, from the policy's status."""
     leases: list[Object] = status.get("leases") or []
-    ours = (binding.virtual_cluster, binding.name)
-    return next((each for each in leases if (each["virtualCluster"], each["clusterBinding"]) == ours), {})
+    own = (binding.virtual_cluster, binding.name)
+    return next((each for each in leases if (each["virtualCluster"], each["clusterBinding"]) == own), {})
 
 
 def window_texts(spec: ResourceLeasingPolicySpec, time_zone: str) -> list[str]:

@@ -98,7 +98,7 @@ def server_config(flags: Flags, folder: Path) -> ApiServerConfig:
     """Return our server's configuration for kube-apiserver flags; objects and keys are in `folder`."""
     host, port = flags.get("bind-address", "127.0.0.1"), flags.get("secure-port", "6443")
     certificate = Path(flags.get("cert-dir", ".")) / "apiserver.crt"
-    given = "cert-dir" in flags.values and certificate.exists()
+    has_certificate = "cert-dir" in flags.values and certificate.exists()
     modes = flags.get("authorization-mode", "AlwaysAllow").split(",")
     return ApiServerConfig(
         file_rootpath=str(folder),
@@ -111,8 +111,8 @@ def server_config(flags: Flags, folder: Path) -> ApiServerConfig:
         # As in envtest with a real kube-apiserver: no garbage collection, no namespace deletion.
         controllers=["none"],
         tls=Tls(
-            certificate=str(certificate) if given else "",
-            key=str(certificate.with_suffix(".key")) if given else "",
+            certificate=str(certificate) if has_certificate else "",
+            key=str(certificate.with_suffix(".key")) if has_certificate else "",
             client_ca=flags.get("client-ca-file"),
         ),
     )

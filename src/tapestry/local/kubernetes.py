@@ -56,8 +56,8 @@ class ControlPlaneFailed(Exception):
 
 def assets_folder(environ: Mapping[str, str]) -> Path:
     """Return the folder where the programs of a control plane are expected."""
-    if given := environ.get("KUBEBUILDER_ASSETS"):
-        return Path(given)
+    if configured := environ.get("KUBEBUILDER_ASSETS"):
+        return Path(configured)
     cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "tapestry" / "kube-assets" / f"kubernetes-{KUBERNETES_VERSION}-etcd-{ETCD_VERSION}"
 

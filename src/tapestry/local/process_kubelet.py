@@ -190,12 +190,16 @@ class ProcessKubelet:
         self.pods.addresses.release(key)
         pod_folder(self.settings.folder, pod).remove()
 
-    async def prepare(self, pod: Object, place: PodAddresses) -> datetime:
+    async def prepare(self, pod: Object, pod_addresses: PodAddresses) -> datetime:
         """Update the volumes and launches of the pod; return when to do it again.  Raise MissingSource."""
         sources = await self.fetch_sources(pod, source_references(pod))
-        addresses = {"podIP": place.pod_ip, "podIPs": [{"ip": place.pod_ip}], "hostIP": place.host_ip}
-        status = {**(pod.get("status") or {}), **addresses, "hostIPs": [{"ip": place.host_ip}]}
-        await asyncio.to_thread(self.launcher_for(pod, place).prepare, {**pod, "status": status}, sources)
+        addresses = {
+            "podIP": pod_addresses.pod_ip,
+            "podIPs": [{"ip": pod_addresses.pod_ip}],
+            "hostIP": pod_addresses.host_ip,
+        }
+        status = {**(pod.get("status") or {}), **addresses, "hostIPs": [{"ip": pod_addresses.host_ip}]}
+        await asyncio.to_thread(self.launcher_for(pod, pod_addresses).prepare, {**pod, "status": status}, sources)
         return min(filter(None, (self.now() + REFRESH_INTERVAL, self.tokens.next_renewal(pod))))
 
     def launcher_for(self, pod: Object, addresses: PodAddresses) -> PodLauncher:

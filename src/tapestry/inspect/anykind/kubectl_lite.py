@@ -111,8 +111,8 @@ class KubectlLite:
         current = await self.client.get(resource, name_of(target), namespace_of(target))
         await self.client.delete(resource, target, grace_seconds=grace, propagation=Propagation.BACKGROUND)
         if wait:
-            gone = parse_wait_condition("delete", current)
-            await wait_for(self.client, resource, name_of(current), namespace_of(current), until=gone, timeout=wait)
+            is_gone = parse_wait_condition("delete", current)
+            await wait_for(self.client, resource, name_of(current), namespace_of(current), until=is_gone, timeout=wait)
         return f"{display_name(resource, name_of(obj))} deleted"
 
     async def wait(self, resource: Resource, name: str, goal: str, timeout: float) -> str:

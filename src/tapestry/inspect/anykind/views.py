@@ -73,8 +73,8 @@ async def watch_events(
                         yield event["type"], event["object"]
 
 
-def list_version(answer: Object) -> str:
-    version: str = answer["metadata"].get("resourceVersion", "")
+def list_version(response: Object) -> str:
+    version: str = response["metadata"].get("resourceVersion", "")
     return version
 
 
