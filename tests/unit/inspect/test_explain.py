@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from hypothesis import fields
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tapestry.apis import keys
@@ -226,7 +226,7 @@ def test_share_of_total_is_taken_from_virtual_node() -> None:
     assert explanation.behind == ()
 
 
-@fields(allocatable=st.integers(0, 64), foreign=st.integers(0, 80), percent=st.integers(0, 100))
+@given(allocatable=st.integers(0, 64), foreign=st.integers(0, 80), percent=st.integers(0, 100))
 def test_columns_of_a_row_add_up(allocatable: int, foreign: int, percent: int) -> None:
     policy = a_policy("some", resourceLimits=[{"resource": "cpu", "percent": percent}])
     facts = physical_snapshot([policy], node=a_node(cpu=str(allocatable)), pods=[a_pod("shop", str(foreign))])

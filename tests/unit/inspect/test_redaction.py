@@ -110,7 +110,7 @@ def test_redaction_does_not_change_the_object() -> None:
 KNOWN = "correct horse battery staple"
 
 
-@given(before=st.text(max_size=30), after=st.text(max_size=30), packed=st.booleans())
+@given(before=st.text(max_size=30), after=st.text(max_size=30), encoded=st.booleans())
 def test_safety_rule_7_known_secret_is_masked_in_text(before: str, after: str, encoded: bool) -> None:
     secret = base64.b64encode(KNOWN.encode()).decode() if encoded else KNOWN
     redaction = Redaction(frozenset({KNOWN}))
