@@ -133,7 +133,7 @@ async def test_description_ends_with_events(kubectl: KubectlLite) -> None:
     assert told[-2].startswith("  LAST")
 
 
-# -- making and ending
+# -- creating and deleting
 
 
 async def test_apply_reports_its_result(kubectl: KubectlLite) -> None:
@@ -204,7 +204,7 @@ async def test_slow_deletion_times_out(kubectl: KubectlLite) -> None:
         await kubectl.delete(CONFIGMAPS, held, grace=None, wait=0.05)
 
 
-async def test_logs_of_workload_are_from_one_of_its_pods(kubectl: KubectlLite) -> None:
+async def test_logs_of_workload_come_from_its_pod(kubectl: KubectlLite) -> None:
     await kubectl.create(manifests.deployment("web", "nginx"))
     with pytest.raises(QueryError, match="deploy/web has no pods in namespace default"):
         await kubectl.pod_name_for(["deploy/web"])

@@ -123,7 +123,7 @@ def test_unready_nodes_are_named() -> None:
     assert levels(findings.node_findings([])) == []
 
 
-def test_invalid_policy_is_wrong_and_unreadable_one_a_warning() -> None:
+def test_invalid_policy_is_wrong_unreadable_is_warning() -> None:
     bad = any_value(PolicyStatus, name="half", side="owner", seen_by="east", complaint="spec.cluster: is missing")
     good = any_value(PolicyStatus, name="all", side="operator", seen_by="", complaint="")
     unreadable, wrong = findings.policy_findings([good, bad], ["those of west are not shown: no answer"])

@@ -235,7 +235,7 @@ def test_columns_of_a_row_add_up(allocatable: int, foreign: int, percent: int) -
     assert leased.nano <= idle.nano
 
 
-# -- where the physical cluster cannot be looked into
+# -- unreadable physical cluster
 
 
 def test_unreadable_cluster_is_explained_from_virtual_node() -> None:
@@ -279,7 +279,7 @@ def test_node_is_unknown_without_both_clusters() -> None:
     )
 
 
-# -- a policy
+# -- policies
 
 
 def test_policy_shows_window_limits_terms_and_nodes() -> None:

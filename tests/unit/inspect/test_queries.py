@@ -233,7 +233,7 @@ def test_windows_without_zone_use_zone_of_syncer() -> None:
     in_a_world(scenario)
 
 
-# -- silence
+# -- unreachable clusters
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ class FrozenTransport:
 
     async def send(self, _: Request) -> Response:
         await asyncio.sleep(3600)
-        raise AssertionError("nobody waits for so long")
+        raise AssertionError("unreachable")
 
     def abort(self) -> None:
         """Do nothing."""
@@ -281,7 +281,7 @@ def test_plan_fails_for_unreachable_cluster() -> None:
     in_a_world(scenario)
 
 
-# -- a policy that is not there yet
+# -- proposed policies
 
 
 def test_policy_file_belongs_to_side_with_same_name() -> None:

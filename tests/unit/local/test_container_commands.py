@@ -55,7 +55,7 @@ def launch_of(
     return container_launch(pod, pod["spec"]["containers"][0], home, sources, trust, environ)
 
 
-# -- what may run
+# -- allowed pods
 
 
 def test_our_program_runs_in_trusted_namespace() -> None:
@@ -181,7 +181,7 @@ def test_run_pods_allows_any_command_but_no_images() -> None:
     assert rejection_reason(our_pod(command=[]), ANY) is not None
 
 
-# -- what is run
+# -- launches
 
 
 def test_command_is_our_executable_with_container_arguments() -> None:

@@ -60,7 +60,7 @@ def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-# -- what they find
+# -- environment
 
 
 async def test_pod_runs_to_completion_with_log(open_world: World) -> None:
@@ -178,7 +178,7 @@ async def test_unhealthy_container_is_restarted(open_world: World) -> None:
     assert {(each["involvedObject"].get("kind"), each["involvedObject"]["name"]) for each in events} == {("Pod", "p")}
 
 
-# -- restarts and ends
+# -- restarts and termination
 
 
 async def test_killed_container_restarts_and_keeps_old_log(open_world: World) -> None:
@@ -243,7 +243,7 @@ async def test_pod_ignoring_sigterm_is_killed_after_grace(open_world: World) -> 
     assert not is_alive(pid)
 
 
-# -- who may
+# -- allowed pods
 
 
 async def test_disallowed_pod_waits_with_reason(strict_world: World) -> None:
@@ -270,7 +270,7 @@ async def test_node_taint_keeps_other_pods_away(strict_world: World) -> None:
     assert TAINT in (await strict_world.client.get(NODES, "n"))["spec"]["taints"]
 
 
-# -- across our own end
+# -- restarts of the kubelet
 
 
 async def test_pods_end_with_kubelet_and_restart_with_next(tmp_path: Path) -> None:

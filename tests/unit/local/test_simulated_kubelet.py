@@ -244,7 +244,7 @@ def test_deleted_pod_with_finalizer_has_failed() -> None:
     run_scenario(scenario)
 
 
-# -- whatever happens
+# -- perturbations
 
 
 async def create_and_delete_pods(client: Client) -> None:

@@ -219,7 +219,7 @@ def test_ended_pod_has_no_update() -> None:
     assert status_update(found[-1], seconds(20), PLACE) == (None, None)
 
 
-# -- whatever is asked for
+# -- any lifecycle
 
 spans = st.sampled_from(["0s", "300ms", "1s", "7s", "90s"])
 courses = st.fixed_dictionaries(
