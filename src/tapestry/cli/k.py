@@ -122,7 +122,7 @@ async def kinds(kubectl: KubectlLite) -> None:
 async def get(
     kubectl: KubectlLite, words: tuple[str, ...], labels: str, fields: str, everywhere: bool, watch: bool, output: str
 ) -> None:
-    """Show objects."""
+    """Show objects of one or more kinds."""
     targets = await kubectl.targets(words)
     list_options = ListOptions(None if everywhere else kubectl.namespace, labels, fields)
     if everywhere and any(target.names for target in targets):

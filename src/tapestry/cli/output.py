@@ -12,7 +12,12 @@ FORMATS = ("table", "wide", "json", "yaml")
 def with_output(*formats: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add the option `-o` with these formats."""
     return click.option(
-        "--output", "-o", type=click.Choice(formats), default=formats[0], show_default=True, help="Output format."
+        "--output",
+        "-o",
+        type=click.Choice(formats),
+        default=formats[0],
+        show_default=True,
+        help="Format of the output.",
     )
 
 
