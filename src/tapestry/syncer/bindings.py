@@ -96,28 +96,28 @@ class Connector:
             self.changed.set()
 
     async def reconnect(self) -> None:
-        site = self.context
-        obj, binding = site.binding_object(), site.binding()
+        context = self.context
+        obj, binding = context.binding_object(), context.binding()
         if obj is None or binding is None:
             return
-        if connection_key_of(obj) != site.connection_key:
+        if connection_key_of(obj) != context.connection_key:
             self.stop_outdated()
             return
-        secret = kubeconfig_secret(site, binding)
+        secret = kubeconfig_secret(context, binding)
         if version_of(secret) != self.secret_version:
-            access = access_from_secret(secret, allow_loopback=site.config.allow_loopback)
+            access = access_from_secret(secret, allow_loopback=context.config.allow_loopback)
             identity, mount = await self.probe_cluster(access)
-            site.cluster_identity.uid = identity
+            context.cluster_identity.uid = identity
             self.on_identity_known()
             if value_at(obj, "status", "identity") != identity:
                 return
             if self.identity not in ("", identity):
                 self.stop_outdated()
                 return
-            if is_taken(mount, site.virtual_cluster):  # nobody tells us when it is free, so it is tried again
-                raise KubeError(taken_message(site.mount_namespace, site.virtual_cluster))
-            await site.read_transport.switch_to(access)
-            await site.write_transport.switch_to(access)
+            if is_taken(mount, context.virtual_cluster):  # nobody tells us when it is free, so it is tried again
+                raise KubeError(taken_message(context.mount_namespace, context.virtual_cluster))
+            await context.read_transport.switch_to(access)
+            await context.write_transport.switch_to(access)
             self.secret_version, self.identity = version_of(secret), identity
             log.info("connected to the physical cluster", binding=binding.name, server=access.server)
 
@@ -150,24 +150,24 @@ class BindingReconciler:
     context: SyncContext
 
     async def reconcile(self, _: str) -> Result | None:
-        site = self.context
-        obj = site.binding_object()
+        context = self.context
+        obj = context.binding_object()
         if obj is None:
-            log.warning("the binding is gone", binding=site.binding_name)
-            site.manager.stop()
+            log.warning("the binding is gone", binding=context.binding_name)
+            context.manager.stop()
             return None
         if is_deleting(obj):
             return await self.unbind(obj)
         if keys.SYNCER_FINALIZER not in obj["metadata"].get("finalizers", []):
             finalizers = [*obj["metadata"].get("finalizers", []), keys.SYNCER_FINALIZER]
-            await site.virtual_client.patch(CLUSTER_BINDINGS, obj, {"metadata": {"finalizers": finalizers}})
+            await context.virtual_client.patch(CLUSTER_BINDINGS, obj, {"metadata": {"finalizers": finalizers}})
             return None
-        binding = site.binding()
+        binding = context.binding()
         assert binding is not None
-        kubeconfig_secret(site, binding)
+        kubeconfig_secret(context, binding)
         if await self.pin(obj):
             return None  # the binding has moved on: the next pass sees it
-        await self.update_status(obj, binding, site.now())
+        await self.update_status(obj, binding, context.now())
         return Result(requeue_after=LAST_SEEN_INTERVAL.total_seconds())
 
     async def pin(self, obj: Object) -> bool:
@@ -217,9 +217,11 @@ class BindingReconciler:
 
     async def remove_physical_objects(self) -> list[str]:
         """What was there of ours below; it is on its way out now."""
-        site = self.context
+        context = self.context
         return await delete_owned(
-            site.physical_client, site.mount_namespace, owner_selector(site.virtual_cluster, site.binding_uid)
+            context.physical_client,
+            context.mount_namespace,
+            owner_selector(context.virtual_cluster, context.binding_uid),
         )
 
 

@@ -53,14 +53,14 @@ class ConsistencyCheck:
 
     async def take_snapshot(self) -> Snapshot | None:
         """What the caches show; None while they may be behind, or everything is about to go anyway."""
-        site = self.context
-        if site.is_unbinding or site.partition.since is not None:
+        context = self.context
+        if context.is_unbinding or context.partition.since is not None:
             return None
         try:
-            binding = site.binding()
+            binding = context.binding()
         except InvalidSpec:
             return None
-        return await cached_snapshot(site, self.caches, binding) if binding is not None else None
+        return await cached_snapshot(context, self.caches, binding) if binding is not None else None
 
     def requeue_findings(self, found: Iterable[Finding]) -> None:
         """Have the controllers look at what is their business."""
@@ -81,11 +81,11 @@ class ConsistencyCheck:
         """See to what is nobody's business, as far as it is still so."""
         if not found:
             return
-        site = self.context
-        live = findings(await live_snapshot(site.virtual_client, site.physical_client, binding, site.now()))
+        context = self.context
+        live = findings(await live_snapshot(context.virtual_client, context.physical_client, binding, context.now()))
         for each in [each for each in live if each in found][:MAX_REPAIRS]:
-            if await repair_finding(each, binding, site.virtual_client, site.physical_client):
-                REPAIRED.labels(site.binding_name, each.invariant).inc()
+            if await repair_finding(each, binding, context.virtual_client, context.physical_client):
+                REPAIRED.labels(context.binding_name, each.invariant).inc()
 
 
 async def repair_finding(finding: Finding, binding: Binding, virtual: Client, physical: Client) -> bool:

@@ -58,11 +58,11 @@ class CredentialsReconciler:
     context: SyncContext
 
     async def reconcile(self, _: str) -> Result | None:
-        site, now = self.context, self.context.now()
-        binding = site.binding()
-        if binding is None or site.is_unbinding:
+        context, now = self.context, self.context.now()
+        binding = context.binding()
+        if binding is None or context.is_unbinding:
             return None
-        secret = kubeconfig_secret(site, binding)
+        secret = kubeconfig_secret(context, binding)
         kubeconfig = parse_kubeconfig(secret)
         token = parse_token(kubeconfig)
         if token is None:

@@ -335,9 +335,9 @@ class CopyReconciler:
     def cached_copy(self, key: str) -> Object | None:
         """The copy, as `seen`; the selector of its informer shows only what is ours."""
         _, namespace, name = key.split("/", 2)
-        site = self.context
-        below = physical_name(site.virtual_cluster, site.binding_uid, namespace, name)
-        return self.informer(key).store.get(f"{site.mount_namespace}/{below}")
+        context = self.context
+        below = physical_name(context.virtual_cluster, context.binding_uid, namespace, name)
+        return self.informer(key).store.get(f"{context.mount_namespace}/{below}")
 
     def current_copy(self, key: str) -> Object | None:
         """The copy, as `seen`, if it is there to stay."""

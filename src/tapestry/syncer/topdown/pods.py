@@ -106,11 +106,11 @@ class PodReconciler:
             self.lost_twins.on_twin_gone(old)
 
     async def reconcile(self, key: str) -> Result | None:
-        site = self.context
-        binding = site.binding()
-        if binding is None or not site.is_physical_synced:
+        context = self.context
+        binding = context.binding()
+        if binding is None or not context.is_physical_synced:
             return None
-        pod, twin = site.virtual_pods.store.get(key), site.twin_of(key)
+        pod, twin = context.virtual_pods.store.get(key), context.twin_of(key)
         if pod is None:
             return await self.only_physical(key, twin) if twin else None
         if twin is None:

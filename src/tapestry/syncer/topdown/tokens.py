@@ -53,8 +53,8 @@ class TokenReconciler:
             await self.issue_tokens(pod, binding)
 
     async def reconcile(self, key: str) -> Result | None:
-        site = self.context
-        binding, pod, held = site.binding(), site.virtual_pods.store.get(key), self.token_secret(key)
+        context = self.context
+        binding, pod, held = context.binding(), context.virtual_pods.store.get(key), self.token_secret(key)
         if binding is None or not self.secrets.synced.is_set():
             return None
         if pod is None or is_pod_terminal(pod):
@@ -63,9 +63,9 @@ class TokenReconciler:
             return await self.remove_stale_secret(key, held)
         if pod is None or is_pod_terminal(pod) or not projected_tokens(pod["spec"]) or not self.is_accepted(pod):
             return None
-        if (due := self.due(pod, held)) > site.now():
+        if (due := self.due(pod, held)) > context.now():
             return Result(requeue_at=due)
-        if site.partition.since is not None:
+        if context.partition.since is not None:
             return None  # a token that cannot be delivered is not minted; everything is looked at when it heals
         try:
             await self.issue_tokens(pod, binding)
@@ -77,9 +77,9 @@ class TokenReconciler:
     def token_secret(self, key: str) -> Object | None:
         """The Secret with the tokens of a pod, as `seen`; the selector of its informer shows only what is ours."""
         namespace, name = key.split("/")
-        site = self.context
-        below = tokens_secret_name(site.virtual_cluster, site.binding_uid, namespace, name)
-        return self.secrets.store.get(f"{site.mount_namespace}/{below}")
+        context = self.context
+        below = tokens_secret_name(context.virtual_cluster, context.binding_uid, namespace, name)
+        return self.secrets.store.get(f"{context.mount_namespace}/{below}")
 
     def has_valid_tokens(self, pod: Object) -> bool:
         """Whether the pod has tokens that are good for some time yet."""
