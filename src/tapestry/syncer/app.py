@@ -283,7 +283,7 @@ def wire_pods(context: SyncContext, leases: LeaseCache) -> Callable[[], None]:
 
 
 def wire_copies(context: SyncContext, requeue_pod: Callable[[str], None]) -> tuple[CopyReconciler, Controller]:
-    """Wire the controllers that copy ConfigMaps and Secrets; `requeue_pod` receives keys of pods that wait for a copy."""
+    """Wire the controllers that copy ConfigMaps and Secrets; `requeue_pod` gets keys of pods that wait for a copy."""
 
     def source_changed(key: str, old: Object | None, new: Object | None) -> None:
         if copy_reconciler.is_relevant(key):
@@ -380,7 +380,7 @@ def pods_waiting_for(context: SyncContext, copy: Object) -> Iterable[str]:
 
 
 def wire_services(context: SyncContext, requeue_pod: Callable[[str], None]) -> ServiceReconciler:
-    """Wire the controller that syncs Services of the binding's namespaces; `requeue_pod` receives keys of waiting pods."""
+    """Wire the controller of Services in the binding's namespaces; `requeue_pod` gets keys of waiting pods."""
     services = ServiceReconciler(context, lambda key: controller.queue.add(key), requeue_pod)
     controller = context.manager.controller("services", services.reconcile)
     context.bindings.on_change(lambda old, new: services.follow_namespaces(new) if spec_changed(old, new) else None)
@@ -430,7 +430,7 @@ def wire_consistency_check(
 
 
 def wire_node_objects(context: SyncContext) -> tuple[Controller, Controller]:
-    """Wire the controllers of the objects that accompany each virtual node: its CSINode and its host port placeholder."""
+    """Wire the controllers of the CSINode and the host port placeholder of each virtual node."""
 
     def virtual_names(names: Iterable[str]) -> Iterable[str]:
         return [name_of(node) for name in names if (node := context.virtual_node_of(name)) is not None]
@@ -496,7 +496,7 @@ def node_of_ended_twin(context: SyncContext, twin: Object) -> Iterable[str]:
 
 
 def node_of_unattended_twin(context: SyncContext, pod: Object) -> Iterable[str]:
-    """Return the physical node of a twin that no pod deletion will end: at the end of the lease the node must end it."""
+    """Return the physical node of a twin that no pod deletion will end, so that the lease's end must."""
     if "twin" not in pod:
         return ()
     pods = [context.virtual_pods.store.get(key) for key in virtual_key(pod)]

@@ -45,7 +45,7 @@ def with_changed_at(policy: Object) -> Object:
 
 
 def is_placeholder(pod: Object) -> bool:
-    """Return whether the pod only reserves host ports that are taken in the physical cluster; see `bottomup.hostports`."""
+    """Return whether the pod only reserves host ports taken in the physical cluster; see `bottomup.hostports`."""
     return pod["metadata"]["namespace"] == keys.HOST_PORTS_NAMESPACE and keys.HOST_PORTS in labels_of(pod)
 
 
@@ -89,10 +89,10 @@ def physical_pod_transform(binding_uid: str, virtual_cluster_uid: str) -> Transf
 
     def transform(pod: Object) -> Object:
         labels = labels_of(pod)
-        ours = (
+        is_twin = (
             labels.get(keys.CLUSTER_BINDING_UID) == binding_uid and labels.get(keys.VIRTUAL_CLUSTER) == virtual_cluster
         )
-        return reduced_twin(pod) if ours else reduced_foreign_pod(pod)
+        return reduced_twin(pod) if is_twin else reduced_foreign_pod(pod)
 
     return transform
 
@@ -126,9 +126,9 @@ def reduced_foreign_pod(pod: Object) -> Object:
     labels = labels_of(pod)
     spec = pod["spec"]
     identity = {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion")}
-    ours = {key: labels[key] for key in (keys.VIRTUAL_CLUSTER, keys.CLUSTER_BINDING_UID) if key in labels}
+    owner = {key: labels[key] for key in (keys.VIRTUAL_CLUSTER, keys.CLUSTER_BINDING_UID) if key in labels}
     claim: Object = {
-        "metadata": {**identity, "labels": ours} if ours else identity,
+        "metadata": {**identity, "labels": owner} if owner else identity,
         "node": spec.get("nodeName", "") if occupies_node(pod) else "",
         "hold": pod_allocation(pod),
     }

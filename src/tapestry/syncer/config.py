@@ -26,9 +26,7 @@ class Kubelet(Section, frozen=True):
         try:
             ipaddress.ip_address(parsed.host if parsed else "127.0.0.1")
         except ValueError:
-            raise ValueError(
-                f"address: {self.address} names no IP address; give one, because virtual nodes publish it"
-            ) from None
+            raise ValueError(f"address: {self.address} names no IP; give one that virtual nodes can publish") from None
         if bool(self.certificate) != bool(self.key):
             raise ValueError("certificate and key must be given together")
 
@@ -56,5 +54,5 @@ class SyncerConfig(ManagerConfig, frozen=True):
     kubeconfig_namespaces: Annotated[tuple[str, ...], Meta(max_length=64)] = ("tapestry-system",)
     """Namespaces that a binding's kubeconfig Secret may be in."""
     allow_loopback: bool = False
-    """Whether the binding's kubeconfig may point to a loopback address."""
+    """True if the binding's kubeconfig may point to a loopback address."""
     kubelet: Kubelet = field(default_factory=Kubelet)

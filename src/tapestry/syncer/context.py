@@ -93,10 +93,7 @@ T = TypeVar("T")
 
 
 class IdentityMemo:
-    """Last value computed from each set of objects, by key.
-
-    Cached objects are never modified, so the same objects give the same value.
-    """
+    """Last value computed under each key. Cached objects are never modified, so the same ones give the same value."""
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[tuple[object, ...], Any]] = {}
@@ -117,10 +114,7 @@ class IdentityMemo:
 
 @dataclass(frozen=True)
 class SyncContext:
-    """State shared by the reconcilers of one binding.
-
-    Virtual caches are filled before any work begins; physical caches are filled when the cluster is reachable.
-    """
+    """State of one binding. Virtual caches are filled before work begins; physical ones when the cluster responds."""
 
     config: SyncerConfig
     manager: Manager
@@ -232,18 +226,18 @@ class SyncContext:
 
     def lease_rules(self, binding: Binding) -> LeaseRules:
         """Return the rules that apply to every node of the binding."""
-        ours, theirs = self.operator_policies.store.list(), self.owner_policies.store.list()
+        operator_objects, owner_objects = self.operator_policies.store.list(), self.owner_policies.store.list()
         mount = self.mount_namespace_object()
 
         def compute() -> LeaseRules:
             zone = self.config.time_zone
             operator, owner = (
-                parsed_policies(ours, PolicySide.OPERATOR, binding, zone),
-                parsed_policies(theirs, PolicySide.OWNER, binding, zone),
+                parsed_policies(operator_objects, PolicySide.OPERATOR, binding, zone),
+                parsed_policies(owner_objects, PolicySide.OWNER, binding, zone),
             )
             return build_rules(binding, operator, owner, mount, timedelta(seconds=self.config.warning_seconds))
 
-        return self.memo.get("rules", (binding, mount, *ours, *theirs), compute)
+        return self.memo.get("rules", (binding, mount, *operator_objects, *owner_objects), compute)
 
     def foreign_holds(self, node: str, binding: Binding) -> list[PodAllocation]:
         """Return the allocations of foreign pods on a physical node."""
@@ -274,10 +268,7 @@ class SyncContext:
         return f"{mount}/{twin}" if mount else twin
 
     def twin_of(self, key: str) -> Object | None:
-        """Return the cached twin of the virtual pod under `key`.
-
-        Its UID annotation tells whether it belongs to that very pod.
-        """
+        """Return the cached twin under the name for `key`; it may belong to an earlier pod of that name."""
         found = self.physical_pods.store.get(self.twin_key(key))
         return found if found is not None and "twin" in found else None
 
@@ -327,7 +318,7 @@ def build_context(
     def add_physical(resource: Resource, **options: object) -> Informer:
         return manager.add_optional_informer(Informer(read_client, resource, **options))  # type: ignore[arg-type]
 
-    owner_policies = physical(POLICIES, transform=with_changed_at).allow_missing()
+    owner_policies = add_physical(POLICIES, transform=with_changed_at).allow_missing()
     return SyncContext(
         config=config,
         manager=manager,
@@ -365,12 +356,12 @@ def build_context(
             indexers={"node": pod_node_name},
         ),
         owner_policies=owner_policies.with_managed_fields(),
-        physical_nodes=physical(NODES, transform=reduced_physical_node),
-        physical_pods=physical(
+        physical_nodes=add_physical(NODES, transform=reduced_physical_node),
+        physical_pods=add_physical(
             PODS, transform=physical_pod_transform(uid, virtual_cluster_uid), indexers={"node": foreign_pod_node}
         ),
-        csi_nodes=physical(CSI_NODES),
-        mount_namespaces=physical(NAMESPACES, fields=f"metadata.name={mount}"),
+        csi_nodes=add_physical(CSI_NODES),
+        mount_namespaces=add_physical(NAMESPACES, fields=f"metadata.name={mount}"),
         connection_key=connection_key_of(binding),
     )
 

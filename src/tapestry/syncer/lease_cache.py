@@ -105,9 +105,8 @@ class LeaseCache:
         sources = (node, existing, context.lease_rules(binding), context.shortage(name))
         cached, changes = self.entries.get(name), self.foreign_changes[name]
         if cached is None or not cached.is_valid_for(sources, changes, now):
-            cached = self.entries[name] = CachedLease(
-                sources, changes, self.compute_lease(node, existing, binding, now)
-            )
+            lease = self.compute_lease(node, existing, binding, now)
+            cached = self.entries[name] = CachedLease(sources, changes, lease)
         return node, cached
 
     def compute_lease(

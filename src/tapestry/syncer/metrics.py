@@ -19,12 +19,7 @@ LEASED = Gauge(
     ["binding", "resource"],
     namespace=NAMESPACE,
 )
-USED = Gauge(
-    "used",
-    "Amount of the leased resources that pods request, in base units.",
-    ["binding", "resource"],
-    namespace=NAMESPACE,
-)
+USED = Gauge("used", "Amount that pods request of it, in base units.", ["binding", "resource"], namespace=NAMESPACE)
 LAST_SEEN = Gauge(
     "physical_cluster_last_seen_timestamp_seconds",
     "Unix time of the physical API server's last response.",
@@ -32,14 +27,11 @@ LAST_SEEN = Gauge(
     namespace=NAMESPACE,
 )
 UNREACHABLE = Gauge(
-    "physical_cluster_unreachable",
-    "1 while the physical API server does not respond, else 0.",
-    ["binding"],
-    namespace=NAMESPACE,
+    "physical_cluster_unreachable", "1 while the physical API server is unreachable.", ["binding"], namespace=NAMESPACE
 )
 POD_OUTCOMES = Counter(
     "pods",
-    "Pods that were mapped, refused or failed, by reason; each pod counts once per outcome.",
+    "Pods that were mapped, rejected or failed, by reason; each pod counts once per outcome.",
     ["binding", "outcome", "reason"],
     namespace=NAMESPACE,
 )
@@ -53,9 +45,7 @@ FINDINGS = Gauge(
     ["binding", "invariant"],
     namespace=NAMESPACE,
 )
-REPAIRED = Counter(
-    "mended", "Objects that a consistency check deleted or repaired.", ["binding", "invariant"], namespace=NAMESPACE
-)
+REPAIRED = Counter("mended", "Objects that a check deleted or repaired.", ["binding", "invariant"], namespace=NAMESPACE)
 
 
 def register_binding(binding: str, last_seen: Callable[[], float]) -> None:

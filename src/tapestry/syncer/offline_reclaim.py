@@ -39,10 +39,7 @@ class OfflineReclaim:
                 await self.reclaim_due()
 
     async def is_virtual_unreachable(self) -> bool:
-        """Return whether the virtual cluster gives no response at all.
-
-        Any response leaves the decision to the election.
-        """
+        """Return whether the virtual cluster gives no response; after any response the election decides."""
         try:
             async with asyncio.timeout(CHECK_INTERVAL):
                 await self.context.manager.reads.server_version()

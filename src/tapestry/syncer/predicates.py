@@ -1,4 +1,4 @@
-"""Predicates on watch events that select the changes a controller reacts to; old or new may be missing."""
+"""Predicates that select the watch events a controller reacts to; old or new may be missing."""
 
 from tapestry.apis import keys
 from tapestry.kube.objects import Object, annotations_of, is_deleting, uid_of, value_at

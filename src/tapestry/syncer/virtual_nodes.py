@@ -221,12 +221,10 @@ def node_addresses(node: Object, name: str, kubelet: Endpoint | None) -> Object:
 
 
 def without_heartbeat(condition: Object) -> Object:
-    fields = {
-        key: value for key, value in condition.items() if key in ("type", "status", "reason", "lastTransitionTime")
-    }
+    copy = {key: value for key, value in condition.items() if key in ("type", "status", "reason", "lastTransitionTime")}
     if message := condition.get("message"):
-        fields["message"] = message.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore")
-    return {**fields, "lastHeartbeatTime": condition.get("lastTransitionTime")}
+        copy["message"] = message.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore")
+    return {**copy, "lastHeartbeatTime": condition.get("lastTransitionTime")}
 
 
 def withdrawal_patch(existing: Object, now: datetime) -> Object:

@@ -45,9 +45,7 @@ class HostPortReconciler:
         if binding is None:
             return None
         claims = (
-            claim
-            for physical_node in physical_node_of(node)
-            for claim in self.context.physical_pods.store.by("node", physical_node)
+            claim for name in physical_node_of(node) for claim in self.context.physical_pods.store.by("node", name)
         )
         taken = taken_ports(claims, binding.owns)
         return placeholder(node, binding.uid, taken) if taken else None

@@ -19,10 +19,7 @@ from tapestry.syncer.context import SyncContext
 RENEW_INTERVAL = 10.0
 LEASE_DURATION_SECONDS = 40
 JITTER = 0.1
-"""Fraction of `RENEW_INTERVAL` by which a renewal may be early.
-
-Leases written together at the start would otherwise be renewed together forever, and delay pods each time.
-"""
+"""Fraction of `RENEW_INTERVAL` by which a renewal may be early, so that leases are not renewed all at once."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Reconciler of virtual nodes, one for each leased physical node, and reclaim of what is no longer leased.
+"""Reconciler of virtual nodes, one for each leased physical node, and executor of reclaims.
 
     only physical    not leased: nothing. Leased: create the virtual node.
     both             update the virtual node to the current lease; reclaim pods on its terms.
@@ -71,9 +71,7 @@ class NodeReconciler:
         if lease.state is LeaseState.WITHDRAWN:
             if existing is None:
                 return None
-            terms = earliest(
-                [lease.terms, last_reclaim_terms(existing, now)]
-            )  # the owner's kill switch applies here too
+            terms = earliest([lease.terms, last_reclaim_terms(existing, now)])  # includes the owner's kill switch
             return await self.withdraw(existing, terms, lease.reason, now)
         return await self.sync_node(node, lease, binding, existing, now)
 
@@ -137,12 +135,14 @@ class NodeReconciler:
         live = await self.context.physical_client.find(NODES, name)
         if live is not None and not is_deleting(live) and not is_replaced_node(live, existing):
             return Result(requeue_after=1)  # the cache will see it
-        return await self.withdraw(existing, ReclaimTerms(now, by="the physical node is gone"), "PhysicalNodeGone", now)
+        return await self.withdraw(
+            existing, ReclaimTerms(now, by="the physical node is deleted"), "PhysicalNodeGone", now
+        )
 
     def unbinding_terms(self, now: datetime) -> ReclaimTerms:
         obj = self.context.binding_object()
         if obj is None:
-            return ReclaimTerms(now, by="the binding is gone")
+            return ReclaimTerms(now, by="the binding is deleted")
         grace = obj["spec"].get("unbindGraceSeconds", 30)
         return ReclaimTerms(parse_time(obj["metadata"]["deletionTimestamp"]) + timedelta(seconds=grace), by="unbinding")
 
@@ -187,10 +187,7 @@ class NodeReconciler:
         await self.context.virtual_client.delete_if_exists(NODES, existing)
 
     async def reclaim_pods(self, reclaim: Reclaim, reason: str) -> None:
-        """Evict and delete pods.
-
-        A rejected deletion does not stop the others; the first rejection is raised at the end.
-        """
+        """Evict and delete pods; one that is rejected does not stop the others, but its error is raised at the end."""
         rejected: list[KubeError] = []
         for pod in reclaim.evict:
             try:
@@ -198,10 +195,10 @@ class NodeReconciler:
             except (TooManyRequests, NotFound):  # blocked by a disruption budget, or already deleted
                 continue
         for pod in reclaim.delete:
-            mark = disruption_patch(reason, reclaim.terms, self.context.now())
+            patch = disruption_patch(reason, reclaim.terms, self.context.now())
             try:
                 marked = await self.context.virtual_client.patch(
-                    PODS, pod, mark, type=PatchType.STRATEGIC, subresource="status"
+                    PODS, pod, patch, type=PatchType.STRATEGIC, subresource="status"
                 )
                 await self.context.virtual_client.delete(PODS, marked, grace_seconds=capped_grace_seconds(pod))
             except NotFound:
@@ -218,7 +215,7 @@ class NodeReconciler:
 
     @asynccontextmanager
     async def delete_twins_if_unreachable(self, node: str, reclaim: Reclaim, reason: str) -> AsyncIterator[None]:
-        """If the virtual cluster is unreachable, delete the twins directly, so that the owner's node is free in time."""
+        """Delete the twins directly if the virtual cluster is unreachable, so that the node is free in time."""
         try:
             yield
         except TransportError:
@@ -227,12 +224,12 @@ class NodeReconciler:
 
     async def delete_reclaimed_twins(self, node: str, reclaim: Reclaim, reason: str, client: Client) -> None:
         """Delete twins before their pods, which are marked later; `node` is the virtual node."""
-        mark = disruption_patch(reason, reclaim.terms, self.context.now())
+        patch = disruption_patch(reason, reclaim.terms, self.context.now())
         ending = []
         for pod in reclaim.delete:
             twin = self.context.twin_of_pod(pod)
             if twin is not None and not is_ending_in_time(twin):
-                self.context.pending_disruptions[uid_of(twin)] = mark
+                self.context.pending_disruptions[uid_of(twin)] = patch
                 ending.append((twin, capped_grace_seconds(pod)))
         await delete_twins([*ending, *self.lingering_twins(node, reclaim)], client)
 
@@ -296,10 +293,7 @@ async def delete_twins(twins: Iterable[tuple[Object, int]], client: Client) -> N
 
 
 def propagates_deletion(pod: Object) -> bool:
-    """Return whether the deletion of a pod, with its grace, reaches its twin.
-
-    It does not if the pod has ended. After a forced deletion the twin keeps its own grace period.
-    """
+    """Return whether the pod's deletion and grace reach its twin: not if it has ended or was deleted by force."""
     return not is_pod_terminal(pod) and not (is_deleting(pod) and not pod["metadata"].get("deletionGracePeriodSeconds"))
 
 

@@ -1,7 +1,4 @@
-"""Reconciler that writes the status of each twin to its virtual pod.
-
-There is one patch for each real change. The first patch also records the twin in the Mapped condition.
-"""
+"""Reconciler that writes the status of each twin to its virtual pod, and records the twin there."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -57,10 +57,8 @@ def leased_nodes(context: SyncContext, policy: Policy, now: datetime) -> list[Ob
     """Return the virtual nodes leased under the policy now: none while this or another policy is closed."""
     if not policy.is_open(now):
         return []
-    open_nodes = [node for node in context.virtual_nodes.store.list() if lease_state_of(node) is LeaseState.OPEN]
-    return [
-        node for node in open_nodes if str(policy) in annotations_of(node).get(keys.POLICIES_APPLIED, "").split(",")
-    ]
+    nodes = [node for node in context.virtual_nodes.store.list() if lease_state_of(node) is LeaseState.OPEN]
+    return [node for node in nodes if str(policy) in annotations_of(node).get(keys.POLICIES_APPLIED, "").split(",")]
 
 
 def policy_status(policy: Object, parsed: ParsedPolicy, nodes: list[Object], now: datetime) -> Object:
