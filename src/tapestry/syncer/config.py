@@ -28,7 +28,7 @@ class Kubelet(Section, frozen=True):
         except ValueError:
             raise ValueError(f"address: {self.address} names no IP; give one that virtual nodes can publish") from None
         if bool(self.certificate) != bool(self.key):
-            raise ValueError("certificate and key must be given together")
+            raise ValueError("certificate and key belong together")
 
 
 class SyncerConfig(ManagerConfig, frozen=True):

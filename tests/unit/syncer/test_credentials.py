@@ -101,13 +101,13 @@ async def populate(virtual: Client, physical: Client) -> None:
 async def secret_after(minutes: float) -> Object:
     """Return the kubeconfig Secret after a syncer has run for that many minutes."""
     clock = running_clock()
-    above, below = (InProcessApi(SERVED, now=clock.now) for _ in range(2))
-    virtual = Client(above.connect())
-    await populate(virtual, Client(below.connect()))
+    virtual_api, physical_api = (InProcessApi(SERVED, now=clock.now) for _ in range(2))
+    virtual = Client(virtual_api.connect())
+    await populate(virtual, Client(physical_api.connect()))
     quiet = {"metrics": Metrics(address=""), "probes": Probes(address="")}
     config = SyncerConfig(binding="east", silence_seconds=86_400, leader_election=LeaderElection(), **quiet)
-    manager = Manager(config, above.connect, identity="one", now=clock.now, monotonic=clock.monotonic)
-    await build_syncer(config, manager, connect=lambda _: below.connect(), monotonic=clock.monotonic)
+    manager = Manager(config, virtual_api.connect, identity="one", now=clock.now, monotonic=clock.monotonic)
+    await build_syncer(config, manager, connect=lambda _: physical_api.connect(), monotonic=clock.monotonic)
     async with asyncio.TaskGroup() as group:
         group.create_task(manager.run())
         await asyncio.sleep(minutes * 60)

@@ -78,10 +78,10 @@ async def test_invalid_node_values_are_dropped() -> None:
         labels = {f"label-{number}": "x" for number in range(2000)}
         await world.physical.create(NODES, {"metadata": {"name": "n2", "labels": labels}, "status": status})
         await asyncio.sleep(5)
-        shown = await world.virtual.get(NODES, "vnode-east-n2")
-        assert len(labels_of(shown)) < 600
-        assert len(value_at(shown, "status", "conditions")[0]["message"]) <= 4096
-        assert "169.254.169.254" not in str(shown["status"]["addresses"])
+        actual = await world.virtual.get(NODES, "vnode-east-n2")
+        assert len(labels_of(actual)) < 600
+        assert len(value_at(actual, "status", "conditions")[0]["message"]) <= 4096
+        assert "169.254.169.254" not in str(actual["status"]["addresses"])
 
 
 @in_virtual_time

@@ -486,13 +486,13 @@ def test_first_deadline_counts_of_two_reclaims() -> None:
 
 def removed(policy: Policy, clock: str) -> Policy:
     """Return the policy as it is remembered after its removal."""
-    return replace(policy, schedule=NEVER_OPEN, removed=at(clock))
+    return replace(policy, schedule=NEVER_OPEN, removed_at=at(clock))
 
 
 def test_removed_policy_without_force_protects_its_pods() -> None:
     gentle = a_policy("gentle", cpu="75%")
     assert lease(NIGHT, gentle, now=at("12:00"), used="6").state is LeaseState.OPEN
-    found = lease(NIGHT, removed=[removed(gentle, "12:00")], now=at("12:01"), used="6")
+    found = lease(NIGHT, removed_policies=[removed(gentle, "12:00")], now=at("12:01"), used="6")
     assert (found.state, found.terms, found.excess) == (LeaseState.CLOSED, ReclaimTerms(by="operator/gentle"), None)
     assert str(found.amounts["cpu"]) == "6"
     assert [str(policy) for policy in found.policies] == ["operator/night"]
@@ -500,13 +500,15 @@ def test_removed_policy_without_force_protects_its_pods() -> None:
 
 def test_removed_forced_policy_reclaims_on_its_terms() -> None:
     forceful = a_policy("strict", force=True, grace=60)
-    found = lease(a_policy("old", "00:00-06:00"), removed=[removed(forceful, "12:00")], now=at("12:00"), used="6")
+    found = lease(
+        a_policy("old", "00:00-06:00"), removed_policies=[removed(forceful, "12:00")], now=at("12:00"), used="6"
+    )
     assert (found.state, found.terms) == (LeaseState.CLOSED, ReclaimTerms(at("12:01"), by="operator/strict"))
 
 
 def test_removed_policy_protects_only_its_own_amount() -> None:
     small = removed(a_policy("small", cpu="1"), "08:04")
-    found = lease(NIGHT, removed=[small], now=at("08:05"), used="6")
+    found = lease(NIGHT, removed_policies=[small], now=at("08:05"), used="6")
     assert (found.state, found.terms) == (LeaseState.CLOSED, ReclaimTerms(by="operator/small"))
     assert found.excess == (ResourceList.parse({"cpu": "1"}), ReclaimTerms(at("08:10"), True, by="operator/night"))
 
@@ -514,25 +516,25 @@ def test_removed_policy_protects_only_its_own_amount() -> None:
 def test_pods_of_removed_policy_finish_beside_an_open_one() -> None:
     more = a_policy("more", cpu="75%")
     assert lease(DAY, NIGHT, now=at("12:00"), used="6").excess is not None
-    found = lease(DAY, NIGHT, removed=[removed(more, "12:00")], now=at("12:01"), used="6")
+    found = lease(DAY, NIGHT, removed_policies=[removed(more, "12:00")], now=at("12:01"), used="6")
     assert (found.state, str(found.amounts["cpu"]), found.excess) == (LeaseState.OPEN, "4", None)
 
 
 def test_removed_policy_is_remembered_while_it_matters() -> None:
     past = removed(a_policy("gentle", cpu="75%"), "12:00")
-    assert lease(NIGHT, removed=[past], now=at("12:01"), used="6").removed_policies == (past,)
-    assert lease(NIGHT, removed=[past], now=at("21:00"), used="6").removed_policies == ()
-    assert lease(DAY, removed=[past], now=at("12:01"), used="4").removed_policies == ()
+    assert lease(NIGHT, removed_policies=[past], now=at("12:01"), used="6").removed_policies == (past,)
+    assert lease(NIGHT, removed_policies=[past], now=at("21:00"), used="6").removed_policies == ()
+    assert lease(DAY, removed_policies=[past], now=at("12:01"), used="4").removed_policies == ()
 
 
 def test_edit_after_removal_takes_precedence() -> None:
     past = removed(a_policy("gentle"), "12:00")
     edited = replace(NIGHT, changed_at=at("13:00"))
-    assert lease(edited, removed=[past], now=at("13:05"), used="6").terms.deadline == at("13:10")
+    assert lease(edited, removed_policies=[past], now=at("13:05"), used="6").terms.deadline == at("13:10")
 
 
 def test_removed_policies_alone_lease_nothing() -> None:
-    assert lease(removed=[removed(DAY, "12:00")]).state is LeaseState.WITHDRAWN
+    assert lease(removed_policies=[removed(DAY, "12:00")]).state is LeaseState.WITHDRAWN
 
 
 # -- invalid policies
@@ -642,7 +644,7 @@ class Case:
     def lease(self, **changes: Any) -> Lease:
         case = replace(self, **changes)
         rules = LeaseRules(
-            case.operator, case.owner, EVERY_NODE, case.owner_required, case.reclaim, removed_policies=case.gone
+            case.operator, case.owner, EVERY_NODE, case.owner_required, case.reclaim, removed_policies=case.removed
         )
         return lease_for(case.node, case.foreign, case.used, rules, case.now)
 
@@ -748,7 +750,7 @@ def test_node_is_open_as_its_policies_say(generated: Generated) -> None:
 def test_removed_policies_neither_open_nor_extend(generated: Generated) -> None:
     def removed_policies_lease_nothing(case: Case) -> None:
         moments = (case.now, case.now - timedelta(hours=3))
-        past = [replace(each, removed=moment) for moment in moments for each in (*case.owner, *case.operator)]
+        past = [replace(each, removed_at=moment) for moment in moments for each in (*case.owner, *case.operator)]
         alone, found = case.lease(), case.lease(removed=past)
         assert (found.state, found.policies) == (alone.state, alone.policies)
         if found.state is LeaseState.OPEN:

@@ -45,11 +45,11 @@ async def test_syncer_ignores_a_namespace_of_another_cluster() -> None:
         await asyncio.sleep(5)
         assert world.contexts[-1].outdated.is_set()  # the process continues with a new context
     before, twins = world.down.writes(), await world.twins()
-    async with world.syncer() as site:
+    async with world.syncer() as context:
         await world.add_pod("later")
         await world.delete_pod()
         await asyncio.sleep(600)
-        assert not site.read_transport.is_connected
+        assert not context.read_transport.is_connected
         assert world.down.writes() == before
         assert await world.twins() == twins
 
@@ -74,9 +74,9 @@ async def test_unlabelled_namespace_works_and_sets_a_condition() -> None:
     async with world.syncer():
         await world.run_pod()
         await asyncio.sleep(5)
-        told = await condition(world, MARKED_CONDITION)
-        assert (told["status"], told["reason"]) == ("False", keys.MOUNT_NAMESPACE_UNMARKED)
-        assert f"{keys.VIRTUAL_CLUSTER}={await own_label(world)}" in told["message"]
+        reported = await condition(world, MARKED_CONDITION)
+        assert (reported["status"], reported["reason"]) == ("False", keys.MOUNT_NAMESPACE_UNMARKED)
+        assert f"{keys.VIRTUAL_CLUSTER}={await own_label(world)}" in reported["message"]
         await label(world, mark=await own_label(world))
         await asyncio.sleep(5)
         assert (await condition(world, MARKED_CONDITION))["status"] == "True"
@@ -104,10 +104,10 @@ async def test_stricter_owner_level_applies() -> None:
         await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
         assert await world.twins() == []
         await asyncio.sleep(2)
-        told = await condition(world, "Permitted")
-        assert (told["status"], told["reason"]) == ("False", keys.POD_SECURITY_STRICTER)
-        assert "level privileged" in told["message"]
-        assert "enforces baseline" in told["message"]
+        reported = await condition(world, "Permitted")
+        assert (reported["status"], reported["reason"]) == ("False", keys.POD_SECURITY_STRICTER)
+        assert "level privileged" in reported["message"]
+        assert "enforces baseline" in reported["message"]
 
 
 @in_virtual_time

@@ -254,12 +254,12 @@ async def quota_is_full_for_good(world: Clusters) -> None:
 
 async def foreign_pod_has_the_name(world: Clusters) -> None:
     place = await world.twin_ref()
-    stranger = await world.physical.create(
+    foreign = await world.physical.create(
         PODS, {**place, "spec": {"containers": [{"name": "c", "image": "busybox:1"}]}}
     )
     await world.add_pod()
     await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "NameTaken"), timeout=LONG)
-    await world.physical.delete(PODS, stranger)
+    await world.physical.delete(PODS, foreign)
     await world.wait_for_pod(MAPPED, timeout=LONG)
 
 
@@ -323,8 +323,8 @@ STORIES: dict[Story, Callable[[int, Request], ApiError | None] | None] = {
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
 def test_pod_reaches_same_state_and_runs_once(story: Story, record_property: Callable[[str, object], None]) -> None:
     name = story.__name__.replace("_", " ")
-    refusal = STORIES[story]
-    options = {"refusal": refusal} if refusal else {}
+    rejection = STORIES[story]
+    options = {"refusal": rejection} if rejection else {}
     report = perturb(
         Scenario(name, SERVED, setup, scenario(story), CONFIG, others=[SERVED], counts=is_about_a_pod, **options)
     )

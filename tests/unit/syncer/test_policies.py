@@ -93,15 +93,15 @@ def test_invalid_policy_keeps_its_last_valid_spec(spec: Object, error: str) -> N
 def test_invalid_policy_leases_and_evicts_nothing(spec: Object, error: str, last_good: Object | None) -> None:
     found = parsed(a_policy(last_good=last_good, **{"forceReclaim": True, **spec}))
     assert found.error.startswith(error)
-    lent = lease(found)
-    assert (lent.state, lent.reason, str(lent.amounts["cpu"])) == (LeaseState.CLOSED, "InvalidPolicy", "0")
-    assert reclaim_for(lent, [a_pod()], NOON) == Reclaim(terms=lent.terms)
+    leased = lease(found)
+    assert (leased.state, leased.reason, str(leased.amounts["cpu"])) == (LeaseState.CLOSED, "InvalidPolicy", "0")
+    assert reclaim_for(leased, [a_pod()], NOON) == Reclaim(terms=leased.terms)
 
 
 def test_invalid_owner_policy_still_limits_the_node() -> None:
     operators, typo = parsed(a_policy()), parsed(a_policy(timeZone="Mars/Olympus"), PolicySide.OWNER)
-    lent = lease(operators, typo, owner_required=True)
-    assert (lent.state, str(lent.amounts["cpu"])) == (LeaseState.CLOSED, "0")
+    leased = lease(operators, typo, owner_required=True)
+    assert (leased.state, str(leased.amounts["cpu"])) == (LeaseState.CLOSED, "0")
 
 
 def test_invalid_policy_keeps_its_readable_selector() -> None:
@@ -165,7 +165,7 @@ def test_untouched_policy_has_its_creation_time() -> None:
 
 
 def test_cache_keeps_time_without_managed_fields() -> None:
-    kept = with_changed_at(with_entries(an_entry("2026-02-03T08:00:00Z")))
-    assert "managedFields" not in kept["metadata"]
-    assert changed_at(kept) == datetime(2026, 2, 3, 8, tzinfo=UTC)
-    assert parse_policy(kept, PolicySide.OWNER, "UTC").changed_at == datetime(2026, 2, 3, 8, tzinfo=UTC)
+    remaining = with_changed_at(with_entries(an_entry("2026-02-03T08:00:00Z")))
+    assert "managedFields" not in remaining["metadata"]
+    assert changed_at(remaining) == datetime(2026, 2, 3, 8, tzinfo=UTC)
+    assert parse_policy(remaining, PolicySide.OWNER, "UTC").changed_at == datetime(2026, 2, 3, 8, tzinfo=UTC)

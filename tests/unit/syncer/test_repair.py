@@ -158,7 +158,7 @@ def a_snapshot() -> Snapshot:
 
 
 def with_physical(snapshot: Snapshot, resource: Resource, *objects: Object) -> Snapshot:
-    return replace(snapshot, physical_ref={**snapshot.physical_objects, resource: list(objects)})
+    return replace(snapshot, physical_objects={**snapshot.physical_objects, resource: list(objects)})
 
 
 def with_pods(snapshot: Snapshot, *pods: Object) -> Snapshot:
@@ -175,27 +175,27 @@ def single_finding(snapshot: Snapshot) -> Finding:
     return finding
 
 
-PICTURE = a_snapshot()
-TWIN = PICTURE.physical_objects[PODS][0]
-KINDS = list(PICTURE.physical_objects)
+SNAPSHOT = a_snapshot()
+TWIN = SNAPSHOT.physical_objects[PODS][0]
+KINDS = list(SNAPSHOT.physical_objects)
 
 
 def test_consistent_state_has_no_findings() -> None:
-    assert findings(PICTURE) == []
+    assert findings(SNAPSHOT) == []
 
 
 # -- twins
 
 
 def test_pod_without_twin_is_found() -> None:
-    lost = single_finding(with_physical(PICTURE, PODS))
+    lost = single_finding(with_physical(SNAPSHOT, PODS))
     assert (lost.invariant, lost.side, lost.key) == (Invariant.TWINS, ClusterSide.VIRTUAL, "shop/web")
     assert (lost.message, lost.requeue) == ("its twin is gone", Requeue("pods", "shop/web"))
-    fresh = with_pods(with_physical(replace(PICTURE, physical_ref=NOTHING_BELOW), PODS), a_pod(mapped=False))
+    fresh = with_pods(with_physical(replace(SNAPSHOT, physical_objects=NO_PHYSICAL_OBJECTS), PODS), a_pod(mapped=False))
     assert [each.message for each in findings(fresh) if each.invariant is Invariant.TWINS] == ["it has no twin"]
 
 
-NOTHING_BELOW: dict[Resource, list[Object]] = {resource: [] for resource in KINDS}
+NO_PHYSICAL_OBJECTS: dict[Resource, list[Object]] = {resource: [] for resource in KINDS}
 
 
 def waiting(**condition: str) -> Object:
@@ -217,31 +217,33 @@ def waiting(**condition: str) -> Object:
 )
 def test_pod_that_need_not_run_needs_no_twin(pod: Object) -> None:
     snapshot = replace(
-        with_pods(PICTURE, pod), physical_ref=NOTHING_BELOW, above={each: {} for each in PICTURE.virtual_objects}
+        with_pods(SNAPSHOT, pod),
+        physical_objects=NO_PHYSICAL_OBJECTS,
+        virtual_objects={each: {} for each in SNAPSHOT.virtual_objects},
     )
     assert findings(snapshot) == []
 
 
 def test_twin_of_earlier_pod_is_found() -> None:
     again = changed(WEB, uid="another")
-    found = [each for each in findings(with_pods(PICTURE, again)) if each.resource is PODS]
+    found = [each for each in findings(with_pods(SNAPSHOT, again)) if each.resource is PODS]
     assert found[0].message.endswith("was made for another pod")
     assert found[0].requeue == Requeue("pods", "shop/web")
 
 
 def test_replaced_twin_is_found() -> None:
-    assert "another one than it had" in single_finding(with_physical(PICTURE, PODS, changed(TWIN, uid="new"))).message
+    assert "another one than it had" in single_finding(with_physical(SNAPSHOT, PODS, changed(TWIN, uid="new"))).message
 
 
 def test_deleting_twin_is_no_fault() -> None:
     going = changed(TWIN, uid="new", deletionTimestamp="2026-03-02T12:00:00Z")
-    assert findings(with_physical(PICTURE, PODS, going)) == []
+    assert findings(with_physical(SNAPSHOT, PODS, going)) == []
 
 
 @pytest.mark.parametrize("key", [keys.VIRTUAL_POD_NAME, keys.VIRTUAL_POD_NAMESPACE, keys.VIRTUAL_NODE_NAME])
 def test_twin_with_changed_identity_is_restored(key: str) -> None:
     for value in (None, "somebody-elses"):
-        finding = single_finding(with_physical(PICTURE, PODS, changed(TWIN, annotations={key: value})))
+        finding = single_finding(with_physical(SNAPSHOT, PODS, changed(TWIN, annotations={key: value})))
         assert (finding.invariant, finding.side, finding.requeue) == (Invariant.TWINS, ClusterSide.PHYSICAL, None)
         assert finding.obj is not None
         assert finding.patch == {"metadata": {"annotations": {key: annotations_of(TWIN)[key]}}}
@@ -249,7 +251,7 @@ def test_twin_with_changed_identity_is_restored(key: str) -> None:
 
 def test_owners_additions_to_twin_are_no_fault() -> None:
     added = changed(TWIN, labels={"owner": "x"}, annotations={"cni/ip": "1"})
-    assert findings(with_physical(PICTURE, PODS, added)) == []
+    assert findings(with_physical(SNAPSHOT, PODS, added)) == []
 
 
 # -- orphans
@@ -265,19 +267,19 @@ def test_owners_additions_to_twin_are_no_fault() -> None:
     ],
 )
 def test_leftovers_of_deleted_pod_are_requeued(resource: Resource, controller: str, key: str) -> None:
-    (finding,) = (each for each in findings(with_pods(PICTURE)) if each.resource is resource)
+    (finding,) = (each for each in findings(with_pods(SNAPSHOT)) if each.resource is resource)
     assert (finding.invariant, finding.side) == (Invariant.ORPHANS, ClusterSide.PHYSICAL)
     assert finding.requeue == Requeue(controller, key)
-    assert finding.obj == PICTURE.physical_objects[resource][0]
+    assert finding.obj == SNAPSHOT.physical_objects[resource][0]
 
 
 def test_secrets_of_deleted_pod_are_distinguished() -> None:
-    asks = [each.requeue for each in findings(with_pods(PICTURE)) if each.resource is SECRETS]
+    asks = [each.requeue for each in findings(with_pods(SNAPSHOT)) if each.resource is SECRETS]
     assert asks == [Requeue("unused-copies", "shop"), Requeue("tokens", "shop/web")]
 
 
 def test_twins_of_deleted_service_are_orphans() -> None:
-    snapshot = replace(PICTURE, above={**PICTURE.virtual_objects, SERVICES: {}})
+    snapshot = replace(SNAPSHOT, virtual_objects={**SNAPSHOT.virtual_objects, SERVICES: {}})
     found = [(each.invariant, each.resource, each.requeue) for each in findings(snapshot)]
     ask = Requeue("services", "shop/front")
     assert found == [(Invariant.ORPHANS, SERVICES, ask), (Invariant.ORPHANS, ENDPOINT_SLICES, ask)]
@@ -285,9 +287,9 @@ def test_twins_of_deleted_service_are_orphans() -> None:
 
 @pytest.mark.parametrize("resource", [PODS, CONFIGMAPS, SECRETS, PERSISTENT_VOLUME_CLAIMS])
 def test_copy_under_another_name_has_no_controller(resource: Resource) -> None:
-    there = PICTURE.physical_objects[resource]
-    double = changed(there[0], name="double", uid="double")
-    finding = single_finding(with_physical(PICTURE, resource, *there, double))
+    existing = SNAPSHOT.physical_objects[resource]
+    double = changed(existing[0], name="double", uid="double")
+    finding = single_finding(with_physical(SNAPSHOT, resource, *existing, double))
     assert (finding.invariant, finding.key, finding.requeue) == (Invariant.ORPHANS, f"{MOUNT}/double", None)
     assert finding.obj == double
     assert finding.patch is None
@@ -297,17 +299,17 @@ def test_copy_under_another_name_has_no_controller(resource: Resource) -> None:
 def test_duplicate_does_not_replace_a_lost_twin(phase: str) -> None:
     conditions = WEB["status"]["conditions"]
     pod = {**WEB, "status": reduced_status({"phase": phase, "conditions": conditions})}
-    found = findings(with_pods(with_physical(PICTURE, PODS, changed(TWIN, name="double", uid="double")), pod))
+    found = findings(with_pods(with_physical(SNAPSHOT, PODS, changed(TWIN, name="double", uid="double")), pod))
     removed = [each.key for each in found if each.resource is PODS and each.requeue is None]
     assert removed == [f"{MOUNT}/double"]
 
 
 @pytest.mark.parametrize("resource", KINDS)
 def test_object_without_source_is_found_unless_name_matches(resource: Resource) -> None:
-    there = PICTURE.physical_objects[resource][0]
-    silent = dict.fromkeys(annotations_of(there))
-    stranger = changed(there, name="stranger", uid="stranger", annotations=silent)
-    found = findings(with_physical(PICTURE, resource, *PICTURE.physical_objects[resource], stranger))
+    existing = SNAPSHOT.physical_objects[resource][0]
+    silent = dict.fromkeys(annotations_of(existing))
+    foreign = changed(existing, name="foreign", uid="foreign", annotations=silent)
+    found = findings(with_physical(SNAPSHOT, resource, *SNAPSHOT.physical_objects[resource], foreign))
     assert [(each.invariant, each.requeue, name_of(each.obj or {})) for each in found] == [
         (Invariant.ORPHANS, None, "stranger")
     ]
@@ -315,39 +317,39 @@ def test_object_without_source_is_found_unless_name_matches(resource: Resource) 
 
 @pytest.mark.parametrize("resource", KINDS)
 def test_deleting_object_is_no_orphan(resource: Resource) -> None:
-    going = changed(PICTURE.physical_objects[resource][0], name="x", deletionTimestamp="2026-03-02T12:00:00Z")
-    assert findings(with_physical(PICTURE, resource, *PICTURE.physical_objects[resource], going)) == []
+    going = changed(SNAPSHOT.physical_objects[resource][0], name="x", deletionTimestamp="2026-03-02T12:00:00Z")
+    assert findings(with_physical(SNAPSHOT, resource, *SNAPSHOT.physical_objects[resource], going)) == []
 
 
 # -- copies
 
 
 def test_edited_or_outdated_copy_is_found() -> None:
-    (copy,) = PICTURE.physical_objects[CONFIGMAPS]
-    edited = single_finding(with_physical(PICTURE, CONFIGMAPS, {**copy, "digest": "other"}))
+    (copy,) = SNAPSHOT.physical_objects[CONFIGMAPS]
+    edited = single_finding(with_physical(SNAPSHOT, CONFIGMAPS, {**copy, "digest": "other"}))
     assert (edited.invariant, edited.requeue) == (Invariant.COPIES, Requeue("copies", "configmaps/shop/settings"))
     unmarked = changed(copy, labels={keys.VIRTUAL_NAMESPACE: "elsewhere"})
-    assert single_finding(with_physical(PICTURE, CONFIGMAPS, unmarked)).requeue == edited.requeue
+    assert single_finding(with_physical(SNAPSHOT, CONFIGMAPS, unmarked)).requeue == edited.requeue
 
 
 def test_missing_required_copy_is_found() -> None:
-    finding = single_finding(with_physical(PICTURE, CONFIGMAPS))
+    finding = single_finding(with_physical(SNAPSHOT, CONFIGMAPS))
     assert (finding.side, finding.key) == (ClusterSide.VIRTUAL, "shop/settings")
     optional = [{"name": "s", "configMap": {"name": "settings", "optional": True}}, *MOUNTS[1:]]
-    assert findings(with_pods(with_physical(PICTURE, CONFIGMAPS), a_pod(volumes=optional))) == []
+    assert findings(with_pods(with_physical(SNAPSHOT, CONFIGMAPS), a_pod(volumes=optional))) == []
 
 
 def test_copy_without_source_is_an_orphan() -> None:
-    finding = single_finding(replace(PICTURE, above={**PICTURE.virtual_objects, SECRETS: {}}))
+    finding = single_finding(replace(SNAPSHOT, virtual_objects={**SNAPSHOT.virtual_objects, SECRETS: {}}))
     assert (finding.invariant, finding.requeue) == (Invariant.ORPHANS, Requeue("copies", "secrets/shop/password"))
 
 
 def test_missing_or_outdated_tokens_are_found() -> None:
-    copy, tokens = PICTURE.physical_objects[SECRETS]
-    missing = single_finding(with_physical(PICTURE, SECRETS, copy))
+    copy, tokens = SNAPSHOT.physical_objects[SECRETS]
+    missing = single_finding(with_physical(SNAPSHOT, SECRETS, copy))
     assert (missing.key, missing.requeue) == ("shop/web", Requeue("tokens", "shop/web"))
     earlier = changed(tokens, annotations={keys.VIRTUAL_POD_UID: "earlier"})
-    assert single_finding(with_physical(PICTURE, SECRETS, copy, earlier)).requeue == missing.requeue
+    assert single_finding(with_physical(SNAPSHOT, SECRETS, copy, earlier)).requeue == missing.requeue
 
 
 def test_secret_of_a_volume_is_no_orphan() -> None:
@@ -355,47 +357,49 @@ def test_secret_of_a_volume_is_no_orphan() -> None:
     volume = apply_merge_patch(VOLUME, {"spec": {"csi": {"nodeStageSecretRef": reference}}})
     pod = a_pod(volumes=[each for each in MOUNTS if "secret" not in each])
     snapshot = with_pods(
-        with_physical(PICTURE, PERSISTENT_VOLUMES, physical_ref(twin_volume(CLAIM, volume, BINDING), "pv")), pod
+        with_physical(SNAPSHOT, PERSISTENT_VOLUMES, physical_ref(twin_volume(CLAIM, volume, BINDING), "pv")), pod
     )
-    snapshot = replace(snapshot, above={**PICTURE.virtual_objects, PERSISTENT_VOLUMES: {"pv1": volume}})
+    snapshot = replace(snapshot, virtual_objects={**SNAPSHOT.virtual_objects, PERSISTENT_VOLUMES: {"pv1": volume}})
     assert findings(snapshot) == []
-    copy, tokens = PICTURE.physical_objects[SECRETS]
+    copy, tokens = SNAPSHOT.physical_objects[SECRETS]
     silent = changed(copy, annotations=dict.fromkeys(annotations_of(copy)))
     assert not any(each.obj for each in findings(with_physical(snapshot, SECRETS, silent, tokens)))
 
 
 def test_changed_or_missing_service_and_volume_are_found() -> None:
-    (service,) = PICTURE.physical_objects[SERVICES]
+    (service,) = SNAPSHOT.physical_objects[SERVICES]
     edited = apply_merge_patch(service, {"spec": {"ports": []}})
-    assert single_finding(with_physical(PICTURE, SERVICES, edited)).requeue == Requeue("services", "shop/front")
-    missing = single_finding(with_physical(PICTURE, SERVICES))
+    assert single_finding(with_physical(SNAPSHOT, SERVICES, edited)).requeue == Requeue("services", "shop/front")
+    missing = single_finding(with_physical(SNAPSHOT, SERVICES))
     assert (missing.invariant, missing.side, missing.key) == (Invariant.COPIES, ClusterSide.VIRTUAL, "shop/front")
-    (volume,) = PICTURE.physical_objects[PERSISTENT_VOLUMES]
+    (volume,) = SNAPSHOT.physical_objects[PERSISTENT_VOLUMES]
     edited = apply_merge_patch(volume, {"spec": {"persistentVolumeReclaimPolicy": "Delete"}})
-    assert single_finding(with_physical(PICTURE, PERSISTENT_VOLUMES, edited)).requeue == Requeue("volumes", "shop/data")
+    assert single_finding(with_physical(SNAPSHOT, PERSISTENT_VOLUMES, edited)).requeue == Requeue(
+        "volumes", "shop/data"
+    )
 
 
 def test_claim_with_changed_identity_is_restored() -> None:
-    (claim,) = PICTURE.physical_objects[PERSISTENT_VOLUME_CLAIMS]
+    (claim,) = SNAPSHOT.physical_objects[PERSISTENT_VOLUME_CLAIMS]
     silent = changed(claim, annotations={keys.VIRTUAL_NAME: None})
-    finding = single_finding(with_physical(PICTURE, PERSISTENT_VOLUME_CLAIMS, silent))
+    finding = single_finding(with_physical(SNAPSHOT, PERSISTENT_VOLUME_CLAIMS, silent))
     assert finding.patch == {"metadata": {"annotations": {keys.VIRTUAL_NAME: "data"}}}
 
 
 def test_uncached_claims_are_not_checked() -> None:
-    shown = {
+    actual = {
         kind: each
-        for kind, each in PICTURE.virtual_objects.items()
+        for kind, each in SNAPSHOT.virtual_objects.items()
         if kind not in (PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES)
     }
-    assert findings(replace(PICTURE, above=shown)) == []
+    assert findings(replace(SNAPSHOT, virtual_objects=actual)) == []
 
 
 # -- node leases
 
 
 def test_virtual_node_without_lease_is_found() -> None:
-    finding = single_finding(replace(PICTURE, leases={}))
+    finding = single_finding(replace(SNAPSHOT, leases={}))
     assert (finding.invariant, finding.key, finding.requeue) == (
         Invariant.NODE_LEASES,
         NODE,
@@ -408,7 +412,7 @@ LONG_AGO = NOW - timedelta(minutes=6)
 
 def test_abandoned_lease_without_node_is_found() -> None:
     def with_lease(lease: Object, **more: Any) -> list[Finding]:
-        return findings(replace(PICTURE, leases={**PICTURE.leases, name_of(lease): lease}, **more))
+        return findings(replace(SNAPSHOT, leases={**SNAPSHOT.leases, name_of(lease): lease}, **more))
 
     (finding,) = with_lease(a_lease("vnode-e1-gone", LONG_AGO))
     assert (finding.side, finding.key, finding.requeue) == (ClusterSide.VIRTUAL, "kube-node-lease/vnode-e1-gone", None)
@@ -430,11 +434,11 @@ def test_needed_objects_are_never_removed(data: st.DataObject) -> None:
 
     def tampered(obj: Object) -> Object:
         words = data.draw(st.dictionaries(st.sampled_from(marks), texts, max_size=3))
-        kept = {keys.VIRTUAL_CLUSTER: obj["metadata"]["labels"][keys.VIRTUAL_CLUSTER]}
-        return changed(obj, annotations=words, labels={**words, **kept})
+        remaining = {keys.VIRTUAL_CLUSTER: obj["metadata"]["labels"][keys.VIRTUAL_CLUSTER]}
+        return changed(obj, annotations=words, labels={**words, **remaining})
 
-    spoiled_below = {kind: [tampered(obj) for obj in PICTURE.physical_objects[kind]] for kind in KINDS}
-    found = findings(replace(PICTURE, physical_ref={**PICTURE.physical_objects, **spoiled_below}))
+    tampered_objects = {kind: [tampered(obj) for obj in SNAPSHOT.physical_objects[kind]] for kind in KINDS}
+    found = findings(replace(SNAPSHOT, physical_objects={**SNAPSHOT.physical_objects, **tampered_objects}))
     removed = [each for each in found if each.requeue is None and each.patch is None]
     assert removed == []
 
@@ -458,8 +462,8 @@ def run_in_world(story: Callable[[World], Any]) -> None:
 
 async def duplicate_twin(world: World, name: str, number: int = 0) -> Object:
     """Create a duplicate of a pod's twin: our labels, under a name that we never gave."""
-    there = await world.twin(name)
-    metadata = {field: there["metadata"][field] for field in ("labels", "annotations")}
+    existing = await world.twin(name)
+    metadata = {field: existing["metadata"][field] for field in ("labels", "annotations")}
     place = {**metadata, "name": f"double-{number}", "namespace": MOUNT}
     return await world.physical.create(
         PODS, {"metadata": place, "spec": {"containers": [{"name": "c", "image": "busybox:1"}]}}
@@ -544,17 +548,17 @@ def test_nothing_is_checked_while_cluster_is_unreachable() -> None:
 
 def test_requeued_controllers_exist() -> None:
     faults = [
-        with_pods(PICTURE),
-        replace(PICTURE, leases={}),
-        replace(PICTURE, above={**PICTURE.virtual_objects, SERVICES: {}}),
-        with_physical(PICTURE, CONFIGMAPS),
+        with_pods(SNAPSHOT),
+        replace(SNAPSHOT, leases={}),
+        replace(SNAPSHOT, virtual_objects={**SNAPSHOT.virtual_objects, SERVICES: {}}),
+        with_physical(SNAPSHOT, CONFIGMAPS),
     ]
-    asked = {each.requeue.controller for snapshot in faults for each in findings(snapshot) if each.requeue}
-    assert len(asked) == 7
+    requested = {each.requeue.controller for snapshot in faults for each in findings(snapshot) if each.requeue}
+    assert len(requested) == 7
 
     async def story(world: World) -> None:
-        async with world.syncer() as site:
-            assert asked <= {controller.name for controller in site.manager.controllers}
+        async with world.syncer() as context:
+            assert requested <= {controller.name for controller in context.manager.controllers}
 
     run_in_world(story)
 

@@ -83,8 +83,8 @@ async def test_last_seen_stops_when_the_cluster_is_unreachable() -> None:
             assert timedelta() <= cut - found.last_seen <= timedelta(seconds=15)
             assert cut.timestamp() - last_seen() <= SILENCE / 4
         assert await status(world, "lastSeen") == value_at(await lease(world), *LAST_SEEN)
-        told = next(each for each in await status(world, "conditions") if each["type"] == "Leasing")
-        assert cut - parse_time(told["message"].rpartition(" ")[2]) <= timedelta(seconds=SILENCE / 4 + 1)
+        reported = next(each for each in await status(world, "conditions") if each["type"] == "Leasing")
+        assert cut - parse_time(reported["message"].rpartition(" ")[2]) <= timedelta(seconds=SILENCE / 4 + 1)
 
 
 LAST_SEEN = ("metadata", "annotations", keys.LAST_SEEN)

@@ -119,13 +119,13 @@ async def test_deleted_pods_leave_while_virtual_api_is_unreachable() -> None:
 @in_virtual_time
 async def test_former_leader_shortens_grace_of_deleted_twins(pod_grace: int | None) -> None:
     world = await a_world()
-    async with world.syncer() as site:
+    async with world.syncer() as context:
         await run_lasting_pod(world)
         await world.delete_pod(grace=pod_grace)
         await world.wait_for_twin(lambda twin: grace(twin) == A_WEEK)
         world.up.cut()
-        unfenced = Client(site.read_transport, identity=site.manager.identity)
-        watch = OfflineReclaim(site, NodeReconciler(site, LeaseCache(site)), unfenced)
+        unfenced = Client(context.read_transport, identity=context.manager.identity)
+        watch = OfflineReclaim(context, NodeReconciler(context, LeaseCache(context)), unfenced)
         await set_kill_switch(world)
         await asyncio.sleep(0.01)
         await watch.reclaim_due()

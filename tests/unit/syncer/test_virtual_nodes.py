@@ -52,8 +52,8 @@ def a_lease(
     nothing = ResourceList()["cpu"]
     found = ResourceList.parse(amounts or {"cpu": "4", "memory": "8Gi", "pods": "100"})
     grants = {resource: Grant(amount, "idle", nothing) for resource, amount in found.items()}
-    told = {"ends": ends, "ends_soon": ends is not None}
-    return Lease(state, "", found, grants, policies=policies, deciding_policies=policies, **told)
+    reported = {"ends": ends, "ends_soon": ends is not None}
+    return Lease(state, "", found, grants, policies=policies, deciding_policies=policies, **reported)
 
 
 READY = {
@@ -335,8 +335,8 @@ def edited(node: Object, **parts: Any) -> Object:
 
 def test_users_additions_survive() -> None:
     node = converged(None, desired())
-    mine = edited(node, labels={"team": "a"}, annotations={"note": "b"}, taints=[a_taint("mine", "NoExecute")])
-    later = converged(mine, desired(a_node(labels={"new": "1"}), existing=mine))
+    own = edited(node, labels={"team": "a"}, annotations={"note": "b"}, taints=[a_taint("mine", "NoExecute")])
+    later = converged(own, desired(a_node(labels={"new": "1"}), existing=own))
     assert labels_of(later)["team"] == "a"
     assert annotations_of(later)["note"] == "b"
     assert taint_named(later, "mine") == a_taint("mine", "NoExecute")
@@ -421,12 +421,12 @@ def test_one_pass_suffices_and_taints_are_unique(
     steps: list[tuple[dict[str, str], list[Object], dict[str, str], LeaseState]],
 ) -> None:
     node: Object | None = None
-    for below, tainted, above, state in steps:
-        physical, lease = a_node(labels=below, taints=tainted), a_lease(state)
+    for physical_labels, tainted, virtual_labels, state in steps:
+        physical, lease = a_node(labels=physical_labels, taints=tainted), a_lease(state)
         node = converged(node, desired(physical, lease, existing=node))
         assert owned_patch(node, desired(physical, lease, existing=node, now=LATER)) == {}
         assert len(set(pairs(node))) == len(pairs(node))
-        node = edited(node, labels=above)
+        node = edited(node, labels=virtual_labels)
 
 
 # -- terms of the last lease
@@ -491,11 +491,16 @@ def test_removed_policy_is_remembered_with_its_amounts() -> None:
     given = a_policy("a", force_reclaim=True, graceful_reclaim_period_seconds=60, evict_during_grace=True)
     node = converged(None, desired(lease=a_lease(LeaseState.OPEN, given, cpu="3")))
     assert with_removed_policies(rules_with(given), a_node(), node, LATER).removed_policies == ()
-    (gone,) = with_removed_policies(rules_with(a_policy("b")), a_node(), node, LATER).removed_policies
-    assert (str(gone), gone.removed_at, gone.is_open(NOW), gone.is_open(LATER)) == ("owner/a", LATER, True, False)
-    assert (gone.spec.force_reclaim, gone.spec.graceful_reclaim_period_seconds) == (True, 60)
-    assert gone.spec.evict_during_grace
-    assert gone.limit_of("cpu") == ResourceLimit("cpu", quantity="3")
+    (deleted,) = with_removed_policies(rules_with(a_policy("b")), a_node(), node, LATER).removed_policies
+    assert (str(deleted), deleted.removed_at, deleted.is_open(NOW), deleted.is_open(LATER)) == (
+        "owner/a",
+        LATER,
+        True,
+        False,
+    )
+    assert (deleted.spec.force_reclaim, deleted.spec.graceful_reclaim_period_seconds) == (True, 60)
+    assert deleted.spec.evict_during_grace
+    assert deleted.limit_of("cpu") == ResourceLimit("cpu", quantity="3")
 
 
 def test_policy_that_stops_selecting_counts_as_removed() -> None:

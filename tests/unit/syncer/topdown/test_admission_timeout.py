@@ -68,10 +68,10 @@ async def test_gated_twin_fails_pod_without_shrinking_lease() -> None:
         gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "gates"}
         await world.set_twin_status(conditions=[{**gated, "lastTransitionTime": world.timestamp()}])
         await world.wait_for_pod(has_condition("PodScheduled", "False", "SchedulingGatedBelow"))
-        lent = await world.allocatable()
+        leased = await world.allocatable()
         await world.wait_for_pod(phase("Failed"), timeout=FIVE_MINUTES + 10)
         assert await world.phase_and_reason() == ("Failed", "SchedulingGatedBelow")
-        assert await world.allocatable() == lent
+        assert await world.allocatable() == leased
 
 
 @in_virtual_time
@@ -195,7 +195,7 @@ async def test_rejected_pod_fails_after_five_minutes_of_backoff() -> None:
 async def test_pod_waits_for_quota_indefinitely() -> None:
     world = await a_world()
     world.down.rejection = rejecting_pods(OVER_QUOTA)
-    async with world.syncer() as site:
+    async with world.syncer() as context:
         await world.add_pod(requests=ONE_CPU)
         pod = await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "QuotaExceeded"))
         assert "exceeded quota: all" in find_condition(pod["status"]["conditions"], keys.ACCEPTED_CONDITION)["message"]
@@ -205,7 +205,7 @@ async def test_pod_waits_for_quota_indefinitely() -> None:
         assert len(world.up.writes("/pods/work/status")) == 1
         assert len(await world.events("QuotaExceeded")) == 1
         assert await world.allocatable("cpu") == "4"
-        assert dict(site.ledger.held_amounts(NODE)) == {}
+        assert dict(context.ledger.held_amounts(NODE)) == {}
         world.down.rejection = nothing
         await world.wait_for_pod(MAPPED, timeout=FIVE_MINUTES + 1)
         await asyncio.sleep(5)
@@ -360,9 +360,9 @@ async def test_syncer_creates_its_priority_class() -> None:
     async with world.syncer():
         world.down.rejection = no_class_and(may_create=True)
         await world.add_pod()
-        made = await wait_for(world.physical, PRIORITY_CLASSES, keys.PRIORITY_CLASS, until=bool, timeout=5)
-        assert made is not None
-        assert (made["value"], made["preemptionPolicy"]) == (-10000, "Never")
+        created = await wait_for(world.physical, PRIORITY_CLASSES, keys.PRIORITY_CLASS, until=bool, timeout=5)
+        assert created is not None
+        assert (created["value"], created["preemptionPolicy"]) == (-10000, "Never")
         world.down.rejection = nothing
         await world.wait_for_pod(MAPPED, timeout=5)
         assert await world.events("PriorityClassMissing") == []

@@ -531,10 +531,10 @@ async def test_edited_copy_is_reset_with_an_event() -> None:
         for each in (settings, password):
             assert labels_of(each)[keys.VIRTUAL_NAMESPACE] == "default"
             assert labels_of(each)["theirs"] == "stays"
-        told = await world.events("LocalChangeOverwritten")
-        assert {event["involvedObject"]["name"] for event in told} == {"settings", "password"}
-        assert {event["type"] for event in told} == {"Warning"}
-        assert uid_of(source) in [event["involvedObject"]["uid"] for event in told]
+        reported = await world.events("LocalChangeOverwritten")
+        assert {event["involvedObject"]["name"] for event in reported} == {"settings", "password"}
+        assert {event["type"] for event in reported} == {"Warning"}
+        assert uid_of(source) in [event["involvedObject"]["uid"] for event in reported]
         assert await world.virtual.get(SECRETS, "password", "default") == source
 
 
@@ -571,11 +571,11 @@ async def test_safety_rule_1_foreign_object_keeps_its_name() -> None:
     await add(world, CONFIGMAPS, "settings")
     async with world.syncer():
         place = await world.twin_ref("settings")
-        theirs = await world.physical.create(CONFIGMAPS, {**place, "data": {"their": "own"}})
+        foreign = await world.physical.create(CONFIGMAPS, {**place, "data": {"their": "own"}})
         await world.add_pod(volumes=[config("settings")])
         await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "NameTaken"))
         await asyncio.sleep(600)
-        assert await world.physical.list(CONFIGMAPS, MOUNT) == [theirs]
+        assert await world.physical.list(CONFIGMAPS, MOUNT) == [foreign]
         assert await world.twins() == []
         await world.physical.delete(CONFIGMAPS, place)
         await world.wait_for_pod(MAPPED, timeout=61)
@@ -683,9 +683,9 @@ async def test_safety_rule_7_caches_keep_no_secret_data() -> None:
         await change(world, SECRETS, "password", data={"q": HIDDEN})
         await asyncio.sleep(A_WHILE)
         assert len((await copies(world, SECRETS))["password"]["data"]) == 2
-        kept = [store.list() for store in stores()]
-        assert "password" in str(kept)
-        assert HIDDEN not in str(kept)
+        remaining = [store.list() for store in stores()]
+        assert "password" in str(remaining)
+        assert HIDDEN not in str(remaining)
 
 
 def stores() -> Iterator[Store]:

@@ -77,8 +77,8 @@ async def test_safety_rule_1_twin_without_labels_is_lost() -> None:
         assert "is no longer ours" in (await world.pod())["status"]["message"]
         await world.delete_pod()
         await world.wait_until_pod_is_gone()
-        [stranger] = await world.twins()
-        assert not is_deleting(stranger)
+        [foreign] = await world.twins()
+        assert not is_deleting(foreign)
 
 
 @in_virtual_time

@@ -34,19 +34,21 @@ def test_sighting_restarts_after_pod_or_twin_returns() -> None:
 
 @given(st.lists(st.integers(0, 100), min_size=MAX_DELETIONS, max_size=3 * MAX_DELETIONS))
 def test_deletions_per_minute_are_limited_and_complete(pauses: list[int]) -> None:
-    orphans, gone = OrphanTracker(), []
+    orphans, deleted = OrphanTracker(), []
     due = [(NOW + timedelta(seconds=sum(pauses[:number])), f"u{number}") for number in range(len(pauses))]
     while due:
         due.sort()
         now, uid = due.pop(0)
         again = orphans.record_sighting(uid, now)
         if again is None:
-            gone.append(now)
+            deleted.append(now)
         else:
             assert again > now
             due.append((again, uid))
-    assert len(gone) == len(pauses)
-    assert all(later - earlier >= DELETION_PERIOD for earlier, later in zip(gone, gone[MAX_DELETIONS:], strict=False))
+    assert len(deleted) == len(pauses)
+    assert all(
+        later - earlier >= DELETION_PERIOD for earlier, later in zip(deleted, deleted[MAX_DELETIONS:], strict=False)
+    )
 
 
 # -- in a running syncer
@@ -101,9 +103,9 @@ async def test_safety_rule_1_imitated_twin_is_never_changed() -> None:
     }
     place = await world.twin_ref("gone")
     metadata = {**place["metadata"], "annotations": claims, "labels": {keys.MANAGED_BY: keys.TAPESTRY}}
-    stranger = await world.physical.create(
+    foreign = await world.physical.create(
         PODS, {"metadata": metadata, "spec": {"containers": [{"name": "c", "image": "busybox:1"}]}}
     )
     async with world.syncer():
         await asyncio.sleep(10 * TWICE)
-        assert await world.twins() == [stranger]
+        assert await world.twins() == [foreign]

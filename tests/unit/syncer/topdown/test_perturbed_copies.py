@@ -133,6 +133,6 @@ def concerns_copies(call: str) -> bool:
 )
 def test_copies_reach_same_state_despite_faults(world: Any, record_property: Callable[[str, object], None]) -> None:
     name = world.__name__.replace("_", " ")
-    report = perturb(Scenario(name, SERVED, setup, world, CONFIG, others=[SERVED], concerns_copies=concerns_copies))
+    report = perturb(Scenario(name, SERVED, setup, world, CONFIG, others=[SERVED], counts=concerns_copies))
     record_property("figure", f"perturbed: {name}: {report.calls} calls, {report.cases} replays")
     assert not report.failures, str(report)

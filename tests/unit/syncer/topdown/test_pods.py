@@ -20,12 +20,12 @@ async def test_bound_pod_has_one_recorded_twin() -> None:
     world = await a_world()
     async with world.syncer():
         pod = await world.add_pod()
-        shown = await world.wait_for_pod(MAPPED)
+        actual = await world.wait_for_pod(MAPPED)
         [twin] = await world.twins()
-        assert find_condition(shown["status"]["conditions"], keys.MAPPED_CONDITION)["message"] == uid_of(twin)
-        assert annotations_of(shown)[keys.PHYSICAL_POD_UID] == uid_of(twin)
-        assert annotations_of(shown)[keys.PHYSICAL_POD_NAME] == name_of(twin)
-        assert annotations_of(shown)[keys.PHYSICAL_POD_NAMESPACE] == namespace_of(twin) == MOUNT
+        assert find_condition(actual["status"]["conditions"], keys.MAPPED_CONDITION)["message"] == uid_of(twin)
+        assert annotations_of(actual)[keys.PHYSICAL_POD_UID] == uid_of(twin)
+        assert annotations_of(actual)[keys.PHYSICAL_POD_NAME] == name_of(twin)
+        assert annotations_of(actual)[keys.PHYSICAL_POD_NAMESPACE] == namespace_of(twin) == MOUNT
         assert annotations_of(twin)[keys.VIRTUAL_POD_UID] == uid_of(pod)
 
 

@@ -139,9 +139,9 @@ async def test_pod_with_finalizer_reports_its_end(end: str | None) -> None:
         await world.stop()
         await world.wait_for_pod(phase(end or "Failed"))
         await asyncio.sleep(60)
-        asked = len(world.up.writes("/pods/"))
+        writes_before = len(world.up.writes("/pods/"))
         await asyncio.sleep(3600)
-        assert len(world.up.writes("/pods/")) == asked
+        assert len(world.up.writes("/pods/")) == writes_before
         await world.virtual.patch(PODS, await world.pod(), {"metadata": {"finalizers": None}})
         await world.wait_until_pod_is_gone()
 
@@ -182,8 +182,8 @@ async def test_twins_are_reclaimed_while_virtual_cluster_is_unreachable() -> Non
         assert [await world.pod(name) for name in ("a", "b")] == pods
         world.up.restore()
         async with asyncio.TaskGroup() as group:
-            seen = [group.create_task(world.wait_for_pod(is_deleting, name, timeout=300)) for name in ("a", "b")]
-        assert all(has_condition("DisruptionTarget", "True", "Reclaimed")(pod.result()) for pod in seen)
+            observed = [group.create_task(world.wait_for_pod(is_deleting, name, timeout=300)) for name in ("a", "b")]
+        assert all(has_condition("DisruptionTarget", "True", "Reclaimed")(pod.result()) for pod in observed)
         for name in ("a", "b"):
             await world.wait_until_pod_is_gone(name)
         assert await world.twins() == []
@@ -192,12 +192,12 @@ async def test_twins_are_reclaimed_while_virtual_cluster_is_unreachable() -> Non
 @in_virtual_time
 async def test_safety_rule_4_last_leader_reclaims_while_virtual_unreachable() -> None:
     world = await a_world()
-    async with world.syncer(leader_election=ELECTION) as site:
+    async with world.syncer(leader_election=ELECTION) as context:
         await world.run_pod()
         world.up.cut()
         await asyncio.sleep(3600)
-        assert site.manager.elector is not None
-        assert not site.manager.elector.is_leading
+        assert context.manager.elector is not None
+        assert not context.manager.elector.is_leading
         await world.change_pod({"metadata": {"labels": {"any": "change"}}})
         assert not is_deleting(await world.twin())
         await world.physical.patch(
@@ -248,7 +248,7 @@ async def test_failed_twin_deletion_does_not_block_others() -> None:
 @in_virtual_time
 async def test_unbinding_deletes_exactly_our_objects() -> None:
     world = await a_world()
-    stranger = await world.physical.create(
+    foreign = await world.physical.create(
         PODS, {**object_named("stranger", MOUNT), "spec": {"containers": [{"name": "c", "image": "busybox:1"}]}}
     )
     async with world.syncer():
@@ -260,4 +260,4 @@ async def test_unbinding_deletes_exactly_our_objects() -> None:
         await world.wait_for_twin(is_deleting, "running")
         await world.stop("running")
         await wait_for(world.virtual, CLUSTER_BINDINGS, "east", until=lambda obj: obj is None, timeout=60)
-    assert await world.twins() == [stranger]
+    assert await world.twins() == [foreign]

@@ -46,8 +46,8 @@ async def test_volume_with_uncopied_key_waits_until_allowed() -> None:
     async with world.syncer():
         await world.add_pod(volumes=[{"name": "v", "downwardAPI": {"items": [item]}}])
         pod = await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
-        [refused] = [each for each in pod["status"]["conditions"] if each["type"] == keys.ACCEPTED_CONDITION]
-        assert "label example.com/tier is not copied" in refused["message"]
+        [rejected] = [each for each in pod["status"]["conditions"] if each["type"] == keys.ACCEPTED_CONDITION]
+        assert "label example.com/tier is not copied" in rejected["message"]
         assert await world.twins() == []
         await world.set_binding(allowedMetadata=["example.com/tier"])
         await world.wait_for_pod(MAPPED)

@@ -150,15 +150,15 @@ async def test_safety_rule_1_one_of_two_labels_is_foreign() -> None:
         "metadata": {**place["metadata"], "labels": labels},
         "spec": {"containers": [{"name": "c", "image": "busybox:1"}]},
     }
-    stranger = await world.physical.create(PODS, forged)
+    foreign = await world.physical.create(PODS, forged)
     async with world.syncer():
         pod = await world.add_pod()
         await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "NameTaken"))
         note = {"metadata": {"annotations": {keys.VIRTUAL_POD_UID: uid_of(pod)}}}
-        stranger = await world.physical.patch(PODS, stranger, note)
+        foreign = await world.physical.patch(PODS, foreign, note)
         await world.delete_pod()
         await world.wait_until_pod_is_gone()
-        assert await world.twins() == [stranger]
+        assert await world.twins() == [foreign]
 
 
 @in_virtual_time
@@ -173,10 +173,10 @@ async def test_pod_waits_for_twin_of_earlier_pod() -> None:
         await world.wait_for_twin(lambda twin: "deletionTimestamp" in twin["metadata"])
         await asyncio.sleep(20)
         assert await world.condition(keys.MAPPED_CONDITION) is None
-        asked = len(world.up.requests), len(world.down.requests)
+        before = len(world.up.requests), len(world.down.requests)
         await asyncio.sleep(20)
         assert (
-            sum("/pods" in each.path for each in [*world.up.requests[asked[0] :], *world.down.requests[asked[1] :]])
+            sum("/pods" in each.path for each in [*world.up.requests[before[0] :], *world.down.requests[before[1] :]])
             == 0
         )
         await world.stop()

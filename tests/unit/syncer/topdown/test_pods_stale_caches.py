@@ -39,7 +39,7 @@ def creations(world: World) -> int:
 @in_virtual_time
 async def test_safety_rule_2_stale_cache_reruns_no_finished_pod() -> None:
     world = await a_world()
-    async with world.syncer() as site:
+    async with world.syncer() as context:
         await world.add_pod()
         await world.wait_for_twin()
         world.up.api.freeze()  # the cache sees no writes from now on
@@ -47,7 +47,7 @@ async def test_safety_rule_2_stale_cache_reruns_no_finished_pod() -> None:
         await world.end("Succeeded")
         await asyncio.sleep(1)
         await world.stop()
-        await requeue_pods(site)
+        await requeue_pods(context)
         assert creations(world) == 1
         world.up.api.thaw()
         await asyncio.sleep(60)
@@ -60,12 +60,12 @@ async def test_safety_rule_2_stale_cache_runs_no_deleted_pod() -> None:
     world = await a_world()
     await world.add_pod()
     await asyncio.sleep(FRESH_POD_AGE.total_seconds())
-    async with world.syncer() as site:
+    async with world.syncer() as context:
         await world.wait_for_pod(MAPPED)
         world.up.api.freeze()
         await world.delete_pod(grace=0)
         await world.stop()
-        await requeue_pods(site)
+        await requeue_pods(context)
         assert creations(world) == 1
         world.up.api.thaw()
         await asyncio.sleep(60)
@@ -77,11 +77,11 @@ async def test_safety_rule_2_stale_cache_runs_no_deleted_pod() -> None:
 async def test_safety_rule_2_old_pod_is_read_before_it_runs(truth: str) -> None:
     """A new leader may know less than the previous one."""
     world = await a_world()
-    async with world.syncer() as site:
+    async with world.syncer() as context:
         await world.add_pod()
         await world.wait_for_pod(MAPPED)
         waiting = {"phase": "Pending", "conditions": [], "types": [], "shown": ""}
-        then = {**site.virtual_pods.store.get("default/work"), "status": waiting}
+        then = {**context.virtual_pods.store.get("default/work"), "status": waiting}
         await asyncio.sleep(FRESH_POD_AGE.total_seconds())
         if truth == "finished":
             await world.end("Succeeded")
@@ -93,13 +93,13 @@ async def test_safety_rule_2_old_pod_is_read_before_it_runs(truth: str) -> None:
         await world.stop()
     else:
         await world.add_pod(hostNetwork=True)
-    async with world.syncer() as site:
+    async with world.syncer() as context:
         await asyncio.sleep(1)
         world.up.api.freeze()
         if truth == "going":
             await world.delete_pod(grace=300)
-        site.virtual_pods.store.put(then)
-        await requeue_pods(site)
+        context.virtual_pods.store.put(then)
+        await requeue_pods(context)
         assert creations(world) == 1
 
 
@@ -108,25 +108,25 @@ async def test_safety_rule_2_missing_pod_is_read_before_twin_deletion() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod()
-    async with world.syncer() as site:
+    async with world.syncer() as context:
         await asyncio.sleep(1)
-        site.virtual_pods.store.remove("default/work")
-        await requeue_pods(site, int(3 * CONFIRMATION_DELAY.total_seconds()))
+        context.virtual_pods.store.remove("default/work")
+        await requeue_pods(context, int(3 * CONFIRMATION_DELAY.total_seconds()))
         assert not is_deleting(await world.twin())
 
 
 @in_virtual_time
 async def test_safety_rule_2_missing_twin_is_read_before_pod_fails() -> None:
     world = await a_world()
-    async with world.syncer() as site:
+    async with world.syncer() as context:
         await world.run_pod("work")
         await world.run_pod("going")
         world.down.api.freeze()
         for name in ("work", "going"):
             place = await world.twin_ref(name)
-            site.physical_pods.store.remove(f"{place['metadata']['namespace']}/{place['metadata']['name']}")
+            context.physical_pods.store.remove(f"{place['metadata']['namespace']}/{place['metadata']['name']}")
         await world.delete_pod("going", grace=300)
-        await requeue_pods(site)
+        await requeue_pods(context)
         assert (await world.phase_and_reason("work"))[0] == "Running"
         assert is_deleting(await world.pod("going"))
         assert is_deleting(await world.twin("going"))
@@ -137,7 +137,7 @@ async def test_safety_rule_2_missing_twin_is_read_before_pod_fails() -> None:
 @in_virtual_time
 async def test_safety_rule_2_stale_cache_fails_no_scheduled_pod() -> None:
     world = await a_world()
-    async with world.syncer() as site:
+    async with world.syncer() as context:
         await world.add_pod()
         await world.wait_for_pod(MAPPED)
         await world.mark_unschedulable(message=INSUFFICIENT_CPU)
@@ -145,7 +145,7 @@ async def test_safety_rule_2_stale_cache_fails_no_scheduled_pod() -> None:
         world.down.api.freeze()
         await world.start()
         await asyncio.sleep(100)
-        await requeue_pods(site)
+        await requeue_pods(context)
         assert (await world.phase_and_reason())[0] == "Pending"
         world.down.api.thaw()
         await world.wait_for_pod(phase("Running"))
@@ -154,15 +154,15 @@ async def test_safety_rule_2_stale_cache_fails_no_scheduled_pod() -> None:
 @in_virtual_time
 async def test_safety_rule_2_stale_twin_waits_for_its_pods_deletion() -> None:
     world = await a_world()
-    async with world.syncer() as site:
+    async with world.syncer() as context:
         await world.run_pod()
         await asyncio.sleep(1)
         world.up.api.freeze()
-        first = site.virtual_pods.store.get("default/work")
+        first = context.virtual_pods.store.get("default/work")
         assert first is not None
         older = {**first, "metadata": {**first["metadata"], "uid": "of an older pod"}}
-        site.virtual_pods.store.put(older)
-        await requeue_pods(site)
+        context.virtual_pods.store.put(older)
+        await requeue_pods(context)
         assert not is_deleting(await world.twin())
         assert creations(world) == 1
 

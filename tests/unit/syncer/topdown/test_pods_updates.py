@@ -48,11 +48,11 @@ async def test_one_change_is_one_physical_write() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod()
-        above, below = len(world.up.writes("/pods/")), len(world.down.writes("/pods"))
+        virtual, physical = len(world.up.writes("/pods/")), len(world.down.writes("/pods"))
         await world.change_pod({"metadata": {"labels": {"a": "b"}}})
         await asyncio.sleep(60)
-        assert world.down.writes("/pods")[below:] == [f"PATCH {PODS.path(MOUNT, (await place(world)))}"]
-        assert world.up.writes("/pods/")[above:] == []
+        assert world.down.writes("/pods")[physical:] == [f"PATCH {PODS.path(MOUNT, (await place(world)))}"]
+        assert world.up.writes("/pods/")[virtual:] == []
 
 
 async def place(world: World) -> str:

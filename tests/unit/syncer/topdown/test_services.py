@@ -210,8 +210,8 @@ async def test_own_fields_are_reset_and_additions_stay() -> None:
 async def test_safety_rule_1_foreign_service_keeps_its_name() -> None:
     world = await a_world(serviceNamespaces=["team-a"])
     name = twin_service_name(a_service(), await the_binding(world))
-    theirs = {**object_named(name, MOUNT), "spec": {"selector": {"app": "theirs"}, "ports": [HTTP]}}
-    before = await world.physical.create(SERVICES, theirs)
+    foreign = {**object_named(name, MOUNT), "spec": {"selector": {"app": "theirs"}, "ports": [HTTP]}}
+    before = await world.physical.create(SERVICES, foreign)
     await add_service(world.virtual, "10.1.0.1")
     async with world.syncer():
         await asyncio.sleep(600)
@@ -258,11 +258,11 @@ async def test_safety_rule_2_service_missing_in_cache_stays() -> None:
         await asyncio.sleep(1)
         world.up.api.freeze()
         await world.virtual.create(SERVICES, a_service())
-        made = await world.physical.create(SERVICES, twin_service(a_service(), await the_binding(world)))
+        created = await world.physical.create(SERVICES, twin_service(a_service(), await the_binding(world)))
         await asyncio.sleep(10)
-        assert [uid_of(each) for each in await physical_objects(world)] == [uid_of(made)]
+        assert [uid_of(each) for each in await physical_objects(world)] == [uid_of(created)]
         await world.virtual.delete(SERVICES, object_named("shop", "team-a"))
-        await world.physical.patch(SERVICES, made, {"metadata": {"labels": {"look": "again"}}})
+        await world.physical.patch(SERVICES, created, {"metadata": {"labels": {"look": "again"}}})
         await asyncio.sleep(10)
         assert await physical_objects(world) == []
 
@@ -379,23 +379,23 @@ async def test_waiting_pod_continues_when_service_is_rejected() -> None:
 async def test_pods_wait_until_services_are_known() -> None:
     world = await a_world(serviceNamespaces=["team-a"])
     await add_service(world.virtual, "10.1.0.1")
-    async with world.syncer() as site, asyncio.TaskGroup() as group:
+    async with world.syncer() as context, asyncio.TaskGroup() as group:
         await wait_for_address(world)
-        looked: list[str] = []
-        woken: list[str] = []
-        services = ServiceReconciler(site, looked.append, woken.append)
+        requeued: list[str] = []
+        requeued_pods: list[str] = []
+        services = ServiceReconciler(context, requeued.append, requeued_pods.append)
         pod, binding = object_named("work", "team-a"), await the_binding(world)
         running = [group.create_task(informer.run()) for informer in (services.twins, services.twin_slices)]
         await asyncio.sleep(1)
-        with pytest.raises(DependencyNotReady, match="the Services of team-a have no address below yet"):
+        with pytest.raises(DependencyNotReady, match="the Services of team-a have no twin address yet"):
             await services.ensure(pod, binding)
-        looked.clear()
+        requeued.clear()
         services.follow_namespaces(await world.virtual.get(CLUSTER_BINDINGS, "east"))
-        assert looked == ["team-a/shop"]
+        assert requeued == ["team-a/shop"]
         await world.virtual.delete(SERVICES, object_named("shop", "team-a"))
         await world.virtual.delete(ENDPOINT_SLICES, object_named("shop-1", "team-a"))
-        looked.clear()
-        woken.clear()
+        requeued.clear()
+        requeued_pods.clear()
         with pytest.raises(DependencyNotReady):
             await services.ensure(pod, binding)
         world.down.api.freeze()  # otherwise the deletion of the twins would requeue them
@@ -403,8 +403,8 @@ async def test_pods_wait_until_services_are_known() -> None:
             group.create_task(following.run()) for following in (services.virtual_services, services.virtual_slices)
         ]
         await asyncio.sleep(1)
-        assert set(looked) == {"team-a/shop"}
-        assert set(woken) == {"team-a/work"}
+        assert set(requeued) == {"team-a/shop"}
+        assert set(requeued_pods) == {"team-a/work"}
         await services.ensure(pod, binding)
         for task in running:
             task.cancel()

@@ -25,12 +25,12 @@ class Namespaces:
         self.pods = Store({"namespace": dependency_namespace})
         self.told: list[tuple[str, bool, bool]] = []
         self.known: list[str] = []
-        site: Any = SimpleNamespace(
+        context: Any = SimpleNamespace(
             virtual_pods=SimpleNamespace(store=self.pods),
             manager=SimpleNamespace(reads=Client(self.api.connect())),
             now=running_clock().now,
         )
-        self.sources = SourceCache(cast(SyncContext, site), self.record, self.known.append)
+        self.sources = SourceCache(cast(SyncContext, context), self.record, self.known.append)
 
     def record(self, key: str, old: Object | None, new: Object | None) -> None:
         self.told.append((key, old is not None, new is not None))

@@ -90,8 +90,8 @@ async def test_token_takes_one_request_and_one_write() -> None:
             f"POST /api/v1/namespaces/{MOUNT}/secrets",
             f"POST /api/v1/namespaces/{MOUNT}/pods",
         ]
-        above = [str(each) for each in world.up.requests if "/default/" in each.path]
-        assert above == [
+        virtual = [str(each) for each in world.up.requests if "/default/" in each.path]
+        assert virtual == [
             "POST /api/v1/namespaces/default/serviceaccounts/default/token",
             "PATCH /api/v1/namespaces/default/pods/work/status",
         ]
@@ -239,14 +239,14 @@ async def test_rejected_token_is_reported() -> None:
 async def test_safety_rule_1_foreign_secret_keeps_its_name() -> None:
     world = await a_world_with_accounts()
     cluster = virtual_cluster_label(uid_of(await world.virtual.get(NAMESPACES, "kube-system")))
-    async with world.syncer() as site:
-        name = tokens_secret_name(cluster, site.binding_uid, "default", "work")
-        theirs = await world.physical.create(SECRETS, {**object_named(name, MOUNT), "data": {"their": "b3du"}})
+    async with world.syncer() as context:
+        name = tokens_secret_name(cluster, context.binding_uid, "default", "work")
+        foreign = await world.physical.create(SECRETS, {**object_named(name, MOUNT), "data": {"their": "b3du"}})
         await world.add_pod(volumes=[api_access()])
         await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "NameTaken"))
         await asyncio.sleep(600)
-        assert await secrets(world) == [theirs]
-        await world.physical.delete(SECRETS, theirs)
+        assert await secrets(world) == [foreign]
+        await world.physical.delete(SECRETS, foreign)
         await world.wait_for_pod(MAPPED, timeout=61)
 
 

@@ -109,8 +109,8 @@ async def test_volume_claim_and_pod_are_created_in_order() -> None:
         assert claim["spec"]["volumeName"] == name_of(volume)
         assert volume["spec"]["claimRef"]["name"] == name_of(claim)
         assert volume["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
-        made = [each.split("/")[-1] for each in world.down.writes("POST")]
-        assert made == ["persistentvolumes", "persistentvolumeclaims", "pods"]
+        created = [each.split("/")[-1] for each in world.down.writes("POST")]
+        assert created == ["persistentvolumes", "persistentvolumeclaims", "pods"]
 
 
 @in_virtual_time
@@ -127,8 +127,8 @@ async def test_claim_and_volume_are_deleted_after_last_pod() -> None:
         await world.wait_until_pod_is_gone("two")
         await asyncio.sleep(5)
         assert await claims(world) == await volumes(world) == []
-        gone = [each.split("/")[-2] for each in world.down.writes("DELETE") if "/pods/" not in each]
-        assert gone == ["persistentvolumeclaims", "persistentvolumes"]
+        deleted = [each.split("/")[-2] for each in world.down.writes("DELETE") if "/pods/" not in each]
+        assert deleted == ["persistentvolumeclaims", "persistentvolumes"]
         await world.virtual.get(PERSISTENT_VOLUMES, "pv-data")
 
 
@@ -325,14 +325,14 @@ async def test_safety_rule_1_foreign_volume_keeps_its_name() -> None:
     world = await a_world(allowedVolumes=DISKS)
     name = name_in_physical(await the_binding(world), "", "pv-data")
     spec = {"accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}, "hostPath": {"path": "/data"}}
-    theirs = await world.physical.create(PERSISTENT_VOLUMES, {**object_named(name), "spec": spec})
+    foreign = await world.physical.create(PERSISTENT_VOLUMES, {**object_named(name), "spec": spec})
     await add_claim(world.virtual)
     async with world.syncer():
         await world.add_pod(volumes=MOUNTED)
         await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "NameTaken"))
         await world.delete_pod(grace=0)
         await asyncio.sleep(600)
-        assert await volumes(world) == [theirs]
+        assert await volumes(world) == [foreign]
 
 
 @in_virtual_time
@@ -345,9 +345,9 @@ async def test_safety_rule_2_pods_are_listed_before_claim_deletion() -> None:
         await world.add_pod(volumes=MOUNTED)
         volume = await world.virtual.get(PERSISTENT_VOLUMES, "pv-data")
         twin = twin_claim(claim, volume, await the_binding(world))
-        made = await world.physical.create(PERSISTENT_VOLUME_CLAIMS, twin)
+        created = await world.physical.create(PERSISTENT_VOLUME_CLAIMS, twin)
         await asyncio.sleep(60)
-        assert [uid_of(each) for each in await claims(world)] == [uid_of(made)]
+        assert [uid_of(each) for each in await claims(world)] == [uid_of(created)]
         await world.delete_pod(grace=0)
         await asyncio.sleep(60)
         assert await claims(world) == []

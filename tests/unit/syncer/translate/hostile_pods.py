@@ -103,13 +103,13 @@ PLACES: dict[str, Callable[..., Object]] = {
 
 
 def references_to_others() -> Iterator[tuple[str, Object]]:
-    for place, made in PLACES.items():
+    for place, created in PLACES.items():
         for kind, name in STRANGERS.items():
-            yield f"{place}: {kind}", made(name)
-        yield f"{place}: a namespace beside the name", made("db", namespace="kube-system")
+            yield f"{place}: {kind}", created(name)
+        yield f"{place}: a namespace beside the name", created("db", namespace="kube-system")
         yield (
             f"{place}: a selector beside the name",
-            made("db", labelSelector={"matchLabels": {}}, uid="u", kind="Node"),
+            created("db", labelSelector={"matchLabels": {}}, uid="u", kind="Node"),
         )
 
 

@@ -101,8 +101,8 @@ def test_volume_with_uncopied_key_is_rejected(volume: Object, place: str, field:
             {"path": "one", "fieldRef": {"fieldPath": path}},
         ]
     pod = a_pod(volumes=[{"name": "v", **volume}])
-    [complaint] = untranslatable_fields(pod, a_binding())
-    assert complaint.startswith(f"{place}: {field} a.io/x is not copied")
+    [error] = untranslatable_fields(pod, a_binding())
+    assert error.startswith(f"{place}: {field} a.io/x is not copied")
     assert untranslatable_fields(pod, a_binding("a.io/x")) == []
 
 
@@ -116,8 +116,8 @@ def test_ephemeral_container_reads_uncopied_keys() -> None:
 def test_too_large_literal_values_are_rejected() -> None:
     path = "metadata.annotations['a.io/x']"
     pod = a_pod({}, {"a.io/x": "x" * 60_000}, containers=[reading(path), reading(path), reading(path)])
-    [complaint] = untranslatable_fields(pod, a_binding())
-    assert complaint.startswith("spec.containers[2].env[0]: values of labels and annotations")
+    [error] = untranslatable_fields(pod, a_binding())
+    assert error.startswith("spec.containers[2].env[0]: values of labels and annotations")
     assert untranslatable_fields(pod, a_binding("a.io/*")) == []
 
 

@@ -86,8 +86,8 @@ def test_different_contents_have_different_digests(one: Object, other: Object) -
 
 @given(contents, contents, strangers)
 def test_patch_updates_copy_and_keeps_additions(before: Object, after: Object, theirs: Object) -> None:
-    made = desired_copy(a_config_map(**before), EAST)
-    existing = apply_merge_patch(made, {"metadata": theirs})
+    created = desired_copy(a_config_map(**before), EAST)
+    existing = apply_merge_patch(created, {"metadata": theirs})
     wanted = desired_copy(a_config_map(**after), EAST)
     if copy_needs_recreate(existing, wanted):
         assert before["immutable"]
@@ -128,8 +128,8 @@ def test_changed_identity_metadata_is_an_edit(patch: Object) -> None:
 
 def test_foreign_metadata_is_no_edit() -> None:
     source = a_config_map(data={"k": "v"})
-    theirs = {"labels": {"a": "b", keys.PREFIX + "new": "c"}, "annotations": {"d": "e"}}
-    copy = apply_merge_patch(desired_copy(source, EAST), {"metadata": theirs})
+    foreign = {"labels": {"a": "b", keys.PREFIX + "new": "c"}, "annotations": {"d": "e"}}
+    copy = apply_merge_patch(desired_copy(source, EAST), {"metadata": foreign})
     assert not is_edited(digest_view(copy), copy_metadata(source, "", EAST))
     assert is_current(digest_view(copy), digest_view(source), EAST)
 

@@ -209,11 +209,13 @@ def test_nothing_escapes(name: str, level: str) -> None:
 
 
 def test_there_are_many_hostile_pods(record_property: Callable[[str, object], None]) -> None:
-    refused = sum(outcome(pod, "baseline") is None for pod in TECHNIQUES.values())
-    figure = f"hostile pods: {len(TECHNIQUES)} techniques, {refused} refused at baseline, of the others nothing is left"
+    rejected = sum(outcome(pod, "baseline") is None for pod in TECHNIQUES.values())
+    figure = (
+        f"hostile pods: {len(TECHNIQUES)} techniques, {rejected} refused at baseline, of the others nothing is left"
+    )
     record_property("figure", figure)
     assert len(TECHNIQUES) == sum(len(list(family())) for family in FAMILIES) >= 300
-    assert 100 <= refused <= len(TECHNIQUES) - 100
+    assert 100 <= rejected <= len(TECHNIQUES) - 100
 
 
 @pytest.mark.parametrize(

@@ -177,8 +177,8 @@ def physical_name_for(namespace: str, name: str) -> str:
 def escapes(claim: Object, volume: Object, pair: Pair) -> Iterator[str]:
     """Yield what the twins of a claim and a volume must not contain."""
     names = physical_name_for("team-a", pair[0]["metadata"]["name"]), physical_name_for("", pair[1]["metadata"]["name"])
-    for made, name, source in zip((claim, volume), names, pair, strict=True):
-        yield from escapes_of_identity(made["metadata"], name, source)
+    for created, name, source in zip((claim, volume), names, pair, strict=True):
+        yield from escapes_of_identity(created["metadata"], name, source)
     if claim["metadata"].get("namespace") != "leased" or "namespace" in volume["metadata"]:
         yield "namespaces"
     spec = volume["spec"]
@@ -230,11 +230,11 @@ def test_nothing_escapes(name: str) -> None:
 
 
 def test_there_are_many_hostile_volumes(record_property: Callable[[str, object], None]) -> None:
-    refused = sum(outcome(pair) is None for pair in TECHNIQUES.values())
-    figure = f"hostile volumes: {len(TECHNIQUES)} techniques, {refused} refused, of the others nothing is left"
+    rejected = sum(outcome(pair) is None for pair in TECHNIQUES.values())
+    figure = f"hostile volumes: {len(TECHNIQUES)} techniques, {rejected} refused, of the others nothing is left"
     record_property("figure", figure)
     assert len(TECHNIQUES) == sum(len(list(family())) for family in FAMILIES) >= 100
-    assert 50 <= refused <= len(TECHNIQUES) - 30
+    assert 50 <= rejected <= len(TECHNIQUES) - 30
 
 
 def test_ordinary_volume_is_translated() -> None:

@@ -47,9 +47,9 @@ PAIRS = st.dictionaries(KEYS, st.text(max_size=3))
 @given(PAIRS)
 def test_tenant_cannot_change_ownership_labels(labels: dict[str, str]) -> None:
     binding = a_binding()
-    made = twin_labels(an_object(labels), binding)
-    assert binding.owns({"metadata": {"labels": made}})
-    assert {key: value for key, value in made.items() if key.startswith(keys.PREFIX)} == twin_labels(
+    created = twin_labels(an_object(labels), binding)
+    assert binding.owns({"metadata": {"labels": created}})
+    assert {key: value for key, value in created.items() if key.startswith(keys.PREFIX)} == twin_labels(
         an_object(), binding
     )
 
@@ -80,21 +80,21 @@ def test_uncontrolled_pod_has_no_workload(owners: list[Object] | None) -> None:
 
 @given(st.text())
 def test_every_value_has_label_and_full_annotation(value: str) -> None:
-    made = truncated_labels({"k": value})["k"]
-    assert label_value_error(made) is None
-    assert full_annotations({"k": value}) == ({} if made == value else {"k": value})
+    created = truncated_labels({"k": value})["k"]
+    assert label_value_error(created) is None
+    assert full_annotations({"k": value}) == ({} if created == value else {"k": value})
 
 
 # -- the record
 
 
 def test_object_is_applied_until_wanted_changes() -> None:
-    made = with_applied_metadata(an_object({"app": "web"}, {"a": "1"}), {"image": "1"})
-    assert is_applied(made, with_applied_metadata(an_object({"app": "web"}, {"a": "1"}), {"image": "1"}))
-    assert not is_applied(made, with_applied_metadata(an_object({"app": "web"}, {"a": "1"}), {"image": "2"}))
-    assert not is_applied(made, with_applied_metadata(an_object({"app": "web"}, {"a": "2"}), {"image": "1"}))
-    assert not is_applied(made, with_applied_metadata(an_object({"app": "shop"}, {"a": "1"}), {"image": "1"}))
-    assert not is_applied(an_object(), made)
+    created = with_applied_metadata(an_object({"app": "web"}, {"a": "1"}), {"image": "1"})
+    assert is_applied(created, with_applied_metadata(an_object({"app": "web"}, {"a": "1"}), {"image": "1"}))
+    assert not is_applied(created, with_applied_metadata(an_object({"app": "web"}, {"a": "1"}), {"image": "2"}))
+    assert not is_applied(created, with_applied_metadata(an_object({"app": "web"}, {"a": "2"}), {"image": "1"}))
+    assert not is_applied(created, with_applied_metadata(an_object({"app": "shop"}, {"a": "1"}), {"image": "1"}))
+    assert not is_applied(an_object(), created)
 
 
 @pytest.mark.parametrize("note", ["", "{", "[]", '{"labels": 1}', '{"digest": null}', "\x00", '"' * 1000])
@@ -127,9 +127,9 @@ def test_own_keys_are_always_set() -> None:
 
 
 def test_twin_names_its_pod() -> None:
-    told = {keys.VIRTUAL_POD_NAMESPACE: "team-a", keys.VIRTUAL_POD_NAME: "web", keys.VIRTUAL_POD_UID: "u"}
-    assert virtual_key(an_object(annotations=told)) == ["team-a/web"]
-    assert virtual_uid(an_object(annotations=told)) == "u"
+    reported = {keys.VIRTUAL_POD_NAMESPACE: "team-a", keys.VIRTUAL_POD_NAME: "web", keys.VIRTUAL_POD_UID: "u"}
+    assert virtual_key(an_object(annotations=reported)) == ["team-a/web"]
+    assert virtual_uid(an_object(annotations=reported)) == "u"
 
 
 @pytest.mark.parametrize(

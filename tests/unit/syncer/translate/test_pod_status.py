@@ -239,14 +239,14 @@ def test_removed_condition_is_restored() -> None:
 
 
 def test_node_controllers_unready_is_overruled() -> None:
-    above = a_condition("Ready", "False", since=LATE, reason="NodeNotReady")
-    assert (condition(after(a_pod(above), a_status(a_condition("Ready"))), "Ready") or {})["status"] == "True"
+    virtual = a_condition("Ready", "False", since=LATE, reason="NodeNotReady")
+    assert (condition(after(a_pod(virtual), a_status(a_condition("Ready"))), "Ready") or {})["status"] == "True"
 
 
 def test_pod_scheduled_true_is_not_copied() -> None:
-    above = a_condition("PodScheduled", since=LATE)
-    assert patch_for(a_pod(above), a_status()) is None
-    assert patch_for(a_pod(above), a_status(a_condition("PodScheduled", since=EARLY))) is None
+    virtual = a_condition("PodScheduled", since=LATE)
+    assert patch_for(a_pod(virtual), a_status()) is None
+    assert patch_for(a_pod(virtual), a_status(a_condition("PodScheduled", since=EARLY))) is None
 
 
 def test_pod_created_with_node_becomes_scheduled() -> None:
@@ -400,14 +400,14 @@ def test_gates_alone_do_not_make_ready() -> None:
 
 
 def test_twin_cannot_open_gates() -> None:
-    below = [a_condition("Ready"), a_condition("example.com/a"), a_condition("example.com/b")]
-    assert (condition(after(a_pod(spec=GATED), a_status(*below)), "Ready") or {})["status"] == "False"
+    physical = [a_condition("Ready"), a_condition("example.com/a"), a_condition("example.com/b")]
+    assert (condition(after(a_pod(spec=GATED), a_status(*physical)), "Ready") or {})["status"] == "False"
 
 
 def test_gate_may_be_a_twin_condition() -> None:
     spec = {"readinessGates": [{"conditionType": "ContainersReady"}]}
-    below = [a_condition("Ready"), a_condition("ContainersReady")]
-    assert (condition(after(a_pod(spec=spec), a_status(*below)), "Ready") or {})["status"] == "True"
+    physical = [a_condition("Ready"), a_condition("ContainersReady")]
+    assert (condition(after(a_pod(spec=spec), a_status(*physical)), "Ready") or {})["status"] == "True"
 
 
 def test_many_gates_make_a_bounded_message() -> None:

@@ -159,9 +159,9 @@ def test_system_pods_are_excluded(namespace: str, alone: bool) -> None:
 def test_daemon_set_pods_run_on_request() -> None:
     owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "u", "controller": True}
     plain = a_pod(metadata={"ownerReferences": [owner]})
-    asked = a_pod(metadata={"ownerReferences": [owner], "annotations": {keys.RUNNING_DAEMONSET: "true"}})
+    requested = a_pod(metadata={"ownerReferences": [owner], "annotations": {keys.RUNNING_DAEMONSET: "true"}})
     assert is_excluded(plain, a_binding())
-    assert not is_excluded(asked, a_binding())
+    assert not is_excluded(requested, a_binding())
     assert not is_excluded(plain, a_binding(runningDaemonsetByDefault=True))
 
 
@@ -190,8 +190,8 @@ def test_daemon_set_pods_run_on_request() -> None:
     ],
 )
 def test_unknown_reference_is_rejected(spec: Object, path: str) -> None:
-    [complaint] = untranslatable_fields(a_pod(**spec), a_binding())
-    assert complaint.startswith(f"{path}: ")
+    [error] = untranslatable_fields(a_pod(**spec), a_binding())
+    assert error.startswith(f"{path}: ")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -204,16 +204,16 @@ def test_every_golden_pod_can_be_translated(name: str) -> None:
 
 
 def test_unchanged_twin_is_not_patched() -> None:
-    made = a_twin(a_pod())
-    assert twin_patch(made, a_twin(a_pod())) is None
+    created = a_twin(a_pod())
+    assert twin_patch(created, a_twin(a_pod())) is None
 
 
 def test_webhook_changes_are_kept() -> None:
-    made = a_twin(a_pod(metadata={"labels": {"app": "web"}}))
+    created = a_twin(a_pod(metadata={"labels": {"app": "web"}}))
     changed = {
-        **made,
-        "metadata": {**made["metadata"], "labels": {**made["metadata"]["labels"], "app": "theirs", "mesh": "on"}},
-        "spec": {**made["spec"], "containers": [a_container(image="mirror/app:1"), a_container("mesh")]},
+        **created,
+        "metadata": {**created["metadata"], "labels": {**created["metadata"]["labels"], "app": "theirs", "mesh": "on"}},
+        "spec": {**created["spec"], "containers": [a_container(image="mirror/app:1"), a_container("mesh")]},
     }
     assert twin_patch(changed, a_twin(a_pod(metadata={"labels": {"app": "web"}}))) is None
 
@@ -261,16 +261,16 @@ def test_later_deadline_is_set() -> None:
 
 def test_later_taint_changes_no_twin() -> None:
     pod = a_pod(tolerations=[{"operator": "Exists"}])
-    made = new_twin(pod, a_binding(), "n1", taints=[{"key": "gpu", "effect": "NoSchedule"}])
-    assert made["spec"]["tolerations"] == [{"key": "gpu", "operator": "Equal", "effect": "NoSchedule"}]
+    created = new_twin(pod, a_binding(), "n1", taints=[{"key": "gpu", "effect": "NoSchedule"}])
+    assert created["spec"]["tolerations"] == [{"key": "gpu", "operator": "Equal", "effect": "NoSchedule"}]
     later = new_twin(pod, a_binding(), "n1", taints=[{"key": "drain", "effect": "NoExecute"}])
-    assert twin_patch(made, later) is None
-    assert twin_patch(made, a_twin(pod)) is None
+    assert twin_patch(created, later) is None
+    assert twin_patch(created, a_twin(pod)) is None
 
 
 def test_later_toleration_does_not_reach_twin() -> None:
-    made = new_twin(a_pod(), a_binding(), "n1", taints=[{"key": "gpu", "effect": "NoSchedule"}])
-    assert twin_patch(made, a_twin(a_pod(tolerations=[{"operator": "Exists"}]))) is None
+    created = new_twin(a_pod(), a_binding(), "n1", taints=[{"key": "gpu", "effect": "NoSchedule"}])
+    assert twin_patch(created, a_twin(a_pod(tolerations=[{"operator": "Exists"}]))) is None
 
 
 @pytest.mark.parametrize("key", ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"])
@@ -302,19 +302,19 @@ def test_new_api_address_only_affects_new_pods() -> None:
 
 
 def test_zero_requests_are_written_once() -> None:
-    made = new_twin(a_pod(), a_binding(), "n1")
-    assert made["spec"]["containers"][0]["resources"] == {"requests": {"cpu": "0", "memory": "0"}}
-    made["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "250m", "memory": "0"}}  # added by the owner
-    assert (twin_patch(made, a_twin(a_pod())), resize_patch(made, a_twin(a_pod()))) == (None, None)
+    created = new_twin(a_pod(), a_binding(), "n1")
+    assert created["spec"]["containers"][0]["resources"] == {"requests": {"cpu": "0", "memory": "0"}}
+    created["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "250m", "memory": "0"}}  # added by the owner
+    assert (twin_patch(created, a_twin(a_pod())), resize_patch(created, a_twin(a_pod()))) == (None, None)
     more = {"requests": {"cpu": "1"}}
-    assert resize_patch(made, twin_with_resources(more)) == {
+    assert resize_patch(created, twin_with_resources(more)) == {
         "spec": {"containers": [{"name": "app", "resources": more}]}
     }
 
 
 def test_pod_level_resources_leave_containers_unchanged() -> None:
-    made = new_twin(a_pod(resources={"limits": {"cpu": "1"}}), a_binding(), "n1")
-    assert made["spec"]["containers"][0]["resources"] == {"requests": {"memory": "0"}}
+    created = new_twin(a_pod(resources={"limits": {"cpu": "1"}}), a_binding(), "n1")
+    assert created["spec"]["containers"][0]["resources"] == {"requests": {"memory": "0"}}
 
 
 def resized(before: Object, after: Object) -> Object | None:
@@ -369,14 +369,14 @@ def test_ephemeral_containers_are_only_added() -> None:
     debug = {"name": "d1", "image": "busybox", "targetContainerName": "app"}
     more = {"name": "d2", "image": "busybox", "envFrom": [{"secretRef": {"name": "db"}}]}
     pod = a_pod(ephemeralContainers=[debug, more])
-    made = a_twin(pod)
-    assert "ephemeralContainers" not in made["spec"]
-    there = {**made, "spec": {**made["spec"], "ephemeralContainers": [debug]}}
-    [renamed] = (ephemeral_patch(there, pod, a_binding()) or {})["spec"]["ephemeralContainers"]
+    created = a_twin(pod)
+    assert "ephemeralContainers" not in created["spec"]
+    existing = {**created, "spec": {**created["spec"], "ephemeralContainers": [debug]}}
+    [renamed] = (ephemeral_patch(existing, pod, a_binding()) or {})["spec"]["ephemeralContainers"]
     assert renamed["name"] == "d2"
     assert renamed["envFrom"][0]["secretRef"]["name"].startswith("db-")
-    assert ephemeral_patch({**made, "spec": {"ephemeralContainers": [debug, more]}}, pod, a_binding()) is None
-    assert ephemeral_patch(there, a_pod(), a_binding()) is None
+    assert ephemeral_patch({**created, "spec": {"ephemeralContainers": [debug, more]}}, pod, a_binding()) is None
+    assert ephemeral_patch(existing, a_pod(), a_binding()) is None
 
 
 def test_ephemeral_containers_get_virtual_api_address() -> None:

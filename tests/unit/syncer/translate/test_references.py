@@ -81,10 +81,10 @@ def test_empty_references_need_nothing(spec: Object) -> None:
 
 @pytest.mark.parametrize("name", PODS)
 def test_listed_references_are_renamed(name: str) -> None:
-    spec, asked = PODS[name]["spec"], []
+    spec, requested = PODS[name]["spec"], []
 
     def rename(text: str) -> str:
-        asked.append(text)
+        requested.append(text)
         return f"renamed-{text}"
 
     for volume in spec.get("volumes", ()):
@@ -93,7 +93,7 @@ def test_listed_references_are_renamed(name: str) -> None:
         for container in spec.get(field, ()):
             renamed_container(container, rename, {})
     pulled = [each["name"] for each in spec.get("imagePullSecrets", ()) if each]
-    assert sorted([*asked, *pulled]) == sorted(each.name for each in references(spec))
+    assert sorted([*requested, *pulled]) == sorted(each.name for each in references(spec))
 
 
 def test_every_token_has_key_and_lifetime() -> None:

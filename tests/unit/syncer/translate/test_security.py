@@ -47,7 +47,7 @@ def a_volume(source: str, value: Any = None) -> Object:
 
 
 def paths(pod: Object, level: str = "baseline") -> list[str]:
-    return [refusal.path for refusal in security_violations(pod, level)]
+    return [violation.path for violation in security_violations(pod, level)]
 
 
 # -- the standards
@@ -284,8 +284,8 @@ def test_own_rules_are_not_in_the_standard() -> None:
 
 
 def test_violation_names_path_value_and_remedy() -> None:
-    (refusal,) = security_violations(a_pod(a_container(privileged=True)), "baseline")
-    assert str(refusal) == (
+    (violation,) = security_violations(a_pod(a_container(privileged=True)), "baseline")
+    assert str(violation) == (
         "spec.containers[0].securityContext.privileged: true is not allowed at level baseline; leave it out"
     )
     (missing,) = security_violations(a_pod(a_container(allowPrivilegeEscalation=None)), "restricted")
@@ -313,5 +313,5 @@ def test_each_field_is_reported_once() -> None:
     ],
 )
 def test_message_quotes_a_limited_value(value: Any, quoted: str) -> None:
-    (refusal,) = security_violations(a_pod(a_container(capabilities={"add": [value]})), "baseline")
-    assert refusal.found == quoted
+    (violation,) = security_violations(a_pod(a_container(capabilities={"add": [value]})), "baseline")
+    assert violation.found == quoted

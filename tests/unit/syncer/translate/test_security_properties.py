@@ -108,8 +108,8 @@ def without_index(found: list[Violation]) -> list[tuple[str, str, str]]:
 @given(pod=pods | st.dictionaries(st.sampled_from(FIELDS), junk), level=either("baseline", "restricted", "privileged"))
 def test_any_pod_is_checked_and_unchanged(pod: Object, level: str) -> None:
     before = json.dumps(pod)
-    told = [str(found) for check in CHECKS for found in check(pod, level)]
-    assert all(f"is not allowed at level {level};" in message for message in told)
+    reported = [str(found) for check in CHECKS for found in check(pod, level)]
+    assert all(f"is not allowed at level {level};" in message for message in reported)
     assert json.dumps(pod) == before
 
 

@@ -55,7 +55,7 @@ def physical_name_for(name: str, namespace: str = "team-a") -> str:
 
 
 def errors_of(volume: Object, allowed: AllowedVolumes = DISKS) -> list[str]:
-    return [complaint.split(":")[0] for complaint in volume_errors(a_claim(), volume, allowed)]
+    return [error.split(":")[0] for error in volume_errors(a_claim(), volume, allowed)]
 
 
 # -- allowed volumes
