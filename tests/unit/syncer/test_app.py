@@ -16,7 +16,7 @@ from tapestry.kube.resources import LEASES, NAMESPACES, NODE_LEASE_NAMESPACE, NO
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.virtual_nodes import taint_named
 
-from .world import MOUNT, World, a_world, nothing
+from .world import MOUNT, World, a_world, accept_all
 
 WEB = [{"containerPort": 80, "hostPort": 80}]
 
@@ -41,11 +41,11 @@ async def test_missing_host_port_namespace_blocks_nothing_else(
     async with world.syncer("east"):
         await asyncio.sleep(60)
         assert await placeholders(world) == []
-        assert any("`tapestry manifests` has it" in str(record.__dict__) for record in caplog.records)
+        assert any("`tapestry manifests` contains it" in str(record.__dict__) for record in caplog.records)
         await world.physical.patch(NODES, object_named("n1"), {"spec": {"unschedulable": True}})
         cordoned = lambda node: taint_named(node, keys.PHYSICAL_NODE_UNSCHEDULABLE_TAINT) is not None  # noqa: E731
         await wait_for(world.virtual, NODES, "vnode-east-n1", until=cordoned, timeout=5)
-        world.up.rejection = nothing  # created later
+        world.up.rejection = accept_all  # created later
         await asyncio.sleep(600)
         assert len(await placeholders(world)) == 1
 
@@ -80,7 +80,7 @@ async def test_rejected_deletion_does_not_block_other_pods() -> None:
         )
         await asyncio.sleep(2)
         assert await world.remaining_pods() == ["a"]
-        world.up.rejection = nothing
+        world.up.rejection = accept_all
         await asyncio.sleep(300)
         assert await world.remaining_pods() == []
 

@@ -45,7 +45,7 @@ def a_policy(
     side: PolicySide = PolicySide.OPERATOR,
     changed_at: datetime = LONG_AGO,
     only: str = "",
-    readable: bool = True,
+    is_valid: bool = True,
     force: bool = False,
     grace: int = 0,
     evict: bool = False,
@@ -68,8 +68,8 @@ def a_policy(
     )
     term = {"matchExpressions": [{"key": only, "operator": "Exists"}]}
     selector = node_selector({"nodeSelectorTerms": [term]}) if only else EVERY_NODE
-    schedule = schedule_of(spec, "UTC") if readable else NEVER_OPEN
-    return Policy(name, side, spec, schedule, selector, changed_at, readable)
+    schedule = schedule_of(spec, "UTC") if is_valid else NEVER_OPEN
+    return Policy(name, side, spec, schedule, selector, changed_at, is_valid)
 
 
 def an_owners(name: str = "p", hours: str = "", **rest: Any) -> Policy:
@@ -541,7 +541,7 @@ def test_removed_policies_alone_lease_nothing() -> None:
 
 
 def test_invalid_policy_leases_and_reclaims_nothing() -> None:
-    found = lease(a_policy("typo", readable=False, force=True))
+    found = lease(a_policy("typo", is_valid=False, force=True))
     assert (found.state, found.reason) == (LeaseState.CLOSED, "InvalidPolicy")
     assert set(map(str, found.amounts.values())) == {"0"}
     assert found.terms.deadline is None
@@ -549,13 +549,13 @@ def test_invalid_policy_leases_and_reclaims_nothing() -> None:
 
 
 def test_invalid_policy_is_ignored_beside_a_valid_one() -> None:
-    good, typo = a_policy("good", "08:00-18:00", force=True, cpu="2"), a_policy("typo", readable=False)
+    good, typo = a_policy("good", "08:00-18:00", force=True, cpu="2"), a_policy("typo", is_valid=False)
     for clock in ("12:00", "18:00"):
         assert lease(good, typo, now=at(clock)) == lease(good, now=at(clock))
 
 
 def test_invalid_owner_policy_never_extends_the_lease() -> None:
-    found = lease(a_policy(), an_owners("typo", readable=False), owner_required=True)
+    found = lease(a_policy(), an_owners("typo", is_valid=False), owner_required=True)
     assert (found.state, found.reason, found.terms.deadline) == (LeaseState.CLOSED, "InvalidPolicy", None)
     assert found.amounts["cpu"] == ZERO
 
@@ -597,11 +597,11 @@ def a_generated_policy(
 
 
 RESTS = [
-    {"schedule": schedule, "selector": selector, "changed_at": changed_at, "readable": readable}
+    {"schedule": schedule, "selector": selector, "changed_at": changed_at, "is_valid": is_valid}
     for schedule in SCHEDULES
     for selector in (EVERY_NODE, EVERY_NODE, LABELED)
     for changed_at in (LONG_AGO, LONG_AGO, at("09:30", 4))
-    for readable in (*[True] * 7, False)
+    for is_valid in (*[True] * 7, False)
 ]
 
 

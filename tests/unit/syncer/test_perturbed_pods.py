@@ -324,7 +324,7 @@ STORIES: dict[Story, Callable[[int, Request], ApiError | None] | None] = {
 def test_pod_reaches_same_state_and_runs_once(story: Story, record_property: Callable[[str, object], None]) -> None:
     name = story.__name__.replace("_", " ")
     rejection = STORIES[story]
-    options = {"refusal": rejection} if rejection else {}
+    options = {"rejection": rejection} if rejection else {}
     report = perturb(
         Scenario(name, SERVED, setup, scenario(story), CONFIG, others=[SERVED], counts=is_about_a_pod, **options)
     )

@@ -32,12 +32,12 @@ def closed(deadline: datetime | None = None, evict: bool = False, **more: Any) -
     return Lease(LeaseState.CLOSED, "OutOfTimeWindows", terms=ReclaimTerms(deadline, evict, by="operator/p"), **more)
 
 
-def trimming(cpu: str, deadline: datetime | None = NOW, evict: bool = False) -> tuple[ResourceList, ReclaimTerms]:
+def excess(cpu: str, deadline: datetime | None = NOW, evict: bool = False) -> tuple[ResourceList, ReclaimTerms]:
     return ResourceList.parse({"cpu": cpu}), ReclaimTerms(deadline, evict, by="operator/night")
 
 
 def an_open(*trim: Any) -> Lease:
-    return Lease(LeaseState.OPEN, "Leased", excess=trimming(*trim) if trim else None)
+    return Lease(LeaseState.OPEN, "Leased", excess=excess(*trim) if trim else None)
 
 
 def names(pods: tuple[Object, ...]) -> list[str]:
@@ -145,15 +145,15 @@ def test_excess_pods_have_grace_and_evictions() -> None:
 
 def test_excess_on_closed_node_has_its_own_deadline() -> None:
     pods = [a_pod("a"), a_pod("b", created=1)]
-    gentle = closed(trimming=trimming("1", NOW + SECOND))
+    gentle = closed(excess=excess("1", NOW + SECOND))
     waiting = reclaim_for(gentle, pods, NOW)
     assert (waiting.delete, waiting.evict, waiting.requeue_at) == ((), (), NOW + SECOND)
-    due = reclaim_for(closed(trimming=trimming("1")), pods, NOW)
+    due = reclaim_for(closed(excess=excess("1")), pods, NOW)
     assert (names(due.delete), due.terms.by) == (["b"], "operator/night")
-    asking = reclaim_for(closed(NOW + timedelta(hours=1), evict=True, trimming=trimming("1")), pods, NOW)
-    assert (names(asking.delete), names(asking.evict), asking.requeue_at) == (["b"], ["a"], NOW + EVICTION_INTERVAL)
-    everybody = reclaim_for(closed(NOW, trimming=trimming("1", NOW + SECOND)), pods, NOW)
-    assert (names(everybody.delete), everybody.terms.by) == (["a", "b"], "operator/p")
+    partly = reclaim_for(closed(NOW + timedelta(hours=1), evict=True, excess=excess("1")), pods, NOW)
+    assert (names(partly.delete), names(partly.evict), partly.requeue_at) == (["b"], ["a"], NOW + EVICTION_INTERVAL)
+    all_pods = reclaim_for(closed(NOW, excess=excess("1", NOW + SECOND)), pods, NOW)
+    assert (names(all_pods.delete), all_pods.terms.by) == (["a", "b"], "operator/p")
 
 
 pods = st.lists(

@@ -227,12 +227,14 @@ def test_pod_that_need_not_run_needs_no_twin(pod: Object) -> None:
 def test_twin_of_earlier_pod_is_found() -> None:
     again = changed(WEB, uid="another")
     found = [each for each in findings(with_pods(SNAPSHOT, again)) if each.resource is PODS]
-    assert found[0].message.endswith("was made for another pod")
+    assert found[0].message.endswith("was created for another pod")
     assert found[0].requeue == Requeue("pods", "shop/web")
 
 
 def test_replaced_twin_is_found() -> None:
-    assert "another one than it had" in single_finding(with_physical(SNAPSHOT, PODS, changed(TWIN, uid="new"))).message
+    assert (
+        "is not the one that it had" in single_finding(with_physical(SNAPSHOT, PODS, changed(TWIN, uid="new"))).message
+    )
 
 
 def test_deleting_twin_is_no_fault() -> None:
@@ -311,7 +313,7 @@ def test_object_without_source_is_found_unless_name_matches(resource: Resource) 
     foreign = changed(existing, name="foreign", uid="foreign", annotations=silent)
     found = findings(with_physical(SNAPSHOT, resource, *SNAPSHOT.physical_objects[resource], foreign))
     assert [(each.invariant, each.requeue, name_of(each.obj or {})) for each in found] == [
-        (Invariant.ORPHANS, None, "stranger")
+        (Invariant.ORPHANS, None, "foreign")
     ]
 
 

@@ -40,9 +40,9 @@ def a_binding(name: str = "east", **spec: Any) -> Binding:
     return Binding(name, "uid-b", "v1", ClusterBindingSpec("east", reference, **spec))
 
 
-def a_policy(name: str = "p", readable: bool = True, **spec: Any) -> Policy:
+def a_policy(name: str = "p", is_valid: bool = True, **spec: Any) -> Policy:
     return Policy(
-        name, PolicySide.OWNER, ResourceLeasingPolicySpec("east", **spec), Schedule(), EVERY_NODE, NOW, readable
+        name, PolicySide.OWNER, ResourceLeasingPolicySpec("east", **spec), Schedule(), EVERY_NODE, NOW, is_valid
     )
 
 
@@ -472,7 +472,7 @@ def test_unreadable_terms_evict_no_pod(text: str) -> None:
 
 
 def test_last_terms_survive_invalid_policies() -> None:
-    strict, typo = a_policy(force_reclaim=True), a_policy(readable=False)
+    strict, typo = a_policy(force_reclaim=True), a_policy(is_valid=False)
     node = converged(None, desired(lease=a_lease(LeaseState.OPEN, strict)))
     held = converged(node, desired(lease=a_lease(LeaseState.CLOSED, typo), existing=node))
     assert last_reclaim_terms(held, NOW).deadline == NOW
@@ -516,8 +516,8 @@ def test_removal_time_and_amounts_are_kept_while_needed() -> None:
     rules = with_removed_policies(rules_with(a_policy("b")), a_node(), node, LATER)
     closed = replace(
         a_lease(LeaseState.CLOSED, a_policy("b"), cpu="1"),
-        gone=tuple(rules.removed_policies),
-        deciders=tuple(rules.removed_policies),
+        removed_policies=tuple(rules.removed_policies),
+        deciding_policies=tuple(rules.removed_policies),
     )
     held = converged(node, desired(lease=closed, existing=node, now=LATER))
     again = with_removed_policies(rules_with(a_policy("b")), a_node(), held, LATER + timedelta(hours=1))

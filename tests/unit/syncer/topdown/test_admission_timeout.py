@@ -17,7 +17,18 @@ from tapestry.kube.errors import ApiError, Invalid, NotFound, ServerError, Unava
 from tapestry.kube.objects import object_named, value_at
 from tapestry.kube.resources import NODES, PODS
 
-from ..world import INSUFFICIENT_CPU, MAPPED, NODE, World, a_world, forbidden, has_condition, nothing, phase, rejecting
+from ..world import (
+    INSUFFICIENT_CPU,
+    MAPPED,
+    NODE,
+    World,
+    a_world,
+    accept_all,
+    forbidden,
+    has_condition,
+    phase,
+    rejecting,
+)
 
 FIVE_MINUTES = 300.0
 TEN_MINUTES = 600.0
@@ -165,7 +176,7 @@ async def test_pod_shrinks_lease_once_despite_retries() -> None:
         await asyncio.sleep(FIVE_MINUTES - 1)
         world.up.rejection = rejecting("PATCH", "/pods/work/status", forbidden("a webhook says no"))
         await asyncio.sleep(10)
-        world.up.rejection = nothing
+        world.up.rejection = accept_all
         await world.wait_for_pod(phase("Failed"))
         await asyncio.sleep(1)
         assert await world.allocatable("cpu") == "3"
@@ -206,7 +217,7 @@ async def test_pod_waits_for_quota_indefinitely() -> None:
         assert len(await world.events("QuotaExceeded")) == 1
         assert await world.allocatable("cpu") == "4"
         assert dict(context.ledger.held_amounts(NODE)) == {}
-        world.down.rejection = nothing
+        world.down.rejection = accept_all
         await world.wait_for_pod(MAPPED, timeout=FIVE_MINUTES + 1)
         await asyncio.sleep(5)
         assert await world.condition(keys.ACCEPTED_CONDITION) is None
@@ -227,7 +238,7 @@ async def test_pods_over_quota_are_retried_when_twins_end() -> None:
         await world.end("Succeeded", "first")
         await asyncio.sleep(1)
         assert len(world.down.writes("POST", "/pods")) - before <= 2
-        world.down.rejection = nothing
+        world.down.rejection = accept_all
         await world.stop("first")
         await asyncio.sleep(FIVE_MINUTES)
         assert len(await world.twins()) == 20
@@ -248,7 +259,7 @@ async def test_pod_waiting_for_lease_does_not_block_quota() -> None:
         await asyncio.sleep(2 * TEN_MINUTES)
         await world.physical.patch(NODES, object_named("n1"), {"spec": {"unschedulable": True}})
         await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "Cordoned"), timeout=FIVE_MINUTES + 1)
-        world.down.rejection = nothing
+        world.down.rejection = accept_all
         await world.end("Succeeded", "running")
         await world.wait_for_pod(MAPPED, "other", timeout=5)
 
@@ -260,7 +271,7 @@ async def test_temporarily_rejected_pod_runs_later() -> None:
     async with world.syncer():
         await world.add_pod()
         await asyncio.sleep(100)
-        world.down.rejection = nothing
+        world.down.rejection = accept_all
         await world.wait_for_pod(MAPPED, timeout=100)
 
 
@@ -296,7 +307,7 @@ async def test_safety_rule_3_unrelated_errors_never_fail_the_pod(error: ApiError
         await world.add_pod()
         await asyncio.sleep(10 * FIVE_MINUTES)
         assert (await world.phase_and_reason())[0] == "Pending"
-        world.down.rejection = nothing
+        world.down.rejection = accept_all
         await world.wait_for_pod(MAPPED, timeout=FIVE_MINUTES)
 
 
@@ -346,7 +357,7 @@ async def test_missing_priority_class_is_reported_once(caplog: Any) -> None:
         assert "tapestry join" in event.get("message", "")
         assert len(world.down.writes("POST", "/pods")) <= 50 + 60
         assert len([record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]) <= 2
-        world.down.rejection = nothing
+        world.down.rejection = accept_all
         await asyncio.sleep(65)
         assert len(await world.twins()) == 50
         await asyncio.sleep(5)
@@ -363,7 +374,7 @@ async def test_syncer_creates_its_priority_class() -> None:
         created = await wait_for(world.physical, PRIORITY_CLASSES, keys.PRIORITY_CLASS, until=bool, timeout=5)
         assert created is not None
         assert (created["value"], created["preemptionPolicy"]) == (-10000, "Never")
-        world.down.rejection = nothing
+        world.down.rejection = accept_all
         await world.wait_for_pod(MAPPED, timeout=5)
         assert await world.events("PriorityClassMissing") == []
         assert await permission(world) is None

@@ -16,7 +16,7 @@ from tapestry.kube.errors import Invalid
 from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, object_named, uid_of
 from tapestry.kube.resources import CONFIGMAPS, SECRETS, Resource
 
-from ..world import MAPPED, MOUNT, World, a_world, forbidden, has_condition, nothing, phase, rejecting
+from ..world import MAPPED, MOUNT, World, a_world, accept_all, forbidden, has_condition, phase, rejecting
 
 HIDDEN = "aHVzaC1odXNo"
 A_WHILE = 5.0
@@ -706,6 +706,6 @@ async def test_pod_waits_while_quota_rejects_its_secret() -> None:
         assert await world.phase_and_reason() == ("Pending", None)
         assert await world.condition(keys.ACCEPTED_CONDITION) == ("False", "QuotaExceeded")
         assert await world.twins() == []
-        world.down.rejection = nothing
+        world.down.rejection = accept_all
         await world.wait_for_pod(MAPPED, timeout=301)
         assert await world.condition(keys.ACCEPTED_CONDITION) is None

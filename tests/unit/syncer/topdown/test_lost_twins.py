@@ -9,7 +9,7 @@ from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.objects import is_deleting
 from tapestry.kube.resources import PODS
 
-from ..world import MAPPED, a_world, forbidden, nothing, phase, rejecting
+from ..world import MAPPED, a_world, accept_all, forbidden, phase, rejecting
 
 
 @in_virtual_time
@@ -109,7 +109,7 @@ async def test_lost_twin_is_not_recreated_before_mapping() -> None:
         await asyncio.sleep(1)
         await world.stop()
         await asyncio.sleep(1)
-        world.up.rejection = nothing
+        world.up.rejection = accept_all
         await asyncio.sleep(600)
         assert await world.phase_and_reason() == ("Succeeded", None)
         assert len(world.down.writes("POST", "/pods")) == 1

@@ -249,7 +249,7 @@ async def test_failed_twin_deletion_does_not_block_others() -> None:
 async def test_unbinding_deletes_exactly_our_objects() -> None:
     world = await a_world()
     foreign = await world.physical.create(
-        PODS, {**object_named("stranger", MOUNT), "spec": {"containers": [{"name": "c", "image": "busybox:1"}]}}
+        PODS, {**object_named("foreign", MOUNT), "spec": {"containers": [{"name": "c", "image": "busybox:1"}]}}
     )
     async with world.syncer():
         await world.run_pod("running")

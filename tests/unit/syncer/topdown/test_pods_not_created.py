@@ -12,7 +12,7 @@ from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, object_named, uid_of
 from tapestry.kube.resources import NAMESPACES, PODS
 
-from ..world import MAPPED, MOUNT, a_world, has_condition, nothing, phase, rejecting
+from ..world import MAPPED, MOUNT, a_world, accept_all, has_condition, phase, rejecting
 
 FIVE_MINUTES = 300.0
 
@@ -195,6 +195,6 @@ async def test_late_mount_namespace_is_enough() -> None:
     async with world.syncer():
         await world.add_pod()
         await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "NotPermitted"))
-        world.down.rejection = nothing
+        world.down.rejection = accept_all
         await world.physical.create(NAMESPACES, object_named(MOUNT))
         await world.wait_for_pod(MAPPED, timeout=FIVE_MINUTES)

@@ -9,7 +9,7 @@ from tapestry.kube.errors import Invalid
 from tapestry.kube.objects import Object, annotations_of, labels_of
 from tapestry.kube.resources import PODS
 
-from ..world import MAPPED, MOUNT, World, a_world, forbidden, has_condition, nothing, rejecting
+from ..world import MAPPED, MOUNT, World, a_world, accept_all, forbidden, has_condition, rejecting
 
 DEBUGGER = {"name": "debugger", "image": "busybox:1", "env": [{"name": "X", "value": "y"}]}
 
@@ -141,7 +141,7 @@ async def test_rejected_change_is_reported_and_retried() -> None:
         assert (await world.phase_and_reason())[0] == "Running"
         [event] = await world.events("RefusedBelow")
         assert event["message"] == "a webhook says no"
-        world.down.rejection = nothing
+        world.down.rejection = accept_all
         await world.wait_for_twin(lambda twin: labels_of(twin).get("a") == "b", timeout=300)
 
 
@@ -154,7 +154,7 @@ async def test_one_rejected_change_repeats_all() -> None:
         await set_resources(world, {"requests": {"cpu": "2"}})
         await world.change_pod({"metadata": {"labels": {"a": "b"}}})
         await asyncio.sleep(60)
-        world.down.rejection = nothing
+        world.down.rejection = accept_all
         twin = await world.wait_for_twin(lambda twin: labels_of(twin).get("a") == "b", timeout=300)
         assert twin["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "2"
 

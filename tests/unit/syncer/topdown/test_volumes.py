@@ -22,7 +22,7 @@ from tapestry.syncer.app import build_syncer
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.translate.volumes import name_in_physical, twin_claim
 
-from ..world import A_DAY, MOUNT, SERVED, Clusters, World, a_world, has_condition, nothing, phase, rejecting
+from ..world import A_DAY, MOUNT, SERVED, Clusters, World, a_world, accept_all, has_condition, phase, rejecting
 
 DISKS = {"drivers": ["disk.example"], "volumeHandles": ["vol-*"]}
 MOUNTED = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
@@ -281,7 +281,7 @@ async def test_pod_waits_while_owner_policy_rejects_volume() -> None:
         assert (await mapped(world))[1] == "VolumeRefusedBelow"
         assert "`tapestry join`" in (await mapped(world))[2]
         assert len(world.down.writes("POST", "/persistentvolumes")) <= 40
-        world.down.rejection = nothing  # a new join updates the policy
+        world.down.rejection = accept_all  # a new join updates the policy
         await world.wait_for_twin(timeout=120)
 
 

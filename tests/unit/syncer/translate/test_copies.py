@@ -44,7 +44,7 @@ contents = st.fixed_dictionaries(
         "immutable": st.booleans(),
     },
 )
-strangers = st.fixed_dictionaries(
+foreign_metadata = st.fixed_dictionaries(
     {}, optional={"labels": st.dictionaries(texts, texts), "annotations": st.dictionaries(texts, texts)}
 )
 
@@ -84,7 +84,7 @@ def test_different_contents_have_different_digests(one: Object, other: Object) -
     )
 
 
-@given(contents, contents, strangers)
+@given(contents, contents, foreign_metadata)
 def test_patch_updates_copy_and_keeps_additions(before: Object, after: Object, theirs: Object) -> None:
     created = desired_copy(a_config_map(**before), EAST)
     existing = apply_merge_patch(created, {"metadata": theirs})

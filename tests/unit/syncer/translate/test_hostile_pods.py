@@ -242,7 +242,7 @@ def planted(**spec: Any) -> Object:
 
 
 @pytest.mark.parametrize(
-    "made",
+    "twin",
     [
         planted(hostNetwork=True),
         planted(serviceAccountName="owner"),

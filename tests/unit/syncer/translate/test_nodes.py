@@ -116,7 +116,7 @@ def test_invalid_taints_are_dropped(taint: Any) -> None:
 
 @pytest.mark.parametrize("field", ["name", "uid", "resourceVersion"])
 def test_huge_identity_is_rejected(field: str) -> None:
-    with pytest.raises(ValueError, match="is not one of Kubernetes"):
+    with pytest.raises(ValueError, match="invalid name, UID or resource version"):
         sanitized_node({**HONEST, "metadata": {**HONEST["metadata"], field: "x" * 1000}})
 
 
