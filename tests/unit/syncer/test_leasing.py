@@ -704,7 +704,7 @@ def test_lease_is_within_idle_and_in_whole_units(generated: Generated) -> None:
 
 
 def test_first_owner_policy_never_extends_a_lease(generated: Generated) -> None:
-    def an_owners_first_policy_never_widens(case: Case) -> None:
+    def first_owner_policy_never_extends(case: Case) -> None:
         first = [replace(policy, side=PolicySide.OWNER) for policy in (case.owner or case.operator)[:1]]
         alone, both = case.lease(owner=[], owner_required=False), case.lease(owner=first, owner_required=False)
         if alone.state is LeaseState.WITHDRAWN:
@@ -713,7 +713,7 @@ def test_first_owner_policy_never_extends_a_lease(generated: Generated) -> None:
         assert alone.state is LeaseState.OPEN or both.state is LeaseState.CLOSED
         assert all(both.amounts[name] <= alone.amounts[name] for name in case.allocatable)
 
-    generated(1500, an_owners_first_policy_never_widens)
+    generated(1500, first_owner_policy_never_extends)
 
 
 def test_zero_of_one_side_is_not_leased(generated: Generated) -> None:
@@ -806,7 +806,7 @@ def replaced(spec: ResourceLeasingPolicySpec, **changes: Any) -> ResourceLeasing
 
 
 def test_leased_amounts_are_never_reclaimed(generated: Generated) -> None:
-    def trimmed_to_no_less_than_is_lent(case: Case) -> None:
+    def excess_is_never_below_the_lease(case: Case) -> None:
         found = case.lease(operator=[*case.operator, DAY, NIGHT], used=[*case.used, case.allocatable])
         if found.excess is not None:
             left, terms = found.excess
@@ -814,7 +814,7 @@ def test_leased_amounts_are_never_reclaimed(generated: Generated) -> None:
             assert terms.deadline is not None
             assert any(str(policy) == terms.by and policy.spec.force_reclaim for policy in found.policies)
 
-    generated(1000, trimmed_to_no_less_than_is_lent)
+    generated(1000, excess_is_never_below_the_lease)
 
 
 def test_quantities_keep_their_unit() -> None:
