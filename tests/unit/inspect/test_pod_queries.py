@@ -56,7 +56,7 @@ async def test_pod_is_explained_from_both_clusters() -> None:
     async with world.syncer():
         await world.add_pod()
         await world.wait_for_pod(MAPPED)
-        await world.refuse_place()
+        await world.mark_unschedulable()
         await world.wait_for_pod(lambda pod: "Insufficient" in str(pod["status"]["conditions"]))
         explanation = await queries_on(world).pod("default", "work")
         assert (explanation.pod.reason, explanation.pod.why) == (
