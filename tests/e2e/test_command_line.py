@@ -104,7 +104,7 @@ def test_rule_7_a_bundle_has_everything_but_secrets(typed: Typed, folder: Path) 
     assert "busy" in files["virtual/pods.yaml"]
     assert "busy" in files["physical/cluster-1/pods.yaml"]
     assert any(name.startswith("logs/tapestry-syncer-cluster-1") for name in files)
-    assert "led by" in files["doctor.txt"]
+    assert "leader is" in files["doctor.txt"]
     everything = "\n".join(files.values())
     tokens = [json.loads(each.read_text())["token"] for each in folder.glob(".tapestry/*/cluster.json")]
     assert len(tokens) == 2

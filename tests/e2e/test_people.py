@@ -85,7 +85,7 @@ def test_what_goes_wrong_is_one_line_and_a_code(typed: Typed) -> None:
         assert line.startswith("Error: ")
     typed("k", "wait", "cb/cluster-1", "--for", "jsonpath={.spec.clusterID}=another", "--timeout", "100ms", code=1)
     typed("k", "wait", "cb/cluster-1", code=2)
-    assert "say which" in typed("k", "delete", code=2)
+    assert "specify the objects" in typed("k", "delete", code=2)
 
 
 def test_the_doctor_finds_nothing_wrong_where_nothing_is_and_says_what_to_do_elsewhere(

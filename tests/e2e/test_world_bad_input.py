@@ -38,7 +38,7 @@ def test_numbers_that_make_no_world_are_refused(tmp_path: Path, flags: tuple[str
 
 def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("chapter 1")
-    assert "has other things in it (thesis.tex); choose another folder with --data" in told(tmp_path)
+    assert "contains other files (thesis.tex); choose another folder with --data" in told(tmp_path)
     done = subprocess.run(
         [TAPESTRY, "down", "--data", tmp_path, "--purge"], capture_output=True, text=True, check=False
     )
@@ -53,7 +53,7 @@ def test_a_folder_that_cannot_be_written_is_named() -> None:
 def test_a_world_of_an_unknown_layout_is_left_alone(tmp_path: Path) -> None:
     record = json.dumps({"layout": 99})
     (tmp_path / "world.json").write_text(record)
-    assert "layout 99 is not known here" in told(tmp_path)
+    assert "layout 99 is not supported" in told(tmp_path)
     assert (tmp_path / "world.json").read_text() == record
 
 
@@ -82,7 +82,7 @@ def test_a_port_that_somebody_has_taken_is_named_and_nothing_is_lost(stopped_wor
     with socket.create_server(("127.0.0.1", port)):
         said = told(stopped_world)
     assert f"('127.0.0.1', {port}): address already in use" in said
-    assert "end whoever has it" in said
+    assert "stop the process that uses it" in said
     with up(stopped_world) as world:
         assert "virtual nodes" in world.said
 

@@ -79,8 +79,8 @@ async def kill_pod(virtual: Client, deployment: str, victim: int) -> None:
 async def kill_cluster(world: Up, name: str, victim: int) -> None:
     """Kill a cluster, or its guard; another process goes on with it."""
     os.kill(victim, signal.SIGKILL)
-    said = await asyncio.to_thread(world.read_until, "it is started again")
-    assert f"{name} was ended by SIGKILL" in said
+    said = await asyncio.to_thread(world.read_until, "restarting")
+    assert f"{name} was killed by SIGKILL" in said
     await World(world.folder).wait_for_cluster(name)
 
 

@@ -126,7 +126,7 @@ async def test_what_happens_is_seen_and_ctrl_z_and_ctrl_c_give_the_terminal_back
         await screen.shows("1 Pending, 2 Running")
         await screen.shows("Unscheduled: 0/")
         os.kill(process_of(folder / "virtual"), signal.SIGKILL)
-        await screen.shows("virtual was ended by SIGKILL; it is started again")
+        await screen.shows("virtual was killed by SIGKILL; restarting")
         await World(folder).wait_for_cluster("virtual")
         async with open_client(folder / "virtual" / "kubeconfig") as virtual:
             await virtual.delete(DEPLOYMENTS, object_named("web", "default"))

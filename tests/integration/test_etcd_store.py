@@ -17,17 +17,17 @@ from tapestry.apiserver.storage.etcd.store import EtcdStore
 from tapestry.apiserver.storage.log import Key, OutcomeUnknown, StorageError, StorageUnavailable
 from tapestry.apiserver.storage.store import Compacted, ObjectVersion, VersionConflict, WatchEvent
 
-from ..unit.apiserver.promises import (
+from ..unit.apiserver.store_contract import (
     PODS,
-    PROMISES,
     STEPS,
-    Promise,
+    STORE_CHECKS,
     Step,
-    check_that_watches_lead_from_the_past_to_the_present,
+    StoreCheck,
+    check_watch_replays_history,
+    content_and_revision,
     drained,
     key,
-    said,
-    stories,
+    revisions_and_contents,
     text,
 )
 from .etcds import Etcd, a_layout, following, three_members
@@ -53,8 +53,8 @@ def mortal(kube_assets: Path, tmp_path: Path) -> Iterator[Etcd]:
         yield own
 
 
-@pytest.mark.parametrize("check", PROMISES, ids=lambda promise: promise.__name__)
-async def test_etcd_store_passes_store_check(check: Promise, etcd: Etcd, prefix: str) -> None:
+@pytest.mark.parametrize("check", STORE_CHECKS, ids=lambda check: check.__name__)
+async def test_etcd_store_passes_store_check(check: StoreCheck, etcd: Etcd, prefix: str) -> None:
     async with following(etcd.url, prefix) as store:
         await check(store)
 
@@ -85,7 +85,7 @@ async def test_only_one_server_wins_a_claim(etcd: Etcd, prefix: str) -> None:
 def test_past_revisions_and_watches_match_history(etcd: Etcd, steps: list[Step], since: int) -> None:
     async def story() -> None:
         async with following(etcd.url, f"/{secrets.token_hex(4)}") as store:
-            await check_that_watches_lead_from_the_past_to_the_present(store, steps, since)
+            await check_watch_replays_history(store, steps, since)
 
     asyncio.run(story())
 
@@ -104,7 +104,7 @@ async def test_writes_of_one_server_reach_the_other(etcd: Etcd, prefix: str) -> 
         assert one.get(*key("a")) == second
         gone = await one.delete(key("a"), second, text("two"))
         await other.wait_for_latest()
-        events = stories(await watching.next_events())
+        events = revisions_and_contents(await watching.next_events())
         assert events == [(first.revision, "one"), (second.revision, "two"), (gone.revision, "two")]
 
 
@@ -118,7 +118,7 @@ async def test_concurrent_writers_at_two_servers_lose_no_increment(etcd: Etcd, p
                 head = store.head(*key("a"))
                 assert head is not None
                 try:
-                    await store.put(key("a"), head, text(str(int(said(head.raw)[0]) + 1)))
+                    await store.put(key("a"), head, text(str(int(content_and_revision(head.raw)[0]) + 1)))
                 except VersionConflict:
                     continue
                 return
@@ -129,7 +129,7 @@ async def test_concurrent_writers_at_two_servers_lose_no_increment(etcd: Etcd, p
                 group.create_task(increment(other))
         for store in (one, other):
             await store.wait_for_latest()
-            assert said(store.list_objects(PODS)[0].raw)[0] == "20"
+            assert content_and_revision(store.list_objects(PODS)[0].raw)[0] == "20"
 
 
 async def test_latest_revision_includes_writes_to_other_keys(etcd: Etcd, prefix: str) -> None:
@@ -267,7 +267,7 @@ async def test_unanswered_write_is_made_at_most_once(mortal: Etcd, monkeypatch: 
         mortal.pause()
         with monkeypatch.context() as hurried:
             hurried.setattr("tapestry.apiserver.storage.etcd.client.CALL_TIMEOUT", 0.3)
-            with pytest.raises(OutcomeUnknown, match="whether this was written is not known"):
+            with pytest.raises(OutcomeUnknown, match="the result of this write is unknown"):
                 await store.put(key("a"), first, text("two"))
         mortal.resume()
         await wait_until_served(store)
@@ -284,8 +284,8 @@ async def test_store_survives_the_loss_of_any_etcd_member(kube_assets: Path, tmp
                 made.append(await replaced(store, made[-1], str(number + 1)))
                 await asyncio.to_thread(member.start)
             assert store.list_objects(PODS) == made[-1:]
-            events = stories(drained(store.watch(PODS, after=made[0].revision)))
-            assert [(version.revision, said(version.raw)[0]) for version in made[1:]] == events
+            events = revisions_and_contents(drained(store.watch(PODS, after=made[0].revision)))
+            assert [(version.revision, content_and_revision(version.raw)[0]) for version in made[1:]] == events
 
 
 async def test_silent_etcd_member_is_replaced_by_another(kube_assets: Path, tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ async def test_silent_etcd_member_is_replaced_by_another(kube_assets: Path, tmp_
             members[0].pause()
             second = await replaced(store, made, "1")
             members[0].resume()
-            assert stories(drained(store.watch(PODS, after=made.revision))) == [(second.revision, "1")]
+            assert revisions_and_contents(drained(store.watch(PODS, after=made.revision))) == [(second.revision, "1")]
 
 
 async def replaced(store: EtcdStore, version: ObjectVersion, content: str) -> ObjectVersion:
@@ -305,7 +305,7 @@ async def replaced(store: EtcdStore, version: ObjectVersion, content: str) -> Ob
             try:
                 await store.wait_for_latest()
                 found = store.head(*version.key)
-                if found is not None and said(found.raw)[0] == content:
+                if found is not None and content_and_revision(found.raw)[0] == content:
                     return found
                 return await store.put(version.key, found, text(content))
             except (StorageUnavailable, OutcomeUnknown, VersionConflict):

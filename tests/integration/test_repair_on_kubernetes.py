@@ -96,7 +96,7 @@ async def test_repair_finds_nothing_while_a_syncer_runs(site: Lending) -> None:
         await map_pod(site, node)
         await create_service(site)
         assert run_repair(site) == (0, [])
-        assert tapestry(site, "repair", site.name).stdout == "everything is as it should be\n"
+        assert tapestry(site, "repair", site.name).stdout == "no inconsistencies were found\n"
 
 
 async def test_repair_removes_leftovers_but_no_foreign_objects(site: Lending) -> None:
@@ -128,7 +128,7 @@ async def test_repair_reports_problems_only_a_syncer_can_fix(site: Lending) -> N
     done = tapestry(site, "repair", site.name)
     assert done.returncode == 1
     assert "its twin is gone" in done.stdout
-    assert f"{site.name}: mended by the syncer of the binding, which seems to be at work" in done.stdout
+    assert f"{site.name}: fixed by the syncer of the binding, which seems to be running" in done.stdout
     assert tapestry(site, "repair", "nobody").stderr.startswith("Error: there is no ClusterBinding nobody; known are: ")
 
 

@@ -167,7 +167,7 @@ async def test_pages_are_listed_when_lists_are_not_streamed(client: Client, kube
     def misspelt(query: Query) -> Query:
         return {key: text for key, text in query.items() if key != "resourceVersionMatch"}
 
-    options: dict[str, Any] = {"page": 2, "fields": "metadata.name!=c3"}
+    options: dict[str, Any] = {"page_size": 2, "fields": "metadata.name!=c3"}
     async with a_reader(kubeconfig, namespace, alter=misspelt, **options) as reader:
         await reader.wait_for_names("c0", "c1", "c2", "c4")
         await client.create(CONFIGMAPS, object_named("c5", namespace))
@@ -259,7 +259,10 @@ async def test_objects_deleted_before_compaction_disappear_after_relist(plane: C
 
 
 async def test_silent_server_is_detected_and_watch_resumes(plane: Plane) -> None:
-    async with a_reader(plane.kubeconfig, "kube-system", silence=2) as reader, a_client(plane.kubeconfig) as client:
+    async with (
+        a_reader(plane.kubeconfig, "kube-system", idle_timeout=2) as reader,
+        a_client(plane.kubeconfig) as client,
+    ):
         await reader.wait_until(lambda: reader.lists == 1)
         before = set(reader.objects)
         plane.pause()

@@ -51,11 +51,11 @@ async def configure(side: Side, kind: str, hook: Hook) -> None:
     status, found = await side("POST", f"{CONFIGURATIONS}/{kind}webhookconfigurations", a_configuration(hook), JSON, {})
     assert status == 201, found
     hook.say = allowing
-    hook.asked.clear()
+    hook.requests.clear()
     async with asyncio.timeout(30):
-        while not hook.asked:
+        while not hook.requests:
             await side("POST", MAPS, {"metadata": {"name": "probe"}}, JSON, {"dryRun": "All"})
-    hook.asked.clear()
+    hook.requests.clear()
 
 
 async def remove(side: Side, kind: str) -> None:
@@ -112,10 +112,10 @@ async def test_both_servers_send_webhooks_the_same_reviews(ours: Ours, theirs: T
         await side("POST", MAPS, {"metadata": {"name": "b"}, "data": {"k": "v"}}, JSON, {"fieldValidation": "Strict"})
         await side("PATCH", f"{MAPS}/b", {"data": {"k": "w"}}, MERGE, {"fieldManager": "me"})
         await side("DELETE", f"{MAPS}/b", {"propagationPolicy": "Background"}, JSON, {})
-        received = [each for each in hook.asked if each.get("name") != "kube-root-ca.crt"]
+        received = [each for each in hook.requests if each.get("name") != "kube-root-ca.crt"]
         reviews.append([{key: value for key, value in each.items() if key not in ABOUT_THE_CALL} for each in received])
         await remove(side, "mutating")
-        hook.asked.clear()
+        hook.requests.clear()
     assert len(reviews[0]) == 4
     assert reviews[0] == reviews[1]
 
@@ -132,7 +132,7 @@ async def test_both_servers_call_webhooks_for_unchanged_updates(
         for verb, body, form in (("PATCH", {"data": {"k": "v"}}, MERGE), ("PATCH", {}, MERGE), ("PUT", made, JSON)):
             status, found = await side(verb, f"{MAPS}/same", body, form, {})
             assert (status, found["metadata"]["resourceVersion"]) == (200, made["metadata"]["resourceVersion"])
-        received = [each for each in hook.asked if each.get("name") == "same"]
+        received = [each for each in hook.requests if each.get("name") == "same"]
         reviews.append([(each["operation"], each["object"]["data"], each["oldObject"]["data"]) for each in received])
         await remove(side, kind)
         await side("DELETE", f"{MAPS}/same", None, JSON, {})
