@@ -48,7 +48,7 @@ class Metrics(Section, frozen=True):
     def __post_init__(self) -> None:
         parse_address(self.address)
         if bool(self.certificate) != bool(self.key) or (self.client_ca and not self.certificate):
-            raise ValueError("set certificate and key together; clientCa requires both")
+            raise ValueError("certificate and key belong together; clientCa requires both")
 
 
 class Probes(Section, frozen=True):

@@ -151,7 +151,7 @@ async def check_fit(plan: Plan, uid: str, virtual: Cluster, physical: Cluster) -
     """Raise JoinError if the binding could not be created or would not become ready."""
     identity = await physical.identity()
     if uid == identity:
-        raise JoinError("both kubeconfigs lead to the same cluster; name two different clusters")
+        raise JoinError("both kubeconfigs lead to the same cluster, but a cluster cannot lease itself")
     try:
         decode_spec(CLUSTER_BINDING, desired_binding(plan))
     except InvalidSpec as error:
