@@ -198,7 +198,7 @@ async def test_what_is_deleted_is_gone(hand: KubectlLite) -> None:
 async def test_deletion_that_takes_too_long_is_said(hand: KubectlLite) -> None:
     held = {**SETTINGS, "metadata": {"name": "settings", "finalizers": ["example.com/held"]}}
     await hand.apply(held)
-    with pytest.raises(TimeoutError, match="ConfigMap default/settings did not get there in"):
+    with pytest.raises(TimeoutError, match="ConfigMap default/settings: timed out after"):
         await hand.delete(CONFIGMAPS, held, grace=None, wait=0.05)
 
 
