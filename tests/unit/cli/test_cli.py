@@ -116,8 +116,8 @@ def test_a_controller_that_is_not_there_is_an_error_that_names_those_that_are(
     tapestry: Tapestry, kubeconfig: Path
 ) -> None:
     line = complaint(tapestry("run", "nobody", "--kubeconfig", kubeconfig))
-    problem, _, known = line.partition("; known are: ")
-    assert problem == "there is no controller 'nobody'"
+    problem, _, known = line.partition("; known controllers: ")
+    assert problem == "controller 'nobody' does not exist"
     assert {"at", "redismigration"} <= set(known.split(", "))
 
 
@@ -138,7 +138,7 @@ def test_a_context_that_is_not_there_is_an_error(tapestry: Tapestry, kubeconfig:
         ("- a\n- list\n", "expected a mapping, got ['a', 'list']"),
         ("workers: [1\n", "line 2: "),
         ("metrics: {address: nowhere}\n", "metrics: 'nowhere': expected HOST:PORT"),
-        ("controllers: [other]\n", "controllers: ['other'] leaves nothing to run; known are: at"),
+        ("controllers: [other]\n", "controllers: ['other'] enables no controller; known: at"),
         ("leaderElection: {enabled: true, deadlineSeconds: 20}\n", "deadline 20 < lease 15 must hold"),
         ("audit: /nowhere/at/all\n", "No such file or directory: '/nowhere/at/all'"),
     ],
