@@ -13,8 +13,10 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import NoReturn
 
 import aiohttp
+from yarl import URL
 
 from tapestry import __version__
 from tapestry.client.access import Access
@@ -48,6 +50,7 @@ class HttpTransport:
         self._aborted_sessions: list[aiohttp.ClientSession] = []
         self._abort_count = 0
         self._base = access.server.rstrip("/")
+        self._base_url = URL(self._base)
 
     async def send(self, request: Request) -> Response:
         abort_count = self._abort_count
@@ -61,9 +64,16 @@ class HttpTransport:
             raise self._timeout_error(request) from error
 
     async def _exchange(self, request: Request, abort_count: int) -> Response:
-        async with self._open(request, abort_count) as stream:
-            limit = min(self._max_body, request.max_body or self._max_body)
-            return Response(stream.status, stream.headers, await read_body(stream.response, limit))
+        limit = min(self._max_body, request.max_body or self._max_body)
+        try:
+            response = await self._start(request, abort_count)
+            try:
+                return Response(response.status, response.headers, await read_body(response, limit))
+            finally:
+                self._bodies.discard(response.content)
+                response.release()
+        except (aiohttp.ClientError, OSError) as error:
+            self._raise_transport_error(request, error)
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator["HttpStream"]:
@@ -84,53 +94,63 @@ class HttpTransport:
     @asynccontextmanager
     async def _open(self, request: Request, abort_count: int) -> AsyncIterator["HttpStream"]:
         """Send a request that started after `abort_count` aborts, and open its response."""
-        access = self._access
         try:
-            headers = [
-                *access.impersonation,
-                *await access.credentials.headers(),
-                ("Accept", request.accept),
-            ]
-            if request.body is not None:
-                headers.append(("Content-Type", request.content_type))
-                SENT.inc(by=len(request.body))
+            response = await self._start(request, abort_count)
+            try:
+                yield HttpStream(response)
+            finally:
+                self._bodies.discard(response.content)
+                response.release()
+        except (aiohttp.ClientError, OSError) as error:
+            self._raise_transport_error(request, error)
+
+    async def _start(self, request: Request, abort_count: int) -> aiohttp.ClientResponse:
+        """Send a request and wait for the head of the response.  The caller releases the response."""
+        access = self._access
+        headers = [*access.impersonation, *await access.credentials.headers(), ("Accept", request.accept)]
+        if request.body is not None:
+            headers.append(("Content-Type", request.content_type))
+            SENT.inc(by=len(request.body))
+        if self._aborted_sessions:
             await self._close_aborted_sessions()
-            if abort_count != self._abort_count:
-                raise TransportError(f"{request} to {self._base}: aborted before it was sent", maybe_sent=False)
-            async with self._open_session().request(
-                request.method,
-                self._base + request.path,
-                params=request.query or None,
-                data=request.body,
-                headers=headers,
-                ssl=access.credentials.ssl_context() or True,
-                server_hostname=access.tls_server_name,
-                proxy=access.proxy_url,
-                allow_redirects=False,
-            ) as response:
-                if response.headers.get("Content-Encoding", "identity") != "identity":
-                    problem = "the response is compressed, although the request did not allow it"
-                    raise TransportError(f"{request} to {self._base}: {problem}", maybe_sent=True)
-                self._bodies.add(response.content)
-                try:
-                    yield HttpStream(response)
-                finally:
-                    self._bodies.discard(response.content)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        if abort_count != self._abort_count:
+            raise TransportError(f"{request} to {self._base}: aborted before it was sent", maybe_sent=False)
+        response = await self._open_session().request(
+            request.method,
+            self._url(request),
+            data=request.body,
+            headers=headers,
+            ssl=access.credentials.ssl_context() or True,
+            server_hostname=access.tls_server_name,
+            proxy=access.proxy_url,
+            allow_redirects=False,
+        )
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            response.close()
+            problem = "the response is compressed, although the request did not allow it"
+            raise TransportError(f"{request} to {self._base}: {problem}", maybe_sent=True)
+        self._bodies.add(response.content)
+        return response
+
+    def _raise_transport_error(self, request: Request, error: aiohttp.ClientError | OSError) -> NoReturn:
+        if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError):
+            raise error  # the caller's timeout, not a connection error, although it is an OSError
+        if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
             # aiohttp's own message contains the memory address of an object, which differs each time.
             reason = getattr(error, "strerror", None) or error
             raise TransportError(f"{request}: {self._base} cannot be reached: {reason}", maybe_sent=False) from error
-        except aiohttp.ClientResponseError as error:
+        if isinstance(error, aiohttp.ClientResponseError):
             # The full error would reveal the token that we sent and the password in the proxy's URL.
             by_proxy = isinstance(error, aiohttp.ClientHttpProxyError)
             problem = "the proxy rejected the request" if by_proxy else "the response is not HTTP"
             message = f"{request} to {self._base}: {problem}: {error.status} {error.message}"
             raise TransportError(message, maybe_sent=not by_proxy) from None
-        except TimeoutError:  # the caller's timeout, not a connection error, although it is an OSError
-            raise
-        except (aiohttp.ClientError, OSError) as error:
-            message = f"{request} to {self._base}: {type(error).__name__}: {error}"
-            raise TransportError(message, maybe_sent=True) from error
+        raise TransportError(f"{request} to {self._base}: {type(error).__name__}: {error}", maybe_sent=True) from error
+
+    def _url(self, request: Request) -> URL:
+        """Return the URL of a request.  The path is quoted already, so nothing is parsed or quoted again."""
+        url = self._base_url.with_path(self._base_url.raw_path.rstrip("/") + request.path, encoded=True)
+        return url.with_query(request.query) if request.query else url
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -26,8 +26,12 @@ from tapestry.kube.objects import Object
 
 MAX_WATCH_BACKLOG = 20_000
 """Events that a watcher may be behind before it is dropped."""
+MAX_WATCH_BACKLOG_BYTES = 64 << 20
+"""Bytes of objects in the events that a watcher may be behind before it is dropped."""
 MAX_EVENTS_PER_RESOURCE = 100_000
 """Events that are remembered of one resource, at most."""
+MAX_EVENT_BYTES_PER_RESOURCE = 32 << 20
+"""Bytes of objects in the remembered events of one resource, at most."""
 EVENTS, EVENT_TTL_SECONDS = "events", 3600.0
 """The resource whose objects are not kept for ever, and how long after their last change they go."""
 
@@ -76,22 +80,24 @@ class WatchEvent(msgspec.Struct, eq=False):
 class Subscription:
     """One watcher: events after its revision.  It is dropped, not waited for, when it falls too far behind."""
 
-    __slots__ = ("_after", "_events", "_is_awake", "_waiter", "dropped", "name", "namespace")
+    __slots__ = ("_after", "_backlog_bytes", "_events", "_is_awake", "_waiter", "dropped", "name", "namespace")
 
     def __init__(self, namespace: str, name: str, after: int, events: Sequence[WatchEvent]) -> None:
         self.namespace, self.name = namespace, name
         self.dropped = False
         self._after = after
         self._events = list(events)
+        self._backlog_bytes = 0
         self._is_awake = bool(events)
         self._waiter: asyncio.Future[None] | None = None
         """While somebody waits in `take`."""
 
     def push(self, event: WatchEvent) -> None:
-        if len(self._events) >= MAX_WATCH_BACKLOG:
+        if len(self._events) >= MAX_WATCH_BACKLOG or self._backlog_bytes >= MAX_WATCH_BACKLOG_BYTES:
             self.drop()
         elif not self.dropped and event.revision > self._after:  # another server may have told him of this one
             self._events.append(event)
+            self._backlog_bytes += len(event.raw)
             self.wake()
 
     def drop(self) -> None:
@@ -122,7 +128,7 @@ class Subscription:
             finally:
                 self._waiter = None
         self._is_awake = False
-        taken, self._events = self._events, []
+        taken, self._events, self._backlog_bytes = self._events, [], 0
         return taken
 
 
@@ -133,6 +139,8 @@ class WatchCache:
     objects: dict[tuple[str, str], ObjectVersion] = field(default_factory=dict)
     order: list[tuple[str, str]] | None = None
     events: deque[WatchEvent] = field(default_factory=deque)
+    event_bytes: int = 0
+    """Bytes of the objects in `events`."""
     compacted_revision: int = 0
     """The revision up to which events are forgotten."""
     changed_revision: int = 0
@@ -158,10 +166,21 @@ class WatchCache:
         found.reverse()
         return found
 
+    def add_event(self, event: WatchEvent) -> None:
+        self.events.append(event)
+        self.event_bytes += len(event.raw)
+        while len(self.events) > MAX_EVENTS_PER_RESOURCE or self.event_bytes > MAX_EVENT_BYTES_PER_RESOURCE:
+            self.drop_oldest_event()
+
+    def drop_oldest_event(self) -> None:
+        event = self.events.popleft()
+        self.compacted_revision = event.revision
+        self.event_bytes -= len(event.raw)
+
     def replace(self, objects: dict[tuple[str, str], ObjectVersion], revision: int) -> None:
         """Have just these from now on.  How it came to that is not known, hence watchers are dropped."""
         before, self.objects = self.objects, objects
-        self.order, self.events = None, deque()
+        self.order, self.events, self.event_bytes = None, deque(), 0
         self.compacted_revision = self.changed_revision = revision
         for subscription in self.subscriptions:
             subscription.drop()
@@ -274,7 +293,7 @@ class Store(ABC):
         self._compacted_revision = max(self._compacted_revision, before)
         for shelf in self._caches.values():
             while shelf.events and shelf.events[0].revision <= before:
-                shelf.compacted_revision = shelf.events.popleft().revision
+                shelf.drop_oldest_event()
             shelf.compacted_revision = max(shelf.compacted_revision, before)
 
     # -- writing
@@ -340,9 +359,7 @@ class Store(ABC):
                 shelf.order = None
             shelf.objects[at] = event.new
         shelf.changed_revision = event.revision
-        shelf.events.append(event)
-        if len(shelf.events) > MAX_EVENTS_PER_RESOURCE:
-            shelf.compacted_revision = shelf.events.popleft().revision
+        shelf.add_event(event)
         for listener in shelf.listeners:
             listener(event)
         for subscription in shelf.subscriptions:
