@@ -41,7 +41,7 @@ LEFTOVERS = Gauge("tapestry_leftovers", "Bindings removed by force whose objects
 
 
 @dataclass(frozen=True)
-class RemoteCluster:
+class SyncerCluster:
     """A separate cluster that syncers run in, with one transport for reads and one for writes."""
 
     read_transport: Transport
@@ -49,7 +49,11 @@ class RemoteCluster:
 
 
 def install(
-    config: BindingsConfig, manager: Manager, *, connect: Connect = HttpTransport, remote: RemoteCluster | None = None
+    config: BindingsConfig,
+    manager: Manager,
+    *,
+    connect: Connect = HttpTransport,
+    syncer_cluster: SyncerCluster | None = None,
 ) -> None:
     """Install the controllers of ClusterBindings.  `connect` opens transports to physical clusters."""
     bindings = manager.informer(CLUSTER_BINDINGS, indexers=INDEXERS)
@@ -58,7 +62,7 @@ def install(
         manager.informer(SECRETS, namespace=namespace, transform=kubeconfig_only)
         for namespace in sorted(config.secret_namespaces)
     ]
-    syncers = build_deployer(config, manager, remote)
+    syncers = build_deployer(config, manager, syncer_cluster)
     reconciler = BindingReconciler(
         config, manager, bindings, secrets, policies, ConnectivityChecker(connect, config.allow_loopback), syncers
     )
@@ -86,12 +90,12 @@ def install_leftovers(
     LEFTOVERS.set_function(lambda: sum(len(leftovers_in(each)) for cache in secrets for each in cache.store.list()))
 
 
-def build_deployer(config: BindingsConfig, manager: Manager, remote: RemoteCluster | None) -> SyncerDeployer:
-    """Return the deployer of syncers, for the cluster of the bindings or for the remote cluster."""
+def build_deployer(config: BindingsConfig, manager: Manager, syncer_cluster: SyncerCluster | None) -> SyncerDeployer:
+    """Return the deployer of syncers, for the cluster of the bindings or for a separate one."""
     folder = Path(config.template_dir) if config.template_dir else packaged_templates("syncer")
     indexers: dict[str, Indexer] = {BY_BINDING: binding_uid_of}
     caches: dict[Scope, Informer] = {}
-    if remote is None:
+    if syncer_cluster is None:
         client = manager.client
         for resource, namespace in scopes(config):
             caches[resource, namespace] = manager.informer(
@@ -99,14 +103,14 @@ def build_deployer(config: BindingsConfig, manager: Manager, remote: RemoteClust
             )
     else:
         client, reads = (
-            fenced_client(manager, remote.write_transport),
-            Client(remote.read_transport, identity=manager.identity),
+            fenced_client(manager, syncer_cluster.write_transport),
+            Client(syncer_cluster.read_transport, identity=manager.identity),
         )
         for resource, namespace in scopes(config):
             informer = Informer(reads, resource, namespace=namespace, labels=MANAGED, indexers=indexers)
             caches[resource, namespace] = manager.add_optional_informer(informer)
     clients: dict[Resource, Client] = dict.fromkeys((resource for resource, _ in caches), client)
-    return SyncerDeployer(config, partial(load_templates, folder), clients, caches, remote is not None)
+    return SyncerDeployer(config, partial(load_templates, folder), clients, caches, syncer_cluster is not None)
 
 
 def fenced_client(manager: Manager, transport: Transport) -> Client:
@@ -149,14 +153,14 @@ def with_election_namespace(config: BindingsConfig) -> BindingsConfig:
 async def run_manager(config: BindingsConfig, environ: Mapping[str, str], home: Path) -> None:
     config = with_election_namespace(config)
     manager = manager_for(config, environ, home)
-    remote = None
+    syncer_cluster = None
     if config.deploy_kubeconfig:
         access = load_access([Path(config.deploy_kubeconfig)], environ=environ)
-        remote = RemoteCluster(HttpTransport(access), HttpTransport(access))
-    manager.register("bindings", lambda target: install(config, target, remote=remote))
+        syncer_cluster = SyncerCluster(HttpTransport(access), HttpTransport(access))
+    manager.register("bindings", lambda target: install(config, target, syncer_cluster=syncer_cluster))
     try:
         await App(manager).run()
     finally:
-        if remote is not None:
-            await remote.read_transport.close()
-            await remote.write_transport.close()
+        if syncer_cluster is not None:
+            await syncer_cluster.read_transport.close()
+            await syncer_cluster.write_transport.close()

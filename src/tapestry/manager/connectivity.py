@@ -151,13 +151,13 @@ async def probe_with_client(
             syncer_physical_permissions(allowed), {Placeholder.MOUNT_NAMESPACE: mount_namespace, **account_in(claims)}
         )
     )
-    missing = await denied_rights(client, needed)
+    missing = await denied_permissions(client, needed)
     if identity is None and not missing:
         raise KubeError(f"the server denies reading namespace {IDENTITY_NAMESPACE}, but its access review allows it")
     return ProbeResult(version, identity, missing, expiry_in(claims), namespaces[0] if namespaces else None)
 
 
-async def denied_rights(client: Client, rights: Iterable[Permission]) -> tuple[Permission, ...]:
+async def denied_permissions(client: Client, permissions: Iterable[Permission]) -> tuple[Permission, ...]:
     """Return the permissions that are denied, in order.  Each takes one review, with a few in parallel."""
     slots = asyncio.Semaphore(REVIEWS_AT_ONCE)
 
@@ -170,7 +170,7 @@ async def denied_rights(client: Client, rights: Iterable[Permission]) -> tuple[P
 
     try:
         async with asyncio.TaskGroup() as group:
-            reviews = [(permission, group.create_task(is_allowed(permission))) for permission in rights]
+            reviews = [(permission, group.create_task(is_allowed(permission))) for permission in permissions]
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
     return tuple(permission for permission, allowed in reviews if not allowed.result())

@@ -87,12 +87,12 @@ def role_with_binding(
     role: Resource,
     binding: Resource,
     name: str,
-    rights: Iterable[Permission],
+    permissions: Iterable[Permission],
     subject: Object,
     place: str | None = None,
 ) -> Iterator[Object]:
     """Yield a role and its binding to the subject, in one namespace or cluster-wide."""
-    yield {**labelled_object(role, name, place), "rules": policy_rules(rights)}
+    yield {**labelled_object(role, name, place), "rules": policy_rules(permissions)}
     yield {
         **labelled_object(binding, name, place),
         "roleRef": {"apiGroup": role.group, "kind": role.kind, "name": name},

@@ -72,20 +72,20 @@ class Cluster:
             raise JoinError(f"{subject} still exists in the {self.role} cluster; check its finalizers") from None
 
     async def apply(
-        self, resource: Resource, wanted: Object, *, shared: bool = False, adopt: bool = False, note: str = ""
+        self, resource: Resource, desired: Object, *, shared: bool = False, adopt: bool = False, note: str = ""
     ) -> Object:
         """Create or update the object and report it.  A `shared` object without our labels is left unchanged.
 
         With `adopt`, it gets the labels.  Otherwise raise JoinError: the name is taken.
         """
-        subject = f"{resource.kind} {key_of(wanted)}"
+        subject = f"{resource.kind} {key_of(desired)}"
         try:
-            current = await self.wait_for_stable(resource, wanted)
+            current = await self.wait_for_stable(resource, desired)
             if current is None:
-                applied = await self.client.create(resource, with_type_meta(resource, wanted))
+                applied = await self.client.create(resource, with_type_meta(resource, desired))
                 result = StepResult.CREATED
-            elif adopt or has_owner_labels(current, wanted):
-                applied = await self.client.converge(resource, current, wanted)
+            elif adopt or has_owner_labels(current, desired):
+                applied = await self.client.converge(resource, current, desired)
                 result = StepResult.UNCHANGED if applied is current else StepResult.UPDATED
             elif shared:
                 applied, result = current, StepResult.UNCHANGED
@@ -125,7 +125,7 @@ def is_not_deleting(obj: Object | None) -> bool:
     return obj is None or not is_deleting(obj)
 
 
-def has_owner_labels(obj: Object, wanted: Object) -> bool:
-    """Return whether `obj` has every owner label of `wanted`."""
-    expected = labels_of(wanted)
+def has_owner_labels(obj: Object, desired: Object) -> bool:
+    """Return whether `obj` has every owner label of `desired`."""
+    expected = labels_of(desired)
     return all(labels_of(obj).get(key) == expected[key] for key in OWNER_LABELS if key in expected)

@@ -88,7 +88,7 @@ TOKEN_SECONDS = int(timedelta(days=30).total_seconds())
 RENEWED_AT = 0.8
 """Fraction of a token's lifetime after which it is renewed."""
 
-RIGHTS_TIMEOUT, RIGHTS_INTERVAL = 15.0, 0.5
+PERMISSIONS_TIMEOUT, PERMISSIONS_INTERVAL = 15.0, 0.5
 """Seconds for a server to apply new roles, and seconds between two checks."""
 
 
@@ -133,7 +133,7 @@ async def join(
     await check_volumes(plan.name, plan.volumes, physical, are_trusted=plan.safeguards.trust_volumes)
     kubeconfig(access, "any")
     if AddressPolicy().denial_reason(urlsplit(access.server).hostname or ""):
-        note = "loopback; syncers reach it only on that machine, and the manager refuses it without --allow-loopback"
+        note = "loopback; syncers reach it only on that machine, and the manager rejects it without --allow-loopback"
         physical.report(Step(StepResult.WARNING, physical.role, access.server, note))
     namespace, account = await prepare(plan, uid, physical)
     secret = await apply_kubeconfig_secret(plan, uid, virtual, physical, account, access, now)
@@ -141,7 +141,7 @@ async def join(
     if binding is None and enforced_level(namespace) == "restricted":
         desired["spec"]["podSecurity"] = "restricted"  # the default is less restrictive than the owner's level
     await virtual.apply(CLUSTER_BINDINGS, desired)
-    await check_rights(plan, secret, account, physical, connect)
+    await check_permissions(plan, secret, account, physical, connect)
 
 
 # -- checks
@@ -283,7 +283,7 @@ def applies_to_plan(plan: Plan, policy: Object) -> bool:
     return not is_deleting(policy) and value_at(policy, "spec", "cluster") in (plan.name, plan.cluster_id)
 
 
-def syncer_rights(plan: Plan, account: str) -> list[Permission]:
+def syncer_permissions(plan: Plan, account: str) -> list[Permission]:
     """Return the permissions of the syncer in the physical cluster.  Its account is in the mount namespace."""
     mount = plan.mount_namespace
     places = {
@@ -298,7 +298,7 @@ def account_objects(name: str, plan: Plan, labels: dict[str, str]) -> Iterator[t
     """Yield the syncer's account, then the roles with its permissions."""
     mount = plan.mount_namespace
     yield SERVICE_ACCOUNTS, {**labelled_metadata(name, labels, mount), "automountServiceAccountToken": False}
-    permissions = syncer_rights(plan, name)
+    permissions = syncer_permissions(plan, name)
     cluster_wide = [permission for permission in permissions if not permission.namespace]
     namespaced = [permission for permission in permissions if permission.namespace]
     yield from role_objects(CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS, cluster_wide, labelled_metadata(name, labels), mount)
@@ -310,10 +310,10 @@ def labelled_metadata(name: str, labels: dict[str, str], namespace: str | None =
 
 
 def role_objects(
-    role: Resource, binding: Resource, rights: Iterable[Permission], content: Object, mount: str
+    role: Resource, binding: Resource, permissions: Iterable[Permission], content: Object, mount: str
 ) -> Iterator[tuple[Resource, Object]]:
     name = name_of(content)
-    yield role, {**content, "rules": policy_rules(rights)}
+    yield role, {**content, "rules": policy_rules(permissions)}
     yield (
         binding,
         {
@@ -425,13 +425,15 @@ def kubeconfig(access: Access, token: str) -> bytes:
     return data
 
 
-async def check_rights(plan: Plan, secret: Object, account: Object, physical: Cluster, connect: Connect) -> None:
+async def check_permissions(plan: Plan, secret: Object, account: Object, physical: Cluster, connect: Connect) -> None:
     """Check every permission as the syncer, and report those that are missing.  Raise JoinError if any are."""
     access = access_from_secret(secret, reference_to(secret), allow_loopback=True)
-    missing = await missing_rights(plan, access, connect)
+    missing = await missing_permissions(plan, access, connect)
     for permission in missing:
         physical.report(Step(StepResult.MISSING, physical.role, str(permission)))
-    count = sum(permission not in missing for permission in single_permissions(syncer_rights(plan, name_of(account))))
+    count = sum(
+        permission not in missing for permission in single_permissions(syncer_permissions(plan, name_of(account)))
+    )
     physical.report(Step(StepResult.GRANTED, physical.role, f"{count} permissions, checked as the syncer"))
     if missing:
         raise JoinError(
@@ -439,10 +441,10 @@ async def check_rights(plan: Plan, secret: Object, account: Object, physical: Cl
         )
 
 
-async def missing_rights(plan: Plan, access: Access, connect: Connect) -> tuple[Permission, ...]:
+async def missing_permissions(plan: Plan, access: Access, connect: Connect) -> tuple[Permission, ...]:
     """Return the denied permissions.  Servers apply new roles with a delay, so the check is repeated for a while."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + RIGHTS_TIMEOUT
+    deadline = loop.time() + PERMISSIONS_TIMEOUT
     while True:
         try:
             missing = (await probe_cluster(access, plan.mount_namespace, plan.volumes, connect)).missing
@@ -451,4 +453,4 @@ async def missing_rights(plan: Plan, access: Access, connect: Connect) -> tuple[
         except BindingError as error:
             if loop.time() >= deadline:
                 raise JoinError(f"the new kubeconfig does not work: {error.message}") from error
-        await asyncio.sleep(RIGHTS_INTERVAL)
+        await asyncio.sleep(PERMISSIONS_INTERVAL)

@@ -143,20 +143,20 @@ def rendered_text(text: str, values: Values, place: str) -> Any:
     return PLACEHOLDER.sub(lambda match: str(value(match[1])), text)
 
 
-def with_server_additions(wanted: Any, current: Any) -> Any:
-    """Return `wanted` with the additions of the server or others inside lists.
+def with_server_additions(desired: Any, current: Any) -> Any:
+    """Return `desired` with the additions of the server or others inside lists.
 
     A merge patch replaces whole lists, so a list that contains at least what we want must count as equal.
     """
-    if isinstance(wanted, dict) and isinstance(current, dict):
-        return {key: with_server_additions(value, current.get(key)) for key, value in wanted.items()}
-    return with_list_additions(wanted, current) if isinstance(wanted, list) else wanted
+    if isinstance(desired, dict) and isinstance(current, dict):
+        return {key: with_server_additions(value, current.get(key)) for key, value in desired.items()}
+    return with_list_additions(desired, current) if isinstance(desired, list) else desired
 
 
-def with_list_additions(wanted: Any, current: Any) -> Any:
-    if isinstance(wanted, list) and isinstance(current, list) and len(wanted) == len(current):
-        return [with_list_additions(*pair) for pair in zip(wanted, current, strict=True)]
-    if isinstance(wanted, dict) and isinstance(current, dict):
-        merged = {**current, **{key: with_list_additions(value, current.get(key)) for key, value in wanted.items()}}
+def with_list_additions(desired: Any, current: Any) -> Any:
+    if isinstance(desired, list) and isinstance(current, list) and len(desired) == len(current):
+        return [with_list_additions(*pair) for pair in zip(desired, current, strict=True)]
+    if isinstance(desired, dict) and isinstance(current, dict):
+        merged = {**current, **{key: with_list_additions(value, current.get(key)) for key, value in desired.items()}}
         return {key: value for key, value in merged.items() if value is not None}
-    return wanted
+    return desired

@@ -91,21 +91,21 @@ class SyncerDeployer:
     is_remote: bool
     """True if syncers run in another cluster than the bindings."""
 
-    async def ensure(self, binding: Object, wanted: Sequence[Manifest]) -> Object:
+    async def ensure(self, binding: Object, desired: Sequence[Manifest]) -> Object:
         """Apply all manifests, delete objects that are no longer wanted, and return the Deployment.
 
         Write nothing if all is as desired.  Raise BindingError for problems that users must fix.
         """
-        current = [await self.apply_manifest(each, binding) for each in wanted]
-        names = {each.key for each in wanted}
+        current = [await self.apply_manifest(each, binding) for each in desired]
+        names = {each.key for each in desired}
         for resource, obj in self.cached_objects(uid_of(binding)):
             if (resource, key_of(obj)) not in names and not is_deleting(obj):
                 await self.remove(resource, obj)
-        return next(obj for each, obj in zip(wanted, current, strict=True) if each.resource is DEPLOYMENTS)
+        return next(obj for each, obj in zip(desired, current, strict=True) if each.resource is DEPLOYMENTS)
 
-    def has_missing(self, wanted: Sequence[Manifest]) -> bool:
+    def has_missing(self, desired: Sequence[Manifest]) -> bool:
         """Return whether an object is missing in the caches."""
-        return any(self.cached_object(each) is None for each in wanted)
+        return any(self.cached_object(each) is None for each in desired)
 
     def cached_object(self, manifest: Manifest) -> Object | None:
         namespace = manifest.object["metadata"].get("namespace")
@@ -136,21 +136,21 @@ class SyncerDeployer:
         return Manifest(manifest.resource, {**manifest.object, "metadata": {**metadata, **owner_metadata}})
 
     async def apply_manifest(self, manifest: Manifest, binding: Object) -> Object:
-        resource, wanted = manifest.resource, manifest.object
-        client, namespace = self.clients[resource], wanted["metadata"].get("namespace")
+        resource, desired = manifest.resource, manifest.object
+        client, namespace = self.clients[resource], desired["metadata"].get("namespace")
         current = self.cached_object(manifest)
         try:
             if current is None:
                 try:
-                    return await client.create(resource, wanted)
+                    return await client.create(resource, desired)
                 except AlreadyExists:  # the cache lags, or the object lacks our labels
-                    current = await client.get(resource, name_of(wanted), namespace)
+                    current = await client.get(resource, name_of(desired), namespace)
                 except NotFound as error:
                     raise syncer_error(f"{error}; does the namespace {namespace} exist?") from error
             if not self.is_ours(current, binding):
-                problem = f"{resource.kind} {key_of(wanted)} does not belong to this binding"
+                problem = f"{resource.kind} {key_of(desired)} does not belong to this binding"
                 raise syncer_error(f"{problem}; delete it, or recreate the binding with another clusterID", "NameTaken")
-            return await client.converge(resource, current, with_server_additions(wanted, current))
+            return await client.converge(resource, current, with_server_additions(desired, current))
         except (Invalid, Forbidden, BadRequest) as error:
             raise syncer_error(str(error)) from error
 

@@ -41,7 +41,7 @@ from tapestry.kube.resources import (
     SECRETS,
     SERVICE_ACCOUNTS,
 )
-from tapestry.manager.app import RemoteCluster, install, with_election_namespace
+from tapestry.manager.app import SyncerCluster, install, with_election_namespace
 from tapestry.manager.config import BindingsConfig
 
 SYSTEM = keys.SYSTEM_NAMESPACE
@@ -206,7 +206,7 @@ class World:
 
     @asynccontextmanager
     async def running(
-        self, config: BindingsConfig | None = None, elsewhere: RemoteCluster | None = None
+        self, config: BindingsConfig | None = None, syncer_cluster: SyncerCluster | None = None
     ) -> AsyncIterator[Manager]:
         """Run a manager and stop it at the end."""
         quiet = structs.replace(config or BindingsConfig(), metrics=Metrics(address=""), probes=Probes(address=""))
@@ -217,7 +217,9 @@ class World:
             now=self.clock.now,
             monotonic=self.clock.monotonic,
         )
-        manager.register("bindings", lambda each: install(quiet, each, connect=self.connect, remote=elsewhere))
+        manager.register(
+            "bindings", lambda each: install(quiet, each, connect=self.connect, syncer_cluster=syncer_cluster)
+        )
         async with asyncio.TaskGroup() as group:
             group.create_task(manager.run())
             yield manager

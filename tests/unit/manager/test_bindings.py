@@ -21,7 +21,7 @@ from tapestry.kube.errors import TransportError
 from tapestry.kube.objects import is_owned_by, object_named, uid_of, version_of
 from tapestry.kube.resources import DEPLOYMENTS, EVENTS, NAMESPACES, ROLES, SECRETS, SERVICE_ACCOUNTS
 from tapestry.kube.times import timestamp
-from tapestry.manager.app import RemoteCluster
+from tapestry.manager.app import SyncerCluster
 from tapestry.manager.config import BindingsConfig, SyncerSettings
 
 EAST = "https://east.example"
@@ -430,7 +430,7 @@ async def test_custom_templates_replace_packaged_ones(world: World, tmp_path: Pa
 async def test_syncers_may_run_in_a_remote_cluster(world: World) -> None:
     management = InProcessApi([DEPLOYMENTS, SERVICE_ACCOUNTS], now=world.clock.now)
     there = Client(management.connect())
-    async with world.running(ELSEWHERE, RemoteCluster(management.connect(), management.connect())):
+    async with world.running(ELSEWHERE, SyncerCluster(management.connect(), management.connect())):
         binding = await world.join("east")
         assert await world.of_syncers() == []
         deployment = await wait_for(there, DEPLOYMENTS, "tapestry-syncer-east", SYSTEM, until=bool)
@@ -451,7 +451,7 @@ async def test_syncers_may_run_in_a_remote_cluster(world: World) -> None:
 
 async def test_former_leader_writes_nothing_to_remote_cluster(world: World) -> None:
     management = InProcessApi([DEPLOYMENTS, SERVICE_ACCOUNTS], now=world.clock.now)
-    elsewhere = RemoteCluster(management.connect(), management.connect())
+    elsewhere = SyncerCluster(management.connect(), management.connect())
     async with world.running(ELSEWHERE, elsewhere) as manager:
         await world.join("east")
         assert manager.elector is not None
@@ -470,7 +470,7 @@ async def cut_off(transport: Transport, cut: Callable[[], None]) -> None:
 async def test_nothing_is_created_for_a_binding_only_in_cache(world: World) -> None:
     management = InProcessApi([DEPLOYMENTS, SERVICE_ACCOUNTS], now=world.clock.now)
     there = Client(management.connect())
-    async with world.running(ELSEWHERE, RemoteCluster(management.connect(), management.connect())):
+    async with world.running(ELSEWHERE, SyncerCluster(management.connect(), management.connect())):
         await world.join("east")
         await world.wait(1)
         world.api.freeze()
