@@ -69,9 +69,9 @@ def test_only_owned_objects_are_deleted() -> None:
             if resource.namespaced:
                 await client.create(resource, an_object("elsewhere", "other", resource=resource))
         before = await all_objects(client)
-        kept = [each for each in before if not each.endswith("ours")]
-        assert await delete_owned(client, "leased", LABELS) == [each for each in before if each not in kept]
-        assert await all_objects(client) == kept
+        foreign = [each for each in before if not each.endswith("ours")]
+        assert await delete_owned(client, "leased", LABELS) == [each for each in before if each not in foreign]
+        assert await all_objects(client) == foreign
         assert await delete_owned(client, "leased", LABELS) == []
 
     run(scenario())
@@ -163,9 +163,9 @@ def test_one_failed_deletion_does_not_stop_others() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize(("asked", "grace"), [(None, 30), (0, 0), (10, 10), (30, 30), (3600, 30)])
-def test_pod_grace_period_is_at_most_thirty_seconds(asked: int | None, grace: int) -> None:
-    assert capped_grace_seconds({"spec": {"terminationGracePeriodSeconds": asked}}) == grace
+@pytest.mark.parametrize(("requested", "grace"), [(None, 30), (0, 0), (10, 10), (30, 30), (3600, 30)])
+def test_pod_grace_period_is_at_most_thirty_seconds(requested: int | None, grace: int) -> None:
+    assert capped_grace_seconds({"spec": {"terminationGracePeriodSeconds": requested}}) == grace
 
 
 def test_owned_resources_are_pods_and_their_dependencies() -> None:

@@ -380,7 +380,7 @@ def contains(found: Any, wanted: Any) -> bool:
 
 @given(FIELDS, FIELDS, FIELDS)
 def test_converge_is_complete_and_idempotent(before: Object, spec: Object, status: Object) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         _, client = an_api(BINDINGS)
         cached = await client.converge(BINDINGS, None, {**object_named("east"), "spec": before})
         wanted = {**object_named("east"), "spec": spec, "status": status}
@@ -388,7 +388,7 @@ def test_converge_is_complete_and_idempotent(before: Object, spec: Object, statu
         assert contains(found, wanted)
         assert await client.converge(BINDINGS, found, wanted) is found
 
-    run(story())
+    run(scenario())
 
 
 # -- lists
@@ -483,9 +483,9 @@ async def test_missing_object_is_not_found() -> None:
 @pytest.mark.parametrize("verb", [lambda c: c.find(PODS, "web", "default"), lambda c: c.delete_if_exists(PODS, A_POD)])
 @in_virtual_time
 async def test_only_not_found_of_the_object_counts_as_absent(verb: Verb) -> None:
-    for trouble, error in ((transport_error(maybe_sent=True), TransportError), (error_response(BUSY), TooManyRequests)):
+    for failure, error in ((transport_error(maybe_sent=True), TransportError), (error_response(BUSY), TooManyRequests)):
         with pytest.raises(error):
-            await verb(Client(ScriptedTransport(trouble)))
+            await verb(Client(ScriptedTransport(failure)))
 
 
 async def test_delete_spares_an_object_recreated_later() -> None:

@@ -37,10 +37,10 @@ def with_token(token: str) -> list[tuple[str, str]]:
 
 
 async def test_anonymous_sends_no_header_and_needs_no_tls() -> None:
-    nobody = Credentials()
-    assert await nobody.headers() == []
-    assert nobody.ssl_context() is None
-    assert not nobody.handle_unauthorized()
+    anonymous = Credentials()
+    assert await anonymous.headers() == []
+    assert anonymous.ssl_context() is None
+    assert not anonymous.handle_unauthorized()
 
 
 async def test_static_header_never_changes() -> None:
@@ -104,7 +104,7 @@ async def test_fallback_token_is_used_until_file_is_readable(token, clock) -> No
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"),
+    ("content", "problem"),
     [
         (None, "No such file"),
         (b" \n", "is empty"),
@@ -112,14 +112,14 @@ async def test_fallback_token_is_used_until_file_is_readable(token, clock) -> No
         (b"s3cret\xff", "not text"),
     ],
 )
-async def test_invalid_token_file_is_named_and_retried(token, clock, content, complaint) -> None:
+async def test_invalid_token_file_is_named_and_retried(token, clock, content, problem) -> None:
     if content is None:
         token.unlink()
     else:
         token.write_bytes(content)
     credentials = token_file(token, clock)
     for _ in range(2):
-        with pytest.raises(CredentialsError, match=rf"users\[0\]\.user\.tokenFile: .*token: {complaint}") as caught:
+        with pytest.raises(CredentialsError, match=rf"users\[0\]\.user\.tokenFile: .*token: {problem}") as caught:
             await credentials.headers()
         assert "s3cret" not in str(caught.value)
     token.write_text("first")

@@ -122,20 +122,20 @@ async def test_concurrent_requests_share_one_run(world) -> None:
     world.prints({"token": "abc"})
     credentials = world.program(world.cat())
     async with asyncio.TaskGroup() as group:
-        asked = [group.create_task(credentials.headers()) for _ in range(20)]
-    assert [each.result() for each in asked] == [with_token("abc")] * 20
+        tasks = [group.create_task(credentials.headers()) for _ in range(20)]
+    assert [each.result() for each in tasks] == [with_token("abc")] * 20
     assert world.runs == 1
 
 
 async def test_failure_is_shared_and_retried_later(world) -> None:
     credentials = world.program("echo broken >&2; exit 3")
 
-    async def complaint() -> str:
+    async def failure_text() -> str:
         return await failure(credentials)
 
     async with asyncio.TaskGroup() as group:
-        asked = [group.create_task(complaint()) for _ in range(5)]
-    assert len({each.result() for each in asked}) == 1
+        tasks = [group.create_task(failure_text()) for _ in range(5)]
+    assert len({each.result() for each in tasks}) == 1
     assert world.runs == 1
     world.monotonic += RETRY_INTERVAL
     await failure(credentials)
@@ -257,8 +257,8 @@ async def test_invalid_arguments_are_an_error(world, spec) -> None:
 
 
 async def test_error_quotes_stderr_shortened_without_secrets(world) -> None:
-    noise, complaint = "printf 'noise %.0s' $(seq 500)", r"printf '\033[31mbad key\n%s %s %s\n' $KEY $1 ${1#*=}"
-    script = f"{noise} >&2; {complaint} >&2; exit 7"
+    noise, error = "printf 'noise %.0s' $(seq 500)", r"printf '\033[31mbad key\n%s %s %s\n' $KEY $1 ${1#*=}"
+    script = f"{noise} >&2; {error} >&2; exit 7"
     secrets = {"env": [EnvironmentVariable("KEY", "s3cret")], "args": ["--secret=a-rather-long-s3cret"]}
     message = await failure(world.program(script, **secrets))
     assert "ended with 7: ..." in message
@@ -272,7 +272,7 @@ async def test_silent_failure_is_reported(world) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "complaint"),
+    ("answer", "expected"),
     [
         ("", "printed no ExecCredential"),
         ("s3cret", "printed no ExecCredential"),
@@ -290,13 +290,13 @@ async def test_silent_failure_is_reported(world) -> None:
         ({"status": {"token": "s3cret", "expirationTimestamp": "2026-01-01T00:00:00"}}, "timezone"),
     ],
 )
-async def test_output_is_validated_and_never_quoted(world, answer, complaint) -> None:
+async def test_output_is_validated_and_never_quoted(world, answer, expected) -> None:
     if isinstance(answer, str):
         world.file("answer").write_bytes(answer.encode("utf-8", "surrogateescape"))
     else:
         world.prints(**{"status": {"token": "s3cret"}, **answer})
     message = await failure(world.program(world.cat()))
-    assert complaint in message
+    assert expected in message
     assert message.startswith("users[0].user.exec: ")
     assert "s3cret" not in message
 
@@ -340,9 +340,9 @@ async def test_cancellation_kills_the_program(world) -> None:
         f"if [ -e {marker} ]; then {world.cat()}; else touch {marker}; echo $$ > {pid}; exec sleep 1000; fi"
     )
     async with asyncio.TaskGroup() as group:
-        asked = group.create_task(credentials.headers())
+        task = group.create_task(credentials.headers())
         started = await asyncio.to_thread(world.file("pid").read_text)
-        asked.cancel()
+        task.cancel()
     assert has_ended(int(started))
     assert await credentials.headers() == with_token("abc")
 
@@ -358,7 +358,7 @@ def test_programs_run_on_uvloop(world) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "complaint"),
+    ("changes", "message"),
     [
         ({"api_version": ""}, r"exec\.apiVersion: '' is none of"),
         ({"api_version": "client.authentication.k8s.io/v1alpha1"}, r"exec\.apiVersion: .*v1alpha1' is none of"),
@@ -368,8 +368,8 @@ def test_programs_run_on_uvloop(world) -> None:
         ({"env": [EnvironmentVariable("A", "b"), EnvironmentVariable("", "b")]}, r"exec\.env\[1\]\.name: not set"),
     ],
 )
-def test_invalid_spec_is_rejected_before_any_run(world, changes, complaint) -> None:
-    with pytest.raises(KubeconfigError, match=complaint):
+def test_invalid_spec_is_rejected_before_any_run(world, changes, message) -> None:
+    with pytest.raises(KubeconfigError, match=message):
         world.source("exit 0", **changes)
     assert world.runs == 0
 

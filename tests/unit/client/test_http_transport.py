@@ -182,16 +182,16 @@ async def test_response_of_any_status_is_returned() -> None:
 
 
 async def test_redirect_is_not_followed() -> None:
-    async def elsewhere(request: web.Request) -> web.Response:
-        asked.append(request.path)
+    async def redirect(request: web.Request) -> web.Response:
+        paths.append(request.path)
         raise web.HTTPFound("/elsewhere")
 
-    asked: list[str] = []
-    async with serving(elsewhere) as url, connected_to(url) as transport:
+    paths: list[str] = []
+    async with serving(redirect) as url, connected_to(url) as transport:
         assert (await transport.send(READ)).status == 302
         async with transport.stream(READ) as stream:
             assert stream.status == 302
-    assert asked == [READ.path, READ.path]
+    assert paths == [READ.path, READ.path]
 
 
 async def test_connection_is_reused() -> None:
@@ -428,17 +428,17 @@ async def test_too_large_list_is_requested_in_smaller_pages() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 async def test_address_is_checked_when_dialed(host: str) -> None:
-    asked: list[str] = []
+    paths: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
-        asked.append(request.path)
+        paths.append(request.path)
         return web.Response()
 
     async with serving(answer) as url:
         async with connected_to(url.replace("127.0.0.1", host), address_policy=AddressPolicy()) as transport:
             error = await failure_of(transport.send(READ))
         assert "is a loopback address, which a kubeconfig from a Secret may not lead to" in str(error)
-        assert (asked, error.maybe_sent) == ([], False)
+        assert (paths, error.maybe_sent) == ([], False)
         async with connected_to(url, address_policy=AddressPolicy(allow_loopback=True)) as transport:
             assert (await transport.send(READ)).status == 200
 
@@ -467,11 +467,11 @@ class Guard:
 
     def __init__(self, good: str) -> None:
         self.good = good
-        self.shown: list[str] = []
+        self.tokens: list[str] = []
 
     async def __call__(self, request: web.Request) -> web.Response:
         token = request.headers["Authorization"].removeprefix("Bearer ")
-        self.shown.append(token)
+        self.tokens.append(token)
         return web.Response(status=200 if token == self.good else 401)
 
 
@@ -484,7 +484,7 @@ async def test_rejected_token_is_reread_and_retried_once(tmp_path: Path) -> None
         file.write_text("new")
         guard.good = "new"
         assert (await transport.send(WRITE)).status == 200
-        assert guard.shown == ["old", "old", "new"]
+        assert guard.tokens == ["old", "old", "new"]
 
 
 async def test_unchanged_token_is_not_retried(tmp_path: Path) -> None:
@@ -493,10 +493,10 @@ async def test_unchanged_token_is_not_retried(tmp_path: Path) -> None:
     guard = Guard("new")
     async with serving(guard) as url, connected_to(url, source=TokenFile(file, "tokenFile")) as transport:
         assert (await transport.send(READ)).status == 401
-        assert guard.shown == ["old"]
+        assert guard.tokens == ["old"]
         file.write_text("no better")
         assert (await transport.send(READ)).status == 401
-        assert guard.shown == ["old", "old", "no better"]
+        assert guard.tokens == ["old", "old", "no better"]
 
 
 async def test_rejected_stream_refreshes_the_token(tmp_path: Path) -> None:
@@ -519,9 +519,9 @@ async def test_rejected_stream_refreshes_the_token(tmp_path: Path) -> None:
 LOOPS = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 
 
-def on(new_loop: Callable[[], asyncio.AbstractEventLoop], story: Coroutine[Any, Any, None]) -> None:
+def on(new_loop: Callable[[], asyncio.AbstractEventLoop], scenario: Coroutine[Any, Any, None]) -> None:
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(story)
+        runner.run(scenario)
 
 
 @LOOPS
@@ -529,7 +529,7 @@ def on(new_loop: Callable[[], asyncio.AbstractEventLoop], story: Coroutine[Any, 
 def test_safety_rule_4_abort_cuts_a_request_without_retry(
     method: str, new_loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         gate = Gate()
         async with serving(gate) as url, connected_to(url) as transport:
             async with asyncio.TaskGroup() as group:
@@ -542,7 +542,7 @@ def test_safety_rule_4_abort_cuts_a_request_without_retry(
             gate.opened.set()
             assert (await transport.send(READ)).status == 200
 
-    on(new_loop, story())
+    on(new_loop, scenario())
 
 
 async def endless(request: web.Request) -> web.StreamResponse:
@@ -560,36 +560,36 @@ def test_abort_cuts_a_stream(new_loop: Callable[[], asyncio.AbstractEventLoop]) 
             async for _ in stream.chunks():
                 transport.abort()
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with serving(endless) as url, connected_to(url) as transport:
             assert (await failure_of(read_on(transport))).maybe_sent
 
-    on(new_loop, story())
+    on(new_loop, scenario())
 
 
 @LOOPS
 def test_close_ends_streams(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    async def read_on(transport: HttpTransport, begun: asyncio.Event) -> None:
+    async def read_on(transport: HttpTransport, started: asyncio.Event) -> None:
         async with transport.stream(READ) as stream:
             async for _ in stream.chunks():
-                begun.set()
+                started.set()
 
-    async def story() -> None:
-        begun = asyncio.Event()
+    async def scenario() -> None:
+        started = asyncio.Event()
         async with serving(endless) as url, connected_to(url) as transport:
             async with asyncio.timeout(10), asyncio.TaskGroup() as group:
-                cut = group.create_task(failure_of(read_on(transport, begun)))
-                await begun.wait()
+                cut = group.create_task(failure_of(read_on(transport, started)))
+                await started.wait()
                 await asyncio.sleep(0)  # the reader is waiting
                 await transport.close()
             assert cut.result().maybe_sent
 
-    on(new_loop, story())
+    on(new_loop, scenario())
 
 
 @LOOPS
 def test_request_after_abort_reconnects(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with serving(echo) as url, connected_to(url) as transport:
             first = json_of(await transport.send(WRITE))["peer"]
             transport.abort()  # without an iteration of the loop to notice
@@ -599,14 +599,14 @@ def test_request_after_abort_reconnects(new_loop: Callable[[], asyncio.AbstractE
             third = json_of(await transport.send(WRITE))["peer"]
         assert len({first, second, third}) == 3
 
-    on(new_loop, story())
+    on(new_loop, scenario())
 
 
 @LOOPS
 def test_safety_rule_4_abort_stops_requests_that_are_connecting(
     new_loop: Callable[[], asyncio.AbstractEventLoop], authority: Any
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         connected = asyncio.Event()
 
         async def no_handshake(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -625,7 +625,7 @@ def test_safety_rule_4_abort_stops_requests_that_are_connecting(
             transport.abort()
             assert not (await cut).maybe_sent
 
-    on(new_loop, story())
+    on(new_loop, scenario())
 
 
 @LOOPS
@@ -633,7 +633,7 @@ def test_safety_rule_4_abort_stops_requests_that_are_connecting(
 def test_safety_rule_4_abort_stops_requests_in_dns_lookup(
     turns: int, new_loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         gate = Gate()
         async with serving(gate) as url, connected_to(url.replace("127.0.0.1", "localhost")) as transport:
             async with asyncio.TaskGroup() as group:
@@ -646,7 +646,7 @@ def test_safety_rule_4_abort_stops_requests_in_dns_lookup(
             assert (await transport.send(READ)).status == 200
         assert gate.seen == {"GET": 1}
 
-    on(new_loop, story())
+    on(new_loop, scenario())
 
 
 class SlowCredentials:
@@ -655,11 +655,11 @@ class SlowCredentials:
     key_pair: KeyPair | None = None
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
+        self.called = asyncio.Event()
         self.ready = asyncio.Event()
 
     async def authorization(self) -> str | None:
-        self.asked.set()
+        self.called.set()
         await self.ready.wait()
         return None
 
@@ -672,7 +672,7 @@ async def test_safety_rule_4_abort_stops_requests_waiting_for_credentials() -> N
     async with serving(gate) as url, connected_to(url, source=slow) as transport:
         async with asyncio.TaskGroup() as group:
             cut = group.create_task(failure_of(transport.send(WRITE)))
-            await slow.asked.wait()
+            await slow.called.wait()
             transport.abort()
             slow.ready.set()
         assert not cut.result().maybe_sent
@@ -812,7 +812,7 @@ async def test_client_certificate_is_sent(authority: Any) -> None:
 def test_closed_transport_leaves_no_open_sockets(
     new_loop: Callable[[], asyncio.AbstractEventLoop], kind: str, frozen: bool, authority: Any
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         arrived, hung_up = asyncio.Event(), asyncio.Event()
 
         async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -837,7 +837,7 @@ def test_closed_transport_leaves_no_open_sockets(
             assert ours.fileno() < 0
             hung_up.set()
 
-    on(new_loop, story())
+    on(new_loop, scenario())
 
 
 async def test_changed_client_certificate_is_used_for_new_connections(authority: Any, tmp_path: Path) -> None:
@@ -866,12 +866,12 @@ class Proxy:
     """An HTTP proxy that opens tunnels for clients with the password."""
 
     def __init__(self) -> None:
-        self.asked_for: list[str] = []
+        self.requests: list[str] = []
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         method, target, _ = head.split(" ", 2)
-        self.asked_for.append(f"{method} {target}")
+        self.requests.append(f"{method} {target}")
         if base64.b64encode(f"us:{PASSWORD}".encode()).decode() not in head:
             writer.write(b"HTTP/1.1 407 Who are you\r\nContent-Length: 0\r\n\r\n")
             return
@@ -897,7 +897,7 @@ async def test_proxy_tunnels_tls(authority: Any) -> None:
             got = json_of(await transport.send(READ))
     assert ["authorization", f"Bearer {TOKEN}"] in got["headers"]
     assert not [name for name, _ in got["headers"] if name.startswith("proxy-")]
-    assert proxy.asked_for == [url.replace("https://", "CONNECT ")]
+    assert proxy.requests == [url.replace("https://", "CONNECT ")]
 
 
 @pytest.mark.parametrize("proxy", [Proxy(), *BREAKS.values()], ids=["refuses", *BREAKS])
@@ -915,10 +915,10 @@ async def test_safety_rule_7_proxy_errors_reveal_no_secrets(proxy: Dialogue, aut
         assert not failed.maybe_sent
     for error in (failed, unreachable):
         assert str(error).startswith(str(WRITE))
-        shown = "".join(traceback.format_exception(error))
-        assert PASSWORD not in shown
-        assert base64.b64encode(f"us:not-{PASSWORD}".encode()).decode() not in shown
-        assert TOKEN not in shown
+        text = "".join(traceback.format_exception(error))
+        assert PASSWORD not in text
+        assert base64.b64encode(f"us:not-{PASSWORD}".encode()).decode() not in text
+        assert TOKEN not in text
 
 
 async def test_body_bytes_are_counted_in_both_directions() -> None:
@@ -935,6 +935,6 @@ async def test_body_bytes_are_counted_in_both_directions() -> None:
         assert counted() == (sent + 200, received + 3000)
         assert len(await streamed(transport)) == 3000
         assert counted() == (sent + 200, received + 6000)
-        shown = re.search(rb"^tapestry_client_received_bytes_total (\S+)$", metrics.render()[0], re.MULTILINE)
-        assert shown is not None
-        assert float(shown[1]) == received + 6000
+        match = re.search(rb"^tapestry_client_received_bytes_total (\S+)$", metrics.render()[0], re.MULTILINE)
+        assert match is not None
+        assert float(match[1]) == received + 6000

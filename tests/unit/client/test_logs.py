@@ -23,7 +23,7 @@ async def test_log_is_streamed_and_following_has_a_long_timeout() -> None:
 async def test_error_response_is_read_up_to_a_limit() -> None:
     waiting = ApiError(400, "BadRequest", "container is waiting to start")
     endless = Response(502, {"endless": "yes"}, b"a proxy speaks")
-    for trouble, words in ((error_response(waiting), "waiting to start"), (endless, "a proxy speaks")):
-        with pytest.raises(ApiError, match=words):
-            async with pod_log(Client(ScriptedTransport(trouble)), "web", "default", {}):
+    for failure, message in ((error_response(waiting), "waiting to start"), (endless, "a proxy speaks")):
+        with pytest.raises(ApiError, match=message):
+            async with pod_log(Client(ScriptedTransport(failure)), "web", "default", {}):
                 raise AssertionError("there is no log")

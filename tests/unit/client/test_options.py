@@ -30,9 +30,9 @@ def test_zero_grace_period_is_sent() -> None:
 def test_versioned_patch_only_adds_the_version(has: Object, wants: Object, metadata: Object | None) -> None:
     there = {"metadata": {"name": "web", "resourceVersion": "7"}, "spec": has}
     patch = {"spec": wants, **({"metadata": metadata} if metadata is not None else {})}
-    asked = apply_merge_patch(there, with_resource_version(patch, "6", PatchType.MERGE))
+    patched = apply_merge_patch(there, with_resource_version(patch, "6", PatchType.MERGE))
     plain = apply_merge_patch(there, patch)
-    assert asked == {**plain, "metadata": {**plain["metadata"], "resourceVersion": "6"}}
+    assert patched == {**plain, "metadata": {**plain["metadata"], "resourceVersion": "6"}}
     steps = [{"op": "add", "path": "/spec", "value": wants}]
     assert apply_json_patch(there, with_resource_version(steps, "6", PatchType.JSON)) == {
         "metadata": {"name": "web", "resourceVersion": "6"},

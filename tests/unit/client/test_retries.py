@@ -121,7 +121,7 @@ async def test_eviction_denied_by_budget_is_not_retried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trouble", "error"),
+    ("failure", "error"),
     [
         (transport_error(maybe_sent=True), TransportError),
         (response_of(status=503), Unavailable),
@@ -130,9 +130,9 @@ async def test_eviction_denied_by_budget_is_not_retried() -> None:
 )
 @in_virtual_time
 async def test_last_error_is_raised_after_max_attempts(
-    trouble: Response | TransportError, error: type[Exception]
+    failure: Response | TransportError, error: type[Exception]
 ) -> None:
-    transport = ScriptedTransport(trouble)
+    transport = ScriptedTransport(failure)
     with pytest.raises(error):
         await Client(transport).get(PODS, "web", "default")
     assert len(transport.requests) == MAX_ATTEMPTS
@@ -154,10 +154,10 @@ async def test_pauses_between_attempts_grow() -> None:
     assert waits[-1] > 4 * waits[0]
 
 
-@pytest.mark.parametrize("trouble", [error_response(BUSY, retry_after="3"), transport_error(maybe_sent=False)])
+@pytest.mark.parametrize("failure", [error_response(BUSY, retry_after="3"), transport_error(maybe_sent=False)])
 @in_virtual_time
-async def test_safety_rule_4_fence_is_called_before_each_attempt(trouble: Response | TransportError) -> None:
-    transport = ScriptedTransport(trouble)
+async def test_safety_rule_4_fence_is_called_before_each_attempt(failure: Response | TransportError) -> None:
+    transport = ScriptedTransport(failure)
     with pytest.raises(NotLeading):
         await Client(transport, fence=fence_of(True, True, False)).patch(PODS, A_POD, {})
     assert len(transport.requests) == 2

@@ -48,7 +48,7 @@ def test_empty_document_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "message"),
     [
         ("a: &x 1", "a: YAML anchors are not allowed"),
         ("&x a: 1", "document: YAML anchors are not allowed"),
@@ -73,8 +73,8 @@ def test_empty_document_is_none() -> None:
         ("\x00", "not YAML"),
     ],
 )
-def test_unsafe_features_are_rejected_with_location(text: str, complaint: str) -> None:
-    with pytest.raises(StrictYamlError, match=f"^.*{complaint}"):
+def test_unsafe_features_are_rejected_with_location(text: str, message: str) -> None:
+    with pytest.raises(StrictYamlError, match=f"^.*{message}"):
         parse_strict_yaml(text.encode())
 
 

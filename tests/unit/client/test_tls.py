@@ -227,6 +227,6 @@ def test_fallback_file_is_private_and_deleted(tmp_path, monkeypatch) -> None:
 
 
 def test_repr_shows_no_key_material(authority) -> None:
-    shown = repr(key_pair(authority.issue("a.test")))
-    assert "cert-field" in shown
-    assert "BEGIN" not in shown
+    text = repr(key_pair(authority.issue("a.test")))
+    assert "cert-field" in text
+    assert "BEGIN" not in text

@@ -96,7 +96,7 @@ class StreamScript:
     status: int = 200
 
 
-def refused(error: Any) -> StreamScript:
+def error_stream(error: Any) -> StreamScript:
     return StreamScript([msgspec.json.encode(error.status())], status=error.code)
 
 
@@ -104,7 +104,7 @@ def refused(error: Any) -> StreamScript:
 class ScriptedStreams:
     """A transport that serves scripted streams and pages, one after the other."""
 
-    takes: deque[StreamScript]
+    scripts: deque[StreamScript]
     pages: deque[Response] = field(default_factory=deque)
     queries: list[dict[str, str]] = field(default_factory=list)
     open: int = 0
@@ -117,12 +117,12 @@ class ScriptedStreams:
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator["PlayingStream"]:
-        if not self.takes:
+        if not self.scripts:
             raise ScriptEnd
         self.queries.append(dict(request.query))
         self.open += 1
         try:
-            yield PlayingStream(self.takes.popleft())
+            yield PlayingStream(self.scripts.popleft())
         finally:
             self.open -= 1
 
@@ -130,24 +130,24 @@ class ScriptedStreams:
         raise AssertionError("a watch never aborts")
 
     async def close(self) -> None:
-        self.takes.clear()
+        self.scripts.clear()
 
 
 @dataclass
 class PlayingStream:
-    take: StreamScript
+    script: StreamScript
 
     @property
     def status(self) -> int:
-        return self.take.status
+        return self.script.status
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        for chunk in self.take.chunks:
+        for chunk in self.script.chunks:
             yield chunk
-        if self.take.end is None:
+        if self.script.end is None:
             await asyncio.Event().wait()
-        if isinstance(self.take.end, Exception):
-            raise self.take.end
+        if isinstance(self.script.end, Exception):
+            raise self.script.end
 
 
 @dataclass
@@ -183,16 +183,16 @@ def shape(event: WatchEvent) -> str:
     return type(event).__name__
 
 
-async def played(*takes: StreamScript, pages: Sequence[Response] = (), **options: Any) -> WatchLog:
-    tape = ScriptedStreams(deque(takes), deque(pages))
+async def run_watch(*scripts: StreamScript, pages: Sequence[Response] = (), **options: Any) -> WatchLog:
+    streams = ScriptedStreams(deque(scripts), deque(pages))
     restarts: list[tuple[KubeError, float]] = []
-    watch = Watch(Client(tape), PODS, on_restart=lambda error, pause: restarts.append((error, pause)), **options)
+    watch = Watch(Client(streams), PODS, on_restart=lambda error, pause: restarts.append((error, pause)), **options)
     events: list[WatchEvent] = []
     with suppress(ScriptEnd):
         async for event in watch.events():
             events += [event]
-    assert not tape.open
-    return WatchLog(events, restarts, tape.queries)
+    assert not streams.open
+    return WatchLog(events, restarts, streams.queries)
 
 
 A_LIST = [added("a", 3), added("b", 5), list_end(7)]
@@ -203,14 +203,16 @@ A_LIST = [added("a", 3), added("b", 5), list_end(7)]
 
 @in_virtual_time
 async def test_list_is_streamed_then_followed() -> None:
-    got = await played(StreamScript([*A_LIST, modified("a", 8) + added("c", 9), deleted("b", 10)]))
+    got = await run_watch(StreamScript([*A_LIST, modified("a", 8) + added("c", 9), deleted("b", 10)]))
     assert got.shapes == ["ListStart", "page a", "page b", "Synced", "~a +c", "-b"]
     assert got.restarts == []
 
 
 @in_virtual_time
 async def test_stream_request_has_all_parameters() -> None:
-    got = await played(StreamScript(A_LIST), StreamScript([bookmark(8)]), labels="app=web", fields="spec.nodeName=n1")
+    got = await run_watch(
+        StreamScript(A_LIST), StreamScript([bookmark(8)]), labels="app=web", fields="spec.nodeName=n1"
+    )
     first, second = got.queries
     assert all(
         WATCH_LIFETIME_SECONDS[0] <= int(query.pop("timeoutSeconds")) <= WATCH_LIFETIME_SECONDS[1]
@@ -230,10 +232,10 @@ async def test_stream_request_has_all_parameters() -> None:
 @in_virtual_time
 async def test_server_without_streaming_lists_is_paged(refusal: KubeError) -> None:
     pages = [page("a", "b", version=5, token="more"), page("c", version=5), page(version=9)]
-    got = await played(
-        refused(refusal),
+    got = await run_watch(
+        error_stream(refusal),
         StreamScript([added("d", 6)]),
-        refused(EXPIRED),
+        error_stream(EXPIRED),
         StreamScript([bookmark(9)]),
         pages=pages,
         page_size=2,
@@ -246,8 +248,11 @@ async def test_server_without_streaming_lists_is_paged(refusal: KubeError) -> No
 
 @in_virtual_time
 async def test_rejected_resume_does_not_disable_streaming_lists() -> None:
-    got = await played(
-        StreamScript(A_LIST), refused(BadRequest(400, "BadRequest", "no")), refused(EXPIRED), StreamScript(A_LIST)
+    got = await run_watch(
+        StreamScript(A_LIST),
+        error_stream(BadRequest(400, "BadRequest", "no")),
+        error_stream(EXPIRED),
+        StreamScript(A_LIST),
     )
     assert got.reasons == ["BadRequest", "Gone"]
     assert got.shapes[-4:] == ["ListStart", "page a", "page b", "Synced"]
@@ -256,7 +261,7 @@ async def test_rejected_resume_does_not_disable_streaming_lists() -> None:
 @in_virtual_time
 async def test_rejected_pages_are_retried_after_a_pause() -> None:
     pages = [Response(400, {}, b"bad selector"), page("a", version=5)]
-    got = await played(refused(UNKNOWN_OPTION), StreamScript([bookmark(6)]), pages=pages)
+    got = await run_watch(error_stream(UNKNOWN_OPTION), StreamScript([bookmark(6)]), pages=pages)
     assert got.shapes == ["ListStart", "ListStart", "page a", "Synced"]
     assert got.reasons == ["BadRequest"]
 
@@ -265,7 +270,7 @@ async def test_rejected_pages_are_retried_after_a_pause() -> None:
 async def test_expired_pages_are_listed_again() -> None:
     gone = Response(410, {}, msgspec.json.encode(EXPIRED.status()))
     pages = [page("a", version=5, token="more"), gone, page("b", version=9)]
-    got = await played(refused(UNKNOWN_OPTION), StreamScript([bookmark(9)]), pages=pages)
+    got = await run_watch(error_stream(UNKNOWN_OPTION), StreamScript([bookmark(9)]), pages=pages)
     assert got.shapes == ["ListStart", "page a", "ListStart", "page b", "Synced"]
     assert "continue" not in got.queries[3]
 
@@ -273,13 +278,13 @@ async def test_expired_pages_are_listed_again() -> None:
 @in_virtual_time
 async def test_changes_during_streamed_list_are_part_of_it() -> None:
     chunks = [added("a", 1) + added("b", 2) + deleted("a", 3) + modified("b", 4) + added("a", 5) + list_end(5)]
-    got = await played(StreamScript([*chunks, modified("a", 6)]))
+    got = await run_watch(StreamScript([*chunks, modified("a", 6)]))
     assert got.shapes == ["ListStart", "page a b", "-a", "page b a", "Synced", "~a"]
 
 
 @in_virtual_time
 async def test_interrupted_list_starts_again() -> None:
-    got = await played(
+    got = await run_watch(
         StreamScript([added("a", 1), added("b", 2)], end=CUT), StreamScript([added("b", 2), list_end(4)])
     )
     assert got.shapes == ["ListStart", "page a", "page b", "ListStart", "page b", "Synced"]
@@ -289,7 +294,7 @@ async def test_interrupted_list_starts_again() -> None:
 @pytest.mark.parametrize("chunks", [[], [added("a", 1)]])
 @in_virtual_time
 async def test_incomplete_list_is_retried_with_backoff(chunks: list[bytes]) -> None:
-    got = await played(*[StreamScript(chunks)] * 5)
+    got = await run_watch(*[StreamScript(chunks)] * 5)
     assert got.reasons == ["BrokenStream"] * 5
     pauses = [pause for _, pause in got.restarts]
     assert pauses == sorted(pauses)
@@ -302,12 +307,12 @@ async def test_incomplete_list_is_retried_with_backoff(chunks: list[bytes]) -> N
 @pytest.mark.parametrize("end", ["", CUT])
 @in_virtual_time
 async def test_ended_stream_is_resumed_at_its_version(end: Exception | str) -> None:
-    takes = [
+    scripts = [
         StreamScript([*A_LIST, added("c", 9)], end=end),
         StreamScript([modified("c", 11)], end=end),
         StreamScript([deleted("c", 12)]),
     ]
-    got = await played(*takes)
+    got = await run_watch(*scripts)
     assert got.shapes == ["ListStart", "page a", "page b", "Synced", "+c", "~c", "-c"]
     assert got.versions == ["", "9", "11"]
     assert got.reasons == (["TransportError"] * 2 if end else [])  # a server may end a stream at any time
@@ -315,17 +320,17 @@ async def test_ended_stream_is_resumed_at_its_version(end: Exception | str) -> N
 
 @in_virtual_time
 async def test_bookmark_advances_the_resume_version() -> None:
-    got = await played(
+    got = await run_watch(
         StreamScript([*A_LIST, bookmark(20)]), StreamScript([bookmark(30) + bookmark(40)]), StreamScript([bookmark(50)])
     )
     assert got.shapes == ["ListStart", "page a", "page b", "Synced"]
     assert got.versions == ["", "20", "40"]
 
 
-@pytest.mark.parametrize("gone", [refused(EXPIRED), StreamScript([error(EXPIRED)])], ids=["an answer", "an event"])
+@pytest.mark.parametrize("gone", [error_stream(EXPIRED), StreamScript([error(EXPIRED)])], ids=["an answer", "an event"])
 @in_virtual_time
 async def test_expired_version_leads_to_a_new_list(gone: StreamScript) -> None:
-    got = await played(
+    got = await run_watch(
         StreamScript(A_LIST), gone, StreamScript([added("z", 90), list_end(99)]), StreamScript([bookmark(100)])
     )
     assert got.shapes[4:] == ["ListStart", "page z", "Synced"]
@@ -336,7 +341,7 @@ async def test_expired_version_leads_to_a_new_list(gone: StreamScript) -> None:
 @pytest.mark.parametrize(("why", "after"), [(EXPIRED, ["", ""]), (TROUBLE, ["", "9"])])
 @in_virtual_time
 async def test_changes_before_an_error_are_not_lost(why: KubeError, after: list[str]) -> None:
-    got = await played(
+    got = await run_watch(
         StreamScript([*A_LIST, added("c", 8) + modified("c", 9) + error(why)]), StreamScript([list_end(10)])
     )
     assert got.shapes[4] == "+c ~c"
@@ -345,14 +350,14 @@ async def test_changes_before_an_error_are_not_lost(why: KubeError, after: list[
 
 @in_virtual_time
 async def test_error_during_list_starts_it_again() -> None:
-    got = await played(StreamScript([added("a", 1) + error(TROUBLE)]), StreamScript(A_LIST))
+    got = await run_watch(StreamScript([added("a", 1) + error(TROUBLE)]), StreamScript(A_LIST))
     assert got.shapes == ["ListStart", "page a", "ListStart", "page a", "page b", "Synced"]
 
 
 @in_virtual_time
 async def test_truncated_line_is_repeated_by_next_stream() -> None:
     whole = modified("a", 8)
-    got = await played(StreamScript([*A_LIST, whole[:20]], end=CUT), StreamScript([whole]))
+    got = await run_watch(StreamScript([*A_LIST, whole[:20]], end=CUT), StreamScript([whole]))
     assert got.shapes[4:] == ["~a"]
     assert got.versions == ["", "7"]
 
@@ -360,7 +365,7 @@ async def test_truncated_line_is_repeated_by_next_stream() -> None:
 @pytest.mark.parametrize("status", [302, 403, 404, 500])
 @in_virtual_time
 async def test_watch_survives_every_error_status(status: int) -> None:
-    got = await played(
+    got = await run_watch(
         StreamScript([b"no"], status=status),
         StreamScript(A_LIST),
         StreamScript([b"no"], status=status),
@@ -387,11 +392,11 @@ def test_lines_may_be_split_anywhere(events: list[tuple[Any, str, int]], cuts: l
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     chunks = [text[start:end] for start, end in pairwise(edges)]  # some are empty
 
-    def told(got: WatchLog) -> tuple[list[str], list[Change]]:
+    def summary(got: WatchLog) -> tuple[list[str], list[Change]]:
         listed = [name_of(obj) for event in got.events if isinstance(event, ListPage) for obj in event.items]
         return listed, [change for event in got.events if isinstance(event, Changes) for change in event.changes]
 
-    assert told(run(played(StreamScript(chunks)))) == told(run(played(StreamScript([text]))))
+    assert summary(run(run_watch(StreamScript(chunks)))) == summary(run(run_watch(StreamScript([text]))))
 
 
 # -- useless streams
@@ -399,7 +404,7 @@ def test_lines_may_be_split_anywhere(events: list[tuple[Any, str, int]], cuts: l
 
 @in_virtual_time
 async def test_silent_stream_is_replaced_and_resumed() -> None:
-    got = await played(StreamScript(A_LIST, end=None), StreamScript([added("c", 8)]), idle_timeout=40)
+    got = await run_watch(StreamScript(A_LIST, end=None), StreamScript([added("c", 8)]), idle_timeout=40)
     assert got.shapes[4:] == ["+c"]
     assert got.reasons == ["Silence"]
     assert str(got.restarts[0][0]) == "the stream sent nothing for 40 s"
@@ -408,13 +413,13 @@ async def test_silent_stream_is_replaced_and_resumed() -> None:
 
 @in_virtual_time
 async def test_endless_error_response_is_abandoned() -> None:
-    got = await played(StreamScript([b"well..."], status=500, end=None), StreamScript(A_LIST))
+    got = await run_watch(StreamScript([b"well..."], status=500, end=None), StreamScript(A_LIST))
     assert got.reasons == ["Silence"]
 
 
 @in_virtual_time
 async def test_error_response_is_read_up_to_a_limit() -> None:
-    got = await played(StreamScript([b"no" * 1000] * 10_000, status=500, end=None), StreamScript(A_LIST))
+    got = await run_watch(StreamScript([b"no" * 1000] * 10_000, status=500, end=None), StreamScript(A_LIST))
     assert got.reasons == ["ServerError"]
     assert running_clock().monotonic() < 1
 
@@ -422,7 +427,7 @@ async def test_error_response_is_read_up_to_a_limit() -> None:
 @pytest.mark.parametrize("noise", [b"<h1>Welcome</h1>\n", b"[]\n", b'{"type":"ADDED"}\n', b'{"type":"\xff"}\n'])
 @in_virtual_time
 async def test_invalid_event_breaks_the_stream_without_loss(noise: bytes) -> None:
-    got = await played(StreamScript([*A_LIST, added("c", 8) + noise]), StreamScript([added("c", 8)]))
+    got = await run_watch(StreamScript([*A_LIST, added("c", 8) + noise]), StreamScript([added("c", 8)]))
     assert got.reasons == ["BrokenStream"]
     assert got.shapes[4:] == ["+c"]
     assert got.versions == ["", "7"]
@@ -430,7 +435,7 @@ async def test_invalid_event_breaks_the_stream_without_loss(noise: bytes) -> Non
 
 @in_virtual_time
 async def test_stream_that_ends_at_once_is_retried_with_backoff() -> None:
-    got = await played(StreamScript(A_LIST), *[StreamScript()] * 4)
+    got = await run_watch(StreamScript(A_LIST), *[StreamScript()] * 4)
     assert got.reasons == ["BrokenStream"] * 4
     assert got.versions == ["", "7", "7", "7", "7"]
 
@@ -448,7 +453,7 @@ async def test_stream_that_ends_at_once_is_retried_with_backoff() -> None:
 )
 @in_virtual_time
 async def test_invalid_object_breaks_only_the_stream(obj: Object) -> None:
-    got = await played(StreamScript([*A_LIST, line("ADDED", obj)]), StreamScript([added("c", 9)]))
+    got = await run_watch(StreamScript([*A_LIST, line("ADDED", obj)]), StreamScript([added("c", 9)]))
     assert got.shapes == ["ListStart", "page a", "page b", "Synced", "+c"]
     assert got.reasons == ["BrokenStream"]
 
@@ -458,7 +463,7 @@ async def test_invalid_object_breaks_only_the_stream(obj: Object) -> None:
 
 @in_virtual_time
 async def test_backoff_grows_to_a_limit_with_jitter() -> None:
-    got = await played(*[StreamScript(end=CUT)] * 12)
+    got = await run_watch(*[StreamScript(end=CUT)] * 12)
     pauses = [pause for _, pause in got.restarts]
     assert 0.15 <= pauses[0] <= 0.25
     assert all(later > earlier for earlier, later in pairwise(pauses[:7]))
@@ -470,7 +475,7 @@ async def test_backoff_grows_to_a_limit_with_jitter() -> None:
 @pytest.mark.parametrize("sign_of_life", [added("c", 8), bookmark(8)])
 @in_virtual_time
 async def test_data_resets_the_backoff(sign_of_life: bytes) -> None:
-    got = await played(StreamScript(A_LIST), *[StreamScript(end=CUT)] * 6, StreamScript([sign_of_life], end=CUT))
+    got = await run_watch(StreamScript(A_LIST), *[StreamScript(end=CUT)] * 6, StreamScript([sign_of_life], end=CUT))
     pauses = [pause for _, pause in got.restarts]
     assert pauses[-2] >= 0.75 * 0.2 * 2**5  # the sixth in a row, with jitter of a quarter
     assert pauses[-1] < 0.3
@@ -479,7 +484,7 @@ async def test_data_resets_the_backoff(sign_of_life: bytes) -> None:
 @in_virtual_time
 async def test_useless_lists_are_retried_with_backoff() -> None:
     pages = [page("a", version=number) for number in range(1, 7)]
-    got = await played(refused(UNKNOWN_OPTION), *[StreamScript([error(EXPIRED)])] * 6, pages=pages)
+    got = await run_watch(error_stream(UNKNOWN_OPTION), *[StreamScript([error(EXPIRED)])] * 6, pages=pages)
     assert got.reasons == ["Gone"] * 6
     assert got.restarts[-1][1] > 4
 
@@ -493,8 +498,12 @@ async def test_restarts_are_reported_and_counted_by_reason() -> None:
     reasons = ["TransportError", "Gone", "NotFound", "BrokenStream"]
     before = [counted(reason) for reason in reasons]
     lost = NotFound(404, "NotFound", "no such resource")
-    got = await played(
-        StreamScript(A_LIST, end=CUT), refused(EXPIRED), refused(lost), StreamScript([b"?\n"]), StreamScript(A_LIST)
+    got = await run_watch(
+        StreamScript(A_LIST, end=CUT),
+        error_stream(EXPIRED),
+        error_stream(lost),
+        StreamScript([b"?\n"]),
+        StreamScript(A_LIST),
     )
     assert got.reasons == reasons
     assert got.restarts[0][0] is CUT
@@ -507,20 +516,20 @@ async def test_restarts_are_reported_and_counted_by_reason() -> None:
 @pytest.mark.parametrize("events", range(1, 6))
 @in_virtual_time
 async def test_closing_the_watch_frees_its_stream(events: int) -> None:
-    tape = ScriptedStreams(deque([StreamScript([*A_LIST, added("c", 8)], end=None)]))
-    async with aclosing(Watch(Client(tape), PODS).events()) as watch:
+    streams = ScriptedStreams(deque([StreamScript([*A_LIST, added("c", 8)], end=None)]))
+    async with aclosing(Watch(Client(streams), PODS).events()) as watch:
         for _ in range(events):
             await anext(watch)
-        assert tape.open == 1
-    assert tape.open == 0
+        assert streams.open == 1
+    assert streams.open == 0
 
 
 @in_virtual_time
 async def test_cancelling_the_reader_frees_its_stream() -> None:
-    tape = ScriptedStreams(deque([StreamScript(A_LIST, end=None)]))
+    streams = ScriptedStreams(deque([StreamScript(A_LIST, end=None)]))
 
     async def read() -> None:
-        async with aclosing(Watch(Client(tape), PODS).events()) as events:
+        async with aclosing(Watch(Client(streams), PODS).events()) as events:
             async for event in events:
                 if isinstance(event, Synced):
                     synced.set()
@@ -529,23 +538,23 @@ async def test_cancelling_the_reader_frees_its_stream() -> None:
     async with asyncio.TaskGroup() as group:
         task = group.create_task(read())
         await synced.wait()
-        assert tape.open == 1
+        assert streams.open == 1
         task.cancel()
-    assert tape.open == 0
+    assert streams.open == 0
 
 
 @in_virtual_time
 async def test_error_of_the_reader_passes_through() -> None:
-    tape = ScriptedStreams(deque([StreamScript(A_LIST, end=None)]))
+    streams = ScriptedStreams(deque([StreamScript(A_LIST, end=None)]))
 
     async def read() -> None:
-        async with aclosing(Watch(Client(tape), PODS).events()) as events:
+        async with aclosing(Watch(Client(streams), PODS).events()) as events:
             async for _ in events:
                 raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         await read()
-    assert tape.open == 0
+    assert streams.open == 0
 
 
 # -- on the in-process API
@@ -567,7 +576,7 @@ class PagingTransport:
 
     @asynccontextmanager
     async def _refused(self) -> AsyncIterator[Stream]:
-        yield PlayingStream(refused(UNKNOWN_OPTION))
+        yield PlayingStream(error_stream(UNKNOWN_OPTION))
 
     def abort(self) -> None:
         self.inner.abort()
@@ -583,7 +592,7 @@ class WatchMirror:
         self.pods: dict[str, int] = {}
         self.synced = asyncio.Event()
         self.lists = 0
-        self._shown: set[str] = set()
+        self._listed: set[str] = set()
         self._newest = 0
         self._listing = False
 
@@ -595,16 +604,16 @@ class WatchMirror:
     def handle(self, event: WatchEvent) -> None:
         match event:
             case ListStart():
-                self._listing, self._shown, self._newest = True, set(), 0
+                self._listing, self._listed, self._newest = True, set(), 0
             case ListPage(items):
                 assert self._listing
                 for obj in items:
                     self.pods[name_of(obj)] = int(version_of(obj))
-                    self._shown.add(name_of(obj))
+                    self._listed.add(name_of(obj))
             case Synced():
                 self._listing = False
                 self.lists += 1
-                self.pods = {name: version for name, version in self.pods.items() if name in self._shown}
+                self.pods = {name: version for name, version in self.pods.items() if name in self._listed}
                 self.synced.set()
             case Changes(changes):
                 for change in changes:
@@ -766,7 +775,7 @@ STEPS = st.lists(
 @settings(max_examples=300)
 @given(steps=STEPS, streaming=st.booleans())
 def test_reader_ends_with_the_server_state(steps: list[tuple[str, str, float | None]], streaming: bool) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with a_world(streaming=streaming) as world:
             for what, name, pause in steps:
                 if what in DISTURBANCES:
@@ -780,7 +789,7 @@ def test_reader_ends_with_the_server_state(steps: list[tuple[str, str, float | N
             await asyncio.sleep(10 * MAX_BACKOFF)
             assert world.mirror.pods == world.truth()
 
-    run(story())
+    run(scenario())
 
 
 @pytest.mark.parametrize("lean", [True, False])

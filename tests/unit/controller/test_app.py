@@ -44,18 +44,18 @@ class Observed(Manager):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.asked = asyncio.Event()
+        self.stop_requested = asyncio.Event()
 
     def stop(self) -> None:
         super().stop()
-        self.asked.set()
+        self.stop_requested.set()
 
 
 class OneReconcile:
     """A manager with one controller, and the outcome of its only reconcile."""
 
     def __init__(self, api: InProcessApi, name: str, **settings: Any) -> None:
-        self.begun = asyncio.Event()
+        self.started = asyncio.Event()
         self.go_on = asyncio.Event()
         self.outcome = ""
         config = ManagerConfig(name=name, **{**QUIET, **settings})
@@ -66,7 +66,7 @@ class OneReconcile:
         controller.queue.add("key")
 
     async def reconcile(self, key: str) -> None:
-        self.begun.set()
+        self.started.set()
         try:
             await self.go_on.wait()
             self.outcome = "finished"
@@ -87,11 +87,11 @@ async def test_signal_stops_managers_after_their_work(api: InProcessApi, number:
     app = App(first.manager, second.manager)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(app.run())
-        await first.begun.wait()
-        await second.begun.wait()
+        await first.started.wait()
+        await second.started.wait()
         os.kill(os.getpid(), number)
         for each in (first, second):
-            await each.manager.asked.wait()
+            await each.manager.stop_requested.wait()
             each.go_on.set()
         await running
     assert (first.outcome, second.outcome) == ("finished", "finished")
@@ -104,7 +104,7 @@ async def test_second_signal_kills_the_process(api: InProcessApi) -> None:
     app = App(working.manager)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(app.run())
-        await working.begun.wait()
+        await working.started.wait()
         assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
         app.stop()
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -124,14 +124,14 @@ async def test_failed_manager_stops_the_others(api: InProcessApi) -> None:
     working = OneReconcile(api, "first")
     failing = Manager(ManagerConfig(**QUIET), api.connect, identity="second").register("broken", broken)
 
-    async def cause_trouble() -> None:
-        await working.begun.wait()
+    async def create_object() -> None:
+        await working.started.wait()
         await working.manager.client.create(CONFIGMAPS, object_named("c", "default"))
 
-    trouble = asyncio.create_task(cause_trouble())
+    creation = asyncio.create_task(create_object())
     with pytest.raises(ExceptionGroup) as caught:
         await App(working.manager, failing).run()
-    await trouble
+    await creation
     assert caught.group_contains(RuntimeError, match="cannot go on")
     assert working.outcome == "cancelled"
 
@@ -141,7 +141,7 @@ async def test_objects_of_first_lists_are_frozen(api: InProcessApi) -> None:
     gc.unfreeze()
     async with asyncio.TaskGroup() as group:
         running = group.create_task(App(working.manager).run())
-        await working.begun.wait()
+        await working.started.wait()
         assert gc.get_freeze_count() > 0
         working.go_on.set()
         working.manager.stop()
@@ -202,10 +202,10 @@ def test_configure_process_sets_logs_metrics_and_gc(capfd: pytest.CaptureFixture
     assert REGISTRY.get_sample_value("tapestry_build_info", {"component": "hub", "version": __version__}) == 1
 
 
-@pytest.mark.parametrize(("name", "shown"), [("tapestry", "syncer"), ("mine", "mine")])
-def test_build_info_names_the_component_by_default(name: str, shown: str) -> None:
+@pytest.mark.parametrize(("name", "component"), [("tapestry", "syncer"), ("mine", "mine")])
+def test_build_info_names_the_component_by_default(name: str, component: str) -> None:
     configure_process(ManagerConfig(name=name), "syncer")
-    assert REGISTRY.get_sample_value("tapestry_build_info", {"component": shown, "version": __version__}) == 1
+    assert REGISTRY.get_sample_value("tapestry_build_info", {"component": component, "version": __version__}) == 1
 
 
 def test_tracing_is_on_with_an_endpoint() -> None:

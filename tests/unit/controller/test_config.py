@@ -31,7 +31,7 @@ def test_every_setting_is_read(setting: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "complaint"),
+    ("flags", "message"),
     [
         ({"workers": 0}, "command line: workers: expected a whole number >= 1, got 0"),
         ({"shutdownSeconds": 600}, "command line: shutdownSeconds: expected a number <= 60.0, got 600"),
@@ -43,7 +43,7 @@ def test_every_setting_is_read(setting: Any) -> None:
         ({"filter__labels": "app in (web"}, "filter: labels: "),
     ],
 )
-def test_invalid_setting_is_rejected_with_path(flags: dict[str, Any], complaint: str) -> None:
+def test_invalid_setting_is_rejected_with_path(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         loaded(**flags)
-    assert str(refused.value).startswith(complaint)
+    assert str(refused.value).startswith(message)

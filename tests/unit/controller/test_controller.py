@@ -373,10 +373,10 @@ async def test_moved_object_enqueues_old_and_new_keys(world: Any) -> None:
 
 
 async def test_when_predicate_gets_old_and_new(world: Any) -> None:
-    asked: list[tuple[bool, bool]] = []
+    calls: list[tuple[bool, bool]] = []
 
     def only_news(old: Object | None, new: Object | None) -> bool:
-        asked.append((old is not None, new is not None))
+        calls.append((old is not None, new is not None))
         return old is None
 
     async with watching(
@@ -388,7 +388,7 @@ async def test_when_predicate_gets_old_and_new(world: Any) -> None:
         await asyncio.sleep(1)
         await world.client.delete(CONFIGMAPS, object_named("c", "default"))
         await asyncio.sleep(1)
-        assert asked == [(False, True), (True, True), (True, False)]
+        assert calls == [(False, True), (True, True), (True, False)]
         assert keys == ["default/c"]
 
 

@@ -131,12 +131,12 @@ async def test_late_handler_gets_existing_objects(world: Any, informer_of: Calla
     there = await world.add(CONFIGMAPS, "there")
     informer = informer_of()
     async with running(informer):
-        told: list[Change] = []
-        informer.on_change(lambda old, new: told.append((old, new)))
-        assert told == [(None, there)]
+        reported: list[Change] = []
+        informer.on_change(lambda old, new: reported.append((old, new)))
+        assert reported == [(None, there)]
         comes = await world.add(CONFIGMAPS, "comes")
         await quiet()
-        assert told == [(None, there), (None, comes)]
+        assert reported == [(None, there), (None, comes)]
 
 
 async def test_after_sync_is_called_once_with_full_store(world: Any, informer_of: Callable[..., Informer]) -> None:

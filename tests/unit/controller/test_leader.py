@@ -121,10 +121,10 @@ async def test_lease_is_released_when_work_is_done() -> None:
         await asyncio.sleep(5)
         standby = group.create_task(second.run())
         await asyncio.sleep(5)
-        asked = running_clock().monotonic()
+        stopped_at = running_clock().monotonic()
         first.done.set()
         await second.began.wait()
-        assert running_clock().monotonic() - asked < 0.5
+        assert running_clock().monotonic() - stopped_at < 0.5
         assert first.history == ["began", "ended"]
         assert value_at(await lease_of(api), "spec", "leaseTransitions") == 1
         standby.cancel()
@@ -183,16 +183,16 @@ async def test_safety_rule_4_cut_off_leader_stops_before_lease_expires() -> None
 async def test_safety_rule_4_suspended_leader_does_not_take_lease_back() -> None:
     """It observes the new leader's Lease first, and could renew on top of that."""
     api = an_api()
-    sleeper, heir = Candidate(api, "sleeper"), Candidate(api, "heir")
+    sleeper, successor = Candidate(api, "sleeper"), Candidate(api, "successor")
     async with standing(sleeper):
         await asyncio.sleep(1)
         sleeper.elector._may_write_until = running_clock().monotonic()  # it resumes after its deadline
         stolen = await lease_of(api)
-        stolen["spec"]["holderIdentity"] = "heir"
+        stolen["spec"]["holderIdentity"] = "successor"
         await Client(api).replace(LEASES, stolen)
-        async with standing(heir):
+        async with standing(successor):
             await asyncio.sleep(TERMS.lease_duration - 1)
-            assert value_at(await lease_of(api), "spec", "holderIdentity") == "heir"
+            assert value_at(await lease_of(api), "spec", "holderIdentity") == "successor"
             assert not sleeper.elector.is_leading
 
 

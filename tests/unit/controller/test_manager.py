@@ -97,11 +97,11 @@ class SlowReconciler:
     def __init__(self, clock: VirtualClock, seconds: float = 0) -> None:
         self.clock = clock
         self.seconds = seconds
-        self.begun: list[tuple[str, float]] = []
+        self.started: list[tuple[str, float]] = []
         self.finished: list[tuple[str, float]] = []
 
     async def __call__(self, key: str) -> None:
-        self.begun.append((key, self.clock.monotonic()))
+        self.started.append((key, self.clock.monotonic()))
         await asyncio.sleep(self.seconds)
         self.finished.append((key, self.clock.monotonic()))
 
@@ -122,7 +122,7 @@ async def test_run_calls_setup(world: Any) -> None:
     work = SlowReconciler(world.clock)
     await world.add(world.widgets, "w")
     async with world.running(world.widget_manager(work)):
-        assert [key for key, _ in work.begun] == ["default/w"]
+        assert [key for key, _ in work.started] == ["default/w"]
 
 
 @pytest.mark.parametrize(
@@ -164,13 +164,13 @@ async def test_controller_gets_options_and_workers(world: Any) -> None:
     work = SlowReconciler(world.clock, seconds=10)
     usual, own = manager.controller("usual", work), manager.controller("own", work, workers=3)
     for controller, at_once in ((usual, 2), (own, 3)):
-        work.begun.clear()
+        work.started.clear()
         for number in range(5):
             controller.queue.add(str(number))
         async with asyncio.TaskGroup() as group:
             group.create_task(controller.run())
             await asyncio.sleep(1)
-            assert len(work.begun) == at_once
+            assert len(work.started) == at_once
             controller.queue.close()
 
 
@@ -292,7 +292,7 @@ async def test_resync_runs_at_the_configured_interval(world: Any) -> None:
     await world.add(world.widgets, "w")
     async with world.running(world.widget_manager(work, resync_seconds=60)):
         await asyncio.sleep(149)
-    assert [moment for _, moment in work.begun] == [0, 60, 120]
+    assert [moment for _, moment in work.started] == [0, 60, 120]
 
 
 async def test_error_outside_a_reconcile_ends_the_manager(world: Any) -> None:
@@ -317,17 +317,17 @@ async def stopped(manager: Manager, clock: VirtualClock, after: float = 1) -> fl
     async with asyncio.TaskGroup() as group:
         running = group.create_task(manager.run())
         await asyncio.sleep(after)
-        asked = clock.monotonic()
+        stopped_at = clock.monotonic()
         manager.stop()
         await running
-    return clock.monotonic() - asked
+    return clock.monotonic() - stopped_at
 
 
 async def test_stop_while_caches_sync_ends_at_once(world: Any) -> None:
     work = SlowReconciler(world.clock)
     lines = TransportFactory(world.api, silent=True)
     assert await stopped(world.widget_manager(work, connect=lines.connect), world.clock) == 0
-    assert work.begun == []
+    assert work.started == []
 
 
 async def test_stop_before_run_does_no_work(world: Any) -> None:
@@ -336,7 +336,7 @@ async def test_stop_before_run_does_no_work(world: Any) -> None:
     manager = world.widget_manager(work)
     manager.stop()
     await manager.run()
-    assert work.begun == []
+    assert work.started == []
 
 
 async def test_stop_finishes_reconciles_in_flight(world: Any) -> None:
@@ -344,14 +344,16 @@ async def test_stop_finishes_reconciles_in_flight(world: Any) -> None:
     for name in "abc":
         await world.add(world.widgets, name)
     assert await stopped(world.widget_manager(work, workers=2), world.clock) == 4
-    assert sorted(key for key, _ in work.finished) == sorted(key for key, _ in work.begun) == ["default/a", "default/b"]
+    assert (
+        sorted(key for key, _ in work.finished) == sorted(key for key, _ in work.started) == ["default/a", "default/b"]
+    )
 
 
 async def test_reconcile_exceeding_shutdown_timeout_is_cancelled(world: Any) -> None:
     work = SlowReconciler(world.clock, seconds=60)
     await world.add(world.widgets, "w")
     assert await stopped(world.widget_manager(work, shutdown_seconds=8), world.clock) == 8
-    assert len(work.begun) == 1
+    assert len(work.started) == 1
     assert work.finished == []
 
 
@@ -383,10 +385,10 @@ async def test_silent_server_delays_shutdown_by_ten_seconds_at_most(world: Any) 
         running = group.create_task(manager.run())
         await asyncio.sleep(1)
         lines.cut()
-        asked = world.clock.monotonic()
+        stopped_at = world.clock.monotonic()
         manager.stop()
         await running
-    assert world.clock.monotonic() - asked <= 10
+    assert world.clock.monotonic() - stopped_at <= 10
 
 
 async def test_connections_are_closed_at_the_end(world: Any) -> None:
@@ -428,15 +430,15 @@ async def test_standby_has_synced_caches_and_does_no_work(world: Any) -> None:
         await world.add(world.widgets, "another")
         await asyncio.sleep(60)
         assert await holder(world) == "first"
-        assert [key for key, _ in first.begun] == ["default/w", "default/another"]
-        assert second.begun == []
+        assert [key for key, _ in first.started] == ["default/w", "default/another"]
+        assert second.started == []
         lines.requests.clear()
         leader.stop()
         stopped_at = world.clock.monotonic()
         await asyncio.sleep(30)
         assert await holder(world) == "second"
-        assert sorted(key for key, _ in second.begun) == ["default/another", "default/w"]
-        assert all(moment - stopped_at < 1 for _, moment in second.begun)
+        assert sorted(key for key, _ in second.started) == ["default/another", "default/w"]
+        assert all(moment - stopped_at < 1 for _, moment in second.started)
         assert [request for request in lines.requests if request.startswith("WATCH")] == []
 
 
@@ -463,7 +465,7 @@ async def test_leader_that_regains_its_lease_works_again(world: Any) -> None:
         lease = await world.get(LEASES, "test")
         await world.client.patch(LEASES, lease, {"spec": {"holderIdentity": "a thief", "leaseDurationSeconds": 15}})
         await asyncio.sleep(10)
-        assert len(work.begun) == 1
+        assert len(work.started) == 1
         assert work.finished == []  # it was cancelled
         await asyncio.sleep(60)
         assert await holder(world) == "first"
@@ -510,13 +512,13 @@ def addresses(caplog: pytest.LogCaptureFixture) -> Callable[[], dict[str, str]]:
     """Return a function: the listen addresses that the manager logged."""
     caplog.set_level("INFO", "tapestry.controller.manager")
 
-    def said() -> dict[str, str]:
+    def logged_addresses() -> dict[str, str]:
         (values,) = [
             record.values for record in caplog.records if record.getMessage() == "probe and metrics listeners started"
         ]
         return {name: values[name].replace("0.0.0.0", "127.0.0.1") for name in ("probes", "metrics")}
 
-    return said
+    return logged_addresses
 
 
 @asynccontextmanager
@@ -529,11 +531,11 @@ async def listening(
     await Client(api).create(CONFIGMAPS, object_named("c", "default"))
     config = ManagerConfig(metrics=metrics, probes=Probes(address="127.0.0.1:0"))
     manager = Manager(config, lines.connect, identity="listener").register("listener", setup)
-    begun = asyncio.Event()
-    manager.after_sync(begun.set)
+    started = asyncio.Event()
+    manager.after_sync(started.set)
     async with asyncio.TaskGroup() as group, aiohttp.ClientSession() as session:
         group.create_task(manager.run())
-        await (lines.used if silent else begun).wait()  # the listeners start before either
+        await (lines.used if silent else started).wait()  # the listeners start before either
         yield session
         manager.stop()
 
@@ -612,11 +614,11 @@ def certificate(tmp_path: Path) -> tuple[str, str]:
 async def test_metrics_accept_a_client_certificate(
     certificate: tuple[str, str], addresses: Callable[[], dict[str, str]]
 ) -> None:
-    stranger, known = (ssl.create_default_context(cafile=certificate[0]) for _ in range(2))
+    anonymous, known = (ssl.create_default_context(cafile=certificate[0]) for _ in range(2))
     known.load_cert_chain(*certificate)
     metrics = Metrics("0.0.0.0:0", certificate=certificate[0], key=certificate[1], client_ca=certificate[0])
     async with listening(metrics, idle) as session:
         url = f"https://{addresses()['metrics']}/metrics"
-        for tls, status in ((stranger, 401), (known, 200)):
+        for tls, status in ((anonymous, 401), (known, 200)):
             async with session.get(url, ssl=tls) as answer:
                 assert answer.status == status

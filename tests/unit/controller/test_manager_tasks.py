@@ -22,7 +22,7 @@ async def nothing(_: str) -> None:
 
 
 async def test_work_does_not_wait_for_optional_informer(world: Any) -> None:
-    elsewhere = InProcessApi([PODS], now=world.clock.now)
+    other = InProcessApi([PODS], now=world.clock.now)
     seen: list[str] = []
 
     async def reconcile(key: str) -> None:
@@ -32,7 +32,7 @@ async def test_work_does_not_wait_for_optional_informer(world: Any) -> None:
         widgets = manager.informer(world.widgets)
         manager.controller("widgets", reconcile).watch(widgets)
         # CONFIGMAPS are not served there: this cache never syncs
-        manager.add_optional_informer(Informer(type(manager.reads)(elsewhere.connect()), CONFIGMAPS))
+        manager.add_optional_informer(Informer(type(manager.reads)(other.connect()), CONFIGMAPS))
 
     await world.add(world.widgets, "one")
     async with world.running(world.manager(setup)):
@@ -41,25 +41,25 @@ async def test_work_does_not_wait_for_optional_informer(world: Any) -> None:
 
 
 async def test_missing_resource_counts_as_empty_if_allowed(world: Any) -> None:
-    elsewhere = InProcessApi([PODS], now=world.clock.now)
-    informer = Informer(type(world.client)(elsewhere.connect()), CONFIGMAPS).allow_missing()
-    told: list[str] = []
-    informer.after_sync(lambda: told.append("synced"))
+    other = InProcessApi([PODS], now=world.clock.now)
+    informer = Informer(type(world.client)(other.connect()), CONFIGMAPS).allow_missing()
+    calls: list[str] = []
+    informer.after_sync(lambda: calls.append("synced"))
     task = asyncio.create_task(informer.run())
     await asyncio.sleep(60)
     task.cancel()
-    assert told == ["synced"]
+    assert calls == ["synced"]
     assert len(informer.store) == 0
 
 
 class NotAnApiServer:
     """An HTTP server that is not an API server and responds with 404."""
 
-    def __init__(self, answers: dict[str, Object]) -> None:
-        self.answers = answers
+    def __init__(self, responses: dict[str, Object]) -> None:
+        self.responses = responses
 
     async def send(self, request: Request) -> Response:
-        found = self.answers.get(request.path)
+        found = self.responses.get(request.path)
         return Response(200, {}, ENCODER.encode(found)) if found else Response(404, {}, b"404 page not found")
 
     @asynccontextmanager
@@ -75,7 +75,7 @@ class NotFoundStream:
 
 
 @pytest.mark.parametrize(
-    ("answers", "is_absent"),
+    ("responses", "is_absent"),
     [
         ({}, False),
         ({"/apis": {"kind": "Pancakes"}}, False),
@@ -83,8 +83,10 @@ class NotFoundStream:
         ({"/apis": {"kind": "APIGroupList", "groups": [{"versions": [{"groupVersion": "apps/v1"}]}]}}, False),
     ],
 )
-async def test_resource_is_missing_only_with_discovery(world: Any, answers: dict[str, Object], is_absent: bool) -> None:
-    informer = Informer(type(world.client)(NotAnApiServer(answers)), DEPLOYMENTS).allow_missing()
+async def test_resource_is_missing_only_with_discovery(
+    world: Any, responses: dict[str, Object], is_absent: bool
+) -> None:
+    informer = Informer(type(world.client)(NotAnApiServer(responses)), DEPLOYMENTS).allow_missing()
     task = asyncio.create_task(informer.run())
     await asyncio.sleep(600)
     task.cancel()
@@ -92,9 +94,9 @@ async def test_resource_is_missing_only_with_discovery(world: Any, answers: dict
 
 
 async def test_resource_missing_in_its_group_counts_as_empty(world: Any) -> None:
-    elsewhere = InProcessApi([PODS, DEPLOYMENTS], now=world.clock.now)
+    other = InProcessApi([PODS, DEPLOYMENTS], now=world.clock.now)
     sets = Resource("apps", "v1", "StatefulSet", "statefulsets")
-    informer = Informer(type(world.client)(elsewhere.connect()), sets).allow_missing()
+    informer = Informer(type(world.client)(other.connect()), sets).allow_missing()
     task = asyncio.create_task(informer.run())
     await asyncio.sleep(10)
     task.cancel()

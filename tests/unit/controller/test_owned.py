@@ -61,12 +61,12 @@ async def test_stale_cache_makes_second_create_a_conflict(world: Any, pods: Info
 
 async def test_object_of_another_owner_is_not_changed(world: Any, pods: Informer) -> None:
     owner = await world.add(world.widgets, "w")
-    stranger = await world.add(PODS, "w")
+    foreign = await world.add(PODS, "w")
     await asyncio.sleep(1)
     with pytest.raises(Terminal, match="Pod default/w has another owner; rename or delete Widget default/w") as caught:
         await ensure_owned(world.client, pods, owner, CONTENT)
     assert caught.value.reason == "NameTaken"
-    assert await world.client.list(PODS) == [stranger]
+    assert await world.client.list(PODS) == [foreign]
 
 
 async def test_object_of_deleted_owner_with_same_name_is_not_ours(world: Any, pods: Informer) -> None:

@@ -75,7 +75,7 @@ ENDS = {"Done": Phase()}
 
 
 @pytest.mark.parametrize(
-    ("phases", "complaint"),
+    ("phases", "message"),
     [
         (ENDS, "the initial phase 'Pending' is not in the table"),
         ({"Pending": Phase(stay)}, "Pending: needs both a handler and next phases, or neither"),
@@ -96,11 +96,11 @@ ENDS = {"Done": Phase()}
         ({"Pending": Phase(stay, to=("Done",)), **ENDS, "Lost": Phase()}, "Lost: cannot be reached from 'Pending'"),
     ],
 )
-def test_invalid_table_is_rejected_with_reason(phases: dict[str, Phase], complaint: str, widgets: Resource) -> None:
+def test_invalid_table_is_rejected_with_reason(phases: dict[str, Phase], message: str, widgets: Resource) -> None:
     with pytest.raises(ValueError) as refused:
         PhaseMachine(widgets, "Pending", phases)
     assert str(refused.value).startswith("the phases of Widget: ")
-    assert complaint in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_all_table_errors_are_reported_together(widgets: Resource) -> None:

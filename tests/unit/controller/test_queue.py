@@ -37,7 +37,7 @@ class QueueModel(RuleBasedStateMachine):
         self.waiting: dict[str, WaitingKey] = {}
         self.working: set[str] = set()
         self.again: dict[str, float] = {}
-        self.wishes: dict[str, tuple[float, int]] = {}
+        self.delays: dict[str, tuple[float, int]] = {}
         self.failures: dict[str, int] = {}
         self.closed = False
 
@@ -69,10 +69,10 @@ class QueueModel(RuleBasedStateMachine):
         elif before.is_resync and not is_resync:
             self.waiting[key] = WaitingKey(False, next(self.numbers), before.since)
 
-    def wished(self, key: str, seconds: float) -> None:
+    def model_add_after(self, key: str, seconds: float) -> None:
         due = self.now + seconds
-        if key not in self.wishes or due < self.wishes[key][0]:
-            self.wishes[key] = (due, next(self.numbers))
+        if key not in self.delays or due < self.delays[key][0]:
+            self.delays[key] = (due, next(self.numbers))
 
     def handed_out(self) -> None:
         """Give waiting keys to waiting takers in the model.  The tasks tell which keys they have."""
@@ -81,7 +81,7 @@ class QueueModel(RuleBasedStateMachine):
         while self.waiting and idle:
             key = min(self.waiting, key=lambda key: self.waiting[key])
             del self.waiting[key]
-            self.wishes.pop(key, None)
+            self.delays.pop(key, None)
             self.working.add(key)
             expected.add(key)
             idle -= 1
@@ -103,7 +103,7 @@ class QueueModel(RuleBasedStateMachine):
     @rule(key=KEYS, seconds=st.integers(0, 400))
     def add_after(self, key: str, seconds: int) -> None:
         if seconds:
-            self.wished(key, seconds)
+            self.model_add_after(key, seconds)
         else:
             self.added(key)
         self.calls("add_after", key, seconds)
@@ -114,7 +114,7 @@ class QueueModel(RuleBasedStateMachine):
     def retry(self, key: str) -> None:
         pause = min(MAX_BACKOFF, INITIAL_BACKOFF * 2 ** self.failures.get(key, 0))
         self.failures[key] = self.failures.get(key, 0) + 1
-        self.wished(key, pause)
+        self.model_add_after(key, pause)
         assert self.calls("retry", key) == pause
 
     @precondition(lambda self: not self.closed)
@@ -166,11 +166,11 @@ class QueueModel(RuleBasedStateMachine):
     @rule(seconds=st.integers(1, 400))
     def time_passes(self, seconds: int) -> None:
         until = self.now + seconds
-        due = sorted((wish, key) for key, wish in self.wishes.items() if wish[0] <= until + 1e-6)
+        due = sorted((wish, key) for key, wish in self.delays.items() if wish[0] <= until + 1e-6)
         for moment, fulfilled in itertools.groupby(due, lambda each: round(each[0][0], 3)):
             self.runner.run(asyncio.sleep(moment - self.now))
             for _, key in fulfilled:
-                del self.wishes[key]
+                del self.delays[key]
                 self.added(key)
             self.handed_out()
         self.runner.run(asyncio.sleep(until - self.now))
@@ -180,7 +180,7 @@ class QueueModel(RuleBasedStateMachine):
     def close(self) -> None:
         self.calls("close")
         self.closed = True
-        self.wishes = {}
+        self.delays = {}
         self.again = {}
         for task in self.takers:
             assert isinstance(task.exception(), QueueClosed)
@@ -204,7 +204,7 @@ class QueueModel(RuleBasedStateMachine):
     def queue_equals_model(self) -> None:
         assert len(self.queue) == len(self.waiting)
         if not self.closed:
-            assert self.queue.delayed == len(self.wishes)
+            assert self.queue.delayed == len(self.delays)
             assert {key: self.queue.failures(key) for key in self.failures} == self.failures
 
     @invariant()

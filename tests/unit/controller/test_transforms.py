@@ -43,9 +43,9 @@ def test_unused_metadata_is_dropped() -> None:
 @given(st.lists(st.fixed_dictionaries({"spec": JSON, "status": JSON, "annotations": st.dictionaries(TEXT, TEXT)})))
 def test_everything_else_is_unchanged(parts: list[Object]) -> None:
     pods = [{"metadata": {"name": "p", "annotations": each.pop("annotations")}, **each} for each in parts]
-    kept = [slim(copied(pod)) for pod in pods]
+    slimmed = [slim(copied(pod)) for pod in pods]
     # As text: Python treats 1, True and 1.0 as equal, a server does not.
-    assert [msgspec.json.encode(pod) for pod in kept] == [msgspec.json.encode(pod) for pod in pods]
+    assert [msgspec.json.encode(pod) for pod in slimmed] == [msgspec.json.encode(pod) for pod in pods]
 
 
 def test_equal_strings_are_shared() -> None:

@@ -93,7 +93,7 @@ class World:
     """Client of all other users of the virtual cluster."""
     clusters: dict[str, InProcessApi] = field(default_factory=dict)
     """Physical clusters by server.  A missing one is unreachable."""
-    asked: list[str] = field(default_factory=list)
+    connected_servers: list[str] = field(default_factory=list)
     """The servers that were connected to, in order."""
 
     # -- actions of users
@@ -101,8 +101,8 @@ class World:
     async def add_cluster(self, server: str, *denied: str) -> str:
         """Add a physical cluster that denies some permissions, as in `list nodes`.  Return its identity."""
 
-        def review(asked: Object) -> Object:
-            attributes = value_at(asked, "spec", "resourceAttributes", default={})
+        def review(body: Object) -> Object:
+            attributes = value_at(body, "spec", "resourceAttributes", default={})
             return {"allowed": f"{attributes['verb']} {attributes['resource']}" not in denied}
 
         api = InProcessApi(PHYSICAL, now=self.clock.now, review=review if denied else everything_allowed)
@@ -200,7 +200,7 @@ class World:
     # -- the manager
 
     def connect(self, access: Access) -> Transport:
-        self.asked.append(access.server)
+        self.connected_servers.append(access.server)
         api = self.clusters.get(access.server)
         return api.connect() if api is not None else UnreachableTransport()  # type: ignore[return-value]
 

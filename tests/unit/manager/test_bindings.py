@@ -118,7 +118,7 @@ async def test_changed_fields_are_restored_and_additions_kept(world: World) -> N
 
 
 async def test_foreign_object_with_syncer_name_is_not_changed(world: World) -> None:
-    stranger = await world.client.create(DEPLOYMENTS, specimen(DEPLOYMENTS, "tapestry-syncer-east", SYSTEM))
+    foreign = await world.client.create(DEPLOYMENTS, specimen(DEPLOYMENTS, "tapestry-syncer-east", SYSTEM))
     async with world.running():
         await world.add_cluster(EAST)
         await world.add_secret("east", {"kubeconfig": world.kubeconfig(EAST)})
@@ -126,8 +126,8 @@ async def test_foreign_object_with_syncer_name_is_not_changed(world: World) -> N
         await world.reaches("east", "Failed", "NameTaken")
         assert await world.condition("east", "SyncerReady") == ("False", "NameTaken")
         assert await world.condition("east", "Connected") == ("True", "Connected")
-        assert await world.deployment() == stranger
-        await world.client.delete(DEPLOYMENTS, stranger)
+        assert await world.deployment() == foreign
+        await world.client.delete(DEPLOYMENTS, foreign)
         await world.reaches("east", "Ready")
 
 
@@ -151,7 +151,7 @@ async def test_invalid_binding_waits_for_a_change(world: World) -> None:
         version = version_of(await world.binding("east"))
         await world.wait(FIVE_MINUTES)
         assert version_of(await world.binding("east")) == version
-        assert world.asked == []
+        assert world.connected_servers == []
         await world.patch("east", {"spec": {"mountNamespace": "leased"}})
         await world.reaches("east", "Ready")
         assert await world.reasons() == ["Initializing", "ValidationFailed", "Ready"]
@@ -195,7 +195,7 @@ async def test_loopback_kubeconfig_needs_a_flag(world: World, a_kubeconfig: Call
     async with world.running():
         await world.reaches("east", "Failed", "ConnectivityFailed")
         assert "--allow-loopback" in await world.message("east")
-        assert world.asked == []
+        assert world.connected_servers == []
     async with world.running(BindingsConfig(allow_loopback=True)):
         await world.reaches("east", "Ready")
 
@@ -207,7 +207,7 @@ async def test_secret_in_other_namespace_is_not_read(world: World) -> None:
     async with world.running():
         await world.reaches("east", "Failed", "SecretNamespaceNotAllowed")
         assert await world.condition("east", "Connected") == ("False", "SecretNamespaceNotAllowed")
-        assert world.asked == []
+        assert world.connected_servers == []
     async with world.running(BindingsConfig(kubeconfig_namespaces=["tenant"])):
         await world.reaches("east", "Ready")
         roles = {obj["metadata"]["namespace"]: obj["rules"] for obj in await world.client.list(ROLES)}
@@ -216,7 +216,7 @@ async def test_secret_in_other_namespace_is_not_read(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "complaint"),
+    ("data", "message"),
     [
         (None, "Secret tapestry-system/east does not exist"),
         ({"config": b"x"}, "Secret tapestry-system/east has no key kubeconfig"),
@@ -225,7 +225,7 @@ async def test_secret_in_other_namespace_is_not_read(world: World) -> None:
     ],
 )
 async def test_invalid_kubeconfig_waits_for_its_secret(
-    world: World, data: dict[str, bytes] | None, complaint: str
+    world: World, data: dict[str, bytes] | None, message: str
 ) -> None:
     async with world.running():
         await world.add_cluster(EAST)
@@ -233,9 +233,9 @@ async def test_invalid_kubeconfig_waits_for_its_secret(
             await world.add_secret("east", data)
         await world.add_binding("east")
         await world.reaches("east", "Failed", "ConnectivityFailed")
-        assert complaint in await world.message("east", "Connected")
+        assert message in await world.message("east", "Connected")
         await world.wait(FIVE_MINUTES)
-        assert world.asked == []
+        assert world.connected_servers == []
         if data is not None:
             await world.client.delete(SECRETS, object_named("east", SYSTEM))
         await world.add_secret("east", {"kubeconfig": world.kubeconfig(EAST)})
@@ -250,7 +250,7 @@ async def test_unreachable_cluster_is_retried_with_backoff(world: World) -> None
         await world.reaches("east", "Failed", "ConnectivityFailed")
         assert await world.condition("east", "Connected") == ("False", "ConnectivityFailed")
         await world.wait(3600)
-        assert 15 < len(world.asked) < 40
+        assert 15 < len(world.connected_servers) < 40
         assert await world.reasons() == ["Initializing", "ConnectivityFailed"]
         await world.add_cluster(EAST)
         await world.wait(FIVE_MINUTES)
@@ -279,7 +279,7 @@ async def test_rotated_kubeconfig_is_used_at_once(world: World) -> None:
         world.clusters["https://moved.example"] = world.clusters[EAST]
         await world.add_secret("east", {"kubeconfig": world.kubeconfig("https://moved.example")})
         await world.wait(1)
-        assert world.asked[-1] == "https://moved.example"
+        assert world.connected_servers[-1] == "https://moved.example"
         assert (await world.binding("east"))["status"]["phase"] == "Ready"
 
 
@@ -328,8 +328,8 @@ async def test_credential_expiry_is_reported_with_warning(world: World) -> None:
         await world.add_secret("east", {"kubeconfig": world.kubeconfig(EAST, token)})
         await world.wait(1)
         assert "within a day" in await world.message("east", "Connected")
-        told = [event["type"] for event in await world.client.list(EVENTS) if event["reason"] == "CredentialsExpire"]
-        assert told == ["Warning", "Warning"]
+        types = [event["type"] for event in await world.client.list(EVENTS) if event["reason"] == "CredentialsExpire"]
+        assert types == ["Warning", "Warning"]
 
 
 async def test_changed_identity_fails_until_approved(world: World) -> None:
@@ -367,7 +367,7 @@ async def test_status_writes_of_syncer_trigger_no_reconcile(world: World) -> Non
     async with world.running():
         await world.join("east")
         await world.wait(1)
-        asked = len(world.asked)
+        count = len(world.connected_servers)
         leasing = {"type": "Leasing", "status": "True", "reason": "Leasing", "message": "", "lastTransitionTime": "x"}
         binding = await world.binding("east")
         ours = [each for each in binding["status"]["conditions"] if each["type"] != "Leasing"]
@@ -377,7 +377,7 @@ async def test_status_writes_of_syncer_trigger_no_reconcile(world: World) -> Non
         status = (await world.binding("east"))["status"]
         assert status["nodes"] == 3
         assert await world.condition("east", "Leasing") == ("True", "Leasing")
-        assert len(world.asked) == asked + 1  # by the periodic recheck
+        assert len(world.connected_servers) == count + 1  # by the periodic recheck
 
 
 @pytest.mark.parametrize("cluster", ["east", "east-1", None])
@@ -537,8 +537,8 @@ async def test_missing_volume_permissions_keep_binding_ready(world: World) -> No
         await world.deployment()
         assert await world.condition("east", "Ready") == ("True", "Ready")
         assert await world.condition("east", "Permitted") == ("False", "PermissionsMissing")
-        told = await world.message("east", "Permitted")
-        assert told.startswith("volumes are not synced: the kubeconfig does not grant create persistentvolumes;")
+        message = await world.message("east", "Permitted")
+        assert message.startswith("volumes are not synced: the kubeconfig does not grant create persistentvolumes;")
         world.clusters[EAST].review = lambda _: {"allowed": True}
         await world.wait(HALF_A_MINUTE)
         assert await world.condition("east", "Permitted") == ("True", "Permitted")

@@ -133,14 +133,14 @@ async def test_forced_unbind_works_without_the_cluster(world: World) -> None:
         assert [node["metadata"]["name"] for node in await world.client.list(NODES)] == ["vnode-west-a"]
         assert [pod["metadata"]["name"] for pod in await world.client.list(PODS)] == ["theirs"]
         assert (await world.reasons())[-2:] == ["LeftBehind", "Deleted"]
-        told = {event["reason"]: event["message"] for event in await world.client.list(EVENTS)}
+        messages = {event["reason"]: event["message"] for event in await world.client.list(EVENTS)}
         selector = f"{keys.CLUSTER_BINDING_UID}={uid_of(binding)}"
         assert (
             "leased of the physical cluster may still contain twins of the pods shop/db, shop/web; "
-            in told["LeftBehind"]
+            in messages["LeftBehind"]
         )
-        assert selector in told["LeftBehind"]
-        assert selector in told["Deleted"]
+        assert selector in messages["LeftBehind"]
+        assert selector in messages["Deleted"]
 
 
 async def test_pods_with_finalizers_do_not_block_forced_unbind(world: World) -> None:

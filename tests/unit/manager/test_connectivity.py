@@ -119,7 +119,7 @@ class ReviewCountingTransport:
         self.allowed = allowed
         self.shows_itself = shows_itself
         self.under_way = self.most = 0
-        self.asked: list[Object] = []
+        self.reviews: list[Object] = []
 
     async def send(self, request: Request) -> Response:
         self.under_way += 1
@@ -129,7 +129,7 @@ class ReviewCountingTransport:
         if request.method == "GET":
             return self.seen(request.path)
         attributes = msgspec.json.decode(request.body or b"")["spec"]["resourceAttributes"]
-        self.asked.append(attributes)
+        self.reviews.append(attributes)
         return Response(201, {}, msgspec.json.encode({"status": {"allowed": self.allowed(attributes)}}))
 
     def seen(self, path: str) -> Response:
@@ -150,19 +150,19 @@ def test_permissions_are_reviewed_with_limited_concurrency(a_kubeconfig: AKubeco
     cluster = ReviewCountingTransport(lambda _: True)
     assert probe_of(cluster, a_kubeconfig(EAST)) == ProbeResult("v1.34.3", "one", (), None)
     assert cluster.most == REVIEWS_AT_ONCE
-    assert {"verb": "list", "version": "v1", "resource": "nodes"} in cluster.asked
-    assert {"verb": "watch", "version": "v1", "resource": "namespaces", "name": "leased"} in cluster.asked
-    assert not any(asked["resource"] == "serviceaccounts" for asked in cluster.asked)
+    assert {"verb": "list", "version": "v1", "resource": "nodes"} in cluster.reviews
+    assert {"verb": "watch", "version": "v1", "resource": "namespaces", "name": "leased"} in cluster.reviews
+    assert not any(review["resource"] == "serviceaccounts" for review in cluster.reviews)
 
 
 def test_missing_permissions_keep_table_order(a_kubeconfig: AKubeconfig) -> None:
-    found = probe_of(ReviewCountingTransport(lambda asked: asked["resource"] != "nodes"), a_kubeconfig(EAST))
+    found = probe_of(ReviewCountingTransport(lambda review: review["resource"] != "nodes"), a_kubeconfig(EAST))
     assert [str(right) for right in found.missing] == ["get nodes", "list nodes", "watch nodes"]
 
 
 def test_hidden_identity_counts_as_missing_permission(a_kubeconfig: AKubeconfig) -> None:
     found = probe_of(
-        ReviewCountingTransport(lambda asked: asked.get("name") != "kube-system", shows_itself=False),
+        ReviewCountingTransport(lambda review: review.get("name") != "kube-system", shows_itself=False),
         a_kubeconfig(EAST),
     )
     assert found.identity is None
@@ -178,11 +178,11 @@ def test_contradictory_cluster_is_retried(a_kubeconfig: AKubeconfig) -> None:
 
 def test_token_renewal_is_reviewed_only_for_expiring_tokens(a_kubeconfig: AKubeconfig, a_token: AToken) -> None:
     account = "system:serviceaccount:leased:syncer"
-    for claims, is_asked in (({"sub": account, "exp": EXPIRY}, True), ({"sub": account}, False)):
+    for claims, is_reviewed in (({"sub": account, "exp": EXPIRY}, True), ({"sub": account}, False)):
         cluster = ReviewCountingTransport(lambda _: True)
         found = probe_of(cluster, a_kubeconfig(EAST, a_token(**claims)))
-        assert any(asked.get("subresource") == "token" for asked in cluster.asked) is is_asked
-        assert found.expires == (datetime.fromtimestamp(EXPIRY, UTC) if is_asked else None)
+        assert any(review.get("subresource") == "token" for review in cluster.reviews) is is_reviewed
+        assert found.expires == (datetime.fromtimestamp(EXPIRY, UTC) if is_reviewed else None)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_invalid_claims_are_ignored() -> None:
 
 
 def test_good_result_is_cached_until_secret_changes(a_kubeconfig: AKubeconfig) -> None:
-    async def asked() -> list[int]:
+    async def count_reviews() -> list[int]:
         api = InProcessApi([NAMESPACES], now=running_clock().now)
         await Client(api.connect()).create(NAMESPACES, object_named("kube-system"))
         connections = []
@@ -215,11 +215,11 @@ def test_good_result_is_cached_until_secret_changes(a_kubeconfig: AKubeconfig) -
             counts.append(len(connections))
         return counts
 
-    assert run(asked()) == [1, 1, 2, 3]
+    assert run(count_reviews()) == [1, 1, 2, 3]
 
 
 def test_missing_permissions_are_not_cached(a_kubeconfig: AKubeconfig) -> None:
-    async def asked() -> list[bool]:
+    async def check_twice() -> list[bool]:
         cluster = ReviewCountingTransport(lambda _: value_at(granted, "now", default=False))
         granted: Object = {}
         examiner = ConnectivityChecker(lambda _: cluster)  # type: ignore[arg-type,return-value]
@@ -228,7 +228,7 @@ def test_missing_permissions_are_not_cached(a_kubeconfig: AKubeconfig) -> None:
         granted["now"] = True
         return [bool(first.missing), bool((await examiner.check("east", secret, SPEC)).missing)]
 
-    assert run(asked()) == [True, False]
+    assert run(check_twice()) == [True, False]
 
 
 def a_secret(kubeconfig: bytes, version: str) -> Object:

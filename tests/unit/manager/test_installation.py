@@ -97,7 +97,7 @@ def test_installed_arguments_are_valid_manager_settings() -> None:
 
 def test_invalid_manager_settings_are_reported(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
-    for text, complaint in {
+    for text, message in {
         "syncer: {resources: {limits: {cpu: lots}}}": "syncer: resources.limits.cpu: 'lots'",
         "deployKubeconfig: elsewhere": "deployKubeconfig: syncers in another cluster need syncer.kubeconfigSecret",
         "syncer: {imagee: x}": "syncer.imagee: unknown; did you mean syncer.image?",
@@ -105,7 +105,7 @@ def test_invalid_manager_settings_are_reported(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(ConfigError) as caught:
             load_config(BindingsConfig, file=file, environ={}, flags={})
-        assert complaint in str(caught.value)
+        assert message in str(caught.value)
     done = CliRunner().invoke(main, ["manager", "--config", str(file)], env=dict(os.environ))
     assert done.exit_code == 1
     assert "did you mean syncer.image?" in done.output

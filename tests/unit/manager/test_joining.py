@@ -395,8 +395,8 @@ def test_foreign_objects_are_not_taken_over(resource: Resource, obj: Object, sid
 
 
 def test_missing_permissions_are_reported_and_fail() -> None:
-    def review(asked: Object) -> Object:
-        attributes = asked["spec"]["resourceAttributes"]
+    def review(body: Object) -> Object:
+        attributes = body["spec"]["resourceAttributes"]
         return {"allowed": (attributes["verb"], attributes["resource"]) != ("watch", "pods")}
 
     async def scenario(world: World) -> None:
@@ -410,10 +410,10 @@ def test_missing_permissions_are_reported_and_fail() -> None:
 
 
 def test_delayed_permissions_are_waited_for() -> None:
-    refusals = iter([False] * 40)
+    results = iter([False] * 40)
 
     def review(_: Object) -> Object:
-        return {"allowed": next(refusals, True)}
+        return {"allowed": next(results, True)}
 
     async def scenario(world: World) -> None:
         await world.join()
@@ -426,8 +426,8 @@ def test_delayed_permissions_are_waited_for() -> None:
 def test_terminating_objects_are_waited_for_and_recreated() -> None:
     async def scenario(world: World) -> None:
         client = world.physical.client
-        going = {"metadata": {"name": MOUNT, "finalizers": ["example.com/add_stuck_binding"]}}
-        await client.create(NAMESPACES, going)
+        terminating = {"metadata": {"name": MOUNT, "finalizers": ["example.com/held"]}}
+        await client.create(NAMESPACES, terminating)
         await client.delete(NAMESPACES, object_named(MOUNT))
         async with asyncio.TaskGroup() as group:
             joining = group.create_task(world.join())
@@ -441,8 +441,8 @@ def test_terminating_objects_are_waited_for_and_recreated() -> None:
 
 def test_object_stuck_in_deletion_is_an_error() -> None:
     async def scenario(world: World) -> None:
-        going = {"metadata": {"name": MOUNT, "finalizers": ["example.com/add_stuck_binding"]}}
-        await world.physical.client.create(NAMESPACES, going)
+        terminating = {"metadata": {"name": MOUNT, "finalizers": ["example.com/held"]}}
+        await world.physical.client.create(NAMESPACES, terminating)
         await world.physical.client.delete(NAMESPACES, object_named(MOUNT))
         with pytest.raises(JoinError, match=f"Namespace {MOUNT} still exists in the physical cluster"):
             await world.join()
@@ -722,9 +722,9 @@ async def add_leftovers(world: World, *physical_objects: Object) -> Object:
 def test_safety_rule_8_kubeconfig_stays_until_leftovers_are_deleted() -> None:
     async def scenario(world: World) -> None:
         binding = await add_leftovers(world, specimen(PODS, "twin", MOUNT))
-        (kept,) = (step for step in world.steps if step.subject == f"Secret {keys.SYSTEM_NAMESPACE}/east")
-        assert kept.result is StepResult.LEFT
-        assert f"ClusterBinding east ({binding['metadata']['uid']}) in namespace {MOUNT}" in kept.note
+        (reported,) = (step for step in world.steps if step.subject == f"Secret {keys.SYSTEM_NAMESPACE}/east")
+        assert reported.result is StepResult.LEFT
+        assert f"ClusterBinding east ({binding['metadata']['uid']}) in namespace {MOUNT}" in reported.note
         secret = await world.virtual.client.get(SECRETS, "east", keys.SYSTEM_NAMESPACE)
         assert [each.uid for each in leftovers_in(secret)] == [binding["metadata"]["uid"]]
         await world.unjoin()  # the cluster is reachable again

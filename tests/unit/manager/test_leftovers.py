@@ -68,18 +68,18 @@ async def test_safety_rule_8_leftovers_are_deleted_when_cluster_returns(world: W
         assert physical_names(world) == {"foreign"}
         assert annotations_of(await secret(world)) == {}
         assert (await world.reasons())[-1] == "LeftoversRemoved"
-        told = next(event for event in await world.client.list(EVENTS) if event["reason"] == "LeftoversRemoved")
-        assert told["involvedObject"]["kind"] == "Secret"
-        assert f"ClusterBinding east ({uid_of(binding)}) in namespace leased" in told["message"]
+        removal = next(event for event in await world.client.list(EVENTS) if event["reason"] == "LeftoversRemoved")
+        assert removal["involvedObject"]["kind"] == "Secret"
+        assert f"ClusterBinding east ({uid_of(binding)}) in namespace leased" in removal["message"]
 
 
 async def test_safety_rule_8_unreachable_cluster_is_retried_with_backoff(world: World) -> None:
     async with world.running():
         await force_unbind(world)
         await world.wait(3600)
-        world.asked.clear()
+        world.connected_servers.clear()
         await world.wait(3600)
-        assert 10 <= len(world.asked) <= 13
+        assert 10 <= len(world.connected_servers) <= 13
 
 
 async def test_safety_rule_8_leftovers_survive_a_manager_restart(world: World) -> None:

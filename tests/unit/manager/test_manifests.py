@@ -57,7 +57,7 @@ def test_placeholder_inside_a_value_is_not_rendered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "message"),
     [
         ("{spec: {a: [1, 'x${wrong}']}}", "a.yaml: spec.a[1]: ${wrong} is unknown; known placeholders: name"),
         ("{spec: {'${name}': 1}}", "a.yaml: spec.${name}: keys must be strings without placeholders"),
@@ -67,10 +67,10 @@ def test_placeholder_inside_a_value_is_not_rendered() -> None:
         ("!!python/object:os.system {}", "a.yaml: not YAML: "),
     ],
 )
-def test_invalid_template_error_names_location_and_reason(text: str, complaint: str) -> None:
+def test_invalid_template_error_names_location_and_reason(text: str, message: str) -> None:
     with pytest.raises(TemplateError) as caught:
         filled(text, name="n")
-    assert str(caught.value).startswith(complaint)
+    assert str(caught.value).startswith(message)
 
 
 def a_deployment(**metadata: str) -> str:
@@ -79,7 +79,7 @@ def a_deployment(**metadata: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("templates", "complaint"),
+    ("templates", "message"),
     [
         ({}, "no file: 0 Deployments; one is required"),
         ({"a.yaml": a_deployment(), "b.yaml": a_deployment()}, "a.yaml, b.yaml: 2 Deployments; one is required"),
@@ -88,10 +88,10 @@ def a_deployment(**metadata: str) -> str:
         ({"a.yaml": a_deployment(namespace="kube-system")}, "a.yaml: metadata.namespace: Deployment d must be in"),
     ],
 )
-def test_templates_need_one_deployment_and_watched_kinds(templates: dict[str, str], complaint: str) -> None:
+def test_templates_need_one_deployment_and_watched_kinds(templates: dict[str, str], message: str) -> None:
     with pytest.raises(TemplateError) as caught:
         syncer_manifests(templates, {}, scopes(BindingsConfig()))
-    assert str(caught.value).startswith(complaint)
+    assert str(caught.value).startswith(message)
 
 
 def test_packaged_syncer_runs_with_least_privileges() -> None:
@@ -185,8 +185,8 @@ def with_defaults(value: Any) -> Any:
 
 @given(st.dictionaries(st.sampled_from("abcd"), TREES))
 def test_server_defaults_cause_no_write(wanted: Object) -> None:
-    shown = with_defaults(wanted)
-    assert owned_patch(shown, with_server_additions(wanted, shown)) == {}
+    stored = with_defaults(wanted)
+    assert owned_patch(stored, with_server_additions(wanted, stored)) == {}
 
 
 @given(st.dictionaries(st.sampled_from("abcd"), TREES), st.dictionaries(st.sampled_from("abcd"), TREES))

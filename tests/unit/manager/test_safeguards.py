@@ -87,8 +87,8 @@ def test_second_virtual_cluster_gets_another_namespace() -> None:
         steps = await other.join()
         chosen = f"{MOUNT}-{(await label_of(other))[:12]}"
         assert (await bound_to(one), await bound_to(other)) == (MOUNT, chosen)
-        (told,) = (step for step in steps if step.result is StepResult.LEFT)
-        assert (told.subject, chosen in told.note) == (f"Namespace {MOUNT}", True)
+        (left,) = (step for step in steps if step.result is StepResult.LEFT)
+        assert (left.subject, chosen in left.note) == (f"Namespace {MOUNT}", True)
         assert labels_of(await mount_of(one))[keys.VIRTUAL_CLUSTER] == await label_of(one)
         again = await other.join()  # without naming it
         assert kinds_with_result(again, StepResult.CREATED) == []
@@ -177,7 +177,7 @@ def test_join_enforces_baseline_by_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("has", "asked", "gets"),
+    ("has", "requested", "gets"),
     [
         ("privileged", None, "privileged"),
         ("restricted", None, "restricted"),
@@ -188,14 +188,14 @@ def test_join_enforces_baseline_by_default() -> None:
         (None, "restricted", "restricted"),
     ],
 )
-def test_enforced_level_is_never_relaxed(has: str | None, asked: str | None, gets: str) -> None:
+def test_enforced_level_is_never_relaxed(has: str | None, requested: str | None, gets: str) -> None:
     async def scenario(world: World) -> None:
         labels = {ENFORCE: has} if has else {}
         await world.physical.client.create(NAMESPACES, {"metadata": {"name": MOUNT, "labels": labels}})
-        steps = await world.join(safeguards=Safeguards(pod_security=asked))
+        steps = await world.join(safeguards=Safeguards(pod_security=requested))
         assert labels_of(await mount_of(world))[ENFORCE] == gets
         note = next(step.note for step in steps if step.subject == f"Namespace {MOUNT}")
-        assert ("to relax it" in note) == (asked not in (None, gets))
+        assert ("to relax it" in note) == (requested not in (None, gets))
 
     in_a_world(scenario)
 
@@ -243,7 +243,7 @@ def test_limits_become_a_quota_that_later_runs_change() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "option"),
+    ("requested", "option"),
     [
         (Safeguards(max_cpu="many"), "--max-cpu"),
         (Safeguards(max_memory="-1Gi"), "--max-memory"),
@@ -251,8 +251,8 @@ def test_limits_become_a_quota_that_later_runs_change() -> None:
         (Safeguards(pod_security="lax"), "--pod-security"),
     ],
 )
-def test_invalid_safeguard_names_its_option(asked: Safeguards, option: str) -> None:
-    in_a_world(lambda world: check_rejected(world, option, safeguards=asked))
+def test_invalid_safeguard_names_its_option(requested: Safeguards, option: str) -> None:
+    in_a_world(lambda world: check_rejected(world, option, safeguards=requested))
 
 
 async def network_policy(world: World) -> Object | None:
@@ -413,11 +413,13 @@ async def joined_until(world: World, writes: int) -> bool:
 
 def without_versions(objects: list[Object]) -> list[Object]:
     """Return the objects without fields that differ between runs: identities, versions, tokens."""
-    kept = []
+    comparable = []
     for obj in objects:
         metadata = {key: obj["metadata"].get(key) for key in ("name", "namespace", "labels", "annotations")}
-        kept.append({"kind": obj.get("kind"), "metadata": metadata, "spec": obj.get("spec"), "rules": obj.get("rules")})
-    return [each for each in kept if each["kind"] != "Secret"]
+        comparable.append(
+            {"kind": obj.get("kind"), "metadata": metadata, "spec": obj.get("spec"), "rules": obj.get("rules")}
+        )
+    return [each for each in comparable if each["kind"] != "Secret"]
 
 
 async def a_joined_world(interrupted_after: int | None) -> tuple[World, bool]:

@@ -30,7 +30,7 @@ def test_complete_binding_is_valid() -> None:
 
 
 @pytest.mark.parametrize(
-    ("binding", "complaint"),
+    ("binding", "message"),
     [
         (without_field(a_binding(), "spec", "clusterID"), "spec.clusterID: is required"),
         (a_binding(clusterID=""), "spec.clusterID: "),
@@ -46,10 +46,10 @@ def test_complete_binding_is_valid() -> None:
         (without_field(a_binding(), "spec"), "spec.clusterID: is required"),
     ],
 )
-def test_error_starts_with_the_path(binding: Object, complaint: str) -> None:
+def test_error_starts_with_the_path(binding: Object, message: str) -> None:
     fault = error_of(binding)
     assert fault.reason == "ValidationFailed"
-    assert fault.message.startswith(complaint)
+    assert fault.message.startswith(message)
     assert fault.retry is RetryPolicy.ON_CHANGE
 
 

@@ -36,7 +36,7 @@ async def test_client_certificate_authenticates_but_does_not_authorize(world: Wo
 
 async def test_certificate_of_unknown_ca_ends_the_connection(world: World) -> None:
     with pytest.raises((aiohttp.ClientError, ssl.SSLError, ConnectionError)):
-        await world.ask_with(world.stranger.client_certificate("operator", []))
+        await world.ask_with(world.other_authority.client_certificate("operator", []))
     assert world.reviews == []
 
 
@@ -78,7 +78,7 @@ async def test_client_cas_come_from_the_virtual_cluster(caplog: Any) -> None:
 
 
 async def test_our_api_server_publishes_its_client_cas(world: World, tmp_path: Path) -> None:
-    theirs, tls = world.stranger.certificate_pem(), Tls(client_ca=str(world.stranger.certificate_file))
+    theirs, tls = world.other_authority.certificate_pem(), Tls(client_ca=str(world.other_authority.certificate_file))
     config = ApiServerConfig(backend="memory", file_rootpath=str(tmp_path), secure_address="127.0.0.1:0", tls=tls)
     async with run_apiserver(config) as served:
         published = await published_client_cas(Client(InProcessTransport(served.server, APISERVER_USER)))
@@ -88,12 +88,12 @@ async def test_our_api_server_publishes_its_client_cas(world: World, tmp_path: P
 async def test_configured_certificate_and_ca_win(
     world: World,
 ) -> None:
-    certificate, key = world.stranger.server_certificate(["127.0.0.1"])
-    theirs = str(world.stranger.certificate_file)
+    certificate, key = world.other_authority.server_certificate(["127.0.0.1"])
+    theirs = str(world.other_authority.certificate_file)
     tls = kubelet_tls("127.0.0.1", str(certificate), str(key), theirs, world.authority.certificate_pem())
     (known,) = tls.get_ca_certs()
     (other,) = kubelet_tls("127.0.0.1", "", "", theirs, world.authority.certificate_pem()).get_ca_certs()
-    assert known["serialNumber"] == other["serialNumber"] == serial_of(world.stranger)
+    assert known["serialNumber"] == other["serialNumber"] == serial_of(world.other_authority)
     assert kubelet_tls("127.0.0.1", "", "", "", "").verify_mode is ssl.CERT_NONE
 
 

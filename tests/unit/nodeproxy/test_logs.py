@@ -28,7 +28,7 @@ async def test_log_of_pod_is_that_of_its_twin(world: World) -> None:
     query = "&".join(f"{name}={value}" for name, value in options.items())
     assert await world.ask(f"{LOG}?{query}&pretty=true") == (200, "one\ntwo\n")
     assert await world.ask("/containerLogs/default/web/first") == (200, "one\ntwo\n")
-    assert world.physical.asked == [{"container": "c", **options}, {"container": "first"}]
+    assert world.physical.queries == [{"container": "c", **options}, {"container": "first"}]
 
 
 async def test_followed_log_is_streamed(world: World) -> None:
@@ -115,18 +115,18 @@ async def test_missing_pod_or_container_is_not_found(world: World) -> None:
     assert await world.ask("/containerLogs/default/web/none") == (404, 'container "none" not found in pod "web"')
     assert await world.ask("/containerLogs/default/none/c") == (404, 'pod "none" does not exist')
     assert await world.ask("/containerLogs/other/web/c") == (404, 'pod "web" does not exist')
-    assert world.physical.asked == []
+    assert world.physical.queries == []
 
 
 async def test_rule_1_pod_without_own_twin_has_no_log(world: World) -> None:
     world.twin = None
     code, text = await world.ask()
     assert (code, "`tapestry explain pod default/web`" in text) == (400, True)
-    assert world.physical.asked == []
+    assert world.physical.queries == []
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "words"),
+    ("error", "code", "message"),
     [
         (
             BadRequest(400, "BadRequest", f'container "c" in pod "{TWIN}" is waiting to start'),
@@ -145,10 +145,10 @@ async def test_rule_1_pod_without_own_twin_has_no_log(world: World) -> None:
         (ServerError(500, "InternalError", "x" * 9999), 500, "the physical cluster reports: xxx"),
     ],
 )
-async def test_physical_errors_are_translated_for_users(world: World, error: ApiError, code: int, words: str) -> None:
+async def test_physical_errors_are_translated_for_users(world: World, error: ApiError, code: int, message: str) -> None:
     world.physical.refusal = error
     status, text = await world.ask()
-    assert (status, words in text) == (code, True), text
+    assert (status, message in text) == (code, True), text
     assert TWIN not in text
     assert len(text) < 4200
 

@@ -56,12 +56,12 @@ class Physical:
     writing: Writing = two_lines
     refusal: ApiError | None = None
     is_mute: bool = False
-    asked: list[dict[str, str]] = field(default_factory=list)
+    queries: list[dict[str, str]] = field(default_factory=list)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the client disconnected."""
 
     async def log(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append(dict(request.query))
+        self.queries.append(dict(request.query))
         if self.refusal is not None:
             return web.json_response(self.refusal.status(), status=self.refusal.code)
         if self.is_mute:
@@ -80,7 +80,7 @@ class World:
     """Requests and their results.  Only the operator may call `NODE`."""
 
     authority: CertificateAuthority
-    stranger: CertificateAuthority
+    other_authority: CertificateAuthority
     physical: Physical
     url: str = ""
     pods: dict[str, Object] = field(default_factory=dict)

@@ -156,15 +156,15 @@ async def test_client_connecting_during_shutdown_does_not_hang(turns: int, caplo
 
 
 @dataclass
-class FakeReviewer:
+class ScriptedReviewer:
     """Acts as the token and access reviews of an API server."""
 
     good: set[str]
-    asked: list[str] = field(default_factory=list)
+    tokens: list[str] = field(default_factory=list)
     is_down: bool = False
 
     async def __call__(self, token: str) -> bool:
-        self.asked.append(token)
+        self.tokens.append(token)
         if self.is_down:
             raise TransportError("POST tokenreviews: no answer", maybe_sent=True)
         return token in self.good
@@ -188,10 +188,10 @@ async def public_metrics(
 
 
 async def test_metrics_on_loopback_need_no_token(registry: CollectorRegistry) -> None:
-    reviewer = FakeReviewer(good=set())
+    reviewer = ScriptedReviewer(good=set())
     async with serve_metrics("127.0.0.1:0", authorize=reviewer, registry=registry) as at:
         status, text = await get(f"http://{at}/metrics")
-    assert (status, reviewer.asked) == (200, [])
+    assert (status, reviewer.tokens) == (200, [])
     assert "tapestry_things_total 7.0" in text
 
 
@@ -201,7 +201,7 @@ async def test_metrics_without_authorization_are_open(registry: CollectorRegistr
 
 
 async def test_metrics_off_loopback_need_an_accepted_token(registry: CollectorRegistry) -> None:
-    async with public_metrics(registry, FakeReviewer(good={"prometheus"})) as url:
+    async with public_metrics(registry, ScriptedReviewer(good={"prometheus"})) as url:
         assert await get(url) == (401, "unauthorized")
         assert await get(url, "prometheus", scheme="Basic") == (401, "unauthorized")
         assert await get(url, "stranger") == (403, "forbidden")
@@ -211,30 +211,30 @@ async def test_metrics_off_loopback_need_an_accepted_token(registry: CollectorRe
 
 
 async def test_decision_is_cached_but_errors_are_not(registry: CollectorRegistry) -> None:
-    reviewer = FakeReviewer(good={"prometheus"}, is_down=True)
+    reviewer = ScriptedReviewer(good={"prometheus"}, is_down=True)
     async with public_metrics(registry, reviewer) as url:
         assert await get(url, "prometheus") == (503, "try again")
         reviewer.is_down = False
         assert (await get(url, "prometheus"))[0] == 200
         assert (await get(url, "prometheus"))[0] == 200
-    assert reviewer.asked == ["prometheus", "prometheus"]
+    assert reviewer.tokens == ["prometheus", "prometheus"]
 
 
 async def test_request_in_flight_does_not_delay_shutdown(
     monkeypatch: pytest.MonkeyPatch, registry: CollectorRegistry
 ) -> None:
     monkeypatch.setattr(probes, "SHUTDOWN_SECONDS", 0.01)
-    asked = asyncio.Event()
+    called = asyncio.Event()
 
-    async def never_answered(_: str) -> bool:
-        asked.set()
+    async def never_authorize(_: str) -> bool:
+        called.set()
         await asyncio.Event().wait()
         return True
 
     async with contextlib.AsyncExitStack() as stack:
-        url = await stack.enter_async_context(public_metrics(registry, never_answered))
+        url = await stack.enter_async_context(public_metrics(registry, never_authorize))
         request = asyncio.create_task(get(url, "prometheus"))
-        await asked.wait()
+        await called.wait()
         async with asyncio.timeout(30):  # half of aiohttp's timeout
             await stack.aclose()
         with pytest.raises(aiohttp.ClientError):
@@ -243,7 +243,7 @@ async def test_request_in_flight_does_not_delay_shutdown(
 
 async def test_decision_is_cached_for_a_minute() -> None:
     now = [100.0]
-    reviewer = FakeReviewer(good={"a"})
+    reviewer = ScriptedReviewer(good={"a"})
     decisions = AuthorizationCache(reviewer, lambda: now[0])
     assert await decisions.allows("a")
     reviewer.good.clear()
@@ -252,16 +252,16 @@ async def test_decision_is_cached_for_a_minute() -> None:
     now[0] += 0.1
     assert not await decisions.allows("a")
     assert not await decisions.allows("a")
-    assert reviewer.asked == ["a", "a"]
+    assert reviewer.tokens == ["a", "a"]
 
 
 async def test_oldest_decision_is_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "MAX_CACHED_DECISIONS", 2)
-    reviewer = FakeReviewer(good={"a", "b", "c"})
+    reviewer = ScriptedReviewer(good={"a", "b", "c"})
     decisions = AuthorizationCache(reviewer)
     for token in "abcbca":
         assert await decisions.allows(token)
-    assert reviewer.asked == ["a", "b", "c", "a"]
+    assert reviewer.tokens == ["a", "b", "c", "a"]
 
 
 @dataclass(frozen=True)
@@ -321,18 +321,20 @@ def client_tls(authority: Authority, identity: Identity | None = None) -> ssl.SS
 
 async def test_verified_client_certificate_replaces_a_token(tmp_path: Path, registry: CollectorRegistry) -> None:
     ours, theirs = Authority(tmp_path, "ours"), Authority(tmp_path, "theirs")
-    server, prometheus, stranger = ours.identity("server"), ours.identity("prometheus"), theirs.identity("stranger")
+    server, prometheus, unknown = ours.identity("server"), ours.identity("prometheus"), theirs.identity("stranger")
     tls = server_tls(str(server.cert), str(server.key), str(ours.cert))
-    async with public_metrics(registry, FakeReviewer(good={"t"}), tls) as url:
+    async with public_metrics(registry, ScriptedReviewer(good={"t"}), tls) as url:
         assert (await get(url, tls=client_tls(ours, prometheus)))[0] == 200
         assert (await get(url, tls=client_tls(ours)))[0] == 401
         assert (await get(url, token="t", tls=client_tls(ours)))[0] == 200
         with pytest.raises(aiohttp.ClientError):
-            await get(url, tls=client_tls(ours, stranger))
+            await get(url, tls=client_tls(ours, unknown))
 
 
 async def test_client_certificate_without_ca_is_ignored(tmp_path: Path, registry: CollectorRegistry) -> None:
     ours = Authority(tmp_path, "ours")
     server = ours.identity("server")
-    async with public_metrics(registry, FakeReviewer(good=set()), server_tls(str(server.cert), str(server.key))) as url:
+    async with public_metrics(
+        registry, ScriptedReviewer(good=set()), server_tls(str(server.cert), str(server.key))
+    ) as url:
         assert (await get(url, tls=client_tls(ours, ours.identity("prometheus"))))[0] == 401

@@ -222,11 +222,11 @@ async def test_frozen_watches_resume_on_thaw() -> None:
     async with a_watch(api) as events, asyncio.TaskGroup() as tasks:
         api.freeze()
         await created(api, a_pod("a"))
-        heard = tasks.create_task(events.brief())
+        event = tasks.create_task(events.brief())
         assert await names(api) == ["a"]
-        assert not heard.done()
+        assert not event.done()
         api.thaw()
-        assert await heard == ("ADDED", "a")
+        assert await event == ("ADDED", "a")
 
 
 def test_bookmark_of_frozen_watch_does_not_skip_events() -> None:
@@ -294,12 +294,12 @@ async def test_disconnected_watch_can_be_resumed() -> None:
 async def test_abort_breaks_only_own_watches() -> None:
     api = an_api()
     ours, theirs = api.connect(), api.connect()
-    async with a_watch(ours) as cut, a_watch(theirs) as kept:
+    async with a_watch(ours) as cut, a_watch(theirs) as other:
         ours.abort()
         with pytest.raises(TransportError, match="the connection was cut"):
             await cut.next()
         await created(ours, a_pod("a"))
-        assert await kept.brief() == ("ADDED", "a")
+        assert await other.brief() == ("ADDED", "a")
 
 
 @pytest.mark.parametrize(("turns", "arrived"), [(1, False), (2, True)])
@@ -326,11 +326,11 @@ async def test_closed_watch_is_removed() -> None:
 
 async def test_review_function_may_be_replaced() -> None:
     path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-    api = an_api(review=lambda asked: {"allowed": asked["spec"]["resourceAttributes"]["verb"] == "get"})
-    asked = {"spec": {"resourceAttributes": {"verb": "list"}}}
-    assert (await done(api, "POST", path, asked))["status"] == {"allowed": False}
+    api = an_api(review=lambda body: {"allowed": body["spec"]["resourceAttributes"]["verb"] == "get"})
+    body = {"spec": {"resourceAttributes": {"verb": "list"}}}
+    assert (await done(api, "POST", path, body))["status"] == {"allowed": False}
     api.review = lambda _: {"allowed": True}
-    assert (await done(api, "POST", path, asked))["status"] == {"allowed": True}
+    assert (await done(api, "POST", path, body))["status"] == {"allowed": True}
 
 
 async def test_dump_is_the_latest_state_in_order() -> None:
@@ -418,8 +418,8 @@ def test_stale_read_shows_an_exact_past_state(history: list[Any], lag: int) -> N
             await taken(slow, step)
             present = await done(api, "GET", COLLECTION)
             past[int(version_of(present))] = present["items"]
-        shown = await done(slow, "GET", COLLECTION)
-        assert int(version_of(shown)) == max(1, max(past) - lag)
-        assert shown["items"] == past[int(version_of(shown))]
+        listed = await done(slow, "GET", COLLECTION)
+        assert int(version_of(listed)) == max(1, max(past) - lag)
+        assert listed["items"] == past[int(version_of(listed))]
 
     run(main())
