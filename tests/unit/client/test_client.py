@@ -271,7 +271,7 @@ async def test_redirect_is_an_error() -> None:
 @pytest.mark.parametrize(
     "verb", [lambda c: c.get(PODS, "web", "default"), lambda c: c.list(PODS), lambda c: c.patch(PODS, A_POD, {})]
 )
-async def test_successful_response_of_non_api_server_is_transport_error(verb: Verb, body: bytes) -> None:
+async def test_response_of_non_api_server_is_transport_error(verb: Verb, body: bytes) -> None:
     with pytest.raises(TransportError) as caught:
         await verb(Client(ScriptedTransport(Response(200, {}, body))))
     assert "/api/v1/namespaces/default/pods/web" in str(caught.value) or "list pods" in str(caught.value)
@@ -482,7 +482,7 @@ async def test_missing_object_is_not_found() -> None:
 
 @pytest.mark.parametrize("verb", [lambda c: c.find(PODS, "web", "default"), lambda c: c.delete_if_exists(PODS, A_POD)])
 @in_virtual_time
-async def test_only_not_found_of_the_object_counts_as_absent(verb: Verb) -> None:
+async def test_only_not_found_counts_as_absent(verb: Verb) -> None:
     for failure, error in ((transport_error(maybe_sent=True), TransportError), (error_response(BUSY), TooManyRequests)):
         with pytest.raises(error):
             await verb(Client(ScriptedTransport(failure)))

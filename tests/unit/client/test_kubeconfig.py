@@ -301,7 +301,7 @@ def test_server_keeps_path_without_trailing_slash(tmp_path, given_url, server) -
     assert (access.credentials.ssl_context() is None) == server.startswith("http:")
 
 
-def test_tls_server_name_and_proxy_are_not_in_repr(tmp_path) -> None:
+def test_proxy_url_is_not_in_repr(tmp_path) -> None:
     cluster = {"tls-server-name": "api.test", "proxy-url": "http://u:s3cret@proxy.test:3128"}
     access = loaded(tmp_path, a_kubeconfig(cluster=cluster))
     assert access.tls_server_name == "api.test"

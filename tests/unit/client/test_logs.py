@@ -10,7 +10,7 @@ from tapestry.kube.errors import ApiError
 from .script import POD, ScriptedTransport, error_response
 
 
-async def test_log_is_streamed_and_following_has_a_long_timeout() -> None:
+async def test_log_is_streamed_with_long_follow_timeout() -> None:
     transport = ScriptedTransport(Response(200, {}, b"one\ntwo\nthree\n"))
     for query in ({"tailLines": "3"}, {"follow": "true"}):
         async with pod_log(Client(transport), "web", "default", query) as chunks:

@@ -41,7 +41,7 @@ async def test_read_without_response_is_retried() -> None:
 
 @pytest.mark.parametrize("verb", WRITES.values(), ids=WRITES.keys())
 @in_virtual_time
-async def test_write_that_may_have_been_sent_is_not_retried(verb: Verb) -> None:
+async def test_possibly_sent_write_is_not_retried(verb: Verb) -> None:
     transport = ScriptedTransport(transport_error(maybe_sent=True), GOOD)
     with pytest.raises(TransportError):
         await verb(Client(transport))

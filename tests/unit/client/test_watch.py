@@ -434,7 +434,7 @@ async def test_invalid_event_breaks_the_stream_without_loss(noise: bytes) -> Non
 
 
 @in_virtual_time
-async def test_stream_that_ends_at_once_is_retried_with_backoff() -> None:
+async def test_empty_stream_is_retried_with_backoff() -> None:
     got = await run_watch(StreamScript(A_LIST), *[StreamScript()] * 4)
     assert got.reasons == ["BrokenStream"] * 4
     assert got.versions == ["", "7", "7", "7", "7"]

@@ -47,7 +47,7 @@ class RecordingReconciler:
 # -- keys and workers
 
 
-async def test_key_is_reconciled_by_one_worker_at_a_time(virtual_time: VirtualClock) -> None:
+async def test_key_has_one_worker_at_a_time(virtual_time: VirtualClock) -> None:
     under_way, most, passes = 0, 0, 0
 
     async def reconcile(key: str) -> None:

@@ -370,7 +370,7 @@ async def test_events_of_last_reconciles_are_written(world: Any) -> None:
     assert [event["message"] for event in await world.events()] == ["in the last moment"]
 
 
-async def test_silent_server_delays_shutdown_by_ten_seconds_at_most(world: Any) -> None:
+async def test_silent_server_delays_shutdown_ten_seconds_at_most(world: Any) -> None:
     manager: Manager
     lines = TransportFactory(world.api)
 

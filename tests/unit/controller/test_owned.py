@@ -69,7 +69,7 @@ async def test_object_of_another_owner_is_not_changed(world: Any, pods: Informer
     assert await world.client.list(PODS) == [foreign]
 
 
-async def test_object_of_deleted_owner_with_same_name_is_not_ours(world: Any, pods: Informer) -> None:
+async def test_object_of_deleted_owner_is_not_ours(world: Any, pods: Informer) -> None:
     first = await world.add(world.widgets, "w")
     await ensure_owned(world.client, pods, first, CONTENT)
     await world.client.delete(world.widgets, object_named("w", "default"))

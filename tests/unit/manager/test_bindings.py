@@ -300,7 +300,7 @@ async def test_missing_permissions_are_listed_and_rechecked(world: World) -> Non
         assert (binding["status"]["phase"], binding["status"]["identity"]) == ("Ready", identity)
 
 
-async def test_account_with_expiring_token_must_be_able_to_renew(world: World) -> None:
+async def test_expiring_token_needs_renewal_permission(world: World) -> None:
     async with world.running():
         await world.add_cluster(EAST, "create serviceaccounts")
         expires = world.clock.now() + timedelta(days=30)
@@ -467,7 +467,7 @@ async def cut_off(transport: Transport, cut: Callable[[], None]) -> None:
     await under_way
 
 
-async def test_nothing_is_created_for_a_binding_only_in_cache(world: World) -> None:
+async def test_binding_only_in_cache_creates_nothing(world: World) -> None:
     management = InProcessApi([DEPLOYMENTS, SERVICE_ACCOUNTS], now=world.clock.now)
     there = Client(management.connect())
     async with world.running(ELSEWHERE, SyncerCluster(management.connect(), management.connect())):

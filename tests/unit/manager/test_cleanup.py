@@ -24,7 +24,7 @@ async def add_virtual_node(world: World, name: str, uid: str, *pods: str) -> Non
         await world.client.create(PODS, {**obj, "spec": {**obj["spec"], **given}})
 
 
-async def test_binding_that_was_never_ready_is_deleted_at_once(world: World) -> None:
+async def test_never_ready_binding_is_deleted_at_once(world: World) -> None:
     async with world.running():
         await world.add_binding("east", mountNamespace="")
         await world.reaches("east", "Failed")

@@ -526,7 +526,7 @@ def claims(issued: int, expires: int, uid: str = "u") -> Object:
 
 
 @given(issued=st.integers(0, 2**31), life=st.integers(10, 2**24), age=st.floats(0, 1.5))
-def test_token_is_reused_for_four_fifths_of_its_life(issued: int, life: int, age: float) -> None:
+def test_token_is_reused_until_renewal_time(issued: int, life: int, age: float) -> None:
     account = {"metadata": {"uid": "u"}}
     now = datetime.fromtimestamp(issued + int(age * life), UTC)
     assert is_token_reusable(claims(issued, issued + life), account, now) == (int(age * life) < 0.8 * life)
@@ -745,7 +745,7 @@ def test_safety_rule_8_leftovers_are_left_to_the_manager() -> None:
     in_a_world(scenario)
 
 
-def test_stuck_leftovers_are_an_error_and_keep_the_account() -> None:
+def test_stuck_leftovers_fail_and_keep_the_account() -> None:
     async def scenario(world: World) -> None:
         await add_leftovers(world, specimen(PODS, "twin", MOUNT, finalizers=["example.com/theirs"]))
         before = await world.physical_objects()

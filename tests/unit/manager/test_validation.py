@@ -111,7 +111,7 @@ def test_cluster_belongs_to_the_binding_with_its_identity() -> None:
     assert identity_error(holder, "one", a_binding("old")) == ""
 
 
-def test_older_of_two_bound_to_one_cluster_is_preferred() -> None:
+def test_older_binding_of_same_cluster_is_preferred() -> None:
     old = a_binding("old", identity="one")
     young = a_binding("young", identity="one", created="2024-06-01T00:00:00Z")
     assert identity_error(old, "one", young) == ""
