@@ -59,15 +59,15 @@ class FileChanges:
     def __init__(self, paths: Sequence[Path], monotonic: Callable[[], float]) -> None:
         self._paths = paths
         self._monotonic = monotonic
-        self._next_look = float("-inf")
+        self._next_check = float("-inf")
         self._seen: list[tuple[int, int, int] | None] | None = None
 
     def has_changed(self) -> bool:
         """Return whether the files differ from the last check.  True on the first check."""
         now = self._monotonic()
-        if now < self._next_look:
+        if now < self._next_check:
             return False
-        self._next_look = now + CHECK_INTERVAL
+        self._next_check = now + CHECK_INTERVAL
         before, self._seen = self._seen, [file_stamp(path) for path in self._paths]
         return self._seen != before
 

@@ -41,7 +41,7 @@ PROBE_TIMEOUT = 30.0
 """Timeout of the whole probe, in seconds."""
 PROBE_CACHE_SECONDS = 60.0
 """Seconds for which a successful result is cached, as long as the Secret and the mount namespace do not change."""
-REVIEWS_AT_ONCE = 8
+MAX_CONCURRENT_REVIEWS = 8
 ACCOUNT_PREFIX = "system:serviceaccount:"
 
 Connect = Callable[[Access], Transport]
@@ -159,7 +159,7 @@ async def probe_with_client(
 
 async def denied_permissions(client: Client, permissions: Iterable[Permission]) -> tuple[Permission, ...]:
     """Return the permissions that are denied, in order.  Each takes one review, with a few in parallel."""
-    slots = asyncio.Semaphore(REVIEWS_AT_ONCE)
+    slots = asyncio.Semaphore(MAX_CONCURRENT_REVIEWS)
 
     async def is_allowed(permission: Permission) -> bool:
         async with slots:

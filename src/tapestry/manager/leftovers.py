@@ -41,7 +41,7 @@ from tapestry.process.logs import logger
 
 log = logger(__name__)
 
-ANSWER_SECONDS = 30.0
+IDENTITY_TIMEOUT = 30.0
 """Timeout for reading the identity of a cluster, in seconds."""
 CLEANUP_POLL_INTERVAL = 5.0
 """Interval of checks while deleted objects still exist."""
@@ -117,10 +117,10 @@ async def is_unused_secret(client: Client, secret: Object) -> bool:
 async def remove_leftovers(physical: Client, leftovers: Iterable[Leftover]) -> tuple[list[Leftover], list[str]]:
     """Delete the objects of each leftover.  Return the leftovers that are not done, and the objects found."""
     try:
-        async with asyncio.timeout(ANSWER_SECONDS):
+        async with asyncio.timeout(IDENTITY_TIMEOUT):
             identity = uid_of(await physical.get(NAMESPACES, IDENTITY_NAMESPACE))
     except TimeoutError as error:
-        message = f"the cluster did not respond within {ANSWER_SECONDS:g} s"
+        message = f"the cluster did not respond within {IDENTITY_TIMEOUT:g} s"
         raise TransportError(message, maybe_sent=False) from error
     remaining, objects = [], []
     for leftover in leftovers:

@@ -47,7 +47,7 @@ from tapestry.manager.joining import account_name, manager_namespace, owner_labe
 from tapestry.manager.leftovers import Leftover, leftovers_in, record_leftover, remove_leftovers
 from tapestry.manager.mount_namespaces import release_mount_namespace
 
-OF_ONE_BINDING = (
+BINDING_RESOURCES = (
     *(CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS, POLICIES),
     *(RESOURCE_QUOTAS, NETWORK_POLICIES, ADMISSION_POLICY_BINDINGS, ADMISSION_POLICIES),
 )
@@ -57,7 +57,7 @@ CONTENTS = (PODS, SERVICES, SECRETS, CONFIGMAPS, PERSISTENT_VOLUME_CLAIMS)
 ROOT_CERTIFICATES = "kube-root-ca.crt"
 """Name of the ConfigMap that Kubernetes creates in every namespace."""
 MANAGED_SELECTOR = f"{keys.MANAGED_BY}={keys.TAPESTRY}"
-FORCE_SECONDS = 30.0
+FORCE_TIMEOUT = 30.0
 """Seconds that the manager gets for a forced deletion, before unjoin does it."""
 PROGRESS_INTERVAL = 5.0
 """Interval of progress messages."""
@@ -124,7 +124,7 @@ async def delete_binding(binding: Object, virtual: Cluster, *, force: bool, time
     with suppress(NotFound):
         await client.delete(CLUSTER_BINDINGS, {"metadata": {"name": name, "uid": uid_of(binding)}})
     try:
-        await wait_for_deletion(binding, virtual, min(timeout, FORCE_SECONDS) if force else timeout, force=force)
+        await wait_for_deletion(binding, virtual, min(timeout, FORCE_TIMEOUT) if force else timeout, force=force)
     except TimeoutError:
         if not force:
             hint = f"does its syncer run? `tapestry unjoin {name} --force` deletes it without the syncer"
@@ -242,7 +242,7 @@ async def wait_for_leftovers(physical: Cluster, leftovers: list[Leftover]) -> li
 
 async def remove_join_objects(physical: Cluster, uid: str, name: str, mount: str | None) -> None:
     """Delete the objects that join created: first permissions, last shared objects that are unused."""
-    for resource in OF_ONE_BINDING:
+    for resource in BINDING_RESOURCES:
         for obj in await list_or_empty(physical, resource, selector(owner_labels(uid, name))):
             mount = mount or obj["metadata"].get("namespace")
             await physical.remove(resource, obj)
@@ -293,7 +293,7 @@ def report_leftovers(virtual: Cluster, uid: str, name: str, binding: Object | No
 def join_object_names(uid: str, name: str, mount: str | None) -> Iterator[str]:
     """Yield the names of the objects that join creates in the physical cluster for one binding."""
     account = account_name(uid, name)
-    for resource in OF_ONE_BINDING:
+    for resource in BINDING_RESOURCES:
         place = f"{mount or 'the mount namespace'}/" if resource.namespaced else ""
         if resource in (POLICIES, RESOURCE_QUOTAS, NETWORK_POLICIES):
             yield f"{resource.kind} {place}{policy_name(uid, name)}"

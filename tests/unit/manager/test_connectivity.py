@@ -21,9 +21,9 @@ from tapestry.kube.objects import Object, object_named, value_at
 from tapestry.kube.resources import NAMESPACES
 from tapestry.manager.binding_errors import BindingError, RetryPolicy
 from tapestry.manager.connectivity import (
+    MAX_CONCURRENT_REVIEWS,
     PROBE_CACHE_SECONDS,
     PROBE_TIMEOUT,
-    REVIEWS_AT_ONCE,
     ConnectivityChecker,
     ProbeResult,
     account_in,
@@ -149,7 +149,7 @@ def probe_of(cluster: Any, kubeconfig: bytes) -> ProbeResult:
 def test_permissions_are_reviewed_with_limited_concurrency(a_kubeconfig: AKubeconfig) -> None:
     cluster = ReviewCountingTransport(lambda _: True)
     assert probe_of(cluster, a_kubeconfig(EAST)) == ProbeResult("v1.34.3", "one", (), None)
-    assert cluster.most == REVIEWS_AT_ONCE
+    assert cluster.most == MAX_CONCURRENT_REVIEWS
     assert {"verb": "list", "version": "v1", "resource": "nodes"} in cluster.reviews
     assert {"verb": "watch", "version": "v1", "resource": "namespaces", "name": "leased"} in cluster.reviews
     assert not any(review["resource"] == "serviceaccounts" for review in cluster.reviews)

@@ -49,7 +49,7 @@ from tapestry.kube.resources import (
 
 REVIEWS = (TOKEN_REVIEWS, SUBJECT_ACCESS_REVIEWS, SELF_SUBJECT_ACCESS_REVIEWS)
 SERVICE_RANGE = ipaddress.ip_network("10.0.0.0/8")
-ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+ANY_SCHEMA = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def definition_of(resource: Resource) -> Object:
         "name": resource.version,
         "served": True,
         "storage": True,
-        "schema": {"openAPIV3Schema": ANYTHING},
+        "schema": {"openAPIV3Schema": ANY_SCHEMA},
         "subresources": {"status": {}},
     }
     names = {"kind": resource.kind, "plural": resource.plural, "listKind": f"{resource.kind}List"}

@@ -37,7 +37,7 @@ from tapestry.kube.resources import EVENTS, LEASES, Resource
 STALE_SECONDS = 20
 LIMIT_SECONDS = 24 * 3600.0
 """Limit of virtual seconds for one replay."""
-MAX_PASSES = 20_000
+MAX_RECONCILES = 20_000
 """Reconciles of one key after which a run counts as endless."""
 VOLATILE = frozenset({"resourceVersion", "generation", "observedGeneration", "managedFields"})
 UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -51,7 +51,7 @@ class Disturbance(StrEnum):
     DIES_BEFORE = "the process dies before the call"
     DIES_AFTER = "the process dies after the call"
     LOSES_REQUEST = "the request is lost"
-    LOSES_ANSWER = "the response is lost"
+    LOSES_RESPONSE = "the response is lost"
     CONFLICTS = "the server responds with a conflict"
     FALLS_BEHIND = "the caches fall behind from the call on"
     FALLS_BEHIND_THERE = "the caches of the called cluster fall behind from the call on"
@@ -133,7 +133,7 @@ class FaultInjector:
         """One event per cluster, set while its caches receive events."""
         self.catch_up()
         self.is_over = False
-        self.passes: Counter[tuple[str, str]] = Counter()
+        self.reconciles: Counter[tuple[str, str]] = Counter()
         """Number of reconciles by controller and key."""
         self.endless = asyncio.Event()
         self._disturbance = disturbance
@@ -149,17 +149,17 @@ class FaultInjector:
         self.calls.append(call)
         return self._disturbance if len(self.calls) == self._at else None
 
-    def count_pass(self, controller: str, key: str) -> None:
-        self.passes[controller, key] += 1
-        if self.passes[controller, key] >= MAX_PASSES:
+    def count_reconcile(self, controller: str, key: str) -> None:
+        self.reconciles[controller, key] += 1
+        if self.reconciles[controller, key] >= MAX_RECONCILES:
             self.endless.set()
 
     def explanation(self) -> str:
         """Return the key that was reconciled most, how often, and the last call."""
         calls = f"the last call was {self.calls[-1]}" if self.calls else "no call was made"
-        if not self.passes:
+        if not self.reconciles:
             return f"no key was reconciled; {calls}"
-        ((controller, key), count), *_ = self.passes.most_common(1)
+        ((controller, key), count), *_ = self.reconciles.most_common(1)
         return f"controller {controller!r} reconciled {key!r} {count:,} times; {calls}"
 
     def die(self) -> None:
@@ -206,7 +206,7 @@ class FaultyTransport:
         match disturbance:
             case Disturbance.DIES_AFTER:
                 self.faults.die()
-            case Disturbance.LOSES_ANSWER:
+            case Disturbance.LOSES_RESPONSE:
                 raise TransportError(f"{request}: its response was lost on purpose", maybe_sent=True)
         return response
 
@@ -215,7 +215,7 @@ class FaultyTransport:
         match self.faults.disturbance_for(f"watch {request.path}"):
             case Disturbance.DIES_BEFORE | Disturbance.DIES_AFTER:
                 self.faults.die()
-            case Disturbance.LOSES_REQUEST | Disturbance.LOSES_ANSWER:
+            case Disturbance.LOSES_REQUEST | Disturbance.LOSES_RESPONSE:
                 raise TransportError(f"watch {request.path}: lost on purpose", maybe_sent=True)
         async with self.api.stream(request) as stream:
             yield DelayedStream(stream, self.faults.caches_current[self.number])
@@ -327,14 +327,14 @@ async def _stop_endless(scenario: Scenario, faults: FaultInjector) -> None:
     raise Endless(f"{scenario.name}: at {running_clock().now().isoformat()} {faults.explanation()}; {advice}")
 
 
-class PassCounter(Manager):
+class ReconcileCounter(Manager):
     """A manager that counts the reconciles of its controllers."""
 
     faults: FaultInjector
 
     def controller(self, name: str, reconcile: Reconcile, **options: Any) -> Controller:
         async def counted(key: str) -> Result | None:
-            self.faults.count_pass(name, key)
+            self.faults.count_reconcile(name, key)
             return await reconcile(key)
 
         return super().controller(name, counted, **options)
@@ -346,7 +346,7 @@ async def _process(scenario: Scenario, transports: list[FaultyTransport], faults
     while not faults.is_over:  # a death at the very end can hide the cancellation
         faults.revive()
         clock = running_clock()
-        manager = PassCounter(
+        manager = ReconcileCounter(
             config, lambda: transports[0], identity="perturbed", now=clock.now, monotonic=clock.monotonic
         )
         manager.faults = faults

@@ -104,7 +104,7 @@ def test_reconciler_with_deterministic_names_passes() -> None:
 def test_reconciler_with_random_names_fails_after_create() -> None:
     report = perturb(copier({"generateName": "copy-"}))
     found = {failure.disturbance for failure in report.failures}
-    assert {Disturbance.DIES_AFTER, Disturbance.LOSES_ANSWER} <= found
+    assert {Disturbance.DIES_AFTER, Disturbance.LOSES_RESPONSE} <= found
     assert "Secret default/copy-" in str(report)
 
 
