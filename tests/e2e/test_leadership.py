@@ -123,13 +123,13 @@ class World:
         replica = Replica(process)
         self.replicas.append(replica)
         self.tasks.create_task(replica.listen())
-        await replica.wait_for_word("caches filled")
+        await replica.wait_for_word("caches synced")
         return replica
 
     async def start_pair(self) -> tuple[Replica, Replica]:
         """A leader that writes, and a standby."""
         leader = await self.start()
-        await leader.wait_for_word("leading")
+        await leader.wait_for_word("leader lease acquired")
         standby = await self.start()
         await self.chronicle.wait_for_writes_of(leader.name)
         return leader, standby
@@ -210,12 +210,12 @@ async def stop_and_continue(world: World, trials: int) -> None:
     """Stop whoever leads until the other has taken over and written; then let it go on."""
     leader, standby = await world.start_pair()
     for _ in range(trials):
-        losses = leader.said.count("lost the lead; campaigning on")
+        losses = leader.said.count("leader lease lost, campaigning again")
         leader.signal(signal.SIGSTOP)
         await world.chronicle.wait_for_holder(lambda holder, name=standby.name: holder == name)  # type: ignore[misc]
         await world.chronicle.wait_for_writes_of(standby.name)
         leader.signal(signal.SIGCONT)
-        await leader.wait_for_word("lost the lead; campaigning on", times=losses + 1)
+        await leader.wait_for_word("leader lease lost, campaigning again", times=losses + 1)
         await world.chronicle.wait_for_writes_of(standby.name)
         leader, standby = standby, leader
 

@@ -32,7 +32,8 @@ def test_a_world_on_real_kubernetes_runs_pods_survives_kills_and_is_there_again(
         kubectl("create", "deployment", "web", "--image=nginx", "--replicas=4")
         kubectl("rollout", "status", "deployment/web", "--timeout=60s")
         assert kubectl("get", "pods", "-o", "wide").count("vnode-cluster-1-") == 4
-        assert "listening" in kubectl("logs", "--namespace=tapestry-system", "deployment/tapestry-manager")
+        log = kubectl("logs", "--namespace=tapestry-system", "deployment/tapestry-manager")
+        assert "probe and metrics listeners started" in log
         assert "is simulated" in kubectl("logs", "deployment/web")
         pods = kubectl("get", "pods", "-o", "jsonpath={.items[*].metadata.uid}")
         for program in ("kube-scheduler", "kube-controller-manager", "etcd", "kube-apiserver"):

@@ -215,8 +215,8 @@ async def test_by_force_a_binding_goes_although_nobody_is_at_work_and_its_cluste
     ("arguments", "line"),
     [
         (("explain", "node", "nobody"), "Error: no cluster that has joined has a node nobody"),
-        (("unjoin", "nobody"), "Error: there is no ClusterBinding nobody; `tapestry status`"),
-        (("status", "--context", "none"), "Error: context: 'none' is not there"),
+        (("unjoin", "nobody"), "Error: ClusterBinding nobody does not exist; `tapestry status`"),
+        (("status", "--context", "none"), "Error: context: 'none' does not exist"),
     ],
 )
 def test_what_goes_wrong_is_one_line(virtual_plane: Plane, arguments: tuple[str, ...], line: str) -> None:
