@@ -18,7 +18,7 @@ class Cluster:
     def kubectl(self, *arguments: object) -> str:
         return run(self.assets / "kubectl", f"--kubeconfig={self.plane.kubeconfig}", *arguments)
 
-    def picture(self) -> str:
+    def diagnostics(self) -> str:
         """Its pods, and the last that was said of anything: for a reader who wonders."""
         pods = self.kubectl("get", "pods", "--all-namespaces", "-o", "wide")
         events = self.kubectl("get", "events", "--all-namespaces", "--sort-by=.metadata.creationTimestamp")

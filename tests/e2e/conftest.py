@@ -12,16 +12,16 @@ from tapestry.local.kubernetes import ControlPlane
 
 from .clusters import PhysicalCluster
 from .images import write_image
-from .nodes import MACHINE, Kit, RealNode, missing, network
+from .nodes import MACHINE, Kit, RealNode, missing_requirements, network
 
 
 @pytest.fixture(scope="session")
 def node_kit(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Kit:
     """What real nodes are made of.  Where something is missing a test is skipped, but fails in CI."""
-    if lacking := missing(kube_assets):
+    if problem := missing_requirements(kube_assets):
         if os.environ.get("CI") == "true":
-            pytest.fail(lacking, pytrace=False)
-        pytest.skip(lacking)
+            pytest.fail(problem, pytrace=False)
+        pytest.skip(problem)
     image = tmp_path_factory.mktemp("image") / "image.tar"
     write_image(image, Path(shutil.which("busybox") or ""), kube_assets / "kubectl")
     return Kit(kube_assets, image)

@@ -29,8 +29,8 @@ ROOT = Path(__file__).parents[2]
 RUNNER = "tests/e2e/test_documents.py"
 SERVING = re.compile(r"^(make up|(\S*/)?tapestry (up|apiserver(?! [a-z])|cluster|run)\b[^&|\n]*)\n?\Z", re.MULTILINE)
 WORLD = re.compile(r"^(make up|(\S*/)?tapestry up\b)", re.MULTILINE)
-AT_WORK = "...\nCtrl-C stops...\n..."
-PATIENCE = 90.0
+SERVING_OUTPUT = "...\nCtrl-C stops...\n..."
+TIMEOUT_SECONDS = 90.0
 """Seconds for commands to end, and for what they are to show."""
 PAUSE = 0.3
 CLONED = ("Makefile", "examples", "docs", "README.md")
@@ -41,9 +41,9 @@ def blocks_of(document: Path) -> list[CommandBlock]:
     return [block for block in command_blocks(document.read_text()) if block.runner == RUNNER]
 
 
-def pattern_of(shown: str) -> re.Pattern[str]:
+def pattern_of(expected: str) -> re.Pattern[str]:
     """What is on a terminal where a document shows this."""
-    lines = [r"(.*\n)*?" if line.strip() == "..." else line_pattern(line) + r"\n" for line in shown.splitlines()]
+    lines = [r"(.*\n)*?" if line.strip() == "..." else line_pattern(line) + r"\n" for line in expected.splitlines()]
     return re.compile("".join(lines))
 
 
@@ -80,30 +80,30 @@ class Reader:
     def follow(self, block: CommandBlock) -> None:
         """Type the commands of a block, and see what the document shows."""
         serves = SERVING.search(block.script) is not None
-        look = self.serve(block.script) if serves else self.look(block)
-        pattern = pattern_of(block.shown or (AT_WORK if serves else "..."))
-        due = time.monotonic() + (PATIENCE if block.shown or serves else 0)
+        attempt = self.serve(block.script) if serves else self.attempts(block)
+        pattern = pattern_of(block.shown or (SERVING_OUTPUT if serves else "..."))
+        due = time.monotonic() + (TIMEOUT_SECONDS if block.shown or serves else 0)
         while True:
-            went_well, seen = look()
-            if went_well and pattern.fullmatch(seen):
+            succeeded, output = attempt()
+            if succeeded and pattern.fullmatch(output):
                 return
-            wanted = f"and shows not\n{block.shown}" if went_well else "and fails"
-            assert time.monotonic() < due, f"line {block.line} says\n{seen}\n{wanted}"
+            wanted = f"and shows not\n{block.shown}" if succeeded else "and fails"
+            assert time.monotonic() < due, f"line {block.line} says\n{output}\n{wanted}"
             threading.Event().wait(PAUSE)
 
-    def look(self, block: CommandBlock) -> Callable[[], tuple[bool, str]]:
+    def attempts(self, block: CommandBlock) -> Callable[[], tuple[bool, str]]:
         """Type what a block does, once; a look at what its last command then says, after what all others said."""
         if not block.shown:
             return lambda: self.type(block.script)
         before, _, last = block.script.rstrip("\n").rpartition("\n")
-        went_well, said = self.type(before)
-        assert went_well, f"line {block.line} says\n{said}\nand fails"
+        succeeded, setup_output = self.type(before)
+        assert succeeded, f"line {block.line} says\n{setup_output}\nand fails"
 
-        def look() -> tuple[bool, str]:
-            went_well, seen = self.type(last)
-            return went_well, said + seen
+        def attempt() -> tuple[bool, str]:
+            succeeded, output = self.type(last)
+            return succeeded, setup_output + output
 
-        return look
+        return attempt
 
     def type(self, script: str) -> tuple[bool, str]:
         """Whether commands all end well, and what they say."""
@@ -113,13 +113,13 @@ class Reader:
         typed.write_text(script)
         line = f"failed=no; source {typed} < /dev/null > {screen} 2>&1; echo $failed"
         print(line, file=self.shell.stdin, flush=True)
-        watchdog = threading.Timer(PATIENCE, os.killpg, (self.shell.pid, signal.SIGKILL))
+        watchdog = threading.Timer(TIMEOUT_SECONDS, os.killpg, (self.shell.pid, signal.SIGKILL))
         watchdog.start()
         failed = self.shell.stdout.readline()
         watchdog.cancel()
-        seen = screen.read_text()
-        assert failed, f"this ended the shell:\n{script}\n{seen}"
-        return failed == "no\n", seen
+        output = screen.read_text()
+        assert failed, f"this ended the shell:\n{script}\n{output}"
+        return failed == "no\n", output
 
     def serve(self, script: str) -> Callable[[], tuple[bool, str]]:
         """Have commands serve in a terminal of their own; a look at what they have said so far.
@@ -127,8 +127,8 @@ class Reader:
         A world is told to a file: on a terminal it is a screen that is drawn again and again.
         """
         screen = self.folder / f".screen-{len(self.serving)}"
-        shown = nullcontext if WORLD.search(script) else terminal
-        with screen.open("wb") as output, shown(output) as out:
+        capture = nullcontext if WORLD.search(script) else terminal
+        with screen.open("wb") as file, capture(file) as out:
             process = subprocess.Popen(
                 ["bash", "-euo", "pipefail", "-c", script],
                 cwd=self.folder,
@@ -140,53 +140,53 @@ class Reader:
             )
         self.serving.append(process)
 
-        def look() -> tuple[bool, str]:
-            seen = screen.read_text().replace("\r\n", "\n")
-            assert process.poll() is None, f"this ended:\n{script}\n{seen}"
-            return True, seen
+        def attempt() -> tuple[bool, str]:
+            output = screen.read_text().replace("\r\n", "\n")
+            assert process.poll() is None, f"this ended:\n{script}\n{output}"
+            return True, output
 
-        return look
+        return attempt
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Close the shell with what runs behind it, and press Ctrl-C in the other terminals."""
         self.shell.communicate(
-            "kill $(jobs -p) 2> /dev/null; wait\n" if self.shell.poll() is None else None, timeout=PATIENCE
+            "kill $(jobs -p) 2> /dev/null; wait\n" if self.shell.poll() is None else None, timeout=TIMEOUT_SECONDS
         )
         for process in reversed(self.serving):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGINT)
-            process.wait(PATIENCE)
+            process.wait(TIMEOUT_SECONDS)
 
 
 @contextmanager
 def terminal(screen: IO[bytes]) -> Iterator[int]:
     """The descriptor of a terminal whose output goes into `screen` until everyone who writes there has ended."""
-    ours, theirs = pty.openpty()
+    controller, terminal_end = pty.openpty()
     copy = os.dup(screen.fileno())
 
     def follow() -> None:
         with suppress(OSError):  # the other end is closed
-            while chunk := os.read(ours, 1 << 16):
+            while chunk := os.read(controller, 1 << 16):
                 os.write(copy, chunk)
-        for descriptor in (ours, copy):
+        for descriptor in (controller, copy):
             os.close(descriptor)
 
     threading.Thread(target=follow, daemon=True).start()
     try:
-        yield theirs
+        yield terminal_end
     finally:
-        os.close(theirs)
+        os.close(terminal_end)
 
 
 @contextmanager
-def reader(folder: Path) -> Iterator[Reader]:
+def open_reader(folder: Path) -> Iterator[Reader]:
     """A reader who has cloned the repository into `folder`."""
     clone(folder)
-    ours = str(Path(sys.executable).parent)
+    bin_folder = str(Path(sys.executable).parent)
     environment = {
         "HOME": str(folder),
         "LANG": "C.UTF-8",
-        "PATH": os.pathsep.join(each for each in os.get_exec_path() if each != ours),
+        "PATH": os.pathsep.join(each for each in os.get_exec_path() if each != bin_folder),
         **{f"TAPESTRY_{name}_ADDRESS": "127.0.0.1:0" for name in ("LOCAL", "SECURE")},  # the usual ones may be taken
     }
     shell = subprocess.Popen(
@@ -204,4 +204,4 @@ def reader(folder: Path) -> Iterator[Reader]:
     try:
         yield found
     finally:
-        found.leave()
+        found.close()

@@ -51,16 +51,16 @@ def write_layer(path: Path, busybox: Path, kubectl: Path) -> None:
 
 
 def entry(name: str, kind: bytes) -> tarfile.TarInfo:
-    made = tarfile.TarInfo(name)
-    made.type, made.mode = kind, 0o755
-    return made
+    info = tarfile.TarInfo(name)
+    info.type, info.mode = kind, 0o755
+    return info
 
 
 def add_document(archive: tarfile.TarFile, name: str, document: object) -> None:
     content = json.dumps(document).encode()
-    made = tarfile.TarInfo(name)
-    made.size = len(content)
-    archive.addfile(made, io.BytesIO(content))
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    archive.addfile(info, io.BytesIO(content))
 
 
 def architecture() -> str:

@@ -54,7 +54,7 @@ def apply(manifests: str, plane: ControlPlane, assets: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Installed:
+class Installation:
     """What runs for Tapestry."""
 
     virtual: Client
@@ -73,7 +73,7 @@ class Installed:
     async def pids(self, deployment: str) -> list[int]:
         """The processes of a Deployment, by where they are."""
         homes = tuple(str(self.folder / uid_of(pod)) for pod in await self.pods(deployment))
-        return [pid for pid, place in places().items() if place.startswith(homes)]
+        return [pid for pid, path in process_folders().items() if path.startswith(homes)]
 
     def denials(self) -> list[str]:
         """What the logs say about rights that were missing."""
@@ -81,7 +81,7 @@ class Installed:
         return [line for log in logs for line in log.read_text().splitlines() if "Forbidden" in line]
 
 
-def places() -> dict[int, str]:
+def process_folders() -> dict[int, str]:
     """Where every process of this machine is."""
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
@@ -91,13 +91,13 @@ def places() -> dict[int, str]:
 
 
 @asynccontextmanager
-async def at_work(
+async def running_installation(
     plane: ControlPlane,
     assets: Path,
     folder: Path,
     manager: Mapping[str, str] | None = None,
     syncer: Mapping[str, Any] | None = None,
-) -> AsyncIterator[Installed]:
+) -> AsyncIterator[Installation]:
     """`tapestry manifests` applied, and a node for the pods that come of it: first of all the manager's.
 
     `manager` are variables of the manager, `syncer` is the configuration of syncers.
@@ -106,12 +106,12 @@ async def at_work(
     args = f"--config={folder / 'syncer.json'},{OFF_LOOPBACK}"
     manifests = list(yaml.safe_load_all(tapestry("manifests")))
     variables = {**(manager or {}), "TAPESTRY_SYNCER_ARGS": args, "TAPESTRY_ALLOW_LOOPBACK": "true"}
-    told = [with_settings(each, variables) for each in manifests]
-    await asyncio.to_thread(apply, yaml.safe_dump_all(told), plane, assets)
+    configured = [with_settings(each, variables) for each in manifests]
+    await asyncio.to_thread(apply, yaml.safe_dump_all(configured), plane, assets)
     plan = ClusterPlan(folder, process_node=True, run_pods=True)  # syncers have a configuration file
     async with kubelet_manager(plane) as served:
         async with run_kubelets(plan, served):
-            yield Installed(served.client, folder / "pods")
+            yield Installation(served.client, folder / "pods")
         await served.client.delete(NODES, {"metadata": {"name": "this-machine"}})
 
 

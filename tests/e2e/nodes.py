@@ -76,18 +76,18 @@ class Kit:
     """The archive of the image that all containers run."""
 
 
-def missing(assets: Path) -> str | None:
+def missing_requirements(assets: Path) -> str | None:
     """What this machine lacks for real nodes, in one line that says what to do."""
     if os.geteuid() != 0:
         return "real nodes need root: they have namespaces of their own"
-    if absent := [name for name in ("kubelet", "kube-proxy") if not (assets / name).exists()]:
-        return f"no {', '.join(absent)} in {assets}: run make node-assets (needs Go 1.24+), or put them there"
-    absent = [name for name in COMMANDS if shutil.which(name) is None]
-    if "busybox" not in absent and not is_static(Path(shutil.which("busybox") or "")):
-        absent.append("a static busybox")
+    if names := [name for name in ("kubelet", "kube-proxy") if not (assets / name).exists()]:
+        return f"no {', '.join(names)} in {assets}: run make node-assets (needs Go 1.24+), or put them there"
+    names = [name for name in COMMANDS if shutil.which(name) is None]
+    if "busybox" not in names and not is_static(Path(shutil.which("busybox") or "")):
+        names.append("a static busybox")
     if not any(folder.exists() for folder in PLUGINS):
-        absent.append("CNI plugins")
-    return f"real nodes need {', '.join(absent)}: install the packages that .ci/run installs" if absent else None
+        names.append("CNI plugins")
+    return f"real nodes need {', '.join(names)}: install the packages that .ci/run installs" if names else None
 
 
 @contextlib.contextmanager
@@ -122,8 +122,8 @@ def remove_link(name: str) -> None:
 
 def cgroup_hierarchies() -> list[Path]:
     """One in all, or one for each controller: version 2 of cgroups or version 1."""
-    is_one = (CGROUPS / "cgroup.procs").exists()
-    return [CGROUPS] if is_one else [folder for folder in CGROUPS.iterdir() if (folder / "cgroup.procs").exists()]
+    is_unified = (CGROUPS / "cgroup.procs").exists()
+    return [CGROUPS] if is_unified else [folder for folder in CGROUPS.iterdir() if (folder / "cgroup.procs").exists()]
 
 
 def run(*command: object) -> str:
@@ -174,12 +174,12 @@ class RealNode:
         """Set the node going; on failure nothing is left running."""
         try:
             self._open_namespaces()
-            self._plug_in()
+            self._connect_to_bridge()
             self._run_containerd()
             self._run_kubelet()
             self._run_kube_proxy()
         except BaseException as error:
-            error.add_note(self.last_words())
+            error.add_note(self.log_tails())
             self.stop()
             raise
 
@@ -199,10 +199,10 @@ class RealNode:
             for state in ("create", "condition=Ready"):
                 run(*command, f"--for={state}", f"--timeout={READY_SECONDS}s")
         except RuntimeError as error:
-            error.add_note(self.last_words())
+            error.add_note(self.log_tails())
             raise
 
-    def last_words(self) -> str:
+    def log_tails(self) -> str:
         """The end of what each program of the node has said."""
         logs = sorted(self.folder.glob("*.log"))
         return "\n".join(line for log in logs for line in [f"{log}:", *log.read_text().splitlines()[-10:]])
@@ -243,12 +243,12 @@ class RealNode:
             text=True,
         )
         assert self._init.stdout is not None
-        said = self._init.stdout.readline()
-        if not said:
+        line = self._init.stdout.readline()
+        if not line:
             raise RuntimeError(f"{self.name} could not have namespaces of its own; what was in the way is on stderr")
-        self._pid = int(said)
+        self._pid = int(line)
 
-    def _plug_in(self) -> None:
+    def _connect_to_bridge(self) -> None:
         """Join the bridge, and show the machine and this node the way to everyone's pods."""
         port = PORTS[self.number]
         run("ip", "link", "add", port, "master", BRIDGE, "type", "veth", "peer", "name", "eth0", "netns", self._pid)

@@ -17,20 +17,20 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TAPESTRY = Path(sys.executable).with_name("tapestry")
-AT_WORK = "Ctrl-C stops everything"
-LONGEST = 120
+READY_MESSAGE = "Ctrl-C stops everything"
+TIMEOUT_SECONDS = 120
 """Seconds that a world may be silent, and processes may take to end: others use the machine, too."""
-MOMENT = 10.0
+EXIT_SECONDS = 10.0
 """Seconds in which the last of what ran for somebody is gone who has just ended."""
 
 
 @dataclass
-class Up:
+class WorldProcess:
     """A world that was started."""
 
     folder: Path
     process: subprocess.Popen[str]
-    said: str = ""
+    output: str = ""
     """Until it was at work."""
 
     @property
@@ -40,7 +40,7 @@ class Up:
     def read_until(self, pattern: str) -> str:
         """What it prints up to the line that matches; a watchdog ends a silent one."""
         assert self.process.stdout is not None
-        watchdog = threading.Timer(LONGEST, self.process.kill)
+        watchdog = threading.Timer(TIMEOUT_SECONDS, self.process.kill)
         watchdog.start()
         text = ""
         for line in self.process.stdout:
@@ -53,7 +53,7 @@ class Up:
 
     def processes(self) -> dict[int, str]:
         """What runs for it, guards and all: their command lines."""
-        parents, found = parents_of_all(), {self.process.pid}
+        parents, found = parent_pids(), {self.process.pid}
         while more := {pid for pid, parent in parents.items() if parent in found} - found:
             found |= more
         return {pid: command_of(pid) for pid in found - {self.process.pid}}
@@ -64,7 +64,7 @@ class Up:
         return found
 
 
-def parents_of_all() -> dict[int, int]:
+def parent_pids() -> dict[int, int]:
     found = {}
     for each in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -81,20 +81,20 @@ def command_of(pid: int) -> str:
         return ""
 
 
-def left_behind(folder: Path) -> list[str]:
+def leftover_processes(folder: Path) -> list[str]:
     """The processes that still have something in a folder to do, when they have had time to end."""
-    due = time.monotonic() + MOMENT
+    due = time.monotonic() + EXIT_SECONDS
     while (found := commands_with(str(folder))) and time.monotonic() < due:
         threading.Event().wait(0.1)  # nothing tells of the end of whatever it may be
     return found
 
 
 def commands_with(text: str) -> list[str]:
-    return [command for command in map(command_of, parents_of_all()) if text in command]
+    return [command for command in map(command_of, parent_pids()) if text in command]
 
 
 @contextmanager
-def started(folder: Path, *flags: str, **variables: str) -> Iterator[Up]:
+def starting_world(folder: Path, *flags: str, **variables: str) -> Iterator[WorldProcess]:
     """A world that is being started; however the test ends, none of its processes outlives it."""
     process = subprocess.Popen(
         [TAPESTRY, "up", "--data", folder, *flags],
@@ -105,31 +105,31 @@ def started(folder: Path, *flags: str, **variables: str) -> Iterator[Up]:
         text=True,
         start_new_session=True,
     )
-    world = Up(folder, process)
+    world = WorldProcess(folder, process)
     try:
         yield world
     finally:
         if process.poll() is None:
-            with nothing_left_of(world):
+            with expect_processes_to_end(world):
                 process.kill()
                 process.communicate()
 
 
 @contextmanager
-def up(folder: Path, *flags: str) -> Iterator[Up]:
+def running_world(folder: Path, *flags: str) -> Iterator[WorldProcess]:
     """A world at work, which is ended by Ctrl-C and leaves nothing running."""
-    with started(folder, *flags) as world:
-        world.said = world.read_until(AT_WORK)
+    with starting_world(folder, *flags) as world:
+        world.output = world.read_until(READY_MESSAGE)
         yield world
-        with nothing_left_of(world):
+        with expect_processes_to_end(world):
             world.process.send_signal(signal.SIGINT)
-            rest, _ = world.process.communicate(timeout=LONGEST)
+            rest, _ = world.process.communicate(timeout=TIMEOUT_SECONDS)
         assert "stopping" in rest
         assert world.process.returncode == 0
 
 
 @contextmanager
-def nothing_left_of(world: Up) -> Iterator[None]:
+def expect_processes_to_end(world: WorldProcess) -> Iterator[None]:
     """What is done in here ends all processes of a world."""
     ends = {}
     for pid, command in world.processes().items():
@@ -139,7 +139,7 @@ def nothing_left_of(world: Up) -> Iterator[None]:
             continue
     try:
         yield
-        left = [command for end, command in ends.items() if not select.select([end], [], [], LONGEST)[0]]
+        left = [command for end, command in ends.items() if not select.select([end], [], [], TIMEOUT_SECONDS)[0]]
         assert left == []
     finally:
         for end in ends:

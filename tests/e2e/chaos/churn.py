@@ -33,7 +33,7 @@ NIGHT = "night"
 DAY = "day"
 SHARED = 20
 """ConfigMaps, and as many Secrets, that pods share."""
-FORCED = 0.2
+FORCED_SHARE = 0.2
 WORKERS = 4
 
 
@@ -58,7 +58,7 @@ class Churn:
     def __post_init__(self) -> None:
         self.free.extend(f"{PREFIX}{number}" for number in range(2 * self.target))
 
-    def see(self, old: Object | None, new: Object | None) -> None:
+    def record(self, old: Object | None, new: Object | None) -> None:
         """A handler of the virtual pods' changes."""
         pod = new or old
         assert pod is not None
@@ -85,11 +85,11 @@ class Churn:
 
     async def run(self) -> None:
         """Replace pods until cancelled."""
-        began, numbers = time.monotonic(), iter(range(1 << 30))
+        started, numbers = time.monotonic(), iter(range(1 << 30))
 
-        async def some() -> None:
+        async def replace_some() -> None:
             for number in numbers:
-                await asyncio.sleep(max(0.0, began + number / self.per_second - time.monotonic()))
+                await asyncio.sleep(max(0.0, started + number / self.per_second - time.monotonic()))
                 await self.create()
                 if len(self.pods) > self.target:
                     await self.delete()
@@ -97,7 +97,7 @@ class Churn:
 
         async with asyncio.TaskGroup() as group:
             for _ in range(WORKERS):
-                group.create_task(some())
+                group.create_task(replace_some())
 
     async def create(self) -> None:
         if not self.free:  # all of them wait to go
@@ -111,10 +111,10 @@ class Churn:
 
     async def delete(self) -> None:
         pod = self.pods.pop(self.rng.choice([*self.pods]))
-        this = {"metadata": {"name": name_of(pod), "namespace": "default", "uid": uid_of(pod)}}
-        grace = 0 if self.rng.random() < FORCED else None
+        reference = {"metadata": {"name": name_of(pod), "namespace": "default", "uid": uid_of(pod)}}
+        grace = 0 if self.rng.random() < FORCED_SHARE else None
         try:
-            await self.client.delete(PODS, this, grace_seconds=grace)
+            await self.client.delete(PODS, reference, grace_seconds=grace)
         except (NotFound, Conflict):  # its node was faster, and another may have its name
             return
         self.deleted += 1
@@ -133,19 +133,19 @@ class Churn:
             name = f"settings-{self.rng.randrange(SHARED)}"
             await self.client.patch(CONFIGMAPS, object_named(name, "default"), {"data": {"key": str(number)}})
 
-    async def turn_windows(self, seconds: float) -> None:
+    async def toggle_windows(self, seconds: float) -> None:
         """Close the window of the night's nodes, and open it again, for as long each time; it ends open."""
         while True:
             for closed in (True, False):
                 await asyncio.sleep(seconds)
-                await self.close(closed)
+                await self.set_closed(closed)
 
-    async def close(self, closed: bool) -> None:
+    async def set_closed(self, closed: bool) -> None:
         for site in self.sites:
-            await site.set_policy(NIGHT, timeWindows=[elsewhen()] if closed else None)
+            await site.set_policy(NIGHT, timeWindows=[closed_window()] if closed else None)
 
 
-def elsewhen() -> Object:
+def closed_window() -> Object:
     """A window that is closed now, and stays so."""
     start = datetime.now(UTC) + timedelta(hours=6)
     return {"start": f"{start:%H:%M}", "end": f"{start + timedelta(hours=1):%H:%M}"}

@@ -19,16 +19,16 @@ from yarl import URL
 
 from tapestry.local.kubernetes import ControlPlane
 
-OWN_HEADERS = {"host", "connection", "content-length", "transfer-encoding", "accept-encoding"}
+HOP_HEADERS = {"host", "connection", "content-length", "transfer-encoding", "accept-encoding"}
 """What each of the two connections says for itself."""
-TOLD = ("content-type", "retry-after", "audit-id")
-SHARE = 0.8
+FORWARDED_HEADERS = ("content-type", "retry-after", "audit-id")
+FAULT_SHARE = 0.8
 """Of the requests that a server in trouble refuses."""
 REASONS = {410: "Expired", 429: "TooManyRequests", 500: "InternalError"}
 
 
 @dataclass
-class Gate:
+class FaultProxy:
     """Carries requests to `plane`; each method that makes trouble is a context, and the trouble ends with it."""
 
     plane: ControlPlane
@@ -37,21 +37,21 @@ class Gate:
     tasks: asyncio.TaskGroup
     server: web.Server = field(init=False)
     port: int = 0
-    flowing: asyncio.Event = field(default_factory=asyncio.Event)
+    unblocked: asyncio.Event = field(default_factory=asyncio.Event)
     latency: float = 0.0
-    refused: int | None = None
+    error_code: int | None = None
     """The code that answers requests in place of the server."""
-    spoiled: bool = False
+    hides_success: bool = False
     """Answers of the server are replaced by a 500: what was asked for has been done."""
-    forgetful: bool = False
+    is_expired: bool = False
     """Watches cannot be resumed."""
-    under_way: set[asyncio.Task[web.Response]] = field(default_factory=set)
+    pending: set[asyncio.Task[web.Response]] = field(default_factory=set)
     watches: set[asyncio.Transport] = field(default_factory=set)
     """The connections that carry one."""
 
     def __post_init__(self) -> None:
-        self.flowing.set()
-        self.server = web.Server(self.carry, handler_cancellation=True, access_log=None)
+        self.unblocked.set()
+        self.server = web.Server(self.handle, handler_cancellation=True, access_log=None)
 
     @property
     def kubeconfig(self) -> str:
@@ -61,15 +61,15 @@ class Gate:
     # -- trouble
 
     @contextmanager
-    def silent(self, *, broken: bool) -> Iterator[None]:
+    def blocked(self, *, broken: bool) -> Iterator[None]:
         """Nothing gets through.  Then connections go on as if nothing had been, or are found to be `broken`."""
-        self.flowing.clear()
+        self.unblocked.clear()
         try:
             yield
         finally:
             if broken:
-                self.reset()
-            self.flowing.set()
+                self.reset_connections()
+            self.unblocked.set()
 
     @contextmanager
     def slow(self) -> Iterator[None]:
@@ -80,39 +80,39 @@ class Gate:
             self.latency = 0.0
 
     @contextmanager
-    def refusing(self, code: int) -> Iterator[None]:
+    def failing(self, code: int) -> Iterator[None]:
         """Most requests, and watches too, are answered by `code` and go no further."""
-        self.refused = code
+        self.error_code = code
         try:
             yield
         finally:
-            self.refused = None
+            self.error_code = None
 
     @contextmanager
-    def spoiling(self) -> Iterator[None]:
+    def hiding_success(self) -> Iterator[None]:
         """Most writes are carried out and answered by a 500."""
-        self.spoiled = True
+        self.hides_success = True
         try:
             yield
         finally:
-            self.spoiled = False
+            self.hides_success = False
 
     @contextmanager
-    def forgetting(self) -> Iterator[None]:
+    def expiring(self) -> Iterator[None]:
         """Watches end and cannot be resumed: 410."""
-        self.forgetful = True
-        self.cut()
+        self.is_expired = True
+        self.cut_watches()
         try:
             yield
         finally:
-            self.forgetful = False
+            self.is_expired = False
 
-    def cut(self) -> None:
+    def cut_watches(self) -> None:
         """Break the watches."""
         for connection in list(self.watches):
             connection.abort()
 
-    def reset(self) -> None:
+    def reset_connections(self) -> None:
         """Break all connections."""
         for connection in self.server.connections:
             if connection.transport is not None:
@@ -120,47 +120,47 @@ class Gate:
 
     # -- carrying
 
-    async def carry(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         body = await request.read()
         if "watch" in request.query:
-            return await self.follow(request)
-        exchange = self.tasks.create_task(self.exchange(request, body))
-        self.under_way.add(exchange)
-        exchange.add_done_callback(self.under_way.discard)
-        return await asyncio.shield(exchange)
+            return await self.forward_watch(request)
+        task = self.tasks.create_task(self.forward(request, body))
+        self.pending.add(task)
+        task.add_done_callback(self.pending.discard)
+        return await asyncio.shield(task)
 
-    async def exchange(self, request: web.BaseRequest, body: bytes) -> web.Response:
-        await self.flowing.wait()
+    async def forward(self, request: web.BaseRequest, body: bytes) -> web.Response:
+        await self.unblocked.wait()
         await asyncio.sleep(self.latency)
-        if self.refused is not None and self.rng.random() < SHARE:
-            return refusal(self.refused)
+        if self.error_code is not None and self.rng.random() < FAULT_SHARE:
+            return error_response(self.error_code)
         try:
-            async with self.onward(request, body) as answer:
+            async with self.upstream(request, body) as answer:
                 content = await answer.read()
         except aiohttp.ClientError as error:
             return web.Response(status=502, text=str(error))
-        await self.flowing.wait()
-        if self.spoiled and request.method != "GET" and self.rng.random() < SHARE:
-            return refusal(500)
-        told = {name: answer.headers[name] for name in TOLD if name in answer.headers}
-        return web.Response(status=answer.status, body=content, headers=told)
+        await self.unblocked.wait()
+        if self.hides_success and request.method != "GET" and self.rng.random() < FAULT_SHARE:
+            return error_response(500)
+        headers = {name: answer.headers[name] for name in FORWARDED_HEADERS if name in answer.headers}
+        return web.Response(status=answer.status, body=content, headers=headers)
 
-    async def follow(self, request: web.BaseRequest) -> web.StreamResponse:
-        await self.flowing.wait()
-        if self.refused is not None and self.rng.random() < SHARE:
-            return refusal(self.refused)
-        if self.forgetful and "resourceVersion" in request.query:
-            return self.forgotten()
+    async def forward_watch(self, request: web.BaseRequest) -> web.StreamResponse:
+        await self.unblocked.wait()
+        if self.error_code is not None and self.rng.random() < FAULT_SHARE:
+            return error_response(self.error_code)
+        if self.is_expired and "resourceVersion" in request.query:
+            return self.expired_response()
         connection = request.transport
         assert connection is not None
         self.watches.add(connection)
         response = web.StreamResponse(headers={"content-type": "application/json"})
         try:
-            async with self.onward(request, b"") as answer:
+            async with self.upstream(request, b"") as answer:
                 response.set_status(answer.status)
                 await response.prepare(request)
                 async for chunk in answer.content.iter_any():
-                    await self.flowing.wait()
+                    await self.unblocked.wait()
                     await asyncio.sleep(self.latency)
                     await response.write(chunk)
         except (aiohttp.ClientError, ConnectionError):  # either side has left, and the other will notice
@@ -169,15 +169,15 @@ class Gate:
             self.watches.discard(connection)
         return response
 
-    def forgotten(self) -> web.Response:
+    def expired_response(self) -> web.Response:
         """Say 410 in one of the two ways in which servers say it."""
         if self.rng.random() < 0.5:
-            return refusal(410)
+            return error_response(410)
         event = {"type": "ERROR", "object": status(410)}
         return web.Response(text=json.dumps(event) + "\n", content_type="application/json")
 
-    def onward(self, request: web.BaseRequest, body: bytes) -> "aiohttp.client._RequestContextManager":
-        headers = [(name, value) for name, value in request.headers.items() if name.lower() not in OWN_HEADERS]
+    def upstream(self, request: web.BaseRequest, body: bytes) -> "aiohttp.client._RequestContextManager":
+        headers = [(name, value) for name, value in request.headers.items() if name.lower() not in HOP_HEADERS]
         url = URL(self.plane.url + request.raw_path, encoded=True)
         return self.session.request(request.method, url, headers=headers, data=body or None, allow_redirects=False)
 
@@ -193,29 +193,29 @@ def status(code: int) -> dict[str, object]:
     }
 
 
-def refusal(code: int) -> web.Response:
+def error_response(code: int) -> web.Response:
     after = {"Retry-After": "1"} if code == 429 else {}
     return web.json_response(status(code), status=code, headers=after)
 
 
 @asynccontextmanager
-async def gate(plane: ControlPlane, rng: random.Random) -> AsyncIterator[Gate]:
+async def fault_proxy(plane: ControlPlane, rng: random.Random) -> AsyncIterator[FaultProxy]:
     """A gate to `plane` on a port of its own."""
     connector = aiohttp.TCPConnector(limit=0, ssl=ssl.create_default_context(cafile=plane.ca))
     identity = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     identity.load_cert_chain(plane.ca, plane.ca.with_suffix(".key"))
     no_limit = aiohttp.ClientTimeout(total=None)
     async with asyncio.TaskGroup() as tasks, aiohttp.ClientSession(connector=connector, timeout=no_limit) as session:
-        made = Gate(plane, rng, session, tasks)
-        runner = web.ServerRunner(made.server, shutdown_timeout=0)
+        proxy = FaultProxy(plane, rng, session, tasks)
+        runner = web.ServerRunner(proxy.server, shutdown_timeout=0)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=identity)
         await site.start()
-        made.port = runner.addresses[0][1]
+        proxy.port = runner.addresses[0][1]
         try:
-            yield made
+            yield proxy
         finally:
-            made.reset()
+            proxy.reset_connections()
             await runner.cleanup()
-            for exchange in made.under_way:
-                exchange.cancel()
+            for task in proxy.pending:
+                task.cancel()
