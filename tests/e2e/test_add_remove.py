@@ -1,4 +1,4 @@
-"""`tapestry add` and `tapestry remove`: clusters that come into a world that is up, and go."""
+"""`tapestry add` and `tapestry remove`: add clusters to a running world and remove them."""
 
 import signal
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 
 from .worlds import TAPESTRY, TIMEOUT_SECONDS, running_world
 
-pytestmark = pytest.mark.timeout(300)  # worlds start and end in here, on a machine that others use, too
+pytestmark = pytest.mark.timeout(300)  # worlds start and end within it, on a shared machine
 SMALL = ("--clusters", "1", "--nodes", "1")
 
 

@@ -1,10 +1,10 @@
-"""Two physical clusters, pods that come and go, and a fault every five seconds: nothing is lost and nothing is left.
+"""Random faults on two physical clusters while pods are created and deleted.
 
-A fault may be a process killed or stopped, silence, broken connections, refusals, or watches that end; `chaos.gates`
-and `chaos.faults` have them.  When all is over and quiet, each pod has the one twin that it ever had, both say the
-same, nothing else of ours is below, and nothing that is not ours has changed.
+A fault kills or stops a process, blocks or resets connections, returns errors, or ends watches; see `chaos.proxies` and
+`chaos.faults`. After the last fault, each pod has the only twin that it ever had and the same status as the twin.
+Nothing else of ours is left in the physical clusters, and no foreign object has changed.
 
-The faults follow from a seed, which is told with the result; TAPESTRY_CHAOS_SEED has those of an earlier run again.
+A seed determines the faults. It is reported with the result; set TAPESTRY_CHAOS_SEED to repeat a run.
 """
 
 import asyncio
@@ -39,12 +39,12 @@ from .chaos.proxies import fault_proxy
 from .chaos.replicas import Replica, running_replicas
 
 CLUSTERS = {"east": 2, "west": 1}
-"""Physical clusters, and how many replicas their syncers have."""
+"""Number of syncer replicas by physical cluster."""
 NODES_EACH, CLOSING = 10, 2
-"""Physical nodes of each cluster, and how many of them have a window."""
+"""Physical nodes of each cluster, and the number of those with a time window."""
 WINDOW_SECONDS = 12.0
 OWNERS = "owners"
-"""A namespace below in which there is nothing of ours."""
+"""A namespace of the physical clusters in which nothing is ours."""
 FOREIGN = (PODS, CONFIGMAPS, SECRETS, SERVICES)
 
 
@@ -54,13 +54,13 @@ class Scale:
     per_second: float
     faults: int
     heal_seconds: float
-    """Seconds, for 99 of 100."""
+    """Seconds within which 99% of the faults must heal."""
     agreement_seconds: float
-    """Seconds after the last fault has healed."""
+    """Seconds within which both sides must agree after the last fault."""
 
 
 QUICK = Scale(pods=60, per_second=4, faults=15, heal_seconds=60, agreement_seconds=90)
-"""On a machine that others use too, and with few faults: it is the rest that counts."""
+"""Scale for shared machines: few faults and generous limits."""
 FULL = Scale(pods=500, per_second=20, faults=120, heal_seconds=15, agreement_seconds=60)
 
 
@@ -84,7 +84,7 @@ def test_ten_minutes_of_faults_lose_and_leak_nothing(
 def errors_after_faults(
     scale: Scale, assets: Path, folder: Path, record_property: Callable[[str, str], None]
 ) -> list[str]:
-    """What is wrong after a storm; the figures are recorded."""
+    """Inject faults, record the figures, and return the errors found."""
     seed = os.environ.get("TAPESTRY_CHAOS_SEED") or secrets.token_hex(4)
     with ExitStack() as stack:
         planes = [ControlPlane(folder / name, assets, fsync=False) for name in ("virtual", *CLUSTERS)]
@@ -102,7 +102,7 @@ def errors_after_faults(
 async def inject_faults(
     scale: Scale, virtual: ControlPlane, physical: Sequence[ControlPlane], folder: Path, seed: str
 ) -> tuple[str, list[str]]:
-    """The figures, and what is wrong."""
+    """Inject faults and return the figures and the errors found."""
     for plane in (virtual, *physical):
         await install_kinds(plane)
     async with AsyncExitStack() as stack:
@@ -138,7 +138,7 @@ async def inject_faults(
 async def open_target(
     stack: AsyncExitStack, virtual: ControlPlane, physical: ControlPlane, folder: Path, replicas: int, seed: str
 ) -> Target:
-    """A binding with a physical cluster of its own, with things of its owner's in it, and nobody at work yet."""
+    """Create a binding with its own physical cluster and foreign objects in it. Its syncers do not run yet."""
     rng = random.Random(f"gates {seed}")
     site = await stack.enter_async_context(
         lending(virtual, physical, folder, name=folder.name, directScheduling=True, disableNodeDefaultTaint=True)
@@ -166,7 +166,7 @@ async def open_target(
 
 
 async def run_until_agreement(scale: Scale, churn: Churn, injector: FaultInjector) -> tuple[float, list[str]]:
-    """Seconds from the end of it all until both sides agreed, and what they still disagreed about after some time."""
+    """Inject all faults. Return the seconds until both sides agreed, and the disagreements left after a timeout."""
     observer = injector.observer
     observer.above.on_change(churn.record)
     async with asyncio.TaskGroup() as group:
@@ -186,7 +186,7 @@ async def run_until_agreement(scale: Scale, churn: Churn, injector: FaultInjecto
 
 
 async def finish_twins(observer: Observer, sites: Sequence[Lending]) -> None:
-    """What a kubelet does with pods that finish by themselves."""
+    """Report twins that should finish as succeeded, as a kubelet would."""
     clients = {site.name: site.physical for site in sites}
     while True:
         site, twin = await observer.to_finish.get()
@@ -196,7 +196,7 @@ async def finish_twins(observer: Observer, sites: Sequence[Lending]) -> None:
             await clients[site].patch(
                 PODS, object_named(name_of(twin), namespace_of(twin)), patch, subresource="status"
             )
-        except (NotFound, Conflict):  # it is gone, or another has taken its name
+        except (NotFound, Conflict):  # deleted, or another pod has its name
             continue
 
 
@@ -206,7 +206,7 @@ def statuses(pod: Object) -> list[Object]:
 
 
 def observed_errors(observer: Observer) -> list[str]:
-    """What should never have happened.  Only where windows close may a pod fail: it was taken back in a bad moment."""
+    """Return observed violations. Pods may fail only on nodes whose windows close, because they are reclaimed there."""
     closing_nodes = tuple(str(number) for number in range(NODES_EACH - CLOSING, NODES_EACH))
     failed = [message for node, message in observer.failed.values() if not node.endswith(closing_nodes)]
     missed = (
@@ -219,17 +219,17 @@ def figures_of(scale: Scale, churn: Churn, injector: FaultInjector, seconds: flo
     heals = [f"{name} {injector.healed_within(share):.1f} s" for name, share in (("p50", 0.5), ("p99", 0.99))]
     worst, after = max(injector.healed)
     return (
-        f"{scale.faults} faults in {scale.faults * INTERVAL_SECONDS:g} s on {scale.pods} pods, {churn.created} created, "
-        f"{churn.deleted} deleted; healed {', '.join(heals)}, at worst {worst:.1f} s ({after}), "
+        f"{scale.faults} faults in {scale.faults * INTERVAL_SECONDS:g} s on {scale.pods} pods, "
+        f"{churn.created} created, {churn.deleted} deleted; healed {', '.join(heals)}, at worst {worst:.1f} s ({after}), "
         f"of {len(injector.healed)}; at rest {seconds:.1f} s after; of {foreign_count} foreign objects none changed"
     )
 
 
-# -- what is not ours
+# -- foreign objects
 
 
 async def add_foreign(site: Lending) -> None:
-    """Things of the owner's, here and there; some look as if they were ours."""
+    """Create objects of the owner, some with labels that resemble ours."""
     await site.physical.create(NAMESPACES, an_object("Namespace", {"name": OWNERS}))
     ours = (await binding_of_site(site)).owner_labels()
     label_sets: list[dict[str, str]] = [{}, {keys.MANAGED_BY: keys.TAPESTRY}, {**ours, keys.VIRTUAL_CLUSTER: "another"}]
@@ -253,7 +253,7 @@ async def add_foreign(site: Lending) -> None:
 
 
 async def foreign_versions(site: Lending) -> dict[str, tuple[str, str]]:
-    """The UID and the version of everything that is not ours."""
+    """Return UID and resourceVersion of every object that is not ours."""
     binding = await binding_of_site(site)
     found = {}
     for kind in (*FOREIGN, NODES, NAMESPACES):
@@ -270,7 +270,7 @@ def foreign_changes(before: dict[str, tuple[str, str]], after: dict[str, tuple[s
 
 
 def repairs(site: Lending) -> list[str]:
-    """What `tapestry repair` would do."""
+    """Return the actions that `tapestry repair` would take."""
     environ = {**os.environ, "KUBECONFIG": str(site.virtual_plane.kubeconfig)}
     command = [str(TAPESTRY), "repair", site.name, "--dry-run", "-o", "json"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)

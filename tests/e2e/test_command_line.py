@@ -1,4 +1,4 @@
-"""`tapestry top`, `tapestry debug collect` and `kubectl tapestry`, typed in a folder where a small world is up."""
+"""`tapestry top`, `tapestry debug collect` and `kubectl tapestry` in the folder of a running world."""
 
 import json
 import os
@@ -36,7 +36,7 @@ Shell = Callable[[str], str]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where a world is up, and our programs are in `bin`, made as installers make them."""
+    """Folder of a running world. Its `bin` has the console scripts as an installer writes them."""
     root = tmp_path_factory.mktemp("world")
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     for name, target in scripts.items():
@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def shell(folder: Path, kube_assets: Path) -> Shell:
-    """What a shell in that folder shows."""
+    """Function that runs a line in a shell in that folder and returns its output."""
     environment = {key: value for key, value in os.environ.items() if key != "KUBECONFIG"}
     path = f"{folder / 'bin'}:{kube_assets}:{os.environ['PATH']}"
 

@@ -1,4 +1,4 @@
-"""`tapestry demo` plays its story to the end, and leaves nothing."""
+"""`tapestry demo` runs to its end and cleans up."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from .worlds import TAPESTRY, leftover_processes
 
 @pytest.mark.timeout(300)
 def test_demo_runs_to_the_end_and_cleans_up(tmp_path: Path) -> None:
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "KUBECONFIG": str(tmp_path / "of-somebody")}
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "KUBECONFIG": str(tmp_path / "other-kubeconfig")}
     command = [TAPESTRY, "demo", "--pace", "0"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""The README and the tutorials, followed to the letter."""
+"""Run the commands of the README and the tutorials, and compare their output."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from .documents import ROOT, blocks_of, open_reader, pattern_of
 from .worlds import leftover_processes
 
 TRANSLATION = ".zh-CN.md"
-"""Has the commands of its original; tests/unit/test_documentation.py sees to it."""
+"""Suffix of translations. tests/unit/test_documentation.py checks that they have the same commands."""
 DOCUMENTS = [
     path
     for path in (ROOT / "README.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md")))
@@ -18,7 +18,7 @@ DOCUMENTS = [
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)
-def test_a_document_does_what_it_says(document: Path, tmp_path: Path) -> None:
+def test_document_commands_print_expected_output(document: Path, tmp_path: Path) -> None:
     blocks = blocks_of(document)
     assert blocks
     with open_reader(tmp_path) as reader:
@@ -37,7 +37,7 @@ def test_a_document_does_what_it_says(document: Path, tmp_path: Path) -> None:
         ("a\n...\nb\n", "a\nb\n"),
     ],
 )
-def test_what_a_document_shows_is_recognized(expected: str, output: str) -> None:
+def test_matching_output_is_accepted(expected: str, output: str) -> None:
     assert pattern_of(expected).fullmatch(output)
 
 
@@ -52,5 +52,5 @@ def test_what_a_document_shows_is_recognized(expected: str, output: str) -> None
         ("a\n...\nb\n", "b\na\n"),
     ],
 )
-def test_what_a_document_does_not_show_is_not(expected: str, output: str) -> None:
+def test_different_output_is_rejected(expected: str, output: str) -> None:
     assert not pattern_of(expected).fullmatch(output)

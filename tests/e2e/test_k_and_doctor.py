@@ -1,4 +1,4 @@
-"""`tapestry k` and `tapestry doctor`, typed in a folder where `tapestry up` runs a small world."""
+"""`tapestry k` and `tapestry doctor` in the folder of a running world."""
 
 import os
 import re
@@ -17,7 +17,7 @@ SETTINGS = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "setti
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where a world is up."""
+    """Folder of a running world."""
     root = tmp_path_factory.mktemp("world")
     with running_world(root / ".tapestry", "--clusters", "1", "--nodes", "1"):
         yield root
@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def tapestry(folder: Path) -> Command:
-    """What a command prints, and how it ends."""
+    """Function that runs a command, checks its exit code and returns its output."""
     environment = {key: value for key, value in os.environ.items() if key != "KUBECONFIG"}
 
     def run(*words: str, code: int = 0, stdin: str = "") -> str:

@@ -1,4 +1,4 @@
-"""The guide "Kueue on leased nodes", followed with a real Kueue manager at the API server of `tapestry up`."""
+"""Run the commands of the Kueue guide with a real Kueue manager on the API server of `tapestry up`."""
 
 import base64
 import os
@@ -26,9 +26,9 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 GUIDE = ROOT / "docs" / "guides" / "kueue.md"
 NAMESPACE = "kueue-system"
 SECRET = "kueue-webhook-server-cert"
-"""Where Kueue puts certificates of its own; it serves those that it finds in a folder, which are ours."""
+"""Secret for Kueue's own certificates. Kueue serves with ours instead, from `certDir`."""
 USED = ("-kueue-x-k8s-io-", "-batch-v1-job")
-"""Parts of the paths of webhooks: others are about kinds that the world does not have, or about plain pods."""
+"""Parts of webhook paths in use. Other webhooks are for kinds that the world does not have, or for plain pods."""
 STARTING = 60.0
 
 
@@ -36,7 +36,7 @@ STARTING = 60.0
 def kueue(kube_assets: Path) -> Path:
     found = kube_assets / "kueue"
     if not found.exists():
-        pytest.skip("kueue is not there: make queue-assets builds it")
+        pytest.skip("kueue is missing: make queue-assets builds it")
     return found
 
 
@@ -47,7 +47,7 @@ def free_port() -> int:
 
 
 def kueue_objects(manifests: Path, authority: str, port: int) -> Iterator[Object]:
-    """What Kueue consists of, but its Deployment: the webhooks are called at a port of this machine."""
+    """Yield the objects of Kueue except its Deployment, with webhooks at a port of this machine."""
     yield {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     yield {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET, "namespace": NAMESPACE}}
     for obj in yaml.safe_load_all(manifests.read_text()):
@@ -55,7 +55,7 @@ def kueue_objects(manifests: Path, authority: str, port: int) -> Iterator[Object
             continue
         if "webhooks" in obj:
             obj["webhooks"] = [with_local_url(port, authority, each) for each in obj["webhooks"] if is_used(each)]
-        else:  # Kueue wants to see that; objects of v1beta2, in which they are stored, are not converted
+        else:  # Kueue requires it; objects are stored as v1beta2 and never converted
             config = {"url": f"https://127.0.0.1:{port}/convert"}
             webhook = {"conversionReviewVersions": ["v1"], "clientConfig": config}
             obj["spec"]["conversion"] = {"strategy": "Webhook", "webhook": webhook}
@@ -88,13 +88,13 @@ def configuration(port: int, certificates: Path) -> Object:
         "leaderElection": {"leaderElect": False},
         "internalCertManagement": {"enable": True, "webhookSecretName": SECRET},
         "integrations": {"frameworks": ["batch/job"]},
-        "featureGates": {"VisibilityOnDemand": False},  # it needs a cluster around it, and writes to /visibility
+        "featureGates": {"VisibilityOnDemand": False},  # it needs to run in a cluster, and writes to /visibility
     }
 
 
 @contextmanager
 def running_kueue(program: Path, reader: Reader) -> Iterator[None]:
-    """Kueue installed in the world, and its manager as a process."""
+    """Install Kueue in the world and run its manager as a process."""
     folder = reader.folder / "kueue"
     authority, port = CertificateAuthority(folder), free_port()
     certificate, key = authority.server_certificate(["127.0.0.1"])
@@ -135,7 +135,7 @@ def wait_for_port(process: subprocess.Popen[bytes], port: int, log: Path) -> Non
         threading.Event().wait(0.2)
 
 
-def test_the_guide_does_what_it_says(tmp_path: Path, kube_assets: Path, kueue: Path) -> None:
+def test_guide_commands_print_expected_output(tmp_path: Path, kube_assets: Path, kueue: Path) -> None:
     blocks = command_blocks(GUIDE.read_text())
     assert all(block.runner == "tests/e2e/test_kueue.py" for block in blocks)
     with open_reader(tmp_path) as reader:

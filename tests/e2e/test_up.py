@@ -1,4 +1,4 @@
-"""`tapestry up` as a person meets it: start it, type the lines that it prints, press Ctrl-C, and start it again."""
+"""`tapestry up` from a user's view: start it, run the printed commands, stop it, and start it again."""
 
 import os
 import subprocess
@@ -8,12 +8,12 @@ import pytest
 
 from .worlds import READY_MESSAGE, ROOT, TAPESTRY, TIMEOUT_SECONDS, running_world, starting_world
 
-pytestmark = pytest.mark.timeout(300)  # worlds start and end in here, on a machine that others use, too
+pytestmark = pytest.mark.timeout(300)  # worlds start and end within it, on a shared machine
 SMALL = ("--clusters", "1", "--nodes", "1")
 
 
 def shell(lines: str, kube_assets: Path, **variables: str) -> str:
-    """What a person's shell shows who types these lines."""
+    """Run lines in a shell and return their output."""
     path = f"{kube_assets}:{TAPESTRY.parent}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", lines],

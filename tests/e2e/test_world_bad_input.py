@@ -1,4 +1,4 @@
-"""What `tapestry up` says where it cannot do what it is told: one line, what to do, and nothing is touched."""
+"""Errors of `tapestry up`: each names a remedy, and nothing is changed."""
 
 import json
 import socket
@@ -10,12 +10,12 @@ import pytest
 
 from .worlds import TAPESTRY, TIMEOUT_SECONDS, running_world, starting_world
 
-pytestmark = pytest.mark.timeout(300)  # worlds start and end in here, on a machine that others use, too
+pytestmark = pytest.mark.timeout(300)  # worlds start and end within it, on a shared machine
 SMALL = ("--clusters", "1", "--nodes", "1")
 
 
 def output_of_failure(folder: Path, *flags: str, code: int = 1, **variables: str) -> str:
-    """What is said before it ends."""
+    """Run `tapestry up`, expect it to fail with `code`, and return its output."""
     with starting_world(folder, *flags, **variables) as world:
         output, _ = world.process.communicate(timeout=TIMEOUT_SECONDS)
     assert world.process.returncode == code, output
@@ -66,7 +66,7 @@ def test_missing_kubernetes_binaries_error_suggests_make_target(tmp_path: Path) 
 
 @pytest.fixture(scope="module")
 def stopped_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A world that has been, and was stopped."""
+    """Folder of a world that ran and was stopped."""
     folder = tmp_path_factory.mktemp("up") / "world"
     with running_world(folder, *SMALL):
         second = subprocess.run(
@@ -89,7 +89,7 @@ def test_port_in_use_is_reported_and_nothing_lost(stopped_world: Path) -> None:
 
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder that a world hardly fits into."""
+    """File system of 1 MiB, too small for a world."""
     folder = tmp_path / "disk"
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "tmpfs", folder], check=True)

@@ -1,4 +1,4 @@
-"""Whatever process of a world is killed: nothing is lost, nothing is left over, and all of it runs again."""
+"""Kill each process of a world: no object is lost, no process is left, and everything restarts."""
 
 import asyncio
 import os
@@ -29,12 +29,12 @@ LASTING_RESOURCES = (CLUSTER_BINDINGS, NODES, DEPLOYMENTS, REPLICA_SETS, PODS, S
 
 
 async def lasting_objects(virtual: Client) -> set[tuple[str, str, str]]:
-    """Every object that should last, and which one it is."""
+    """Return kind, key and UID of every object that must survive."""
     return {(each.kind, key_of(obj), uid_of(obj)) for each in LASTING_RESOURCES for obj in await virtual.list(each)}
 
 
 async def run_deployment(virtual: Client) -> None:
-    """A Deployment, all of whose pods run."""
+    """Create a Deployment and wait until all of its pods run."""
     pod = {"containers": [{"name": "c", "image": "nginx"}]}
     template = {"metadata": {"labels": {"app": "web"}}, "spec": pod}
     spec = {"replicas": REPLICAS, "selector": {"matchLabels": {"app": "web"}}, "template": template}
@@ -65,7 +65,7 @@ def restarts(pod: Object) -> int:
 
 
 async def kill_pod(virtual: Client, deployment: str, victim: int) -> None:
-    """Kill a process of Tapestry's own, or its guard; the same pod runs another."""
+    """Kill a process of Tapestry, or its guard, and wait until its pod has restarted it."""
     before = await pod_of(virtual, deployment)
     os.kill(victim, signal.SIGKILL)
     await wait_for(
@@ -79,7 +79,7 @@ async def kill_pod(virtual: Client, deployment: str, victim: int) -> None:
 
 
 async def kill_cluster(world: WorldProcess, name: str, victim: int) -> None:
-    """Kill a cluster, or its guard; another process goes on with it."""
+    """Kill the process of a cluster, or its guard, and wait until the cluster answers again."""
     os.kill(victim, signal.SIGKILL)
     output = await asyncio.to_thread(world.read_until, "it is started again")
     assert f"{name} was ended by SIGKILL" in output
@@ -87,12 +87,12 @@ async def kill_cluster(world: WorldProcess, name: str, victim: int) -> None:
 
 
 def guard_pid(pid: int) -> int:
-    """The guard of a process: the leader of its group.  Without it, what it guards could outlive us."""
+    """Return the guard of a process: the leader of its process group."""
     return os.getpgid(pid)
 
 
 async def wait_for_recovery(virtual: Client, since: datetime) -> None:
-    """Syncers lead, which takes as long as a Lease of somebody who was killed; virtual nodes are kept, and pods run."""
+    """Wait until syncers lead, virtual nodes are up to date and pods run. Leases of killed leaders expire first."""
     assert await wait_for_nodes(virtual, 4, since) == 4
     for name in ("tapestry-manager", "tapestry-syncer-cluster-1", "tapestry-syncer-cluster-2"):
         await wait_for_deployment(virtual, name, SYSTEM, lambda found: value_at(found, "status", "readyReplicas") == 1)
@@ -100,7 +100,7 @@ async def wait_for_recovery(virtual: Client, since: datetime) -> None:
 
 
 async def kill_each(world: WorldProcess, virtual: Client) -> None:
-    """Kill every process in turn, or its guard."""
+    """Kill every process, or its guard, one after the other."""
 
     def cluster(name: str) -> int:
         return world.pid_of("cluster", "--data", str(world.folder / name))

@@ -1,4 +1,4 @@
-"""Worlds with real Kubernetes in them: all clusters of one, or one that joins."""
+"""Worlds of real Kubernetes clusters, and a real cluster that joins a world."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def test_real_kubernetes_world_survives_kills_and_restart(kube_assets: Path, tmp
 
 
 def kill(world: WorldProcess, program: str) -> None:
-    """Kill a program of the virtual cluster, and wait until another of it is ready, as the log says."""
+    """Kill a program of the virtual cluster and wait until the log reports that it runs again."""
     (victim,) = [
         pid for pid, command in world.processes().items() if f"/{program} --" in command and VIRTUAL_FOLDER in command
     ]
@@ -53,13 +53,13 @@ def kill(world: WorldProcess, program: str) -> None:
         for _ in range(10 * TIMEOUT_SECONDS):
             if f'runs again","component":"{program}"' in log.read():
                 return
-            threading.Event().wait(0.1)  # nothing tells of lines that a file gets
-    pytest.fail(f"{program} does not come back")
+            threading.Event().wait(0.1)  # files cannot be watched
+    pytest.fail(f"{program} does not restart")
 
 
 @contextmanager
 def kubelet(plane: ControlPlane) -> Iterator[None]:
-    """Somebody says of every pod that it runs."""
+    """Run a simulated kubelet that reports every pod as running."""
     command = [sys.executable, "-m", "tests.integration.kubelet", str(plane.kubeconfig)]
     process = subprocess.Popen(command, cwd=ROOT)
     try:
@@ -82,7 +82,7 @@ NODE = {
 
 
 def readme_join_command() -> str:
-    """The line that joins a cluster of somebody's own."""
+    """Return the command of the README that joins an existing cluster."""
     blocks = command_blocks((ROOT / "README.md").read_text())
     (block,) = [each for each in blocks if each.runner == "tests/e2e/test_world_real_kubernetes.py"]
     return block.script
@@ -109,9 +109,7 @@ def test_real_cluster_joins_with_readme_command_and_leaves(kube_assets: Path, tm
             subprocess.run(["bash", "-euc", line], cwd=clone, env=environment, check=True)
 
         physical_kubectl("create", "-f", "-", stdin=json.dumps(NODE))
-        physical_kubectl(
-            "taint", "node", "n1", "node.kubernetes.io/not-ready-"
-        )  # which a kube-controller-manager would do
+        physical_kubectl("taint", "node", "n1", "node.kubernetes.io/not-ready-")  # as a kube-controller-manager would
         run_in_shell(readme_join_command())
         virtual_kubectl("wait", "node/vnode-east-n1", "--for=create", "--timeout=60s")
         virtual_kubectl("wait", "node/vnode-east-n1", "--for=condition=Ready", "--timeout=60s")

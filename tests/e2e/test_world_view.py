@@ -1,4 +1,4 @@
-"""The live view of `tapestry up`, on a terminal: what happens is seen, and the terminal is given back as it was."""
+"""The live view of `tapestry up`: it shows changes and restores the terminal."""
 
 import asyncio
 import fcntl
@@ -30,7 +30,7 @@ HIDE_CURSOR, SHOW_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
 
 @dataclass
 class Terminal:
-    """A terminal, and a process that has it for its own."""
+    """A terminal and the process that it controls."""
 
     master: int
     process: subprocess.Popen[bytes]
@@ -41,13 +41,13 @@ class Terminal:
     def read(self) -> None:
         try:
             self.written += os.read(self.master, 1 << 16)
-        except OSError:  # the process has let go of it
+        except OSError:  # the process has closed it
             asyncio.get_running_loop().remove_reader(self.master)
             self.closed.set()
         self.changed.set()
 
     async def wait_for_text(self, text: str) -> None:
-        """Something that is written from now on."""
+        """Wait until the text is written after this call."""
         begin = len(self.written)
         async with asyncio.timeout(TIMEOUT_SECONDS):
             while text not in CONTROL.sub(b"", self.written[begin:]).decode(errors="replace"):
@@ -55,14 +55,14 @@ class Terminal:
                 await self.changed.wait()
 
     async def wait_until_restored(self) -> None:
-        """The terminal, with its cursor."""
+        """Wait until the process has left the alternate screen and shown the cursor."""
         async with asyncio.timeout(TIMEOUT_SECONDS):
             while self.written.rfind(SHOW_CURSOR) < self.written.rfind(FROM_SCREEN) or FROM_SCREEN not in self.written:
                 self.changed.clear()
                 await self.changed.wait()
 
     async def wait(self) -> int:
-        """How the process ends, once all that it wrote is read."""
+        """Read all output and return the exit code."""
         async with asyncio.timeout(TIMEOUT_SECONDS):
             await self.closed.wait()
         return await asyncio.to_thread(self.process.wait, TIMEOUT_SECONDS)
@@ -76,7 +76,7 @@ class Terminal:
 
 def open_terminal(command: Sequence[object]) -> Terminal:
     master, slave = pty.openpty()
-    # setsid makes the terminal that of the process, so that Ctrl-C and changes of size are signals to it.
+    # setsid makes it the controlling terminal, so that Ctrl-C and size changes become signals.
     process = subprocess.Popen(
         ["setsid", "--ctty", *map(str, command)],
         stdin=slave,

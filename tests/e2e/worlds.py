@@ -1,4 +1,4 @@
-"""`tapestry up` as a process of a test: what it says, what runs for it, and that nothing is left of it."""
+"""`tapestry up` as a child process: its output, its processes, and a check that all of them end."""
 
 import os
 import re
@@ -19,26 +19,26 @@ ROOT = Path(__file__).parents[2]
 TAPESTRY = Path(sys.executable).with_name("tapestry")
 READY_MESSAGE = "Ctrl-C stops everything"
 TIMEOUT_SECONDS = 120
-"""Seconds that a world may be silent, and processes may take to end: others use the machine, too."""
+"""Seconds to wait for output and for processes to end. It is generous because tests share the machine."""
 EXIT_SECONDS = 10.0
-"""Seconds in which the last of what ran for somebody is gone who has just ended."""
+"""Seconds in which the last child processes end after their parent."""
 
 
 @dataclass
 class WorldProcess:
-    """A world that was started."""
+    """A started `tapestry up`."""
 
     folder: Path
     process: subprocess.Popen[str]
     output: str = ""
-    """Until it was at work."""
+    """The output until the world was ready."""
 
     @property
     def kubeconfig(self) -> Path:
         return self.folder / "virtual" / "kubeconfig"
 
     def read_until(self, pattern: str) -> str:
-        """What it prints up to the line that matches; a watchdog ends a silent one."""
+        """Return the output up to the line that matches. A watchdog kills the process on timeout."""
         assert self.process.stdout is not None
         watchdog = threading.Timer(TIMEOUT_SECONDS, self.process.kill)
         watchdog.start()
@@ -49,17 +49,17 @@ class WorldProcess:
                 watchdog.cancel()
                 return text
         watchdog.cancel()
-        pytest.fail(f"it ended without saying {pattern!r}:\n{text}")
+        pytest.fail(f"it ended without printing {pattern!r}:\n{text}")
 
     def processes(self) -> dict[int, str]:
-        """What runs for it, guards and all: their command lines."""
+        """Return the command lines of all descendants, guards included, by PID."""
         parents, found = parent_pids(), {self.process.pid}
         while more := {pid for pid, parent in parents.items() if parent in found} - found:
             found |= more
         return {pid: command_of(pid) for pid in found - {self.process.pid}}
 
     def pid_of(self, *words: str) -> int:
-        """The one process with these words, one after the other, in its command line."""
+        """Return the only process whose command line contains these words in sequence."""
         (found,) = [pid for pid, command in self.processes().items() if f" {' '.join(words)} " in f"{command} "]
         return found
 
@@ -69,7 +69,7 @@ def parent_pids() -> dict[int, int]:
     for each in Path("/proc").glob("[0-9]*/stat"):
         try:
             found[int(each.parent.name)] = int(each.read_text().rpartition(")")[2].split()[1])
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
     return found
 
@@ -82,10 +82,10 @@ def command_of(pid: int) -> str:
 
 
 def leftover_processes(folder: Path) -> list[str]:
-    """The processes that still have something in a folder to do, when they have had time to end."""
+    """Return the processes whose command lines still name the folder after EXIT_SECONDS."""
     due = time.monotonic() + EXIT_SECONDS
     while (found := commands_with(str(folder))) and time.monotonic() < due:
-        threading.Event().wait(0.1)  # nothing tells of the end of whatever it may be
+        threading.Event().wait(0.1)  # arbitrary processes cannot be watched
     return found
 
 
@@ -95,7 +95,7 @@ def commands_with(text: str) -> list[str]:
 
 @contextmanager
 def starting_world(folder: Path, *flags: str, **variables: str) -> Iterator[WorldProcess]:
-    """A world that is being started; however the test ends, none of its processes outlives it."""
+    """Start `tapestry up`. All of its processes have ended on exit, also if the test fails."""
     process = subprocess.Popen(
         [TAPESTRY, "up", "--data", folder, *flags],
         cwd=ROOT,
@@ -117,7 +117,7 @@ def starting_world(folder: Path, *flags: str, **variables: str) -> Iterator[Worl
 
 @contextmanager
 def running_world(folder: Path, *flags: str) -> Iterator[WorldProcess]:
-    """A world at work, which is ended by Ctrl-C and leaves nothing running."""
+    """Run a world until it is ready. On exit, end it with SIGINT and check that no process is left."""
     with starting_world(folder, *flags) as world:
         world.output = world.read_until(READY_MESSAGE)
         yield world
@@ -130,12 +130,12 @@ def running_world(folder: Path, *flags: str) -> Iterator[WorldProcess]:
 
 @contextmanager
 def expect_processes_to_end(world: WorldProcess) -> Iterator[None]:
-    """What is done in here ends all processes of a world."""
+    """Check that the body ends all processes of a world."""
     ends = {}
     for pid, command in world.processes().items():
         try:
             ends[os.pidfd_open(pid)] = command
-        except ProcessLookupError:  # a probe, which has ended meanwhile
+        except ProcessLookupError:  # a probe that has ended meanwhile
             continue
     try:
         yield

@@ -1,8 +1,8 @@
-"""Faults: what they are, how they follow each other, and how long it takes until all is well after each.
+"""Fault injection, and measurement of the time to heal after each fault.
 
-A fault hits one binding: its processes, its way to the physical cluster, or the way of one process to the virtual one.
-At its end a new pod is bound there.  The time until that pod runs, as the virtual cluster sees it, is the time to heal;
-seconds in which another fault of the same binding was under way do not count, for nobody heals then.
+A fault affects one binding: its processes, its connection to the physical cluster, or the connection of one process to
+the virtual cluster. When the fault ends, a new pod is bound to a node of the binding. The time to heal is the time until
+the virtual cluster shows that pod as running, without the seconds in which the binding had another fault.
 """
 
 import asyncio
@@ -26,26 +26,26 @@ from .proxies import FaultProxy
 from .replicas import Replica
 
 INTERVAL_SECONDS = 5.0
-"""Seconds between the beginnings of two faults."""
+"""Seconds between the starts of two faults."""
 DURATION_RANGE = (1.0, 4.0)
 PROBE = "probe"
 HEAL_TIMEOUT_SECONDS = 120.0
-"""Seconds after which a binding that has not healed is given up."""
+"""Seconds after which a binding counts as never healed."""
 
 
 @dataclass
 class Target:
-    """A binding under fire."""
+    """A binding that gets faults."""
 
     site: Lending
     physical_proxy: FaultProxy
     replicas: Sequence[Replica]
     nodes: Sequence[str]
-    """Virtual nodes that are never closed."""
+    """Virtual nodes whose windows never close."""
     unhealed: int = 0
-    """Of how many faults it has not healed yet."""
+    """Number of faults that have not healed yet."""
     spans: list[tuple[float, float]] = field(default_factory=list)
-    """When faults began and ended; of one that is under way the end is yet to come, and infinite."""
+    """Start and end of each fault. The end is infinite while the fault lasts."""
 
 
 @contextmanager
@@ -94,9 +94,9 @@ NETWORK_FAULTS: dict[str, NetworkFault] = {
     "watches cut": cut_watches,
     "connections reset": reset_connections,
 }
-PROCESS_FAULTS = {"killed": killed, "asked to go": terminated, "stopped": stopped}
-MOMENTARY = frozenset({"watches cut", "connections reset", "killed", "asked to go"})
-"""They are over when they begin."""
+PROCESS_FAULTS = {"killed": killed, "terminated": terminated, "stopped": stopped}
+MOMENTARY = frozenset({"watches cut", "connections reset", "killed", "terminated"})
+"""Faults without a duration."""
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,14 @@ class Fault:
 
 
 def faults(rng: random.Random) -> Iterator[Fault]:
-    """Without end; each kind comes once before any comes again."""
+    """Yield faults endlessly. Each kind occurs once before any is repeated."""
     kinds = [*PROCESS_FAULTS, *NETWORK_FAULTS]
     while True:
         rng.shuffle(kinds)
         for kind in kinds:
             seconds = 0.0 if kind in MOMENTARY else rng.uniform(*DURATION_RANGE)
             if kind in PROCESS_FAULTS:
-                # Some are stopped for long enough that others have to take over.
+                # Some stops last long enough for another replica to take over.
                 yield Fault(kind, 3 * seconds, PROCESS_FAULTS[kind])
             else:
                 side = rng.choice(("above", "below"))
@@ -122,26 +122,26 @@ def faults(rng: random.Random) -> Iterator[Fault]:
 
 
 def network_fault(fault: NetworkFault, side: str, target: Target, rng: random.Random) -> AbstractContextManager[None]:
-    """A fault on the way to the physical cluster, or on that of one replica to the virtual one."""
+    """Start a fault on the connection to the physical cluster, or of one replica to the virtual cluster."""
     return fault(target.physical_proxy if side == "below" else rng.choice(target.replicas).proxy)
 
 
 @dataclass
 class FaultInjector:
-    """Has faults happen, and measures what comes after each."""
+    """Injects faults and measures the time to heal after each."""
 
     targets: Sequence[Target]
     observer: Observer
     rng: random.Random
     log_file: Path
-    """A file that gets what was done when, for whoever looks for the cause of something."""
+    """Log of all faults with their times, for debugging."""
     healed: list[tuple[float, str]] = field(default_factory=list)
-    """Seconds, and after what."""
+    """Seconds to heal, and the name of the fault."""
 
     async def run(self, count: int) -> None:
-        """That many faults, one after the other, though some last until the next; returns when all have healed.
+        """Inject `count` faults at a fixed interval and return when all have healed. Faults may overlap.
 
-        Each hits a binding that has healed from those before, if there is one.
+        Each fault affects a binding with the fewest unhealed faults.
         """
         upcoming = faults(self.rng)
         async with asyncio.TaskGroup() as group:
@@ -166,7 +166,7 @@ class FaultInjector:
         self.log(f"{number} {target.site.name} healed in {seconds:.1f} s")
 
     async def healed_after(self, number: int, target: Target) -> float:
-        """When a pod that was bound now ran; never, where that took too long."""
+        """Bind a pod now and return the time at which it ran; infinity after a timeout."""
         name = f"{PROBE}-{number}"
         pod = await target.site.virtual.create(PODS, a_pod(name, self.rng.choice(target.nodes), PROBE, 0))
         ran = await self.observer.wait_until(lambda: self.runs(f"default/{name}"), HEAL_TIMEOUT_SECONDS)
@@ -183,13 +183,13 @@ class FaultInjector:
             log_file.write(f"{datetime.now(UTC):%H:%M:%S.%f} {message}\n")
 
     def healed_within(self, share: float) -> float:
-        """The seconds within which so large a share of all was healed."""
+        """Return the seconds within which this share of the faults healed."""
         seconds = sorted(each for each, _ in self.healed)
         return seconds[min(int(len(seconds) * share), len(seconds) - 1)]
 
 
 def overlap(spans: Sequence[tuple[float, float]], begin: float, end: float) -> float:
-    """How many of the seconds from `begin` to `end` lie in one of the spans."""
+    """Return the number of seconds between `begin` and `end` that lie in one of the spans."""
     seconds, reached = 0.0, begin
     for since, until in sorted(spans):
         since, until = max(since, reached), min(until, end)

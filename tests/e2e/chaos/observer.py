@@ -1,7 +1,7 @@
-"""A witness of both sides: what ever happened there, and whether they agree now.
+"""Observer of both sides: the history of pods and twins, and the current disagreements.
 
-It reads from the API servers themselves, past all gates.  Watches resume where they broke off, so that no twin comes
-and goes unseen; if one ever had to begin anew, the witness says so, and what it says counts for nothing.
+It reads from the API servers directly, not through proxies. Watches resume where they ended, so no twin is missed. If a
+watch had to list again, `restarted_watches` reports it and the observations are not valid.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ from .churn import COLOUR, FINISHING, KIND, LATE, PASSWORD, SETTINGS, TOKEN
 TERMINAL_PHASES = ("Succeeded", "Failed")
 STATUS_FIELDS = ("phase", "startTime", "hostIP", "podIP", "podIPs", "containerStatuses")
 PAUSE = 0.5
-"""Seconds between two looks at everything."""
+"""Seconds between two comparisons of both sides."""
 CONDITIONS = ("Initialized", "ContainersReady", "Ready")
 
 
 @dataclass
 class PhysicalState:
-    """What of ours is in the mount namespace of one site."""
+    """Our objects in the mount namespace of one site."""
 
     pods: Informer
     configmaps: Informer
@@ -46,25 +46,25 @@ class PhysicalState:
 class Observer:
     above: Informer
     sources: Mapping[str, Informer]
-    """ConfigMaps and Secrets above, by the name of their kind."""
+    """Virtual ConfigMaps and Secrets, by kind."""
     below: Mapping[str, PhysicalState]
-    """By the name of the binding."""
+    """Physical objects, by the name of the binding."""
     twins: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """The UIDs of all the twins that a pod ever had, by the pod's UID."""
+    """UIDs of all twins that a pod ever had, by the pod's UID."""
     ended: dict[str, str] = field(default_factory=dict)
-    """The phase in which each pod ended, by its UID."""
+    """Terminal phase of each pod that terminated, by UID."""
     resurrected: list[str] = field(default_factory=list)
-    """Pods that were in another phase after their end."""
+    """Pods whose phase changed after they terminated."""
     failed: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """On which node pods failed and what was said of them, by their UIDs."""
+    """Node and message of each failed pod, by UID."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     to_finish: asyncio.Queue[tuple[str, Object]] = field(default_factory=asyncio.Queue)
-    """Twins that run and are of the kind that finishes, each with its binding's name."""
+    """Running twins that should finish, each with the name of its binding."""
     relisted_before: int = field(default_factory=lambda: relisted_watches())
-    """Of earlier tests in this process."""
+    """Watches that listed again in earlier tests of this process."""
 
     def restarted_watches(self) -> int:
-        """How many watches had to list again since, and may have missed something."""
+        """Return the number of watches that had to list again, and may have missed changes."""
         return relisted_watches() - self.relisted_before
 
     def record_pod(self, _: Object | None, pod: Object | None) -> None:
@@ -91,7 +91,7 @@ class Observer:
         return [f"pod {pod} had the twins {sorted(twins)}" for pod, twins in self.twins.items() if len(twins) > 1]
 
     async def wait_until(self, condition: Callable[[], bool], timeout: float, *, pause: float = 0.0) -> bool:
-        """Whether it came true in time; asked at each change, or no sooner than `pause` seconds after the last time."""
+        """Return True if the condition holds in time. It is checked on changes, at most once per `pause` seconds."""
         try:
             async with asyncio.timeout(timeout):
                 while not condition():
@@ -108,7 +108,7 @@ class Observer:
     # -- agreement
 
     def disagreements(self) -> list[str]:
-        """What would have to change for both sides to agree and everything to be done."""
+        """Return all differences between both sides, and all work that is not finished."""
         found = [
             disagreement
             for site, below in self.below.items()
@@ -150,7 +150,7 @@ class Observer:
                 name = annotations.get(keys.VIRTUAL_NAME)
                 found[(kind, name) if name else (TOKEN, annotations[keys.VIRTUAL_POD_UID])] = copy
         yield from (f"{site}: there is no copy of {key}" for key in needed - found.keys())
-        yield from (f"{site}: nobody needs the copy of {key}" for key in found.keys() - needed)
+        yield from (f"{site}: no pod needs the copy of {key}" for key in found.keys() - needed)
         for kind, name in needed & found.keys():
             if kind in self.sources:
                 source = self.sources[kind].store.get(f"default/{name}")
@@ -163,7 +163,7 @@ def phase_of(pod: Object) -> str:
 
 
 def copies_needed_by(pod: Object) -> Iterator[tuple[str, str]]:
-    """The copies that a pod needs below."""
+    """Yield the copies that a pod needs in the physical cluster."""
     match labels_of(pod)[KIND]:
         case kind if kind in (SETTINGS, LATE):
             yield "ConfigMap", pod["spec"]["volumes"][0]["configMap"]["name"]
@@ -174,13 +174,13 @@ def copies_needed_by(pod: Object) -> Iterator[tuple[str, str]]:
 
 
 def differences(pod: Object, twin: Object) -> Iterator[str]:
-    """How the two are not what they should be to each other."""
+    """Yield the differences between a pod and its twin."""
     if is_deleting(pod) or is_deleting(twin):
-        yield "it, or its twin, is on the way out"
+        yield "it, or its twin, is being deleted"
     if phase_of(pod) not in ("Running", "Succeeded"):
         yield f"it is {phase_of(pod)}"
     if labels_of(pod)[KIND] == FINISHING and phase_of(pod) == "Running":
-        yield "it has yet to finish"
+        yield "it has not finished yet"
     if phase_of(pod) == "Running" and labels_of(pod)[COLOUR] != labels_of(twin).get(COLOUR):
         yield f"it is {labels_of(pod)[COLOUR]}, its twin {labels_of(twin).get(COLOUR)}"
     mapped = condition_of(pod, keys.MAPPED_CONDITION)
@@ -199,7 +199,7 @@ def condition_of(pod: Object, type: str) -> Object:
 
 
 def relisted_watches() -> int:
-    """How many watches of this process ever had to list again."""
+    """Return the number of watches of this process that ever had to list again."""
     return sum(int(count) for labels, count in WATCH_RESTARTS.values().items() if "Gone" in labels)
 
 
@@ -217,7 +217,7 @@ async def informers_of(site: Lending) -> PhysicalState:
 
 @asynccontextmanager
 async def observing(virtual: Client, sites: Iterable[Lending]) -> AsyncIterator[Observer]:
-    """One who has seen everything that is there."""
+    """Run an Observer. It has seen all existing objects when this yields."""
     below = {site.name: await informers_of(site) for site in sites}
     sources = {kind.kind: Informer(virtual, kind, namespace="default") for kind in (CONFIGMAPS, SECRETS)}
     observer = Observer(Informer(virtual, PODS, namespace="default", labels=KIND), sources, below)

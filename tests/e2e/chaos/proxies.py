@@ -1,8 +1,8 @@
-"""A gate stands between a client and its API server, and faults of the network happen in it.
+"""HTTPS proxy in front of an API server that injects network faults.
 
-It ends TLS with the server's own certificate, so that whoever comes through it verifies what it always verifies.  What
-a client has sent arrives, be it late and its sender gone: a write that was held back is carried out when the silence is
-over.  That is the worst that a network does to those who write.
+The proxy terminates TLS with the server's own certificate, so clients verify the same certificate as without it. A
+request that was sent always reaches the server, even if it is late and the client has disconnected: a write that was
+blocked is executed after the fault ends. This is the worst case for clients that write.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ from yarl import URL
 from tapestry.local.kubernetes import ControlPlane
 
 HOP_HEADERS = {"host", "connection", "content-length", "transfer-encoding", "accept-encoding"}
-"""What each of the two connections says for itself."""
+"""Headers that are not forwarded: each connection sets its own."""
 FORWARDED_HEADERS = ("content-type", "retry-after", "audit-id")
 FAULT_SHARE = 0.8
-"""Of the requests that a server in trouble refuses."""
+"""Share of requests that a fault affects."""
 REASONS = {410: "Expired", 429: "TooManyRequests", 500: "InternalError"}
 
 
 @dataclass
 class FaultProxy:
-    """Carries requests to `plane`; each method that makes trouble is a context, and the trouble ends with it."""
+    """Forwards requests to `plane`. Faults are context managers: each lasts as long as its context."""
 
     plane: ControlPlane
     rng: random.Random
@@ -40,14 +40,14 @@ class FaultProxy:
     unblocked: asyncio.Event = field(default_factory=asyncio.Event)
     latency: float = 0.0
     error_code: int | None = None
-    """The code that answers requests in place of the server."""
+    """HTTP status returned in place of the server's response."""
     hides_success: bool = False
-    """Answers of the server are replaced by a 500: what was asked for has been done."""
+    """Writes are executed, but answered with a 500."""
     is_expired: bool = False
-    """Watches cannot be resumed."""
+    """Watches cannot be resumed: they get a 410."""
     pending: set[asyncio.Task[web.Response]] = field(default_factory=set)
     watches: set[asyncio.Transport] = field(default_factory=set)
-    """The connections that carry one."""
+    """Connections that carry a watch."""
 
     def __post_init__(self) -> None:
         self.unblocked.set()
@@ -55,14 +55,14 @@ class FaultProxy:
 
     @property
     def kubeconfig(self) -> str:
-        """The text of the plane's kubeconfig, but through this gate."""
+        """Kubeconfig of the plane with the address of this proxy."""
         return self.plane.kubeconfig.read_text().replace(self.plane.url, f"https://127.0.0.1:{self.port}")
 
-    # -- trouble
+    # -- faults
 
     @contextmanager
     def blocked(self, *, broken: bool) -> Iterator[None]:
-        """Nothing gets through.  Then connections go on as if nothing had been, or are found to be `broken`."""
+        """Block all traffic. Afterwards connections continue, or are reset if `broken`."""
         self.unblocked.clear()
         try:
             yield
@@ -81,7 +81,7 @@ class FaultProxy:
 
     @contextmanager
     def failing(self, code: int) -> Iterator[None]:
-        """Most requests, and watches too, are answered by `code` and go no further."""
+        """Answer most requests, watches included, with `code` and do not forward them."""
         self.error_code = code
         try:
             yield
@@ -90,7 +90,7 @@ class FaultProxy:
 
     @contextmanager
     def hiding_success(self) -> Iterator[None]:
-        """Most writes are carried out and answered by a 500."""
+        """Execute most writes, but answer them with a 500."""
         self.hides_success = True
         try:
             yield
@@ -99,7 +99,7 @@ class FaultProxy:
 
     @contextmanager
     def expiring(self) -> Iterator[None]:
-        """Watches end and cannot be resumed: 410."""
+        """End all watches, and answer attempts to resume them with a 410."""
         self.is_expired = True
         self.cut_watches()
         try:
@@ -108,17 +108,17 @@ class FaultProxy:
             self.is_expired = False
 
     def cut_watches(self) -> None:
-        """Break the watches."""
+        """Abort all connections with watches."""
         for connection in list(self.watches):
             connection.abort()
 
     def reset_connections(self) -> None:
-        """Break all connections."""
+        """Abort all connections."""
         for connection in self.server.connections:
             if connection.transport is not None:
                 connection.transport.abort()
 
-    # -- carrying
+    # -- forwarding
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         body = await request.read()
@@ -163,14 +163,14 @@ class FaultProxy:
                     await self.unblocked.wait()
                     await asyncio.sleep(self.latency)
                     await response.write(chunk)
-        except (aiohttp.ClientError, ConnectionError):  # either side has left, and the other will notice
+        except (aiohttp.ClientError, ConnectionError):  # one side has disconnected; disconnect the other
             connection.abort()
         finally:
             self.watches.discard(connection)
         return response
 
     def expired_response(self) -> web.Response:
-        """Say 410 in one of the two ways in which servers say it."""
+        """Return a 410 in one of two forms: as the HTTP status or as an ERROR event."""
         if self.rng.random() < 0.5:
             return error_response(410)
         event = {"type": "ERROR", "object": status(410)}
@@ -188,7 +188,7 @@ def status(code: int) -> dict[str, object]:
         "kind": "Status",
         "status": "Failure",
         "reason": REASONS[code],
-        "message": "trouble was asked for",
+        "message": "injected fault",
         "code": code,
     }
 
@@ -200,7 +200,7 @@ def error_response(code: int) -> web.Response:
 
 @asynccontextmanager
 async def fault_proxy(plane: ControlPlane, rng: random.Random) -> AsyncIterator[FaultProxy]:
-    """A gate to `plane` on a port of its own."""
+    """Run a proxy to `plane` on a free port."""
     connector = aiohttp.TCPConnector(limit=0, ssl=ssl.create_default_context(cafile=plane.ca))
     identity = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     identity.load_cert_chain(plane.ca, plane.ca.with_suffix(".key"))
