@@ -1,4 +1,4 @@
-"""What rights were used, and what was denied, by the audit of the API servers themselves."""
+"""Used, unused and denied permissions, according to the audit logs of the API servers."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ GRANTS = ("roles", "rolebindings", "clusterroles", "clusterrolebindings")
 
 
 class Request(NamedTuple):
-    """What somebody asked of an API server."""
+    """A request to an API server."""
 
     verb: str
     group: str
@@ -28,7 +28,7 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class PermissionAudit:
-    """The rights that were granted to one account in one cluster, and what it made of them."""
+    """The permissions of one account in one cluster, and its requests."""
 
     label: str
     namespace: str
@@ -41,7 +41,7 @@ class PermissionAudit:
         return single_permissions(with_names(self.permissions, self.placeholders))
 
     def requests(self, *, refused: bool) -> set[Request]:
-        """What the account asked for, as long as it had its rights: whoever takes them away does not wait for it."""
+        """Return the requests of the account while its permissions existed. Later refusals are expected."""
         user, found, has_permissions = f"system:serviceaccount:{self.namespace}:{self.account}", set(), True
         for request, by, code in audited(self.plane):
             if request.kind in GRANTS and request.name.startswith(self.account) and code < 300:
@@ -51,7 +51,7 @@ class PermissionAudit:
         return found
 
     def unused(self) -> list[Permission]:
-        """Rights that no request needed.  Where several cover a request it is the narrowest that was needed."""
+        """Return permissions that no request needed. If several cover a request, only the narrowest counts."""
         granted, needed = self.granted(), set()
         for request in self.requests(refused=False):
             covering = [permission for permission in granted if covers(permission, request)]
@@ -61,7 +61,7 @@ class PermissionAudit:
 
 
 def audited(plane: ControlPlane) -> Iterator[tuple[Request, str, int]]:
-    """Each request for a resource, in the order of the answers: what, by whom, and the code of the answer."""
+    """Yield each request for a resource with its user and status code, in the order of responses."""
     for line in plane.audit_log.read_text().splitlines():
         entry = json.loads(line)
         reference = entry.get("objectRef") or {}
@@ -86,9 +86,9 @@ def narrowness(permission: Permission) -> int:
 
 
 def permission_errors(audit: PermissionAudit, exceptions: Mapping[str, str]) -> Iterator[str]:
-    """What is wrong with the rights of an account: too few, too many, or excused in vain.
+    """Yield denied requests, unused permissions and needless exceptions of an account.
 
-    `spare` has those that no request shows, each with the reason why they are granted all the same.
+    `exceptions` maps permissions that no request shows to the reason for granting them.
     """
     unused = list(map(str, audit.unused()))
     yield from (f"{audit.label}: denied: {request}" for request in sorted(audit.requests(refused=True)))
@@ -96,5 +96,7 @@ def permission_errors(audit: PermissionAudit, exceptions: Mapping[str, str]) -> 
         f"{audit.label}: granted and never used: {permission}" for permission in unused if permission not in exceptions
     )
     yield from (
-        f"{audit.label}: used, and not spare: {permission}" for permission in exceptions if permission not in unused
+        f"{audit.label}: used, but listed as an exception: {permission}"
+        for permission in exceptions
+        if permission not in unused
     )

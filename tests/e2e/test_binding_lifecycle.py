@@ -1,10 +1,9 @@
-"""From `tapestry manifests` and `tapestry join` to virtual nodes, with nobody's rights but those that were granted.
+"""Lifecycle of a binding, from join to unjoin, with exactly the granted permissions.
 
-The manager is a pod under its own service account; the syncers are pods that the manager's Deployments ask for, under
-theirs, and all of these are processes of this machine; what they may do below is what `tapestry join` granted.  A
-missing right shows as a failure here, and so does a right without a use: the story is told in chapters, and whoever
-grants a right adds what it is for to one of them.  The API servers are of the kind that cannot stream lists, so that
-lists are read, too.
+Manager and syncers are pods with their own service accounts, run as processes of this machine. In the physical cluster
+they have the permissions that `tapestry join` grants. The test fails on missing and on unused permissions. It consists
+of steps: if you add a permission, add its use to a step. Streaming lists are disabled in the API servers, so that the
+`list` permissions are used too.
 """
 
 import asyncio
@@ -101,10 +100,10 @@ MANAGER_SETTINGS = {
     "TAPESTRY_LEADER_ELECTION_RETRY_SECONDS": "1",
 }
 SYNCER_SETTINGS = {"checkSeconds": 5, "silenceSeconds": 4, "leaderElection": ELECTION}
-"""So that what takes minutes elsewhere takes seconds."""
+"""Short periods, so that the steps take seconds."""
 
-EXCEPTIONS = {"the manager": {f"bind clusterroles {SYNCER_ROLE}": "asked for when a ClusterRoleBinding is written"}}
-"""Rights of each account that no request of its shows, and what they are for."""
+EXCEPTIONS = {"the manager": {f"bind clusterroles {SYNCER_ROLE}": "checked when a ClusterRoleBinding is written"}}
+"""Permissions that no request shows, by account, and their purpose."""
 
 
 def permission_audits(above: ControlPlane, below: ControlPlane, account: str) -> list[PermissionAudit]:
@@ -131,7 +130,7 @@ def permission_audits(above: ControlPlane, below: ControlPlane, account: str) ->
 
 @dataclass
 class World:
-    """Both clusters as their administrators see them, and what runs for Tapestry."""
+    """Both clusters with administrator access, and the installation of Tapestry."""
 
     above: ControlPlane
     below: ControlPlane
@@ -143,7 +142,7 @@ class World:
         return await asyncio.to_thread(tapestry, *command, "--kubeconfig", self.above.kubeconfig)
 
     async def join(self) -> None:
-        """The binding is there first, for what may cross is written in it; then the cluster joins."""
+        """Create the binding, which says what is synced, and join the cluster."""
         spec = {
             "clusterID": "east",
             "secretRef": {"name": "east", "namespace": SYSTEM},
@@ -177,17 +176,17 @@ class World:
             os.kill(pid, signal.SIGKILL)
 
 
-# -- the chapters
+# -- steps
 
 
 async def create_volume_claim(world: World) -> None:
-    """Early, for Kubernetes takes its time to bind it."""
+    """Create a volume and a claim. This is an early step because Kubernetes binds them slowly."""
     await world.virtual.create(PERSISTENT_VOLUMES, a_volume("data"))
     await world.virtual.create(PERSISTENT_VOLUME_CLAIMS, a_claim("data"))
 
 
 async def read_metrics(world: World) -> None:
-    """Off loopback, by somebody with a token."""
+    """Read metrics off loopback with a token."""
     for deployment in ("tapestry-manager", syncer_name("east")):
         log = "".join(await world.installed.logs(deployment))
         (*_, port) = re.findall(r'"metrics":"0\.0\.0\.0:(\d+)"', log)
@@ -196,7 +195,7 @@ async def read_metrics(world: World) -> None:
 
 
 async def kill_syncers_and_occupy_node_name(world: World) -> None:
-    """Those that come after them find what is there, and a name that is taken."""
+    """Kill the syncers, and take the name of the next virtual node. The new syncers choose another name."""
     await world.kill_syncers()
     await world.virtual.create(NODES, object_named("vnode-east-n2"))
     await world.physical.create(NODES, a_node("n2"))
@@ -205,7 +204,7 @@ async def kill_syncers_and_occupy_node_name(world: World) -> None:
 
 
 async def change_leases(world: World) -> None:
-    """Until a leader finds its Lease changed as it renews it, and looks again."""
+    """Change the Leases until a leader gets a conflict on renewal and reads its Lease."""
     numbers = map(str, count())
 
     async def change_lease(election: str) -> None:
@@ -218,7 +217,7 @@ async def change_leases(world: World) -> None:
 
 
 async def change_syncer_objects(world: World) -> None:
-    """Somebody takes our labels off, so that we no longer see what we made; and a Deployment is down for a moment."""
+    """Remove the labels of the manager's objects, so that its caches miss them, and report a Deployment as down."""
     uid = uid_of(await world.virtual.get(CLUSTER_BINDINGS, "east"))
     ours = f"{keys.CLUSTER_BINDING_UID}={uid}"
     for resource in SYNCER_RESOURCES:
@@ -229,7 +228,7 @@ async def change_syncer_objects(world: World) -> None:
             await wait_for_object(world.virtual, resource, name_of(obj), marked, namespace_of(obj))
     for _ in range(2):
         down = {"status": {"availableReplicas": 0, "readyReplicas": 0}}
-        world.above.pause("kube-controller-manager")  # it would say what is true, perhaps before anybody has looked
+        world.above.pause("kube-controller-manager")  # it would correct the status too early
         try:
             await world.virtual.patch(
                 DEPLOYMENTS, object_named(syncer_name("east"), SYSTEM), down, subresource="status"
@@ -245,7 +244,7 @@ async def change_syncer_objects(world: World) -> None:
 
 
 async def update_virtual_node(world: World) -> None:
-    """With its drivers, with host ports that are taken, and under a policy of the operator's too."""
+    """Change the CSI drivers, the used host ports and the policies of a node."""
     drivers = [{"name": DRIVER, "nodeID": "n1"}, {"name": "csi.other", "nodeID": "n1"}]
     await world.physical.create(CSI_NODES, {**object_named("n1"), "spec": {"drivers": drivers[:1]}})
     await wait_for_object(world.virtual, CSI_NODES, NODE, lambda node: len(node["spec"]["drivers"]) == 1)
@@ -262,7 +261,7 @@ async def update_virtual_node(world: World) -> None:
 
 
 async def run_pod_with_dependencies(world: World) -> None:
-    """And a kubelet says the same of it twice."""
+    """Run a pod with ConfigMap, Secret, Service and volume, and record the same event for its twin twice."""
     virtual, physical = world.virtual, world.physical
     for resource in (CONFIGMAPS, SECRETS):
         await virtual.create(resource, object_named("settings", "default"))
@@ -283,7 +282,7 @@ async def run_pod_with_dependencies(world: World) -> None:
 
 
 async def read_pod_log(world: World) -> None:
-    """It is empty: below, nobody has placed the twin."""
+    """Read the log of the pod. It is empty because the twin is not scheduled."""
     async with pod_log(world.virtual, "work", "default", {}) as chunks:
         assert [chunk async for chunk in chunks] == []
 
@@ -331,7 +330,7 @@ async def grow_volume(world: World) -> None:
 
 
 async def remove_owner_labels(world: World) -> None:
-    """It is nobody's then: its name is taken, until somebody gives it back to us."""
+    """Remove the owner labels of physical objects for a while. Their names are then taken by foreign objects."""
     *_, audit = await world.permission_audits()
     binding = await world.binding()
     ours = owner_selector(binding.virtual_cluster, binding.uid)
@@ -348,7 +347,7 @@ async def remove_owner_labels(world: World) -> None:
 
 @asynccontextmanager
 async def without_labels(client: Client, resource: Resource, labels: str) -> AsyncIterator[None]:
-    """What these labels select, without them."""
+    """Remove the owner labels from all selected objects, and restore them on exit."""
     label_keys = (keys.VIRTUAL_CLUSTER, keys.CLUSTER_BINDING_UID)
     found = await client.list(resource, labels=labels)
     assert found
@@ -367,7 +366,7 @@ async def delete_service(world: World) -> None:
 
 
 async def pause_physical_api_server(world: World) -> None:
-    """Pods above learn to wait, and get their patience back."""
+    """Pause the API server until the tolerations of virtual pods are held, and resume it."""
     world.below.pause("kube-apiserver")
     try:
         held = lambda pod: keys.HELD_TOLERATIONS in annotations_of(pod)  # noqa: E731
@@ -378,7 +377,7 @@ async def pause_physical_api_server(world: World) -> None:
 
 
 async def end_lease(world: World) -> None:
-    """Its pod is asked to go while there is time; then the owner wants a node back at once, and takes another away."""
+    """Close the window with a grace period, reclaim a node at once, and delete another node."""
     (policy,) = await world.physical.list(POLICIES)
     closed = {"timeWindows": [past_window()], "forceReclaim": True}
     gently = {"gracefulReclaimPeriodSeconds": 600, "evictDuringGrace": True}
@@ -418,7 +417,7 @@ async def unjoin_cluster(world: World) -> None:
 
 
 async def join_again_and_unjoin_by_force(world: World) -> None:
-    """While it does not answer; when it does, what was left there goes."""
+    """Unjoin while the cluster is down. Once it is back, the leftovers are deleted."""
     await world.join()
     await world.virtual.create(PODS, a_pod("again"))
     await wait_for_object(world.physical, PODS, await world.name_below("again"), bool, MOUNT)
@@ -456,7 +455,7 @@ STEPS: tuple[Callable[[World], Any], ...] = (
 
 @pytest.fixture
 def planes(kube_assets: Path, tmp_path: Path) -> Iterator[tuple[ControlPlane, ControlPlane]]:
-    """A virtual cluster with service accounts of its own, and a physical one."""
+    """A virtual and a physical control plane, both with service accounts and audit logs."""
     options = {"controller_manager": True, "fsync": False, "audit": True}
     flags = {"feature-gates": "WatchList=false"}
     virtual_flags = {**flags, **kubelet_flags(tmp_path / "virtual")}
@@ -485,7 +484,7 @@ async def running_world(planes: tuple[ControlPlane, ControlPlane], assets: Path,
 
 @asynccontextmanager
 async def ready_nodes(plane: ControlPlane) -> AsyncIterator[None]:
-    """The nodes of a cluster are said to be ready; nobody runs pods there."""
+    """Keep the nodes of a cluster ready. No pods run there."""
     async with kubelet_manager(plane) as served, asyncio.TaskGroup() as group:
         nodes.install(served.manager, SIMULATED_NODES, lambda: 10250)
         group.create_task(served.manager.run())
@@ -514,7 +513,7 @@ async def test_binding_lifecycle_uses_exactly_the_granted_permissions(
     assert wrong == [], "\n".join(wrong)
 
 
-# -- words of these tests
+# -- helpers
 
 
 async def wait_for_object(
@@ -530,7 +529,7 @@ async def wait_for_object(
 async def wait_for_any(
     client: Client, resource: Resource, until: Callable[[Object], bool], namespace: str | None = None
 ) -> None:
-    """Some object of the kind is as it should be."""
+    """Wait until at least one object of the kind meets the condition."""
     await wait_for_list(client, resource, namespace, lambda found: any(map(until, found)))
 
 
@@ -549,7 +548,7 @@ async def wait_for_list(
 
 
 async def wait_until_used(audit: PermissionAudit, right: str, meanwhile: Callable[[], Any]) -> None:
-    """The audit shows that the account needed the right; there is no watch for that, so something is done meanwhile."""
+    """Call `meanwhile` until the audit log shows that the account used the permission."""
     async with asyncio.timeout(60):
         while any(str(unused).startswith(right) for unused in audit.unused()):
             for _ in range(100):
@@ -568,7 +567,7 @@ def metrics_at(port: int, token: str) -> tuple[int, str]:
 
 
 def reference_to(obj: Object) -> Object:
-    """Whatever has the object's name."""
+    """Return a reference with the name and namespace of an object."""
     return object_named(name_of(obj), namespace_of(obj))
 
 
@@ -582,7 +581,7 @@ def a_node(name: str) -> Object:
 
 
 def a_pod(name: str) -> Object:
-    """A pod with a token, and whatever else a pod may mount."""
+    """Return a pod with a token, a ConfigMap, a Secret and a volume."""
     volumes = [
         {"name": "settings", "configMap": {"name": "settings"}},
         {"name": "data", "persistentVolumeClaim": {"claimName": "data"}},
@@ -618,7 +617,7 @@ def a_claim(name: str) -> Object:
 
 
 def past_window() -> Object:
-    """A window that has just been."""
+    """Return a window that closed an hour ago."""
     start, end = (time.strftime("%H:%M", time.gmtime(time.time() - seconds)) for seconds in (7200, 3600))
     return {"start": start, "end": end, "timeZone": "UTC"}
 
@@ -628,7 +627,7 @@ def out_of_windows(node: Object) -> bool:
 
 
 def nearly_expired_token(token: str, key: Path) -> str:
-    """The token of a service account as it would be near its end, signed as the API server signs."""
+    """Return a service account token with one day left, signed with the key of the API server."""
     head, payload, _ = token.split(".")
     claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
     now = int(time.time())

@@ -220,8 +220,9 @@ def figures_of(scale: Scale, churn: Churn, injector: FaultInjector, seconds: flo
     worst, after = max(injector.healed)
     return (
         f"{scale.faults} faults in {scale.faults * INTERVAL_SECONDS:g} s on {scale.pods} pods, "
-        f"{churn.created} created, {churn.deleted} deleted; healed {', '.join(heals)}, at worst {worst:.1f} s ({after}), "
-        f"of {len(injector.healed)}; at rest {seconds:.1f} s after; of {foreign_count} foreign objects none changed"
+        f"{churn.created} created, {churn.deleted} deleted; "
+        f"healed {', '.join(heals)}, at worst {worst:.1f} s ({after}), of {len(injector.healed)}; "
+        f"at rest {seconds:.1f} s after; of {foreign_count} foreign objects none changed"
     )
 
 

@@ -1,10 +1,10 @@
-"""One client cannot keep others from being answered: the benchmark of hostile requests, in short and on files."""
+"""A short run of the hostile-requests benchmark on file storage."""
 
 from benchmarks import hostile
 from benchmarks.table import table
 
 WORST = 1.0
-"""Seconds that the other client may wait for an answer."""
+"""Seconds that the other client may wait for a response."""
 
 
 def test_hostile_requests_do_not_block_other_clients() -> None:

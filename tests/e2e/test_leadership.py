@@ -1,7 +1,8 @@
-"""Two real `tapestry run` processes and one Lease: who writes when one of them is killed, stopped or asked to go.
+"""Leader election with two `tapestry run` processes: only the holder of the Lease writes.
 
-The scribe (scribe/scribe.py) writes without pause.  Etcd numbers every change of the ConfigMaps and of the Lease in one
-sequence, so whether a write was made by the holder of the Lease is not a matter of timing: it can be looked up.
+The leader is killed, stopped or terminated while the writer (writer/writer.py) writes continuously. Etcd numbers all
+changes of the ConfigMaps and of the Lease in one sequence. The test looks up the holder at the revision of each write,
+so it does not depend on timing.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ CONFIGMAP_COUNT = 4
 
 @dataclass
 class Replica:
-    """One `tapestry run scribe`."""
+    """One `tapestry run writer`."""
 
     process: asyncio.subprocess.Process
     name: str = ""
@@ -55,7 +56,7 @@ class Replica:
 
 @dataclass
 class History:
-    """Everything that happened to the Lease and to the pages, by revision."""
+    """All changes of the Lease and of the ConfigMaps, by revision."""
 
     holders: dict[int, str] = field(default_factory=dict)
     writers: dict[int, str] = field(default_factory=dict)
@@ -81,7 +82,7 @@ class History:
             return self.holder
 
     async def wait_for_writes_of(self, name: str) -> None:
-        """Until `name` has written more than it had when we asked."""
+        """Wait until `name` has written more than at the time of the call."""
         before = self.count(name)
         async with asyncio.timeout(30), self._changed:
             await self._changed.wait_for(lambda: self.count(name) > before + CONFIGMAP_COUNT)
@@ -94,7 +95,7 @@ class History:
         return list(self.writers.values()).count(name)
 
     def stale_writes(self) -> list[tuple[int, str, str]]:
-        """Writes by anyone but the holder of the Lease at that revision, as (revision, writer, holder)."""
+        """Return writes by others than the holder of the Lease, as (revision, writer, holder)."""
         found = []
         terms = sorted(self.holders)
         for revision, writer in self.writers.items():
@@ -106,7 +107,7 @@ class History:
 
 @dataclass
 class World:
-    """A Lease, four pages, and as many replicas as are started; all of them end with it."""
+    """A Lease, ConfigMaps, and replicas that end with the test."""
 
     client: Client
     namespace: str
@@ -116,7 +117,7 @@ class World:
     replicas: list[Replica] = field(default_factory=list)
 
     async def start(self) -> Replica:
-        """One more replica, its caches warm."""
+        """Start a replica and wait until its caches are filled."""
         command = [Path(sys.executable).with_name("tapestry"), "run", "writer", "--config", self.config]
         environ = {**os.environ, "PYTHONPATH": str(WRITER)}
         process = await asyncio.create_subprocess_exec(*command, env=environ, stderr=asyncio.subprocess.PIPE)
@@ -127,7 +128,7 @@ class World:
         return replica
 
     async def start_pair(self) -> tuple[Replica, Replica]:
-        """A leader that writes, and a standby."""
+        """Start a leader, wait for its writes, and start a standby."""
         leader = await self.start()
         await leader.wait_for_message("leading")
         standby = await self.start()
@@ -205,7 +206,7 @@ async def test_terminated_leader_hands_over_within_a_second(world: World) -> Non
 
 
 async def stop_and_continue(world: World, trials: int) -> None:
-    """Stop whoever leads until the other has taken over and written; then let it go on."""
+    """Pause the leader until the other replica has taken over and written, then resume it; repeat."""
     leader, standby = await world.start_pair()
     for _ in range(trials):
         losses = leader.messages.count("lost the lead; campaigning on")

@@ -1,4 +1,4 @@
-"""A real kubelet at our API server: it gets certificates, runs a pod, and reaches nothing that is not its own."""
+"""A real kubelet on our API server gets certificates, runs a pod and reaches only its own objects."""
 
 import json
 import subprocess
@@ -14,14 +14,14 @@ from ..integration.servers import TAPESTRY, OwnServer
 from .images import IMAGE
 from .nodes import MACHINE, Kit, RealNode, run
 
-pytestmark = pytest.mark.timeout(300)  # also for waiting until another worker is done with its nodes
+pytestmark = pytest.mark.timeout(300)  # includes waiting until another worker has finished with its nodes
 
 RIGHTS = {
     "bootstrap": ("system:node-bootstrapper", "system:bootstrappers"),
     "approve": ("system:certificates.k8s.io:certificatesigningrequests:nodeclient", "system:bootstrappers"),
     "renew": ("system:certificates.k8s.io:certificatesigningrequests:selfnodeclient", "system:nodes"),
 }
-"""What kubeadm grants for the same: a role and the group that has it."""
+"""Role and group of each binding that kubeadm creates for the same purpose."""
 SERVING = "--field-selector=spec.signerName=kubernetes.io/kubelet-serving"
 WORKLOAD = f"""
 apiVersion: v1
@@ -64,7 +64,7 @@ class Cluster:
         return run(self.assets / "kubectl", f"--kubeconfig={self.server.kubeconfig}", *arguments)
 
     def as_node(self, *arguments: object) -> str:
-        """What kubectl says with the certificate of the kubelet."""
+        """Return the output of kubectl with the certificate of the kubelet."""
         certificate = self.node.certificate
         access = (f"--server={self.server.url}", f"--certificate-authority={self.server.ca}")
         credentials = (f"--client-certificate={certificate}", f"--client-key={certificate}", "--kubeconfig=/dev/null")
@@ -116,22 +116,22 @@ def test_kubelet_with_certificate_reaches_only_its_own(cluster: Cluster, tmp_pat
 
 
 def check_client_certificate(cluster: Cluster) -> None:
-    """By a request that was approved and signed without anybody."""
+    """Check that the client certificate was approved and signed automatically."""
     who = json.loads(cluster.as_node("auth", "whoami", "-o", "json"))["status"]["userInfo"]
     assert who["username"] == "system:node:n1"
     assert "system:nodes" in who["groups"]
 
 
 def check_serving_certificate(cluster: Cluster) -> None:
-    """By a certificate that somebody approves: without it there are no logs."""
+    """Approve the serving certificate, which logs need, and wait until the kubelet has it."""
     pause, deadline = threading.Event(), time.monotonic() + 30
     while not (names := cluster.kubectl("get", "csr", SERVING, "-o", "name").split()):
-        assert time.monotonic() < deadline, "the kubelet asks for no certificate to serve with"
+        assert time.monotonic() < deadline, "the kubelet requests no serving certificate"
         pause.wait(0.2)
     cluster.kubectl("certificate", "approve", *names)
     cluster.kubectl("wait", names[0], "--for=jsonpath={.status.certificate}", "--timeout=30s")
     while not list((cluster.node.folder / "var/lib/kubelet/pki").glob("kubelet-server-2*.pem")):
-        assert time.monotonic() < deadline, "the kubelet does not take its certificate"
+        assert time.monotonic() < deadline, "the kubelet does not store its certificate"
         pause.wait(0.2)
 
 

@@ -1,8 +1,8 @@
-"""What a user of the virtual cluster gets: a Deployment that runs in containers of two clusters, from birth to death.
+"""Lifecycle of a Deployment that runs in containers of two physical clusters.
 
-Above is a real virtual cluster with its own controllers and scheduler, below are two physical ones with a real kubelet,
-containers and kube-proxy each; Tapestry between them runs as its manifests say and as `tapestry join` granted.
-Everything is done and seen with kubectl.  Logs and exec are asked for below, where the twins are.
+The virtual cluster has its own controllers and scheduler. Each physical cluster has a real kubelet, containers and
+kube-proxy. Tapestry is installed from its manifests, with the permissions of `tapestry join`. The test uses only
+kubectl. It runs exec in the physical clusters, where the twins are.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from .nodes import MACHINE, Kit
 MOUNT = "tapestry-leased"
 SHOP = "shop"
 OURS = f"--selector={keys.CLUSTER_BINDING_UID}"
-"""Of all that lives below because of something above."""
+"""Selector of all synced objects in physical clusters."""
 SYNCED_KINDS = "pods,configmaps,secrets,services,endpointslices.discovery.k8s.io,persistentvolumeclaims"
 
 WORKLOAD = f"""
@@ -101,27 +101,27 @@ spec:
 
 @dataclass(frozen=True)
 class World:
-    """A virtual cluster and those that lend to it."""
+    """A virtual cluster and its physical clusters."""
 
     virtual: Cluster
     physical: dict[str, PhysicalCluster]
 
     def pods(self) -> list[Object]:
-        """The pods of the Deployment that stay."""
+        """Return the pods of the Deployment that are not being deleted."""
         found = json.loads(self.virtual.kubectl("get", "pods", f"--namespace={SHOP}", "-o", "json"))["items"]
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
     def pods_per_cluster(self) -> dict[str, int]:
-        """How many of them each cluster runs."""
+        """Return the number of pods in each physical cluster."""
         return Counter(map(cluster_of, self.pods()))
 
     def exec_in(self, pod: Object, *command: str) -> str:
-        """What a command prints in the container of a pod, wherever that is."""
+        """Return the output of a command in the container of a pod's twin."""
         below = self.physical[cluster_of(pod)]
         return below.kubectl("exec", f"--namespace={MOUNT}", twin_of(pod), "--", *command)
 
     def diagnostics(self) -> str:
-        """What there is in all clusters, for a reader who wonders why it is not what it should be."""
+        """Return pods and events of all clusters, to explain failures."""
         clusters = {"virtual": self.virtual, **self.physical}
         return "\n".join(f"{name}:\n{cluster.diagnostics()}" for name, cluster in clusters.items())
 
@@ -138,7 +138,7 @@ class World:
 
 
 def cluster_of(pod: Object) -> str:
-    """The cluster that a pod runs in, by the name of its virtual node."""
+    """Return the physical cluster of a pod, from the name of its virtual node."""
     _, cluster, _ = pod["spec"]["nodeName"].split("-")
     return cluster
 
@@ -188,7 +188,7 @@ def run_deployment_lifecycle(world: World, installed: Installation, folder: Path
     update(world)
     close_window(world)
     delete_namespace(world)
-    assert installed.denials() == []  # a syncer that is told to end loses its rights while it does
+    assert installed.denials() == []  # before unjoining: a terminating syncer loses its permissions
     for name in world.physical:
         world.unjoin(name)
         assert synced_objects(world.physical[name]) == []
@@ -200,7 +200,7 @@ def apply(world: World, manifest: str, folder: Path) -> None:
 
 
 def join_cluster(world: World, name: str) -> None:
-    """A cluster joins, and is told where its pods reach the virtual cluster and whose Services they know."""
+    """Join a cluster, and set the API endpoint and the Service namespaces of its pods."""
     world.join(name, "--lease=50%", "--force-reclaim")
     reach = {
         "virtualEndpoints": {"api": world.virtual.plane.url.removeprefix("https://")},
@@ -219,7 +219,7 @@ def check_volumes_and_environment(world: World, pod: Object) -> None:
 
 
 def check_api_access(world: World, pod: Object) -> None:
-    """kubectl there finds server, token, namespace and authority where every client in a pod does."""
+    """Check that in-cluster configuration works for kubectl in the container."""
     fields = "{.status.userInfo.username} {.status.userInfo.extra.authentication\\.kubernetes\\.io/pod-name[0]}"
     username = world.exec_in(pod, "kubectl", "auth", "whoami", "-o", f"jsonpath={fields}")
     assert username == f"system:serviceaccount:{SHOP}:clerk {name_of(pod)}"
@@ -227,7 +227,7 @@ def check_api_access(world: World, pod: Object) -> None:
 
 
 def check_service(world: World, pod: Object) -> None:
-    """It answers to its names, and behind it are the pods of both clusters."""
+    """Check that the Service answers to all its names with the pods of both clusters."""
     pod_names = {name_of(each) for each in world.pods()}
     for name in ("web", f"web.{SHOP}", f"web.{SHOP}.svc.cluster.local"):
         command = f'until [ "$(sort -u /tmp/{name} | wc -l)" = 2 ]; do wget -qO- http://{name} >> /tmp/{name}; done'
@@ -242,7 +242,7 @@ def scale(world: World) -> None:
 
 
 def update(world: World) -> None:
-    """The second edition sees what the ConfigMap says by then; of the first, nothing is left below."""
+    """Change the ConfigMap and roll out new pods, which see it. The old twins are deleted."""
     before = world.pods()
     sign = {"data": {"text": "sale"}}
     world.virtual.kubectl("patch", "configmap/sign", f"--namespace={SHOP}", "--patch", json.dumps(sign))
@@ -284,7 +284,7 @@ def synced_objects(cluster: Cluster) -> list[str]:
 
 
 def wait_until_gone(cluster: Cluster, namespace: str, names: list[str]) -> None:
-    """`names` are of pods, or say of what they are: `configmap/a`."""
+    """Wait for deletion. A name without a kind, as in `configmap/a`, is a pod."""
     wanted = [name if "/" in name else f"pod/{name}" for name in names]
     if wanted:
         cluster.kubectl("wait", *wanted, f"--namespace={namespace}", "--for=delete", "--timeout=60s")

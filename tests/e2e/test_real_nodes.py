@@ -1,4 +1,4 @@
-"""The nodes that other tests stand on are real: what Kubernetes promises of a node holds for them."""
+"""Real nodes of other tests behave as Kubernetes nodes do, and leave nothing behind."""
 
 import os
 import select
@@ -12,7 +12,7 @@ from .clusters import PhysicalCluster
 from .images import IMAGE
 from .nodes import BRIDGE, CGROUP, KERNEL_SETTINGS, Kit, cgroup_hierarchies, network
 
-pytestmark = pytest.mark.timeout(300)  # also for waiting until another worker is done with its nodes
+pytestmark = pytest.mark.timeout(300)  # includes waiting until another worker has finished with its nodes
 
 ROOT = Path(__file__).parents[2]
 PAGE = "written in a ConfigMap"
@@ -76,7 +76,7 @@ def test_killed_runner_leaves_nothing_of_its_node(node_kit: Kit, tmp_path: Path)
         runner.kill()
     ended, _, _ = select.select([guard], [], [], 60)
     os.close(guard)
-    assert ended, "the node lives on"
+    assert ended, "the node is still running"
     assert str(tmp_path) not in Path("/proc/mounts").read_text()
     with network():
         pass
@@ -86,13 +86,13 @@ def test_killed_runner_leaves_nothing_of_its_node(node_kit: Kit, tmp_path: Path)
 
 
 def kernel_settings() -> list[str]:
-    """What the machine has where a kubelet would have something else."""
+    """Return the machine-wide values of the settings that a kubelet enforces."""
     return [Path("/proc/sys", name).read_text() for name in KERNEL_SETTINGS]
 
 
 @pytest.fixture(scope="module")
 def serving(physical_clusters: dict[str, PhysicalCluster]) -> dict[str, PhysicalCluster]:
-    """The clusters, the workload of each being available."""
+    """Clusters with an available workload."""
     for cluster in physical_clusters.values():
         manifest = cluster.node.folder / "workload.yaml"
         manifest.write_text(WORKLOAD)
@@ -108,7 +108,7 @@ def cluster(request: pytest.FixtureRequest, serving: dict[str, PhysicalCluster])
 
 
 def run_in_container(cluster: PhysicalCluster, *command: str) -> str:
-    """What a command prints in a container of the workload."""
+    """Return the output of a command in a container of the workload."""
     return cluster.kubectl("exec", "deployment/web", "--", *command)
 
 

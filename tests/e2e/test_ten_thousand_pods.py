@@ -1,4 +1,4 @@
-"""A large site: ten thousand pods on a thousand virtual nodes, and a syncer that starts over in the middle of it."""
+"""Ten thousand pods on a thousand virtual nodes, and a restart of the syncer."""
 
 import sys
 import time
@@ -20,7 +20,7 @@ PHYSICAL_NODES = 1_000
 POD_COUNT = 10_000
 MAX_MEGABYTES = 300
 MAX_SECONDS = 10
-"""From the start of a syncer to the twin of a pod that was bound while there was none."""
+"""Limit from the start of a syncer to the twin of a pod that was bound before the start."""
 
 
 @pytest.mark.long
@@ -40,7 +40,7 @@ def test_restart_changes_none_of_ten_thousand_pods(
 
 
 async def measure(virtual: ControlPlane, physical: ControlPlane, folder: Path) -> tuple[float, float]:
-    """The size of a syncer that has them all, and the seconds that another one needs to see to the next."""
+    """Return the memory of a syncer with all pods, and the seconds to the first pod after a restart."""
     kubelet = [sys.executable, "-m", "tests.integration.kubelet", physical.kubeconfig]
     for plane in (virtual, physical):
         await install_kinds(plane)
@@ -54,7 +54,7 @@ async def measure(virtual: ControlPlane, physical: ControlPlane, folder: Path) -
 
 
 async def memory_with_all_pods(site: Lending, nodes: list[str], pid: int) -> float:
-    """Have all the pods run; how large the syncer is then."""
+    """Run all pods and return the memory of the syncer in MB."""
     async with crowd(site, "many") as many:
         await many.bind(POD_COUNT, nodes)
         await many.wait_until_running(POD_COUNT, timeout=600)
@@ -62,9 +62,9 @@ async def memory_with_all_pods(site: Lending, nodes: list[str], pid: int) -> flo
 
 
 async def seconds_after_restart(site: Lending, nodes: list[str]) -> float:
-    """Seconds until a new syncer had seen to a pod that waited for it; no other pod may have changed by the end.
+    """Return the seconds until a new syncer has mapped a waiting pod. Check that no other pod has changed.
 
-    The second pod stands at the end of the queue: by the time it runs, the syncer has looked at everything.
+    A second pod is at the end of the queue: when it runs, the syncer has processed all pods.
     """
     before = await versions(site)
     async with crowd(site, "first") as first, crowd(site, "last") as last:
@@ -80,7 +80,7 @@ async def seconds_after_restart(site: Lending, nodes: list[str]) -> float:
 
 
 async def versions(site: Lending) -> dict[str, str]:
-    """The resourceVersion of each pod of the many, and of each twin."""
+    """Return the resourceVersion of each of the many pods and of each twin."""
     above = await site.virtual.list(PODS, "default", labels=f"{CROWD}=many")
     below = await site.physical.list(PODS, site.mount, labels=f"{CROWD}=many")
     found = {f"above {key_of(pod)}": version_of(pod) for pod in above}

@@ -1,8 +1,8 @@
 """Fault injection, and measurement of the time to heal after each fault.
 
 A fault affects one binding: its processes, its connection to the physical cluster, or the connection of one process to
-the virtual cluster. When the fault ends, a new pod is bound to a node of the binding. The time to heal is the time until
-the virtual cluster shows that pod as running, without the seconds in which the binding had another fault.
+the virtual cluster. When the fault ends, a new pod is bound to a node of the binding. The time to heal ends when the
+virtual cluster shows that pod as running, excluding the seconds in which the binding had another fault.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""A controller that does nothing but write: each ConfigMap it sees gets our name, again and again, as fast as it goes.
+"""Controller that writes its identity into ConfigMaps continuously, to show who wrote at which revision.
 
-It is found through its entry point, as anybody's controller is, and shows who wrote at which revision.
+It is discovered through its entry point, like any third-party controller.
 """
 
 from dataclasses import dataclass, field
