@@ -344,7 +344,7 @@ def yaml_bombs() -> Iterator[tuple[str, bytes]]:
     yield "deep", b"[" * 5_000
 
 
-def customs() -> Iterator[Case]:
+def custom_resources() -> Iterator[Case]:
     def case(name: str, **spec: Any) -> Case:
         body = {"apiVersion": "hostile.example/v1", "kind": "Widget", **an_object("large"), "spec": spec}
         return Case("custom resources", name, "POST", f"{CUSTOM}/widgets{DRY}", lambda: ENCODE(body), as_tenant=True)
@@ -530,5 +530,5 @@ def large() -> Iterator[Case]:
 
 
 def hostile() -> Iterator[Case]:
-    for part in (pods, rights, patches, bodies, customs, definitions, queries):
+    for part in (pods, rights, patches, bodies, custom_resources, definitions, queries):
         yield from part()

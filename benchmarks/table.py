@@ -23,10 +23,10 @@ class Row:
             return "skipped"
         if self.at_least is None and self.at_most is None:
             return ""
-        is_met = (self.at_least is None or self.value >= self.at_least) and (
+        is_passed = (self.at_least is None or self.value >= self.at_least) and (
             self.at_most is None or self.value <= self.at_most
         )
-        return "pass" if is_met else "MISS"
+        return "pass" if is_passed else "MISS"
 
     @property
     def bar(self) -> str:

@@ -30,15 +30,15 @@ def test_added_cluster_starts_and_stops_with_world(tmp_path: Path) -> None:
         assert tapestry(*nodes).splitlines() == ["node/third-1", "node/third-2"]
         assert "third answers, with 1 new node;" in tapestry("add", "third", "--nodes", "3", "--data", folder)
         output = tapestry("add", "cluster-1", "--nodes", "1", "--data", folder)
-        assert "cluster-1 answers, with 0 new nodes; it has joined already" in output
+        assert "cluster-1 answers, with 0 new nodes; it has already joined" in output
         assert "5000" in tapestry("add", "third", "--nodes", "100000", "--data", folder, code=2)
         assert "choose another name" in tapestry("add", "virtual", "--data", folder, code=1)
         assert "'Third' is not allowed" in tapestry("add", "Third", "--data", folder, code=1)
     with running_world(folder):
         assert tapestry(*nodes).splitlines() == ["node/third-1", "node/third-2", "node/third-3"]
-        assert "it belongs to the world" in tapestry("remove", "cluster-1", "--data", folder, code=1)
+        assert "it is part of the world" in tapestry("remove", "cluster-1", "--data", folder, code=1)
         assert "there is no cluster fourth" in tapestry("remove", "fourth", "--data", folder, code=1)
-        assert "third is removed" in tapestry("remove", "third", "--data", folder)
+        assert "third removed" in tapestry("remove", "third", "--data", folder)
         assert not (folder / "third").exists()
         interrupted = subprocess.Popen(
             [TAPESTRY, "add", "many", "--nodes", "5000", "--data", folder], stdout=subprocess.DEVNULL

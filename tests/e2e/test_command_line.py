@@ -94,7 +94,7 @@ def test_top_shows_leased_requested_and_used(shell: Shell) -> None:
 
 
 @pytest.mark.usefixtures("busy")
-def test_rule_7_bundle_contains_no_secrets(shell: Shell, folder: Path) -> None:
+def test_safety_rule_7_bundle_contains_no_secrets(shell: Shell, folder: Path) -> None:
     assert "could not be read" not in shell("tapestry debug collect -o trouble.tar.gz")
     file = folder / "trouble.tar.gz"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -104,7 +104,7 @@ def test_rule_7_bundle_contains_no_secrets(shell: Shell, folder: Path) -> None:
     assert "busy" in files["virtual/pods.yaml"]
     assert "busy" in files["physical/cluster-1/pods.yaml"]
     assert any(name.startswith("logs/tapestry-syncer-cluster-1") for name in files)
-    assert "led by" in files["doctor.txt"]
+    assert "leader is" in files["doctor.txt"]
     everything = "\n".join(files.values())
     tokens = [json.loads(each.read_text())["token"] for each in folder.glob(".tapestry/*/cluster.json")]
     assert len(tokens) == 2

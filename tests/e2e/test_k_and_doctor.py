@@ -85,7 +85,7 @@ def test_errors_are_one_line_with_exit_code(tapestry: Command) -> None:
         assert line.startswith("Error: ")
     tapestry("k", "wait", "cb/cluster-1", "--for", "jsonpath={.spec.clusterID}=another", "--timeout", "100ms", code=1)
     tapestry("k", "wait", "cb/cluster-1", code=2)
-    assert "say which" in tapestry("k", "delete", code=2)
+    assert "specify the objects" in tapestry("k", "delete", code=2)
 
 
 def test_doctor_passes_healthy_world_and_suggests_installation(tapestry: Command, folder: Path) -> None:

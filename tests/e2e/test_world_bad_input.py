@@ -38,7 +38,7 @@ def test_invalid_numbers_are_rejected(tmp_path: Path, flags: tuple[str, ...], wo
 
 def test_folder_with_other_files_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("chapter 1")
-    assert "has other things in it (thesis.tex); choose another folder with --data" in output_of_failure(tmp_path)
+    assert "contains other files (thesis.tex); choose another folder with --data" in output_of_failure(tmp_path)
     done = subprocess.run(
         [TAPESTRY, "down", "--data", tmp_path, "--purge"], capture_output=True, text=True, check=False
     )
@@ -53,7 +53,7 @@ def test_unwritable_folder_is_reported() -> None:
 def test_world_with_unknown_layout_is_not_touched(tmp_path: Path) -> None:
     record = json.dumps({"layout": 99})
     (tmp_path / "world.json").write_text(record)
-    assert "layout 99 is not known here" in output_of_failure(tmp_path)
+    assert "layout 99 is not supported" in output_of_failure(tmp_path)
     assert (tmp_path / "world.json").read_text() == record
 
 
@@ -82,7 +82,7 @@ def test_port_in_use_is_reported_and_nothing_lost(stopped_world: Path) -> None:
     with socket.create_server(("127.0.0.1", port)):
         output = output_of_failure(stopped_world)
     assert f"('127.0.0.1', {port}): address already in use" in output
-    assert "end whoever has it" in output
+    assert "stop the process that uses it" in output
     with running_world(stopped_world) as world:
         assert "virtual nodes" in world.output
 

@@ -81,8 +81,8 @@ async def kill_pod(virtual: Client, deployment: str, victim: int) -> None:
 async def kill_cluster(world: WorldProcess, name: str, victim: int) -> None:
     """Kill the process of a cluster, or its guard, and wait until the cluster answers again."""
     os.kill(victim, signal.SIGKILL)
-    output = await asyncio.to_thread(world.read_until, "it is started again")
-    assert f"{name} was ended by SIGKILL" in output
+    output = await asyncio.to_thread(world.read_until, "restarting")
+    assert f"{name} was killed by SIGKILL" in output
     await World(world.folder).wait_for_cluster(name)
 
 

@@ -126,7 +126,7 @@ async def test_view_updates_and_restores_terminal_on_exit(tmp_path: Path) -> Non
         await screen.wait_for_text("1 Pending, 2 Running")
         await screen.wait_for_text("Unscheduled: 0/")
         os.kill(process_of(folder / "virtual"), signal.SIGKILL)
-        await screen.wait_for_text("virtual was ended by SIGKILL; it is started again")
+        await screen.wait_for_text("virtual was killed by SIGKILL; restarting")
         await World(folder).wait_for_cluster("virtual")
         async with open_client(folder / "virtual" / "kubeconfig") as virtual:
             await virtual.delete(DEPLOYMENTS, object_named("web", "default"))

@@ -17,17 +17,17 @@ from tapestry.apiserver.storage.etcd.store import EtcdStore
 from tapestry.apiserver.storage.log import Key, OutcomeUnknown, StorageError, StorageUnavailable
 from tapestry.apiserver.storage.store import Compacted, ObjectVersion, VersionConflict, WatchEvent
 
-from ..unit.apiserver.promises import (
+from ..unit.apiserver.store_contract import (
     PODS,
-    PROMISES,
     STEPS,
-    Promise,
+    STORE_CHECKS,
     Step,
-    check_that_watches_lead_from_the_past_to_the_present,
+    StoreCheck,
+    check_watch_replays_history,
+    content_and_revision,
     drained,
     key,
-    said,
-    stories,
+    revisions_and_contents,
     text,
 )
 from .etcds import Etcd, a_layout, following, three_members
@@ -53,8 +53,8 @@ def mortal(kube_assets: Path, tmp_path: Path) -> Iterator[Etcd]:
         yield own
 
 
-@pytest.mark.parametrize("check", PROMISES, ids=lambda promise: promise.__name__)
-async def test_a_store_keeps_its_promise(check: Promise, etcd: Etcd, prefix: str) -> None:
+@pytest.mark.parametrize("check", STORE_CHECKS, ids=lambda check: check.__name__)
+async def test_a_store_keeps_its_promise(check: StoreCheck, etcd: Etcd, prefix: str) -> None:
     async with following(etcd.url, prefix) as store:
         await check(store)
 
@@ -87,7 +87,7 @@ def test_the_past_is_what_was_there_and_watches_lead_from_it_to_the_present(
 ) -> None:
     async def story() -> None:
         async with following(etcd.url, f"/{secrets.token_hex(4)}") as store:
-            await check_that_watches_lead_from_the_past_to_the_present(store, steps, since)
+            await check_watch_replays_history(store, steps, since)
 
     asyncio.run(story())
 
@@ -106,7 +106,7 @@ async def test_what_one_server_wrote_the_other_watches_and_reads(etcd: Etcd, pre
         assert one.get(*key("a")) == second
         gone = await one.delete(key("a"), second, text("two"))
         await other.wait_for_latest()
-        told = stories(await watching.next_events())
+        told = revisions_and_contents(await watching.next_events())
         assert told == [(first.revision, "one"), (second.revision, "two"), (gone.revision, "two")]
 
 
@@ -120,7 +120,7 @@ async def test_of_writers_at_two_servers_only_one_wins_and_no_increment_is_lost(
                 head = store.head(*key("a"))
                 assert head is not None
                 try:
-                    await store.put(key("a"), head, text(str(int(said(head.raw)[0]) + 1)))
+                    await store.put(key("a"), head, text(str(int(content_and_revision(head.raw)[0]) + 1)))
                 except VersionConflict:
                     continue
                 return
@@ -131,7 +131,7 @@ async def test_of_writers_at_two_servers_only_one_wins_and_no_increment_is_lost(
                 group.create_task(increment(other))
         for store in (one, other):
             await store.wait_for_latest()
-            assert said(store.list_objects(PODS)[0].raw)[0] == "20"
+            assert content_and_revision(store.list_objects(PODS)[0].raw)[0] == "20"
 
 
 async def test_the_latest_is_known_also_where_others_write_elsewhere(etcd: Etcd, prefix: str) -> None:
@@ -277,7 +277,7 @@ async def test_a_write_that_got_no_answer_is_not_acknowledged_and_made_once_at_m
         mortal.pause()
         with monkeypatch.context() as hurried:
             hurried.setattr("tapestry.apiserver.storage.etcd.client.CALL_TIMEOUT", 0.3)
-            with pytest.raises(OutcomeUnknown, match="whether this was written is not known"):
+            with pytest.raises(OutcomeUnknown, match="the result of this write is unknown"):
                 await store.put(key("a"), first, text("two"))
         mortal.resume()
         await wait_until_served(store)
@@ -294,8 +294,8 @@ async def test_any_member_of_a_cluster_may_die(kube_assets: Path, tmp_path: Path
                 made.append(await replaced(store, made[-1], str(number + 1)))
                 await asyncio.to_thread(member.start)
             assert store.list_objects(PODS) == made[-1:]
-            told = stories(drained(store.watch(PODS, after=made[0].revision)))
-            assert [(version.revision, said(version.raw)[0]) for version in made[1:]] == told
+            told = revisions_and_contents(drained(store.watch(PODS, after=made[0].revision)))
+            assert [(version.revision, content_and_revision(version.raw)[0]) for version in made[1:]] == told
 
 
 async def test_a_member_that_says_nothing_is_left_for_another(kube_assets: Path, tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ async def test_a_member_that_says_nothing_is_left_for_another(kube_assets: Path,
             members[0].pause()
             second = await replaced(store, made, "1")
             members[0].resume()
-            assert stories(drained(store.watch(PODS, after=made.revision))) == [(second.revision, "1")]
+            assert revisions_and_contents(drained(store.watch(PODS, after=made.revision))) == [(second.revision, "1")]
 
 
 async def replaced(store: EtcdStore, version: ObjectVersion, content: str) -> ObjectVersion:
@@ -315,7 +315,7 @@ async def replaced(store: EtcdStore, version: ObjectVersion, content: str) -> Ob
             try:
                 await store.wait_for_latest()
                 found = store.head(*version.key)
-                if found is not None and said(found.raw)[0] == content:
+                if found is not None and content_and_revision(found.raw)[0] == content:
                     return found
                 return await store.put(version.key, found, text(content))
             except (StorageUnavailable, OutcomeUnknown, VersionConflict):

@@ -96,7 +96,7 @@ async def test_where_a_syncer_works_both_sides_are_as_they_should_be(site: Lendi
         await map_pod(site, node)
         await offer_service(site)
         assert repaired(site) == (0, [])
-        assert tapestry(site, "repair", site.name).stdout == "everything is as it should be\n"
+        assert tapestry(site, "repair", site.name).stdout == "no inconsistencies were found\n"
 
 
 async def test_what_a_syncer_left_behind_is_removed_by_hand_and_nothing_foreign_is(site: Lending) -> None:
@@ -128,7 +128,7 @@ async def test_what_only_a_syncer_can_mend_is_told(site: Lending) -> None:
     done = tapestry(site, "repair", site.name)
     assert done.returncode == 1
     assert "its twin is gone" in done.stdout
-    assert f"{site.name}: mended by the syncer of the binding, which seems to be at work" in done.stdout
+    assert f"{site.name}: fixed by the syncer of the binding, which seems to be running" in done.stdout
     assert tapestry(site, "repair", "nobody").stderr.startswith("Error: there is no ClusterBinding nobody; known are: ")
 
 

@@ -21,7 +21,7 @@ from tapestry.syncer.translate.pod_status import reduced_status, sanitized_pod_s
 from tapestry.syncer.translate.pods import desired_twin, ephemeral_patch, new_twin, resize_patch, twin_patch
 
 from ..conftest import Kubectl
-from ..unit.syncer.translate.strange_statuses import FAMILIES, of_other_types
+from ..unit.syncer.translate.hostile_statuses import FAMILIES, of_other_types
 from .lending import an_object, give
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "pods"

@@ -167,7 +167,7 @@ async def test_pages_are_listed_where_lists_are_not_streamed(client: Client, kub
     def misspelt(query: Query) -> Query:
         return {key: text for key, text in query.items() if key != "resourceVersionMatch"}
 
-    options: dict[str, Any] = {"page": 2, "fields": "metadata.name!=c3"}
+    options: dict[str, Any] = {"page_size": 2, "fields": "metadata.name!=c3"}
     async with a_reader(kubeconfig, namespace, alter=misspelt, **options) as reader:
         await reader.shows("c0", "c1", "c2", "c4")
         await client.create(CONFIGMAPS, object_named("c5", namespace))
@@ -255,7 +255,7 @@ async def test_what_went_while_the_server_forgot_is_gone_after_the_next_list(pla
 
 
 async def test_a_server_that_falls_silent_is_noticed_and_resumed(plane: Plane) -> None:
-    async with a_reader(plane.kubeconfig, "kube-system", silence=2) as reader, a_client(plane.kubeconfig) as client:
+    async with a_reader(plane.kubeconfig, "kube-system", idle_timeout=2) as reader, a_client(plane.kubeconfig) as client:
         await reader.until(lambda: reader.lists == 1)
         before = set(reader.objects)
         plane.pause()

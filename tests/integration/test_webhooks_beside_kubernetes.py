@@ -51,11 +51,11 @@ async def configured(side: Side, kind: str, hook: Hook) -> None:
     status, found = await side("POST", f"{CONFIGURATIONS}/{kind}webhookconfigurations", a_configuration(hook), JSON, {})
     assert status == 201, found
     hook.say = allowing
-    hook.asked.clear()
+    hook.requests.clear()
     async with asyncio.timeout(30):
-        while not hook.asked:
+        while not hook.requests:
             await side("POST", MAPS, {"metadata": {"name": "probe"}}, JSON, {"dryRun": "All"})
-    hook.asked.clear()
+    hook.requests.clear()
 
 
 async def forgotten(side: Side, kind: str) -> None:
@@ -112,10 +112,10 @@ async def test_both_servers_tell_a_webhook_the_same(ours: Ours, theirs: Theirs, 
         await side("POST", MAPS, {"metadata": {"name": "b"}, "data": {"k": "v"}}, JSON, {"fieldValidation": "Strict"})
         await side("PATCH", f"{MAPS}/b", {"data": {"k": "w"}}, MERGE, {"fieldManager": "me"})
         await side("DELETE", f"{MAPS}/b", {"propagationPolicy": "Background"}, JSON, {})
-        asked = [each for each in hook.asked if each.get("name") != "kube-root-ca.crt"]
+        asked = [each for each in hook.requests if each.get("name") != "kube-root-ca.crt"]
         told.append([{key: value for key, value in each.items() if key not in ABOUT_THE_CALL} for each in asked])
         await forgotten(side, "mutating")
-        hook.asked.clear()
+        hook.requests.clear()
     assert len(told[0]) == 4
     assert told[0] == told[1]
 
@@ -132,7 +132,7 @@ async def test_both_servers_tell_a_webhook_of_what_changes_nothing(
         for verb, body, form in (("PATCH", {"data": {"k": "v"}}, MERGE), ("PATCH", {}, MERGE), ("PUT", made, JSON)):
             status, found = await side(verb, f"{MAPS}/same", body, form, {})
             assert (status, found["metadata"]["resourceVersion"]) == (200, made["metadata"]["resourceVersion"])
-        asked = [each for each in hook.asked if each.get("name") == "same"]
+        asked = [each for each in hook.requests if each.get("name") == "same"]
         told.append([(each["operation"], each["object"]["data"], each["oldObject"]["data"]) for each in asked])
         await forgotten(side, kind)
         await side("DELETE", f"{MAPS}/same", None, JSON, {})

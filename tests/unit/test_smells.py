@@ -217,7 +217,8 @@ def test_the_repository_is_read_without_what_git_ignores() -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ["def shown(x): return x", "class Rooms: x = 1", "def f(patience): return patience", "told = 1", "x.kept = 1"]
+    "code",
+    ["def shown(x): return x", "class Rooms: x = 1", "def f(patience): return patience", "told = 1", "x.kept = 1"],
 )
 def test_names_use_no_retired_word(code: str) -> None:
     assert found("src/tapestry/a.py", code) == ["retired word"]

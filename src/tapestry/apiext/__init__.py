@@ -1,1 +1,1 @@
-"""Plain REST over any kind of a Kubernetes API: flat JSON for web pages that should not have to speak Kubernetes."""
+"""Plain REST API over any kind of a Kubernetes API, with flat JSON for web pages."""

@@ -1,4 +1,4 @@
-"""`tapestry apiext` as a process: whose kubeconfig, which door, and an orderly end."""
+"""Process of `tapestry apiext`: credentials, listening address and shutdown."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +19,7 @@ log = logger(__name__)
 
 
 async def run_apiext(config: ApiExtConfig, environ: Mapping[str, str], home: Path) -> None:
-    """Serve until SIGTERM or SIGINT; raises ValueError or OSError where that cannot begin."""
+    """Serve until SIGTERM or SIGINT; raise ValueError or OSError if startup fails."""
     stopping = stop_event()
     own = default_access(
         Path(config.kubeconfig) if config.kubeconfig else None, config.context or None, environ=environ, home=home
@@ -29,11 +29,11 @@ async def run_apiext(config: ApiExtConfig, environ: Mapping[str, str], home: Pat
         RestApi(ResourceMapper(config.kinds)), transport, own_identity=config.own_identity, origins=config.allow_origins
     )
     address = parse_address(config.listen)
-    assert address is not None, "the configuration has seen to it"
+    assert address is not None, "checked by the configuration"
     tls = server_tls(config.tls.certificate, config.tls.key) if config.tls.certificate else None
     try:
         async with serve_http(front, address, tls) as at:
-            log.info("serving", address=str(at), server=own.server, ownIdentity=config.own_identity)
+            log.info("apiext server listening", address=str(at), server=own.server, ownIdentity=config.own_identity)
             await stopping.wait()
     finally:
         await transport.close()

@@ -1,4 +1,4 @@
-"""In whose name the API server is asked: the caller's, by the Authorization header that came with the request."""
+"""Credentials of the caller, forwarded to the API server with each request."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _authorization: ContextVar[str | None] = ContextVar("authorization", default=Non
 
 @contextmanager
 def authorization_scope(authorization: str) -> Iterator[None]:
-    """What is sent in this block carries this header."""
+    """Send this Authorization header with every request inside the block."""
     token = _authorization.set(authorization)
     try:
         yield
@@ -23,7 +23,7 @@ def authorization_scope(authorization: str) -> Iterator[None]:
 
 
 class ForwardedCredentials:
-    """A source of credentials: those of the caller whose request is being answered."""
+    """Credential source that returns the credentials of the current caller."""
 
     key_pair: KeyPair | None = None
 
@@ -35,6 +35,6 @@ class ForwardedCredentials:
 
 
 def access_for_callers(access: Access) -> Access:
-    """The way to the same server for callers; nothing of our own goes along: token, certificate, impersonation."""
+    """Return access to the same server without our own token, certificate and impersonation."""
     tls = TlsContextSource(access.verification) if access.server.startswith("https:") else None
     return dataclasses.replace(access, credentials=Credentials(ForwardedCredentials(), tls), impersonation=())

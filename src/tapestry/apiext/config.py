@@ -1,4 +1,4 @@
-"""The configuration of `tapestry apiext`."""
+"""Configuration of `tapestry apiext`."""
 
 from msgspec import field
 
@@ -17,18 +17,16 @@ class Tls(Section, frozen=True):
 
 
 class ApiExtConfig(Section, frozen=True):
-    """Everything `tapestry apiext` can be told."""
-
     kubeconfig: str = ""
     context: str = ""
     listen: str = "127.0.0.1:6090"
-    """Where to serve; off loopback only over TLS, for callers show their tokens."""
+    """Address to serve on; any address other than loopback requires TLS because callers send tokens."""
     kinds: list[str] = field(default_factory=lambda: ["*"])
-    """Names and globs of the kinds that are shown: `users`, `*.example.com`."""
+    """Names and globs of the kinds to serve: `users`, `*.example.com`."""
     allow_origins: list[str] = field(default_factory=list)
-    """Origins whose pages may call from a browser."""
+    """Origins whose web pages may call the API."""
     own_identity: bool = False
-    """Whether callers without credentials have the rights of the kubeconfig; on loopback only."""
+    """Serve callers without credentials with those of the kubeconfig; on loopback only."""
     tls: Tls = Tls()
     log_level: Level = "info"
     log_format: Format = "auto"
@@ -36,15 +34,15 @@ class ApiExtConfig(Section, frozen=True):
     def __post_init__(self) -> None:
         address = parse_address(self.listen)
         if address is None:
-            raise ValueError("listen: nowhere is no place to serve; give HOST:PORT")
+            raise ValueError("listen: an empty address cannot be served; set HOST:PORT")
         if not address.is_loopback and self.own_identity:
-            raise ValueError(f"listen: {address} is not on loopback, where ownIdentity would let anybody in; drop one")
+            raise ValueError(f"listen: {address} is not on loopback, and ownIdentity would admit everyone; remove one")
         if not address.is_loopback and not self.tls.certificate:
             raise ValueError(
-                f"listen: {address} is not on loopback, where tokens need TLS; give tls.certificate and key"
+                f"listen: {address} is not on loopback, and tokens need TLS; set tls.certificate and tls.key"
             )
         if not self.kinds:
-            raise ValueError("kinds: an empty list shows nothing; leave it out for all")
+            raise ValueError("kinds: an empty list serves nothing; omit it to serve all kinds")
         for origin in self.allow_origins:
             if "://" not in origin or origin.endswith("/"):
-                raise ValueError(f"allowOrigins: {origin!r} is no origin; write one as https://example.com:8443")
+                raise ValueError(f"allowOrigins: {origin!r} is not an origin; write it as https://example.com:8443")

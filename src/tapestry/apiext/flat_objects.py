@@ -1,10 +1,10 @@
-"""Flat objects: what a web page shows of an object, under names that are the same for every kind.
+"""Flat objects: the fields of an object under names that are the same for every kind.
 
-    {"kind": "User", "name": "ann", "namespace": "default", "uid": "...", "created": "2026-01-02T03:04:05Z",
-     "deleting": false, "labels": {}, "phase": "Active", "conditions": {"Ready": {"status": "True", ...}},
-     "spec": {"email": "ann@example.com", "teams": ["blue"]}}
+  {"kind": "User", "name": "ann", "namespace": "default", "uid": "...", "created": "2026-01-02T03:04:05Z",
+   "deleting": false, "labels": {}, "phase": "Active", "conditions": {"Ready": {"status": "True", ...}},
+   "spec": {"email": "ann@example.com", "teams": ["blue"]}}
 
-`whole` leaves the rest of the object as it is and is what can be posted again; `outline`, for lists, sums it up.
+`full_object` keeps the rest of the object and can be posted again.  `object_outline` summarizes it for lists.
 """
 
 from collections.abc import Mapping
@@ -17,20 +17,20 @@ from tapestry.kube.resources import Resource
 
 STANDARD_FIELDS = frozenset({"apiVersion", "kind", "metadata", "status"})
 KEYS_ONLY = frozenset({"data", "stringData", "binaryData"})
-"""Fields of which a list shows the keys alone: what stands there is long, or secret."""
+"""Fields of which lists show only the keys, because the values are long or secret."""
 MAX_TEXT_LENGTH = 200
-"""Characters of a text that a list shows."""
+"""Characters of a text that lists show."""
 
 PHASE_CONDITIONS = ("Failed", "Complete", "Ready", "Available")
-"""Conditions that say how an object is, where it has no phase; the first that is true counts."""
+"""Conditions that replace a missing phase; the first true one counts."""
 
 METADATA_FIELDS = ("name", "namespace", "labels", "annotations")
 READ_ONLY_FIELDS = frozenset({"kind", "apiVersion", "uid", "created", "deleting", "phase", "conditions", "status"})
-"""Fields that a flat object is shown with and that count for nothing when it is posted."""
+"""Fields of a flat object that are ignored when it is posted."""
 
 
 def full_object(obj: Object, resource: Resource) -> Object:
-    """The object, flat, with nothing left out."""
+    """Return the complete object in flat form."""
     rest = {name: value for name, value in obj.items() if name not in STANDARD_FIELDS}
     status = {name: value for name, value in status_of(obj).items() if name not in ("phase", "conditions")}
     annotations = obj["metadata"].get("annotations") or {}
@@ -38,13 +38,13 @@ def full_object(obj: Object, resource: Resource) -> Object:
 
 
 def object_outline(obj: Object, resource: Resource) -> Object:
-    """The object, flat, and the rest of it summed up."""
+    """Return the object in flat form with its other fields summarized."""
     rest = {name: field_outline(name, value) for name, value in obj.items() if name not in STANDARD_FIELDS}
     return {**rest, **common_fields(obj, resource)}
 
 
 def common_fields(obj: Object, resource: Resource) -> Object:
-    """What is there for every kind."""
+    """Return the fields that every kind has."""
     metadata = obj["metadata"]
     return {
         "kind": resource.kind,
@@ -60,7 +60,7 @@ def common_fields(obj: Object, resource: Resource) -> Object:
 
 
 def status_of(obj: Object) -> Mapping[str, Any]:
-    """The status; nothing where it is none, or no mapping."""
+    """Return the status; empty if it is missing or not a mapping."""
     status = obj.get("status")
     return status if isinstance(status, dict) else {}
 
@@ -74,7 +74,6 @@ def phase_of(obj: Object) -> str | None:
 
 
 def conditions_of(obj: Object) -> Object:
-    """The conditions by their type."""
     return {
         str(each["type"]): {
             "status": each.get("status"),
@@ -87,20 +86,19 @@ def conditions_of(obj: Object) -> Object:
 
 
 def valid_conditions(obj: Object) -> list[Object]:
-    """Conditions that are such: a custom resource may have anything under that name."""
+    """Return the well-formed conditions; a custom resource may store anything in that field."""
     found = status_of(obj).get("conditions")
     return [each for each in found if isinstance(each, dict) and "type" in each] if isinstance(found, list) else []
 
 
 def field_outline(name: str, value: Any) -> Any:
-    """A field of an object, summed up."""
     if isinstance(value, dict):
         return sorted(value) if name in KEYS_ONLY else dict(flattened_fields(value, ""))
     return value_outline(value)
 
 
 def flattened_fields(value: Object, prefix: str) -> list[tuple[str, Any]]:
-    """The single values below `value`, by their dotted paths."""
+    """Return the scalar values below `value` by dotted path."""
     found: list[tuple[str, Any]] = []
     for name, child in value.items():
         path = prefix + name
@@ -109,7 +107,7 @@ def flattened_fields(value: Object, prefix: str) -> list[tuple[str, Any]]:
 
 
 def value_outline(value: Any) -> Any:
-    """A text, its beginning; of a list the names of what is in it, or else how many there are."""
+    """Shorten a text; replace a list of objects by their names or, without names, their number."""
     if isinstance(value, str):
         return value if len(value) <= MAX_TEXT_LENGTH else f"{value[:MAX_TEXT_LENGTH]}..."
     if not isinstance(value, list):
@@ -122,9 +120,9 @@ def value_outline(value: Any) -> Any:
 
 
 def object_from_body(body: Any, resource: Resource, namespace: str | None) -> Object:
-    """The object that a body means, which is flat or has `metadata`; `namespace` is the one that was asked for.
+    """Convert a posted body, flat or with `metadata`, into an object; `namespace` is that of the query.
 
-    Raises BadRequest for what could not be an object of `resource`; the API server judges the rest.
+    Raise BadRequest if it cannot be an object of `resource`; the API server validates the rest.
     """
     if not isinstance(body, dict):
         raise bad_request('the body is not an object; send {"name": ..., "spec": {...}}')
@@ -150,11 +148,10 @@ def from_flat(body: Object) -> Object:
 
 
 def namespace_for(body_namespace: Any, query_namespace: str | None, resource: Resource) -> str | None:
-    """The namespace of a new object."""
     if not resource.namespaced:
         if body_namespace or query_namespace:
-            raise bad_request(f"namespace: {resource.name} are in none; leave it out")
+            raise bad_request(f"namespace: {resource.name} are not namespaced; omit it")
         return None
     if body_namespace and query_namespace and body_namespace != query_namespace:
-        raise bad_request(f"namespace: {body_namespace!r} in the body and {query_namespace!r} in the query; keep one")
+        raise bad_request(f"namespace: {body_namespace!r} in the body and {query_namespace!r} in the query; use one")
     return body_namespace or query_namespace or "default"

@@ -1,4 +1,4 @@
-"""Plain REST on a socket of its own, before any Kubernetes API."""
+"""HTTP server of the plain REST API."""
 
 import ssl
 import time
@@ -19,9 +19,9 @@ from tapestry.process.probes import bound_socket, serve_app
 log = logger(__name__)
 
 MAX_BODY_BYTES = 3 << 20
-"""Bytes: what Kubernetes takes."""
+"""Limit of request bodies, the same as in Kubernetes."""
 PUBLIC_PATH = f"{ROOT}/openapi.json"
-"""What everybody may read: it tells nothing of what is served."""
+"""Path that needs no credentials, because it reveals nothing about the cluster."""
 RESPONSE_HEADERS = {"Content-Type": JSON, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 PREFLIGHT_HEADERS = {
     "Access-Control-Allow-Methods": "GET, POST, DELETE",
@@ -31,7 +31,7 @@ PREFLIGHT_HEADERS = {
 
 
 class ApiExtHandler:
-    """Answers requests in the name of whoever sends them or, with `own_identity`, in that of `transport`."""
+    """Handles requests with the caller's credentials or, with `own_identity`, those of `transport`."""
 
     def __init__(
         self, rest_api: RestApi, transport: Transport, *, own_identity: bool = False, origins: Collection[str] = ()
@@ -54,7 +54,7 @@ class ApiExtHandler:
         except ApiError as error:
             found = error_response(error)
         seconds = round(time.monotonic() - began, 6)
-        log.info("answered", method=request.method, path=request.path, status=found.status, seconds=seconds)
+        log.info("request handled", method=request.method, path=request.path, status=found.status, seconds=seconds)
         return web.Response(
             status=found.status, body=found.body, headers={**RESPONSE_HEADERS, **found.headers, **shared}
         )
@@ -63,27 +63,26 @@ class ApiExtHandler:
         with nullcontext() if request.path == PUBLIC_PATH else self._caller_scope(request, is_shared=is_shared):
             content_type = request.headers.get(hdrs.CONTENT_TYPE, "")
             path = request.path.removeprefix(ROOT) if request.path.startswith(f"{ROOT}/") else request.path
-            ask = RestRequest(request.method, path, dict(request.query), content_type, await read_body(request))
-            return await self._rest_api.handle(ask, self._transport)
+            call = RestRequest(request.method, path, dict(request.query), content_type, await read_body(request))
+            return await self._rest_api.handle(call, self._transport)
 
     def _caller_scope(self, request: web.Request, *, is_shared: bool) -> AbstractContextManager[None]:
-        """Whose rights count; `is_shared` says whether the request is of a page whose origin is allowed."""
+        """Return the scope with the caller's credentials; `is_shared` means the page's origin is allowed."""
         if self._own_identity:
             headers = {name.lower(): value for name, value in request.headers.items()}
             for name in ("origin", "sec-fetch-site") if is_shared else ():
                 headers.pop(name, None)
             if authenticate_localhost(Credentials(peer=request.remote or "", headers=headers)) is None:
-                raise Unauthorized(401, "Unauthorized", "only this machine may call, under the name of localhost")
+                raise Unauthorized(401, "Unauthorized", "only this machine may call, with localhost as the host name")
             return nullcontext()
-        given = request.headers.get(hdrs.AUTHORIZATION, "")
-        if not given.lower().startswith("bearer "):
-            why = "send the header `Authorization: Bearer TOKEN`, with a token that the API server knows"
-            raise Unauthorized(401, "Unauthorized", why)
-        return authorization_scope(given)
+        authorization = request.headers.get(hdrs.AUTHORIZATION, "")
+        if not authorization.lower().startswith("bearer "):
+            message = "send the header `Authorization: Bearer TOKEN` with a token that the API server accepts"
+            raise Unauthorized(401, "Unauthorized", message)
+        return authorization_scope(authorization)
 
 
 def cors_headers(origin: str) -> dict[str, str]:
-    """What lets a browser show the answer to a page of that origin."""
     return {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
 
 
@@ -98,7 +97,7 @@ async def read_body(request: web.Request) -> bytes:
 async def serve_http(
     handler: ApiExtHandler, address: Address, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[Address]:
-    """Listens, at the address it yields, for as long as the context lasts."""
+    """Serve while the context is open; yield the address."""
     app = web.Application(client_max_size=MAX_BODY_BYTES)
     app.router.add_route("*", "/{path:.*}", handler.handle)
     async with serve_app(app, bound_socket(address), tls) as port:

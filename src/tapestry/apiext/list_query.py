@@ -1,9 +1,9 @@
-"""Questions: which objects of a kind are wanted, in which order, and how many at a time.
+"""Query parameters of lists: filter, sort order and page.
 
-    ?namespace=default&filter=phase=Running,name~web&sort=-created,name&limit=20&page=2
+  ?namespace=default&filter=phase=Running,name~web&sort=-created,name&limit=20&page=2
 
-Fields are those of flat objects (`phase`, `labels.app`, `conditions.Ready.status`, `spec.replicas`); one that begins
-with a dot is looked up in the object itself (`.metadata.generation`, `.reason`).
+Fields are those of flat objects (`phase`, `labels.app`, `conditions.Ready.status`, `spec.replicas`).  A field that
+begins with a dot is looked up in the object itself (`.metadata.generation`, `.reason`).
 """
 
 import math
@@ -21,14 +21,14 @@ FIELDS = (
 )
 PARAMETERS = ("namespace", "filter", "sort", "limit", "page", "cursor")
 DEFAULT_LIMIT, MAX_LIMIT = 100, 500
-"""Objects at a time: unless told, and at most."""
+"""Objects per page: the default and the maximum."""
 COMMA_PATTERN = re.compile(r"(?<!\\),")
 TERM_PATTERN = re.compile(r"(?P<field>[^=!~]+)(?P<operator>==?|!=|!~|~)(?P<value>.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An object, and how it looks flat."""
+    """An object and its flat form."""
 
     obj: Object
     flat: Object
@@ -39,7 +39,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class FilterTerm:
-    """What must be so of an object: a field equals or, with `~`, contains a text, or does not."""
+    """Condition on a field: equal to a text or, with `~`, containing it; optionally negated."""
 
     field: str
     value: str
@@ -50,23 +50,21 @@ class FilterTerm:
         found = candidate.value(self.field)
         texts = [value_text(each) for each in found] if isinstance(found, list) else [value_text(found)]
         if self.contains:
-            holds = any(self.value.casefold() in each.casefold() for each in texts)
+            is_match = any(self.value.casefold() in each.casefold() for each in texts)
         else:
-            holds = self.value in texts
-        return holds is not self.negated
+            is_match = self.value in texts
+        return is_match is not self.negated
 
 
 @dataclass(frozen=True, slots=True)
 class SortKey:
-    """What to sort by."""
-
     field: str
     descending: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ListQuery:
-    """Without terms, keys and page the server's own pages will do, and `cursor` says which; else all must be read."""
+    """Parsed parameters; without terms, keys and page, the server's own pages and `cursor` are used."""
 
     namespace: str | None = None
     terms: tuple[FilterTerm, ...] = ()
@@ -83,7 +81,7 @@ class ListQuery:
         return all(term.matches(candidate) for term in self.terms)
 
     def page_of(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """The page that is asked for, of all that match."""
+        """Return the requested page of the matching candidates."""
         begin = ((self.page or 1) - 1) * self.limit
         return sorted_candidates(candidates, self.keys)[begin : begin + self.limit]
 
@@ -92,10 +90,10 @@ class ListQuery:
 
 
 def parse_list_query(query: Mapping[str, str]) -> ListQuery:
-    """What a query asks for; raises BadRequest with what to write instead."""
+    """Parse query parameters; raise BadRequest with advice if one is invalid."""
     for name in query:
         if name not in PARAMETERS:
-            raise bad_request(f"{name}: there is no such parameter; there are {', '.join(PARAMETERS)}")
+            raise bad_request(f"{name}: no such parameter; valid are {', '.join(PARAMETERS)}")
     found = ListQuery(
         query.get("namespace") or None,
         tuple(parse_filter_term(each) for each in comma_separated(query.get("filter", ""))),
@@ -105,19 +103,19 @@ def parse_list_query(query: Mapping[str, str]) -> ListQuery:
         query.get("cursor", ""),
     )
     if found.cursor and found.needs_full_list:
-        raise bad_request("cursor: it goes on with a list that has no filter, sort or page; with these, ask for a page")
+        raise bad_request("cursor: not allowed with filter, sort or page; use page instead")
     return found
 
 
 def comma_separated(value: str) -> list[str]:
-    """What commas divide; `\\,` is a comma that does not."""
+    r"""Split at commas; `\\,` is a literal comma."""
     return [each.replace("\\,", ",").strip() for each in COMMA_PATTERN.split(value) if each.strip()]
 
 
 def parse_filter_term(part: str) -> FilterTerm:
     found = TERM_PATTERN.fullmatch(part)
     if found is None:
-        raise bad_request(f"filter: {part!r} is none; write field=text, field!=text, field~part or field!~part")
+        raise bad_request(f"filter: {part!r} is not a filter; write field=text, field!=text, field~part or field!~part")
     operator = found["operator"]
     return FilterTerm(
         check_field(found["field"].strip(), "filter"), found["value"].strip(), "~" in operator, "!" in operator
@@ -131,8 +129,8 @@ def parse_sort_key(part: str) -> SortKey:
 def check_field(field: str, parameter: str) -> str:
     if field.partition(".")[0] in FIELDS or (field.startswith(".") and len(field) > 1):
         return field
-    told = f"there are {', '.join(FIELDS)}, and what is below them; `.reason` is a field of the object itself"
-    raise bad_request(f"{parameter}: there is no field {field!r}; {told}")
+    valid = f"use {', '.join(FIELDS)} or a path below; `.reason` is a field of the object itself"
+    raise bad_request(f"{parameter}: there is no field {field!r}; {valid}")
 
 
 def parse_number(value: str, parameter: str, maximum: int | None) -> int:
@@ -142,7 +140,7 @@ def parse_number(value: str, parameter: str, maximum: int | None) -> int:
 
 
 def value_at_path(value: Any, path: str) -> Any:
-    """What is below `value` at a dotted path; a key may have dots of its own, as those of labels do."""
+    """Return the value at a dotted path; keys themselves may contain dots, as those of labels do."""
     while isinstance(value, dict):
         if path in value:
             return value[path]
@@ -154,24 +152,24 @@ def value_at_path(value: Any, path: str) -> Any:
 
 
 def value_text(value: Any) -> str:
-    """A value as people write it in a query."""
+    """Return a value in the form used in queries."""
     if value is None:
         return ""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def sorted_candidates(candidates: Sequence[Candidate], keys: Sequence[SortKey]) -> list[Candidate]:
-    """In the order of the keys, the first one first; what lacks a field comes last, whichever way it is sorted."""
+    """Sort by the first key, then by the others; objects without the field are last in both directions."""
     found = list(candidates)
     for each in reversed(keys):
-        having = [one for one in found if one.value(each.field) is not None]
-        lacking = [one for one in found if one.value(each.field) is None]
-        found = sorted(having, key=lambda one: sort_rank(one.value(each.field)), reverse=each.descending) + lacking
+        present = [one for one in found if one.value(each.field) is not None]
+        absent = [one for one in found if one.value(each.field) is None]
+        found = sorted(present, key=lambda one: sort_rank(one.value(each.field)), reverse=each.descending) + absent
     return found
 
 
 def sort_rank(value: Any) -> tuple[int, float, str]:
-    """Numbers among themselves, then everything else by its text."""
+    """Return a sort key: numbers first, then everything else as text."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return 0, value, ""
     return 1, 0, value_text(value)

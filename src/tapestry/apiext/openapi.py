@@ -1,4 +1,4 @@
-"""What plain REST says of itself, in OpenAPI: one set of paths for every kind."""
+"""OpenAPI document of the plain REST API: one set of paths for all kinds."""
 
 from functools import cache
 
@@ -18,7 +18,7 @@ CONDITION: Object = {
 }
 OUTLINE: Object = {
     "type": "object",
-    "description": "An object in a list: its spec is summed up, by dotted paths.",
+    "description": "Object in a list; its spec is summarized by dotted paths.",
     "required": ["kind", "name", "namespace", "created", "deleting", "labels", "phase", "conditions"],
     "properties": {
         "kind": TEXT,
@@ -36,12 +36,12 @@ OUTLINE: Object = {
 }
 WHOLE: Object = {
     **OUTLINE,
-    "description": "An object with all of its spec and status.",
+    "description": "Object with its full spec and status.",
     "properties": {**OUTLINE["properties"], "annotations": TEXT_MAP, "status": ANY_OBJECT},
 }
 NEW: Object = {
     "type": "object",
-    "description": "An object to create: flat, or as Kubernetes has it, with metadata.",
+    "description": "Object to create: flat, or with metadata as in Kubernetes.",
     "properties": {
         "name": TEXT,
         "namespace": TEXT,
@@ -61,7 +61,7 @@ PAGE: Object = {
         "limit": {"type": "integer"},
         "page": NULLABLE_INTEGER,
         "pages": NULLABLE_INTEGER,
-        "next": {**NULLABLE_TEXT, "description": "The cursor of what follows."},
+        "next": {**NULLABLE_TEXT, "description": "Cursor of the next page."},
     },
 }
 DELETED: Object = {
@@ -105,16 +105,18 @@ def parameter(name: str, description: str, schema: Object = TEXT) -> Object:
     return {"name": name, "in": "query", "description": description, "schema": schema}
 
 
-NAMESPACE = parameter("namespace", "Of lists: none is all namespaces. Of one object: none is `default`.")
+NAMESPACE = parameter("namespace", "Namespace. Default for lists: all namespaces. Default for one object: `default`.")
 LIST_PARAMETERS = [
     NAMESPACE,
-    parameter("filter", "`phase=Running,name~web`: = != ~ (contains) !~; all must hold."),
-    parameter("sort", "`-created,name`: fields, descending with a minus."),
     parameter(
-        "limit", "Objects at a time.", {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT}
+        "filter", "Comma-separated terms that must all match, with = != ~ (contains) !~: `phase=Running,name~web`."
     ),
-    parameter("page", "Which page of all that match, from 1 on.", {"type": "integer", "minimum": 1}),
-    parameter("cursor", "`next` of the page before; not with filter, sort or page."),
+    parameter("sort", "Comma-separated fields; a minus sorts in descending order: `-created,name`."),
+    parameter(
+        "limit", "Objects per page.", {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT}
+    ),
+    parameter("page", "Number of the page, from 1.", {"type": "integer", "minimum": 1}),
+    parameter("cursor", "`next` of the previous page; not with filter, sort or page."),
 ]
 
 
@@ -128,7 +130,7 @@ def operation(summary: str, status: str, answer: str, *parameters: Object, body:
         "parameters": list(parameters),
         "responses": {
             status: {"description": summary, **json_content(answer)},
-            "default": {"description": "A refusal that says what to do.", **json_content("Error")},
+            "default": {"description": "Error with advice.", **json_content("Error")},
         },
     }
     return {**found, "requestBody": {"required": True, **json_content(body)}} if body else found
@@ -136,14 +138,13 @@ def operation(summary: str, status: str, answer: str, *parameters: Object, body:
 
 @cache
 def openapi_document() -> Object:
-    """The OpenAPI document."""
     schemas = {"Kinds": KINDS, "Outline": OUTLINE, "Whole": WHOLE, "New": NEW, "Page": PAGE, "Deleted": DELETED}
     return {
         "openapi": "3.0.3",
         "info": {"title": "Plain REST over Kubernetes objects", "version": __version__},
         "security": [{"token": []}],
         "paths": {
-            "/apiext/v1": {"get": operation("The kinds there are", "200", "Kinds")},
+            "/apiext/v1": {"get": operation("Available kinds", "200", "Kinds")},
             "/apiext/v1/{kind}": {
                 "get": operation("Objects of a kind", "200", "Page", KIND_IN_PATH, *LIST_PARAMETERS),
                 "post": operation("Create an object", "201", "Whole", KIND_IN_PATH, NAMESPACE, body="New"),

@@ -1,4 +1,4 @@
-"""Kinds: what an API server has that plain REST can show, by the names that people give it."""
+"""Resources of the API server, found by the names that users write."""
 
 import fnmatch
 import time
@@ -14,13 +14,13 @@ from tapestry.kube.resources import Resource
 REQUIRED_VERBS = frozenset({"list", "get"})
 VERBS = ("list", "get", "create", "delete")
 CACHE_SECONDS = 60.0
-"""How long a name means what it meant; a name that means nothing is looked up at once."""
+"""Seconds that known names are cached; an unknown name is looked up at once."""
 
 ServedResources = Mapping[Resource, Collection[str]]
 
 
 class ResourceMapper:
-    """Those that one of `patterns` matches, of what the server serves; it is asked in the name of the caller."""
+    """Resources of the server that match `patterns`, discovered with the caller's credentials."""
 
     def __init__(self, patterns: Sequence[str] = ("*",), monotonic: Callable[[], float] = time.monotonic) -> None:
         self._patterns = patterns
@@ -29,18 +29,18 @@ class ResourceMapper:
         self._expires_at = float("-inf")
 
     async def all(self, api: Transport) -> ServedResources:
-        """Every kind that is shown, and the verbs that it can be used with; asked for anew each time."""
+        """Discover the resources again; return them with their verbs."""
         found = await served_resources(Client(api))
         self._served = {each: verbs for each, verbs in found.items() if verbs >= REQUIRED_VERBS and self._matches(each)}
         self._expires_at = self._monotonic() + CACHE_SECONDS
         return self._served
 
     async def find(self, name: str, api: Transport) -> Resource:
-        """The kind of that name; raises NotFound with the way to the others."""
+        """Return the resource of that name; raise NotFound with a hint if there is none."""
         if self._monotonic() < self._expires_at:
             try:
                 return resource_named(name, self._served)
-            except NotFound:  # it may have come since
+            except NotFound:  # it may have been added since
                 pass
         return resource_named(name, await self.all(api))
 
@@ -51,20 +51,20 @@ class ResourceMapper:
 
 
 def resource_named(name: str, served: Iterable[Resource]) -> Resource:
-    """`users`, `user`, `User` or `users.example.com`; of namesakes, that of Kubernetes' core is meant."""
+    """Find `users`, `user`, `User` or `users.example.com`; the core group wins if a name is ambiguous."""
     found = [each for each in served if name in (each.name, each.plural) or name.lower() == each.kind.lower()]
     exact = [each for each in found if each.name == name]
     match exact or [each for each in found if not each.group] or found:
         case []:
-            raise not_found(f"there is no kind {name!r}; /apiext/v1 lists those there are")
+            raise not_found(f"no kind {name!r}; /apiext/v1 lists the available kinds")
         case [one]:
             return one
         case several:
             names = " or ".join(sorted(each.name for each in several))
-            raise bad_request(f"kind {name!r} is ambiguous; say {names}")
+            raise bad_request(f"kind {name!r} is ambiguous; use {names}")
 
 
 def shortest_name(resource: Resource, served: Iterable[Resource]) -> str:
-    """The name that no other kind has, too."""
-    namesakes = [each for each in served if each.plural == resource.plural]
-    return resource.plural if namesakes == [resource] or not resource.group else resource.name
+    """Return the plural, or the full name if several groups share the plural."""
+    same_plural = [each for each in served if each.plural == resource.plural]
+    return resource.plural if same_plural == [resource] or not resource.group else resource.name

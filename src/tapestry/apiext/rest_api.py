@@ -1,7 +1,6 @@
-"""Plain REST: what is asked, what it takes of the API server, and what is answered.
+"""Plain REST API: routes requests and translates them to Kubernetes API requests.
 
-Whoever carries requests to the API server (`Transport`) does so in the name of the caller, whose rights they are judged
-by there: nothing is decided here.
+The `Transport` sends requests with the caller's credentials.  The API server authorizes them; this module does not.
 """
 
 import asyncio
@@ -28,14 +27,14 @@ log = logger(__name__)
 
 ROOT = "/apiext"
 BATCH = 500
-"""Objects that the server is asked for at a time."""
-MOST_READ = 20_000
-"""Objects of a kind that are filtered and sorted; of more than these, a namespace or a cursor must do."""
+"""Objects per request to the API server."""
+MAX_OBJECTS_READ = 20_000
+"""Objects of a kind that can be filtered and sorted; for more, use a namespace or a cursor."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestRequest:
-    """A request; `path` is below /apiext and no longer quoted."""
+    """Request; `path` is relative to /apiext and unquoted."""
 
     method: str
     path: str
@@ -46,7 +45,7 @@ class RestRequest:
 
 @dataclass(frozen=True, slots=True)
 class RestResponse:
-    """An answer in JSON."""
+    """Response with a JSON body."""
 
     status: int
     body: bytes
@@ -54,21 +53,21 @@ class RestResponse:
 
 
 class RestApi:
-    """Answers for the kinds it is given."""
+    """Request handler for the resources of a mapper."""
 
     def __init__(self, resource_mapper: ResourceMapper) -> None:
         self._resource_mapper = resource_mapper
 
     async def handle(self, rest_request: RestRequest, api: Transport) -> RestResponse:
-        """What is to be sent back; refusals are answers, too."""
+        """Return the response; errors become responses, too."""
         try:
             return await self._route(rest_request, api)
         except ApiError as error:
             return error_response(error)
-        except TransportError as error:  # its words tell where the API server is, which is none of a page's business
-            log.warning("no answer of the API server", asked=f"{rest_request.method} {rest_request.path}", error=error)
+        except TransportError as error:  # the error text contains the server's address; do not send it to web pages
+            log.warning("API server did not respond", request=f"{rest_request.method} {rest_request.path}", error=error)
             return json_response(
-                502, {"code": 502, "reason": "BadGateway", "message": "the API server gave no answer; try again"}
+                502, {"code": 502, "reason": "BadGateway", "message": "the API server did not respond; try again"}
             )
 
     async def _route(self, rest_request: RestRequest, api: Transport) -> RestResponse:
@@ -91,7 +90,7 @@ class RestApi:
                 return await (get_object if rest_request.method != "DELETE" else delete_object)(
                     rest_request, resource, name, api
                 )
-        raise not_found(f"there is nothing at {rest_request.path or '/'}; there are {ROOT}/v1 and {ROOT}/openapi.json")
+        raise not_found(f"no resource at {rest_request.path or '/'}; use {ROOT}/v1 and {ROOT}/openapi.json")
 
     async def _index(self, api: Transport) -> RestResponse:
         served = await self._resource_mapper.all(api)
@@ -111,41 +110,41 @@ class RestApi:
 
 
 async def list_objects(rest_request: RestRequest, resource: Resource, api: Transport) -> RestResponse:
-    asked = parse_list_query(rest_request.query)
-    if asked.namespace and not resource.namespaced:
-        raise bad_request(f"namespace: {resource.name} are in none; leave it out")
-    return await (filtered_page if asked.needs_full_list else server_page)(asked, resource, api)
+    list_query = parse_list_query(rest_request.query)
+    if list_query.namespace and not resource.namespaced:
+        raise bad_request(f"namespace: {resource.name} are not namespaced; omit it")
+    return await (filtered_page if list_query.needs_full_list else server_page)(list_query, resource, api)
 
 
 async def server_page(list_query: ListQuery, resource: Resource, api: Transport) -> RestResponse:
-    """A page of the server's own."""
+    """Return a page of the API server's own list."""
     found = await fetch_list(list_query, resource, api, list_query.limit, list_query.cursor)
     items = [flat_objects.object_outline(each, resource) for each in found["items"] or ()]
-    following = found["metadata"].get("continue") or None
-    left = found["metadata"].get("remainingItemCount") if following else 0
+    next_cursor = found["metadata"].get("continue") or None
+    remaining = found["metadata"].get("remainingItemCount") if next_cursor else 0
     total = (
-        None if list_query.cursor or left is None else len(items) + left
-    )  # how many went before a cursor, nobody knows
-    unpaged = {"page": None, "pages": None, "next": following}
+        None if list_query.cursor or remaining is None else len(items) + remaining
+    )  # the number of objects before a cursor is unknown
+    unpaged = {"page": None, "pages": None, "next": next_cursor}
     return json_response(200, {"items": items, "total": total, "limit": list_query.limit, **unpaged})
 
 
 async def filtered_page(list_query: ListQuery, resource: Resource, api: Transport) -> RestResponse:
-    """A page of ours, of all that match."""
+    """Read all matching objects and return one page of them."""
     matching: list[Candidate] = []
-    read, following = 0, ""
+    read, next_cursor = 0, ""
     while True:
-        found = await fetch_list(list_query, resource, api, BATCH, following)
+        found = await fetch_list(list_query, resource, api, BATCH, next_cursor)
         candidates = (Candidate(each, flat_objects.full_object(each, resource)) for each in found["items"] or ())
         matching += [each for each in candidates if list_query.matches(each)]
         read += len(found["items"] or ())
-        following = found["metadata"].get("continue") or ""
-        if not following:
+        next_cursor = found["metadata"].get("continue") or ""
+        if not next_cursor:
             break
-        if read >= MOST_READ:
-            told = "ask for one namespace, or go through them by cursor, without filter, sort and page"
-            raise TooLarge(413, "TooLarge", f"there are more than {MOST_READ} {resource.name}; {told}")
-        await asyncio.sleep(0)  # a server in this process answers without waiting; let others have their turn
+        if read >= MAX_OBJECTS_READ:
+            advice = "query one namespace, or page with a cursor instead of filter, sort and page"
+            raise TooLarge(413, "TooLarge", f"there are more than {MAX_OBJECTS_READ} {resource.name}; {advice}")
+        await asyncio.sleep(0)  # an in-process server responds without waiting; yield to other tasks
     total = len(matching)
     items = [flat_objects.object_outline(each.obj, resource) for each in list_query.page_of(matching)]
     paged = {"page": list_query.page or 1, "pages": list_query.page_count(total), "next": None}
@@ -166,30 +165,30 @@ async def get_object(rest_request: RestRequest, resource: Resource, name: str, a
 
 async def create_object(rest_request: RestRequest, resource: Resource, api: Transport) -> RestResponse:
     if rest_request.content_type.partition(";")[0].strip().lower() != JSON:
-        why = f"Content-Type: {rest_request.content_type or 'nothing'} is not understood; send {JSON}"
-        raise UnsupportedMediaType(415, "UnsupportedMediaType", why)
-    wanted = flat_objects.object_from_body(decode_body(rest_request.body), resource, namespace_parameter(rest_request))
-    path = resource_path(resource, wanted["metadata"].get("namespace"))
-    # Strict: what is misspelled would else be dropped without a word.
-    request = Request("POST", path, {"fieldValidation": "Strict"}, msgspec.json.encode(wanted))
-    made = flat_objects.full_object(await send_request(request, api), resource)
-    where = f"?namespace={quote(made['namespace'])}" if made["namespace"] else ""
-    return json_response(201, made, {"Location": f"{ROOT}/v1/{resource.name}/{quote(made['name'])}{where}"})
+        message = f"Content-Type: {rest_request.content_type or 'nothing'} is not supported; send {JSON}"
+        raise UnsupportedMediaType(415, "UnsupportedMediaType", message)
+    obj = flat_objects.object_from_body(decode_body(rest_request.body), resource, namespace_parameter(rest_request))
+    path = resource_path(resource, obj["metadata"].get("namespace"))
+    # Strict: misspelled fields would otherwise be dropped silently.
+    request = Request("POST", path, {"fieldValidation": "Strict"}, msgspec.json.encode(obj))
+    created = flat_objects.full_object(await send_request(request, api), resource)
+    where = f"?namespace={quote(created['namespace'])}" if created["namespace"] else ""
+    return json_response(201, created, {"Location": f"{ROOT}/v1/{resource.name}/{quote(created['name'])}{where}"})
 
 
 async def delete_object(rest_request: RestRequest, resource: Resource, name: str, api: Transport) -> RestResponse:
     namespace = object_namespace(rest_request, resource)
     found = await send_request(Request("DELETE", resource_path(resource, namespace, name)), api)
-    lingers = found.get("kind") != "Status" and "deletionTimestamp" in found["metadata"]
-    return json_response(202 if lingers else 200, {"name": name, "namespace": namespace, "deleted": not lingers})
+    pending = found.get("kind") != "Status" and "deletionTimestamp" in found["metadata"]
+    return json_response(202 if pending else 200, {"name": name, "namespace": namespace, "deleted": not pending})
 
 
 async def send_request(request: Request, api: Transport) -> Object:
-    """What the API server answers; raises the error that it answers with."""
-    answer = await api.send(request)
-    if answer.status >= 300:
-        raise error_from_body(answer.status, answer.body)
-    return decode_response(OBJECT_DECODER, answer.body, str(request))
+    """Return the decoded response; raise the error that the API server returns."""
+    response = await api.send(request)
+    if response.status >= 300:
+        raise error_from_body(response.status, response.body)
+    return decode_response(OBJECT_DECODER, response.body, str(request))
 
 
 def decode_body(body: bytes) -> Any:
@@ -200,14 +199,13 @@ def decode_body(body: bytes) -> Any:
 
 
 def object_namespace(rest_request: RestRequest, resource: Resource) -> str | None:
-    """The namespace of the object that is meant."""
     return flat_objects.namespace_for(None, namespace_parameter(rest_request), resource)
 
 
 def namespace_parameter(rest_request: RestRequest) -> str | None:
     for name in rest_request.query:
         if name != "namespace":
-            raise bad_request(f"{name}: there is no such parameter here; there is namespace")
+            raise bad_request(f"{name}: no such parameter; valid is namespace")
     return rest_request.query.get("namespace") or None
 
 

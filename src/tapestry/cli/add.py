@@ -1,4 +1,4 @@
-"""`tapestry add` and `tapestry remove`: clusters of the world that is up here."""
+"""`tapestry add` and `tapestry remove`: clusters of the local world."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ from tapestry.local.cluster import MAX_NODES
 from tapestry.local.world import VIRTUAL, World, WorldError, has_binding
 
 PROGRESS_MIN_NODES, PROGRESS_STEP = 100, 50
-"""From how many nodes on progress is shown, and after how many each time."""
+"""Smallest number of nodes for which progress is shown, and the number of nodes between updates."""
 T = TypeVar("T")
 
 
@@ -30,20 +30,20 @@ T = TypeVar("T")
     type=click.IntRange(min=0, max=MAX_NODES),
     default=5,
     show_default=True,
-    help="Number of simulated nodes; a cluster that is there already gets those that it lacks.",
+    help="Number of simulated nodes. An existing cluster gets the missing ones.",
 )
 @DATA_OPTION
 def add(name: str, nodes: int, data: Path) -> None:
-    """Start one more cluster in the world that is up, for you to join.  It ends with the others.
+    """Add a cluster to the running world and print the command that joins it.
 
-    Ctrl-C removes a cluster again that has not been started completely.
+    The cluster stops together with the world.  Ctrl-C deletes a cluster that has not started completely.
     """
     world = World(data.absolute())
     has_joined, created = run_or_fail(add_to_world(world, name, nodes))
     kubeconfig = os.path.relpath(world.kubeconfig(name))
     found = f"{name} answers, with {plural_text(created, 'new node')}"
     if has_joined:
-        click.echo(f"{found}; it has joined already")
+        click.echo(f"{found}; it has already joined")
         return
     click.echo(f"{found}; it has not joined yet:\n\n  tapestry join {name} --cluster-kubeconfig {kubeconfig}")
 
@@ -52,13 +52,13 @@ def add(name: str, nodes: int, data: Path) -> None:
 @click.argument("name")
 @DATA_OPTION
 def remove(name: str, data: Path) -> None:
-    """Stop a cluster that `tapestry add` started, and delete its folder.  It must not be joined any more."""
+    """Stop a cluster that `tapestry add` started, and delete its folder.  Unjoin the cluster first."""
     run_or_fail(remove_cluster(World(data.absolute()), name))
-    click.echo(f"{name} is removed")
+    click.echo(f"{name} removed")
 
 
 def run_or_fail(work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, whose failures are told in one line."""
+    """Run `work` and report its failure as a one-line error."""
     try:
         return uvloop.run(work)
     except (WorldError, KubeError, OSError) as error:
@@ -66,14 +66,14 @@ def run_or_fail(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def add_to_world(world: World, name: str, nodes: int) -> tuple[bool, int]:
-    """Have the cluster; whether it has joined under its name, and how many nodes are new."""
+    """Create the cluster; return whether it has joined and the number of new nodes."""
     created = await add_cluster(world, name, nodes, progress_printer(nodes))
     async with world.client(VIRTUAL) as virtual:
         return await has_binding(virtual, name), created
 
 
 def progress_printer(nodes: int) -> Callable[[int], None]:
-    """Show on a terminal how many of many nodes were created."""
+    """Return a callback that shows the number of created nodes on a terminal."""
 
     def show(created: int) -> None:
         if sys.stderr.isatty() and nodes >= PROGRESS_MIN_NODES and (created % PROGRESS_STEP == 0 or created == nodes):

@@ -1,4 +1,4 @@
-"""`tapestry apiext`: plain REST before a Kubernetes API."""
+"""`tapestry apiext`: plain REST API in front of a Kubernetes API."""
 
 import os
 from pathlib import Path
@@ -16,13 +16,13 @@ from tapestry.process import logs
 from tapestry.process.config import load_config
 
 FLAGS: Flags = {
-    "--kubeconfig": ("kubeconfig", "A kubeconfig file; else KUBECONFIG, ~/.kube/config or the pod's own account."),
-    "--context": ("context", "A context of the kubeconfig."),
-    "--listen": ("listen", "Where to serve. [default: 127.0.0.1:6090]"),
-    "--kinds": ("kinds", "Names and globs of what is shown, with commas: `users,*.example.com`. [default: *]"),
-    "--tls-cert-file": ("tls.certificate", "A certificate in PEM: serve HTTPS."),
-    "--tls-private-key-file": ("tls.key", "Its key."),
-    "--log-level": ("logLevel", "debug, info, warning or error."),
+    "--kubeconfig": ("kubeconfig", "Kubeconfig file. [default: KUBECONFIG, ~/.kube/config, or in-cluster]"),
+    "--context": ("context", "Context of the kubeconfig. [default: its current context]"),
+    "--listen": ("listen", "Address to serve on. [default: 127.0.0.1:6090]"),
+    "--kinds": ("kinds", "Comma-separated names or globs of kinds to serve: `users,*.example.com`. [default: *]"),
+    "--tls-cert-file": ("tls.certificate", "PEM file of the server certificate; enables HTTPS."),
+    "--tls-private-key-file": ("tls.key", "PEM file of the private key of the server certificate."),
+    "--log-level": ("logLevel", "Log level: debug, info, warning or error."),
 }
 
 
@@ -31,14 +31,14 @@ FLAGS: Flags = {
         "tapestry apiext --kubeconfig kubeconfig", "tapestry apiext --kinds 'users,*.example.com'", zero=STOPPED
     )
 )
-@click.option("--allow-origin", multiple=True, help="An origin whose pages may call, as https://example.com.")
+@click.option("--allow-origin", multiple=True, help="Origin whose web pages may call: https://example.com.")
 @click.option(
-    "--own-identity", is_flag=True, default=None, help="Lend callers on this machine the kubeconfig's rights."
+    "--own-identity", is_flag=True, default=None, help="Serve local callers with the credentials of the kubeconfig."
 )
 @CONFIG
 @with_options(FLAGS)
 def apiext(config: Path | None, allow_origin: tuple[str, ...], own_identity: bool | None, **flags: Any) -> None:
-    """Serve plain REST over the kinds of a Kubernetes API, in the name of each caller, until told to stop."""
+    """Serve a plain REST API for the kinds of a Kubernetes API, with the credentials of each caller."""
     given = settings_from_flags(FLAGS, flags)
     given |= {
         "kinds": split_commas(given["kinds"]),

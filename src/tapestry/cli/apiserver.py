@@ -1,4 +1,4 @@
-"""`tapestry apiserver`: Kubernetes' API where there is no Kubernetes."""
+"""`tapestry apiserver`: Kubernetes API server without Kubernetes."""
 
 import asyncio
 import gc
@@ -33,42 +33,51 @@ from tapestry.process.config import load_config
 from tapestry.process.signals import stop_event
 
 FLAGS: Flags = {
-    "--backend": ("backend", "Where objects are kept: file, etcd or memory."),
-    "--etcd-servers": ("etcd.servers", "The URLs of etcd's members, with commas."),
-    "--etcd-cafile": ("etcd.cafile", "The CAs of their certificates."),
-    "--etcd-certfile": ("etcd.certfile", "Our certificate for them."),
-    "--etcd-keyfile": ("etcd.keyfile", "Its key."),
-    "--etcd-prefix": ("etcd.prefix", "What the keys of all objects begin with. [default: /registry]"),
-    "--file-rootpath": ("fileRootpath", "The folder of the file backend, and of certificates and keys."),
-    "--bind-address": ("secureAddress", "Where to serve HTTPS; empty serves none. [default: 127.0.0.1:6443]"),
-    "--local-address": ("localAddress", "Where to serve this machine over HTTP. [default: 127.0.0.1:6080]"),
-    "--token-auth-file": ("tokenAuthFile", 'A CSV file: token,user,uid,"group,group".'),
-    "--request-timeout": ("requestTimeout", "How long a request may take: 90, 60m. [default: 60]"),
-    "--max-requests-inflight": ("maxRequestsInflight", "Reads under way at once; 0 is any number. [default: 400]"),
-    "--max-mutating-requests-inflight": ("maxMutatingRequestsInflight", "The same for writes. [default: 200]"),
-    "--max-connections": ("maxConnections", "Connections of all users, watches included. [default: 10000]"),
-    "--max-connections-per-user": ("maxConnectionsPerUser", "The same of one user, masters aside. [default: 2000]"),
-    "--service-account-issuer": ("serviceAccountIssuer", "Who signs the tokens of service accounts."),
-    "--service-account-signing-key-file": ("serviceAccountSigningKeyFile", "The key that they are signed with."),
-    "--service-account-key-file": ("serviceAccountKeyFiles", "Keys, with commas, that they are known by beside it."),
-    "--api-audiences": ("apiAudiences", "What tokens for this server name as audience. [default: the issuer]"),
-    "--audit-log-path": ("auditLogPath", "Where to write down who asked for what; - is stderr."),
-    "--audit-policy-file": ("auditPolicyFile", "What of it. [default: everything but bodies]"),
-    "--audit-log-maxsize": ("auditLogMaxsize", "MiB at which that file is moved away. [default: 100]"),
-    "--audit-log-maxbackup": ("auditLogMaxbackup", "How many of those are kept; 0 is all. [default: 0]"),
-    "--service-cluster-ip-range": ("serviceClusterIpRange", "Where Services get addresses. [default: 10.0.0.0/24]"),
-    "--kubelet-client-certificate": ("kubelet.clientCertificate", "The server's certificate for kubelets."),
-    "--kubelet-client-key": ("kubelet.clientKey", "Its key."),
-    "--kubelet-certificate-authority": ("kubelet.certificateAuthority", "The CAs of kubelets' own; none checks none."),
-    "--controllers": ("controllers", "Which run beside it: `*`, `*,-garbage`, or none. [default: *]"),
-    "--log-level": ("logLevel", "debug, info, warning or error."),
+    "--backend": ("backend", "Storage backend: file, etcd or memory."),
+    "--etcd-servers": ("etcd.servers", "Comma-separated URLs of the etcd members."),
+    "--etcd-cafile": ("etcd.cafile", "CA file that verifies the etcd members."),
+    "--etcd-certfile": ("etcd.certfile", "Client certificate file for etcd."),
+    "--etcd-keyfile": ("etcd.keyfile", "Private key file of the client certificate for etcd."),
+    "--etcd-prefix": ("etcd.prefix", "Prefix of all keys in etcd. [default: /registry]"),
+    "--file-rootpath": ("fileRootpath", "Data folder: objects of the file backend, certificates and keys."),
+    "--bind-address": ("secureAddress", "Address to serve HTTPS on; empty disables it. [default: 127.0.0.1:6443]"),
+    "--local-address": ("localAddress", "Address to serve HTTP on for this machine. [default: 127.0.0.1:6080]"),
+    "--token-auth-file": ("tokenAuthFile", 'CSV file of static tokens: token,user,uid,"group,group".'),
+    "--request-timeout": ("requestTimeout", "Time limit of a request, for example 90 (seconds) or 60m. [default: 60]"),
+    "--max-requests-inflight": ("maxRequestsInflight", "Concurrent read requests; 0 means no limit. [default: 400]"),
+    "--max-mutating-requests-inflight": (
+        "maxMutatingRequestsInflight",
+        "Concurrent write requests; 0 means no limit. [default: 200]",
+    ),
+    "--max-connections": ("maxConnections", "Open connections of all users, including watches. [default: 10000]"),
+    "--max-connections-per-user": ("maxConnectionsPerUser", "Open connections per non-admin user. [default: 2000]"),
+    "--service-account-issuer": ("serviceAccountIssuer", "Issuer of ServiceAccount tokens."),
+    "--service-account-signing-key-file": (
+        "serviceAccountSigningKeyFile",
+        "Private key file that signs ServiceAccount tokens.",
+    ),
+    "--service-account-key-file": ("serviceAccountKeyFiles", "Comma-separated keys to verify ServiceAccount tokens."),
+    "--api-audiences": ("apiAudiences", "Comma-separated audiences of tokens for this server. [default: the issuer]"),
+    "--audit-log-path": ("auditLogPath", "Audit log file; - is stderr."),
+    "--audit-policy-file": ("auditPolicyFile", "File of the audit policy. [default: log everything except bodies]"),
+    "--audit-log-maxsize": ("auditLogMaxsize", "Size in MiB at which the audit log is rotated. [default: 100]"),
+    "--audit-log-maxbackup": ("auditLogMaxbackup", "Number of rotated audit logs to keep; 0 keeps all. [default: 0]"),
+    "--service-cluster-ip-range": ("serviceClusterIpRange", "IP range of Service addresses. [default: 10.0.0.0/24]"),
+    "--kubelet-client-certificate": ("kubelet.clientCertificate", "Client certificate file for kubelets."),
+    "--kubelet-client-key": ("kubelet.clientKey", "Private key file of the client certificate for kubelets."),
+    "--kubelet-certificate-authority": (
+        "kubelet.certificateAuthority",
+        "CA file that verifies kubelets; without it they are not verified.",
+    ),
+    "--controllers": ("controllers", "Controllers to run in the server: `*`, `*,-garbage`, or none. [default: *]"),
+    "--log-level": ("logLevel", "Log level: debug, info, warning or error."),
 }
 SWITCHES: Flags = {
-    "--authn-allow-localhost": ("authnAllowLocalhost", "Trust whoever is on this machine, without credentials."),
-    "--unrestricted-update": ("unrestrictedUpdate", "Let a write to an object change its status, too."),
-    "--kubectl-disabled": ("kubectlDisabled", "Refuse requests of kubectl."),
-    "--kubectl-ephemeral-token": ("kubectlEphemeralToken", "Let kubectl use no tokens but such as expire."),
-    "--anonymous-auth": ("anonymousAuth", "Serve who shows no credentials, with next to no rights. [default: true]"),
+    "--authn-allow-localhost": ("authnAllowLocalhost", "Accept clients on this machine without credentials."),
+    "--unrestricted-update": ("unrestrictedUpdate", "Allow writes to an object to change its status as well."),
+    "--kubectl-disabled": ("kubectlDisabled", "Reject requests of kubectl."),
+    "--kubectl-ephemeral-token": ("kubectlEphemeralToken", "Accept only expiring tokens from kubectl."),
+    "--anonymous-auth": ("anonymousAuth", "Serve requests without credentials as system:anonymous. [default: true]"),
 }
 INTEGER_SETTINGS = (
     *("maxRequestsInflight", "maxMutatingRequestsInflight", "maxConnections", "maxConnectionsPerUser"),
@@ -77,13 +86,13 @@ INTEGER_SETTINGS = (
 EXPECTED_ERRORS = (ValueError, OSError, StorageError)
 log = logs.logger(__name__)
 DEBUG_VERBOSITY = 4
-"""The verbosity, as Kubernetes has it, from which on it is that of debugging."""
+"""Smallest Kubernetes log verbosity that means debug."""
 LIST_SETTINGS = ("controllers", "etcd.servers", "serviceAccountKeyFiles", "apiAudiences")
-"""Settings that are several texts, with commas between them."""
+"""Settings whose flags are comma-separated lists."""
 
 
 def parse_verbosity(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
-    """Kubernetes' own programs take -v=10 as well as -v 10."""
+    """Parse -v=10 as well as -v 10, as Kubernetes' own programs do."""
     if text is None:
         return None
     number = text.removeprefix("=")
@@ -98,7 +107,7 @@ VERBOSITY_OPTION = click.option(
     "verbosity",
     callback=parse_verbosity,
     metavar="NUMBER",
-    help=f"As --log-level debug, from {DEBUG_VERBOSITY} on.",
+    help=f"Kubernetes log verbosity; {DEBUG_VERBOSITY} and above mean --log-level debug.",
 )
 
 
@@ -117,7 +126,7 @@ VERBOSITY_OPTION = click.option(
 @with_options(SWITCHES, {path: {**SWITCH, "metavar": "[BOOL]"} for path, _ in SWITCHES.values()})
 @click.pass_context
 def apiserver(context: click.Context, /, config: Path | None, verbosity: int | None, **flags: Any) -> None:
-    """Serve Kubernetes' API, durable on one disk or in etcd, until told to stop."""
+    """Serve the Kubernetes API, with data on the local disk or in etcd, until SIGTERM or Ctrl-C."""
     if context.invoked_subcommand is not None:
         return
     given = settings_from_flags(FLAGS | SWITCHES, flags)
@@ -133,14 +142,14 @@ def apiserver(context: click.Context, /, config: Path | None, verbosity: int | N
 
 
 def timeout_seconds(text: str | None) -> float | None:
-    """A number of seconds, or a duration with its unit."""
+    """Parse a number of seconds or a duration with a unit."""
     if text is None:
         return None
     return parse_duration(text if text[-1:].isalpha() else f"{text}s", "--request-timeout").total_seconds()
 
 
 def run(settings: ApiServerConfig) -> None:
-    """Serve until told to stop; what is wrong is one line."""
+    """Serve until stopped; expected errors become one-line messages."""
     try:
         check_patterns(settings.controllers)
         logs.configure(settings.log_level, settings.log_format)
@@ -167,7 +176,7 @@ async def serve(settings: ApiServerConfig) -> None:
         authority, signing = ca_certificate(settings, served), CertificateAuthority(served.folder / "pki")
         manager = control_plane_manager(served.request_handler, authority, settings.controllers, signing)
         group.create_task(manager.run(), name="controllers")
-        log.info("no workload controllers: Deployments and Jobs get no pods here; `tapestry cluster` runs them")
+        log.info("API server runs no workload controllers; use `tapestry cluster` for Deployments and Jobs")
         if "local" in served.addresses:
             write_kubeconfig(served.folder / "kubeconfig", served.addresses["local"])
         await stopping.wait()
@@ -175,7 +184,7 @@ async def serve(settings: ApiServerConfig) -> None:
 
 
 def write_kubeconfig(file: Path, address: str) -> None:
-    """The way in for whoever is on this machine, and trusted for it."""
+    """Write a kubeconfig without credentials for clients on this machine."""
     content = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -187,20 +196,20 @@ def write_kubeconfig(file: Path, address: str) -> None:
 
 
 def apiext_handler() -> MountedHandler:
-    """Plain REST at /apiext, in the name of whoever calls."""
+    """Return the plain REST handler at /apiext; it acts as the calling user."""
     plain = RestApi(ResourceMapper())
 
-    async def answer(api: CallHandler, call: Call) -> ApiResponse:
+    async def handle(api: CallHandler, call: Call) -> ApiResponse:
         content_type = call.headers.get("content-type", "")
-        ask = RestRequest(call.method, call.path.removeprefix(ROOT), call.query, content_type, call.body)
-        found = await plain.handle(ask, InProcessTransport(api, call.user))
+        request = RestRequest(call.method, call.path.removeprefix(ROOT), call.query, content_type, call.body)
+        found = await plain.handle(request, InProcessTransport(api, call.user))
         return ApiResponse(found.status, found.body, headers=found.headers)
 
-    return answer
+    return handle
 
 
 def ca_certificate(settings: ApiServerConfig, served: RunningServer) -> str:
-    """The certificates that pods can know the server by; none where it serves no TLS."""
+    """Return the CA certificates that pods verify the server with; empty if it serves no TLS."""
     if "secure" not in served.addresses:
         return ""
     if settings.tls.certificate:

@@ -1,4 +1,4 @@
-"""`tapestry apiserver backup|restore|check|export`: what can be done with a server's data folder."""
+"""`tapestry apiserver backup|restore|check|export`: commands on a server's data folder."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,15 +20,15 @@ FOLDER_OPTION = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     default="tapestry-data",
     show_default=True,
-    help="The data folder.",
+    help="Data folder of the API server.",
 )
 SERVER_METADATA = ("uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "selfLink")
-"""Metadata that a server gives."""
+"""Metadata fields that the server sets."""
 
 
 @contextmanager
 def report_file_errors() -> Iterator[None]:
-    """What goes wrong with files, as one line."""
+    """Report file and storage errors as one line."""
     try:
         yield
     except (StorageError, OSError) as error:
@@ -39,9 +39,9 @@ def report_file_errors() -> Iterator[None]:
 @FOLDER_OPTION
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 def backup(folder: Path, file: Path) -> None:
-    """Write everything into FILE, as it is at one moment; the server may be running.
+    """Write a consistent snapshot of all data into FILE; the server may be running.
 
-    FILE holds the server's private keys as well: keep it as safe as these.  Data in etcd are etcd's to back up.
+    FILE also contains the server's private keys: keep it safe.  Back up data in etcd with etcd's own tools.
     """
     with report_file_errors():
         revision = archive.back_up(folder, file.absolute())
@@ -52,28 +52,28 @@ def backup(folder: Path, file: Path) -> None:
 @FOLDER_OPTION
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
 def restore(folder: Path, file: Path) -> None:
-    """Have everything as FILE has it; the server must not be running.
+    """Replace all data with the contents of FILE; the server must not be running.
 
-    What was in the data folder is kept beside it, under another name.  Revisions go on far beyond those in FILE, so
-    that clients that have seen newer ones notice.
+    The previous data folder is kept under another name.  Revisions continue far beyond those in FILE, so that clients
+    with newer ones notice.
     """
     with report_file_errors():
         revision = archive.restore(file, folder)
-    click.echo(f"{folder}: restored; it goes on from revision {revision}")
+    click.echo(f"{folder}: restored; continues at revision {revision}")
 
 
 @click.command(
     epilog=help_epilog(
         "tapestry apiserver check --file-rootpath ./data",
         "tapestry apiserver check --repair",
-        zero="all objects are as they were written",
-        one="some are not, or it failed",
+        zero="all objects are intact",
+        one="some objects are damaged, or the check failed",
     )
 )
 @FOLDER_OPTION
-@click.option("--repair", is_flag=True, help="Take what cannot be read out of the way; the server must not be running.")
+@click.option("--repair", is_flag=True, help="Remove unreadable objects; the server must not be running.")
 def check(folder: Path, repair: bool) -> None:
-    """Look whether all objects are as they were written."""
+    """Check that all stored objects are intact."""
     with report_file_errors():
         if repair:
             for key in archive.repair(folder):
@@ -83,7 +83,7 @@ def check(folder: Path, repair: bool) -> None:
         click.echo(str(each))
     if found:
         raise click.exceptions.Exit(1)
-    click.echo(f"{folder}: everything is as it was written")
+    click.echo(f"{folder}: all objects are intact")
 
 
 @click.command(
@@ -92,15 +92,15 @@ def check(folder: Path, repair: bool) -> None:
     )
 )
 @FOLDER_OPTION
-@click.option("--output", "-o", type=click.Path(path_type=Path, file_okay=False), help="A folder: one file an object.")
-@click.option("--full", is_flag=True, help="With status and everything that the server gave.")
+@click.option("--output", "-o", type=click.Path(path_type=Path, file_okay=False), help="Output folder for YAML files.")
+@click.option("--full", is_flag=True, help="Include status and the fields that the server sets.")
 @click.argument("resources", nargs=-1)
 def export(folder: Path, output: Path | None, full: bool, resources: tuple[str, ...]) -> None:
-    """Print objects as YAML that can be applied elsewhere: of RESOURCES (`pods`, `deployments.apps`), or all."""
-    shown: Callable[[Object], Object] = (lambda obj: obj) if full else without_server_fields
+    """Print objects as YAML that can be applied elsewhere: those of RESOURCES (`pods`, `deployments.apps`), or all."""
+    exported: Callable[[Object], Object] = (lambda obj: obj) if full else without_server_fields
     with report_file_errors():
         for entry in archive.read_entries(folder, resources):
-            text = yaml.dump(shown(msgspec.json.decode(entry.raw or b"")), Dumper=yaml.CSafeDumper, sort_keys=False)
+            text = yaml.dump(exported(msgspec.json.decode(entry.raw or b"")), Dumper=yaml.CSafeDumper, sort_keys=False)
             if output is None:
                 click.echo(f"---\n{text}", nl=False)
             else:
@@ -111,7 +111,7 @@ def write_object(folder: Path, entry: Entry, text: str) -> None:
     resource, namespace, name = entry.key
     path = folder / resource / namespace / f"{name.replace('/', '%2F')}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.touch(mode=0o600)  # it may be a Secret
+    path.touch(mode=0o600)  # the object may be a Secret
     path.write_text(text)
 
 

@@ -1,4 +1,4 @@
-"""`tapestry cluster`: a whole cluster in one process."""
+"""`tapestry cluster`: a complete cluster in one process."""
 
 import errno
 import gc
@@ -27,7 +27,7 @@ EXPECTED_ERRORS = (ValueError, OSError, StorageError, AssetsMissing, ControlPlan
     "--data",
     type=click.Path(path_type=Path, file_okay=False),
     required=True,
-    help="The folder of everything that lasts; its name is that of the cluster.",
+    help="Data folder of the cluster; its name is the name of the cluster.",
 )
 @click.option(
     "--nodes",
@@ -36,14 +36,14 @@ EXPECTED_ERRORS = (ValueError, OSError, StorageError, AssetsMissing, ControlPlan
     show_default=True,
     help="Number of simulated nodes.",
 )
-@click.option("--gpus", type=click.IntRange(min=0), default=0, show_default=True, help="Of each simulated node.")
-@click.option("--process-node", is_flag=True, help="Have a node that runs Tapestry's own pods as processes.")
-@click.option("--run-pods", is_flag=True, help="Let that node run any pod's commands, as you.")
-@click.option("--real-kubernetes", is_flag=True, help="Have kube-apiserver, etcd and what goes with them serve it.")
+@click.option("--gpus", type=click.IntRange(min=0), default=0, show_default=True, help="GPUs of each simulated node.")
+@click.option("--process-node", is_flag=True, help="Add a node that runs Tapestry's own pods as processes.")
+@click.option("--run-pods", is_flag=True, help="Let the process node run the commands of any pod, as your user.")
+@click.option("--real-kubernetes", is_flag=True, help="Use kube-apiserver, etcd and Kubernetes' own controllers.")
 def cluster(data: Path, nodes: int, gpus: int, process_node: bool, run_pods: bool, real_kubernetes: bool) -> None:
-    """Run a cluster until told to stop: API server, controllers, scheduler, simulated nodes.
+    """Run a cluster until stopped: API server, controllers, scheduler and simulated nodes.
 
-    Its kubeconfig is in the folder.
+    Its kubeconfig is written to the data folder.
     """
     plan = ClusterPlan(
         data.absolute(),
@@ -62,10 +62,10 @@ def cluster(data: Path, nodes: int, gpus: int, process_node: bool, run_pods: boo
 
 
 def cluster_error_message(error: Exception, folder: Path) -> str:
-    """What is wrong, in one line and with what to do; raises `error` again if it is none of ours to explain."""
+    """Return a one-line message with advice; raise `error` again if it is unexpected."""
     found = single_exception(error)
     if not isinstance(found, EXPECTED_ERRORS):
         raise error
     if isinstance(found, OSError) and found.errno == errno.EADDRINUSE:
-        return f"{found.strerror}; end whoever has it, or delete {folder / 'cluster.json'} to have another port"
+        return f"{found.strerror}; stop the process that uses it, or delete {folder / 'cluster.json'} for another port"
     return str(found)

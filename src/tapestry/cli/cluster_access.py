@@ -1,7 +1,4 @@
-"""Opening clusters for a command that asks or changes something and ends; what goes wrong is one line.
-
-Here are also the options that say which cluster, namespace and binding are meant: they are the same everywhere.
-"""
+"""Access to clusters for short-lived commands, with the options that select them."""
 
 import asyncio
 import os
@@ -34,21 +31,21 @@ VIRTUAL_CLUSTER_OPTIONS = (
     click.option(
         "--kubeconfig",
         type=click.Path(dir_okay=False),
-        help="The virtual cluster; else KUBECONFIG, the world in this folder, ~/.kube/config or the pod's own account.",
+        help="Kubeconfig of the virtual cluster. [default: KUBECONFIG, the local world, ~/.kube/config, or in-cluster]",
     ),
-    click.option("--context", help="A context of the kubeconfig."),
+    click.option("--context", help="Context of the kubeconfig. [default: its current context]"),
 )
 NAMESPACE_OPTION = click.option(
-    "--namespace", "-n", shell_complete=name_completer(NAMESPACES), help="The namespace. [default: that of the context]"
+    "--namespace", "-n", shell_complete=name_completer(NAMESPACES), help="Namespace. [default: that of the context]"
 )
-ALL_NAMESPACES_OPTION = click.option("--all-namespaces", "-A", "everywhere", is_flag=True, help="In all namespaces.")
+ALL_NAMESPACES_OPTION = click.option("--all-namespaces", "-A", "everywhere", is_flag=True, help="Use all namespaces.")
 BINDING_OPTION = click.option(
-    "--binding", shell_complete=name_completer(CLUSTER_BINDINGS), help="Only of this ClusterBinding."
+    "--binding", shell_complete=name_completer(CLUSTER_BINDINGS), help="Show only this ClusterBinding."
 )
 
 
 def check_time_zone(_: click.Context, option: click.Parameter, name: str | None) -> str | None:
-    """A policy is not to be blamed for a zone that was mistyped here."""
+    """Reject an unknown time zone before any policy is evaluated."""
     if name:
         try:
             zone_named(name, option.opts[0])
@@ -58,16 +55,16 @@ def check_time_zone(_: click.Context, option: click.Parameter, name: str | None)
 
 
 TIME_ZONE_OPTION = click.option(
-    "--time-zone", callback=check_time_zone, help="Of windows that name none. [default: that of the syncer]"
+    "--time-zone", callback=check_time_zone, help="Time zone of windows without one. [default: that of the syncer]"
 )
 WORLD_FOLDER = Path(".tapestry")
-"""Where `tapestry up` keeps its world."""
+"""Data folder of `tapestry up`."""
 NOT_RUNNING_HINT = "`tapestry up` starts it, --kubeconfig or KUBECONFIG names another cluster"
 FILE_PATH = click.Path(path_type=Path, dir_okay=False)
 
 
 def with_virtual_cluster(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that say which virtual cluster is meant."""
+    """Add the options that select the virtual cluster."""
     for option in reversed(VIRTUAL_CLUSTER_OPTIONS):
         command = option(command)
     return command
@@ -82,9 +79,9 @@ def virtual_access(kubeconfig: str | None, context: str | None) -> Access:
 
 
 def local_world_kubeconfig() -> Path | None:
-    """The virtual cluster of the world in this folder, unless KUBECONFIG names another.
+    """Return the kubeconfig of the world in this folder, unless KUBECONFIG is set.
 
-    Where that does not run, no other cluster is taken for it: what is meant for a world here might be done to yours.
+    If that world is not running, raise an error instead of falling back to another cluster.
     """
     if os.environ.get("KUBECONFIG") or not (WORLD_FOLDER / "pid").exists():
         return None
@@ -99,56 +96,57 @@ def physical_access(kubeconfig: Path, context: str | None) -> Access:
 
 
 def open_client(access: Access) -> Client:
-    """To be used as a context, with which it is closed."""
+    """Return a client; use it as a context manager to close it."""
     return Client(HttpTransport(access))
 
 
 QueryOutput = tuple[Any, Callable[[bool], str]]
-"""Values, and the text that shows them: a wide one where it is told so."""
+"""Values, and a function that renders them as text; its argument selects the wide format."""
 
 
 def query_command(
     *formats: str, with_time_zone: bool = False
 ) -> Callable[[Callable[..., Coroutine[Any, Any, QueryOutput]]], Any]:
-    """A command of a coroutine that is given `Questions` and the command's own arguments, and answers.
+    """Turn a coroutine that takes `Queries` and the command's arguments into a command that prints the result.
 
-    It gets the options that say which virtual cluster is meant and how to print the answer, which is then printed.
+    The command gets the options for the virtual cluster and the output format.
     """
 
-    def command_of(ask: Callable[..., Coroutine[Any, Any, QueryOutput]]) -> Any:
-        @wraps(ask)
+    def decorator(query: Callable[..., Coroutine[Any, Any, QueryOutput]]) -> Any:
+        @wraps(query)
         def command(
             output: str, kubeconfig: str | None, context: str | None, time_zone: str | None = None, **own: Any
         ) -> None:
-            async def show() -> None:
+            async def run_query() -> None:
                 access = virtual_access(kubeconfig, context)
                 async with open_client(access) as client:
-                    questions = Queries(client, HttpTransport, datetime.now(UTC), time_zone, access.namespace)
-                    values, text = await ask(questions, **own)
+                    queries = Queries(client, HttpTransport, datetime.now(UTC), time_zone, access.namespace)
+                    values, text = await query(queries, **own)
                 print_result(values, output, text)
 
-            run_async(show())
+            run_async(run_query())
 
-        found = with_virtual_cluster(command)
-        return with_output(*formats)(TIME_ZONE_OPTION(found) if with_time_zone else found)
+        with_cluster = with_virtual_cluster(command)
+        return with_output(*formats)(TIME_ZONE_OPTION(with_cluster) if with_time_zone else with_cluster)
 
-    return command_of
+    return decorator
 
 
 def run_async(work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` to its end."""
     try:
         asyncio.run(work)
-    except BrokenPipeError:  # whoever reads has enough, which click takes well
+    except BrokenPipeError:  # the reader closed the pipe; click exits quietly
         raise
     except TransportError as error:
-        raise click.ClickException(f"{' '.join(str(error).split())}; `tapestry doctor` looks further") from error
+        raise click.ClickException(
+            f"{' '.join(str(error).split())}; `tapestry doctor` checks the connection"
+        ) from error
     except (KubeError, JoinError, BindingError, QueryError, ClusterUnreadable, ValueError, OSError) as error:
         raise click.ClickException(error_message(error)) from error
 
 
 def error_message(error: Exception) -> str:
-    """An error in one line, in the server's own words where it has any: nobody asked about paths and codes."""
+    """Return a one-line error text, with the server's own message if there is one."""
     if not isinstance(error, ApiError) or not error.message:
         return " ".join(str(error).split())
     message = " ".join(error.message.split())

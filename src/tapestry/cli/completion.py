@@ -1,4 +1,4 @@
-"""`tapestry completion`: what makes a shell complete commands, options and names; and the same for kubectl's plugin."""
+"""`tapestry completion`: shell completion for `tapestry` and for the kubectl plugin."""
 
 import sys
 
@@ -10,9 +10,9 @@ from tapestry.cli.main import main
 
 SHELLS = ("bash", "zsh", "fish")
 FISH_COMMA_FIX = ('string split "," $completion', 'string split --max 1 "," $completion')
-"""In fish, where click takes a comma in what is told of a command for its end."""
+"""Fix for click's fish script, which cuts a command's help at the first comma."""
 DIRECTIVE_NO_FILES, DIRECTIVE_FILES = ":4", ":0"
-"""The last line of what kubectl is told: whether it may offer files where nothing else was found."""
+"""Last line of the completion output for kubectl: without or with file names."""
 
 
 @click.command(
@@ -24,7 +24,7 @@ DIRECTIVE_NO_FILES, DIRECTIVE_FILES = ":4", ":0"
 )
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(shell: str) -> None:
-    """Print the script that makes SHELL complete commands and options, and names out of the cluster."""
+    """Print the script that makes SHELL complete commands, options and names of objects."""
     kind = get_completion_class(shell)
     assert kind is not None
     script = kind(main, {}, "tapestry", "_TAPESTRY_COMPLETE").source()
@@ -32,7 +32,7 @@ def completion(shell: str) -> None:
 
 
 def kubectl_completion() -> None:
-    """What kubectl runs as `kubectl_complete-tapestry WORDS...`, of which the last is incomplete."""
+    """Complete `kubectl_complete-tapestry WORDS...` for kubectl; the last word is incomplete."""
     *words, incomplete = sys.argv[1:] or [""]
     found = ShellComplete(main, {}, "kubectl tapestry", "").get_completions(words, incomplete)
     plain = [each for each in found if each.type == "plain"]

@@ -1,4 +1,4 @@
-"""`tapestry run` and `tapestry hub`: controllers in a process of their own."""
+"""`tapestry run` and `tapestry hub`: processes that run controllers."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,6 @@ from tapestry.controller.config import ManagerConfig
 
 
 def controller_names(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    """For a shell that completes."""
     return [name for name in load_registry().names() if name.startswith(incomplete)]
 
 
@@ -24,14 +23,14 @@ def controller_names(_: click.Context, __: click.Parameter, incomplete: str) -> 
 @click.argument("name", shell_complete=controller_names)
 @with_process_flags
 def run(name: str, **flags: Any) -> None:
-    """Run the controller NAME until it is told to stop."""
+    """Run the controller NAME until stopped."""
     run_process(ManagerConfig, flags, {}, lambda config: run_controllers(config, name))
 
 
 @click.command(epilog=help_epilog("tapestry hub --config hub.yaml --leader-elect", zero=STOPPED))
 @with_process_flags
 def hub(**flags: Any) -> None:
-    """Run every controller that is installed and that the configuration enables."""
+    """Run every installed controller that the configuration enables."""
     run_process(ManagerConfig, flags, {}, lambda config: run_controllers(config, None))
 
 

@@ -1,4 +1,4 @@
-"""`tapestry crd`: what a cluster has to be told about our kinds."""
+"""`tapestry crd`: CustomResourceDefinitions of the registered kinds."""
 
 import click
 import yaml

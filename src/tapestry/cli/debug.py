@@ -1,4 +1,4 @@
-"""`tapestry debug collect`: a bundle for whoever is asked for help."""
+"""`tapestry debug collect`: archive of diagnostic data."""
 
 import asyncio
 import os
@@ -32,42 +32,41 @@ from tapestry.inspect.tables import plural_text
 
 @click.group()
 def debug() -> None:
-    """Collect what somebody needs who is asked for help."""
+    """Collect diagnostic data into a file."""
 
 
 @debug.command(epilog=help_epilog("tapestry debug collect", "tapestry debug collect -o trouble.tar.gz --context east"))
-@click.option(
-    "--output", "-o", "file", type=FILE_PATH, help="The file to write. [default: tapestry-debug-<time>.tar.gz]"
-)
+@click.option("--output", "-o", "file", type=FILE_PATH, help="File to write. [default: tapestry-debug-<time>.tar.gz]")
 @with_virtual_cluster
 def collect(file: Path | None, kubeconfig: str | None, context: str | None) -> None:
-    """Write what there is to know into one file that only you may read.
+    """Write diagnostic data into one file that only you can read.
 
-    In it are versions, bindings, policies, nodes, pods and events of both sides, what `tapestry doctor` says, and the
-    logs of manager and syncers and of a world here.  Values of environment variables, commands, the data of Secrets
-    and ConfigMaps, annotations of others, tokens, kubeconfigs and certificates are not; a manifest says what else could
-    not be read.  Look into it before you hand it on: a program may have logged a secret of its own.
+    The file contains versions, bindings, policies, nodes, pods and events of both sides, the output of `tapestry
+    doctor`, and the logs of the manager, the syncers and the local world.  It does not contain values of environment
+    variables, commands, data of Secrets and ConfigMaps, unknown annotations, tokens, kubeconfigs or certificates.  A
+    manifest lists everything that could not be read.  Review the file before you share it: a program may have logged a
+    secret.
     """
     now = datetime.now(UTC)
     name = f"tapestry-debug-{now:%Y%m%dT%H%M%SZ}"
     file = file or Path(f"{name}.tar.gz")
-    gathered = CollectedData()
+    collected = CollectedData()
     with new_private_file(file) as out:
-        run_async(collect_everything(gathered, kubeconfig, context, now))
+        run_async(collect_everything(collected, kubeconfig, context, now))
         versions = {"tapestry": __version__, "python": platform.python_version(), "system": platform.platform()}
-        files = bundle_files(gathered, versions, now)
+        files = bundle_files(collected, versions, now)
         out.write(tar_archive(files, name, now))
-    unread = f"; {plural_text(len(gathered.missing), 'thing')} could not be read" if gathered.missing else ""
+    unread = f"; {plural_text(len(collected.missing), 'item')} could not be read" if collected.missing else ""
     click.echo(f"{file}: {plural_text(len(files), 'file')}, {file.stat().st_size / 1024:.0f} KiB{unread}")
 
 
 @contextmanager
 def new_private_file(file: Path) -> Iterator[IO[bytes]]:
-    """A new file, for its owner alone; it is gone again if what is to be in it does not come about."""
+    """Create a private file; delete it again if the block fails."""
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
-        raise click.ClickException(f"{file} is there already; choose another name with -o") from error
+        raise click.ClickException(f"{file} already exists; choose another name with -o") from error
     except OSError as error:
         raise click.ClickException(str(error)) from error
     with open(descriptor, "wb") as out:
@@ -86,7 +85,7 @@ async def collect_everything(
         collected, lambda what: click.echo(f"  {time.monotonic() - started:5.1f} s  {what}", err=True)
     )
     await collector.run_step("doctor", collect_diagnosis(collected, kubeconfig, context))
-    await collector.run_step("a world here", asyncio.to_thread(collector.collect_world, WORLD_FOLDER.absolute()))
+    await collector.run_step("local world", asyncio.to_thread(collector.collect_world, WORLD_FOLDER.absolute()))
     try:
         access = virtual_access(kubeconfig, context)
     except (ValueError, OSError) as error:

@@ -1,4 +1,4 @@
-"""`tapestry demo`: the story of Tapestry, played by itself."""
+"""`tapestry demo`: automatic tour of joining, leasing and reclaiming."""
 
 import asyncio
 import tempfile
@@ -21,16 +21,16 @@ from tapestry.manager.join_steps import JoinError
     type=click.FloatRange(min=0, max=30),
     default=5.0,
     show_default=True,
-    help="Seconds to read a sentence.",
+    help="Seconds to pause after each sentence.",
 )
 def demo(pace: float) -> None:
-    """Play a story in a world of its own, which is gone afterwards: clusters join, lend, and take back."""
+    """Show in a temporary world how clusters join, lease capacity and reclaim it."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tapestry-demo-") as folder:
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(Demo(Path(folder), click.echo, pace).run_steps())
         except (WorldError, KubeError, JoinError, TimeoutError, OSError) as error:
-            raise click.ClickException(str(error) or "the story did not go on in time") from error
+            raise click.ClickException(str(error) or "the demo timed out") from error
     seconds = time.monotonic() - started
-    click.echo(f"\nThat took {seconds:.0f} s, and nothing of it is left.  `tapestry up` is yours to try.")
+    click.echo(f"\nThe demo took {seconds:.0f} s and left nothing behind.  Run `tapestry up` to try it yourself.")

@@ -1,4 +1,4 @@
-"""`tapestry doctor`: whether the world that can be seen from here is well, and what to do where it is not."""
+"""`tapestry doctor`: health checks with advice for the clusters and the local world."""
 
 import shutil
 from datetime import UTC, datetime
@@ -21,14 +21,14 @@ from tapestry.inspect.snapshots import gather_all
     epilog=help_epilog(
         "tapestry doctor",
         "tapestry doctor -o json",
-        zero="nothing is wrong",
-        one="something is, and what to do is told",
+        zero="no problem was found",
+        one="a problem was found, with advice",
     )
 )
 @with_output("table", "json", "yaml")
 @with_virtual_cluster
 def doctor(output: str, kubeconfig: str | None, context: str | None) -> None:
-    """Check the world: its API server, kinds, manager, syncers, bindings, tokens, clocks, policies; and a local one."""
+    """Check API server, kinds, manager, syncers, bindings, tokens, clocks, policies and the local world."""
 
     async def work() -> None:
         found = await diagnosis(kubeconfig, context)
@@ -40,17 +40,16 @@ def doctor(output: str, kubeconfig: str | None, context: str | None) -> None:
 
 
 async def diagnosis(kubeconfig: str | None, context: str | None) -> list[Finding]:
-    """Everything that can be found out from here."""
     world, clusters = await gather_all(world_findings(), cluster_findings(kubeconfig, context))
     return [*world, *clusters]
 
 
 async def cluster_findings(kubeconfig: str | None, context: str | None) -> list[Finding]:
-    """What there is to say of the virtual cluster, and of those that it leases."""
+    """Check the virtual cluster and the physical clusters that it leases."""
     try:
         access = virtual_access(kubeconfig, context)
     except (ValueError, OSError) as error:
-        advice = "give --kubeconfig, set KUBECONFIG, or run a world here with `tapestry up`"
+        advice = "give --kubeconfig, set KUBECONFIG, or start a local world with `tapestry up`"
         return [Finding("kubeconfig", "wrong", str(error), advice)]
     found = Finding("kubeconfig", "ok", f"leads to {access.server}")
     async with open_client(access) as client:
@@ -59,14 +58,14 @@ async def cluster_findings(kubeconfig: str | None, context: str | None) -> list[
 
 
 async def world_findings() -> list[Finding]:
-    """What there is to say of the folder that `tapestry up` uses; nothing, where there is none."""
+    """Check the local world; return nothing if its folder does not exist."""
     folder = WORLD_FOLDER.absolute()
     if not folder.exists():
         return []
-    from tapestry.local.world import World  # takes long to load, and most clusters are not here
+    from tapestry.local.world import World  # slow to import, and rarely needed
 
     world = World(folder)
     running = world.running_pid() is not None
-    silent = await world.unreachable_clusters() if running else []
+    unreachable = await world.unreachable_clusters() if running else []
     free = shutil.disk_usage(folder).free
-    return list(findings.local_world_findings(folder, is_running=running, free=free, silent=silent))
+    return list(findings.local_world_findings(folder, is_running=running, free=free, unreachable=unreachable))

@@ -1,4 +1,4 @@
-"""`tapestry apiserver envtest-assets`, and what its programs run: `python -m tapestry.cli.envtest NAME FLAGS`."""
+"""`tapestry apiserver envtest-assets`, and the programs it writes (`python -m tapestry.cli.envtest`)."""
 
 import os
 import shutil
@@ -30,18 +30,18 @@ def envtest_assets(folder: Path) -> None:
     """Write programs into FOLDER that start this server for the tests of kubebuilder projects (KUBEBUILDER_ASSETS)."""
     try:
         kubectl = shutil.which("kubectl") or shutil.which("kubectl", path=assets_folder(os.environ))
-        made = write_assets(folder.absolute(), Path(kubectl) if kubectl else None)
+        written = write_assets(folder.absolute(), Path(kubectl) if kubectl else None)
     except OSError as error:
         raise click.ClickException(str(error)) from error
-    click.echo(f"{folder}: {', '.join(each.name for each in made)}")
+    click.echo(f"{folder}: {', '.join(each.name for each in written)}")
     click.echo(f"export KUBEBUILDER_ASSETS={folder.absolute()}")
 
 
 def main(name: str, *arguments: str) -> None:
-    """Be the program of that name."""
+    """Run as the program of that name."""
     flags = parse_flags(arguments, (*SUPPORTED_FLAGS, *IGNORED_FLAGS))
     if "help" in flags.values:
-        click.echo(f"{name} of tapestry {__version__} understands:")
+        click.echo(f"{name} of tapestry {__version__} supports:")
         click.echo("\n".join(f"      --{each} string" for each in SUPPORTED_FLAGS if name == "kube-apiserver"))
     elif "version" in flags.values:
         click.echo(f"{name} of tapestry {__version__}")
@@ -52,7 +52,7 @@ def main(name: str, *arguments: str) -> None:
 
         logs.configure()
         if flags.unknown:
-            log.warning("flags that mean nothing here are ignored", flags=list(flags.unknown))
+            log.warning("unsupported kube-apiserver flags ignored", flags=list(flags.unknown))
         try:
             run(server_config(flags, data_folder(flags.get("etcd-servers"))))
         except click.ClickException as error:

@@ -1,4 +1,4 @@
-"""`tapestry explain`: why a node or a policy lends what it lends, and why a pod is where it is."""
+"""`tapestry explain`: reasons for the lease of a node, the effect of a policy, the state of a pod."""
 
 import sys
 
@@ -21,9 +21,9 @@ FORMATS = ("text", "json", "yaml")
 
 @click.group()
 def explain() -> None:
-    """Say why a node or a policy lends what it lends, or why a pod waits, runs or ended.
+    """Explain the lease of a node, the effect of a policy, or the state of a pod.
 
-    The physical cluster is looked into with the kubeconfig of its binding, where that may be read.
+    The physical cluster is read with the kubeconfig of its binding, if you may read that.
     """
 
 
@@ -31,7 +31,7 @@ def explain() -> None:
 @click.argument("name", shell_complete=name_completer(NODES, f"{keys.NODE_TYPE}={keys.NODE_TYPE_VIRTUAL}"))
 @query_command(*FORMATS, with_time_zone=True)
 async def node(queries: Queries, name: str) -> QueryOutput:
-    """Explain a node, by the name of the virtual or of the physical one."""
+    """Explain a node, given the name of the virtual or of the physical node."""
     found = await queries.node(name)
     return found, lambda _: "\n\n".join(node_text(each, queries.now) for each in found)
 
@@ -45,23 +45,23 @@ async def node(queries: Queries, name: str) -> QueryOutput:
     )
 )
 @click.argument("name", required=False, shell_complete=name_completer(POLICIES))
-@click.option("--filename", "-f", help="Explain the policy in this file (- is standard input); nothing is written.")
+@click.option("--filename", "-f", help="File of a policy to explain without applying it; - is standard input.")
 @click.option(
     "--side",
     type=click.Choice(["operator", "owner"]),
-    help="Whose policy the one in the file is. [default: the side that has one of the name, else operator]",
+    help="Side that the policy in the file belongs to. [default: the side with a policy of that name, else operator]",
 )
 @query_command(*FORMATS, with_time_zone=True)
 async def policy(queries: Queries, name: str | None, filename: str | None, side: str | None) -> QueryOutput:
-    """Explain a policy, by its name; owner/NAME or operator/NAME where both sides have one.
+    """Explain a policy by name; use owner/NAME or operator/NAME if both sides have one.
 
     With -f, show what the policy in a file would lend and reclaim if it were applied now.
     """
     if (name is None) == (filename is None):
-        raise click.UsageError("give the name of a policy, or a file with -f")
+        raise click.UsageError("specify the name of a policy, or a file with -f")
     if name is not None:
         if side is not None:
-            raise click.UsageError("--side is for -f; name the policy as owner/NAME or operator/NAME")
+            raise click.UsageError("--side needs -f; name the policy as owner/NAME or operator/NAME")
         found = await queries.policy(name)
         return found, lambda _: "\n\n".join(policy_text(each, queries.now) for each in found)
     assert filename is not None
@@ -75,7 +75,7 @@ async def policy(queries: Queries, name: str | None, filename: str | None, side:
 @NAMESPACE_OPTION
 @query_command(*FORMATS)
 async def pod(queries: Queries, name: str, namespace: str | None) -> QueryOutput:
-    """Explain a pod of the virtual cluster: why it waits, where it runs, why it ended, and what to do."""
+    """Explain why a pod of the virtual cluster waits, where it runs or why it ended, with advice."""
     before, _, own = name.rpartition("/")
     found = await queries.pod(before or namespace or queries.namespace, own)
     return found, lambda _: pod_text(found, queries.now)

@@ -1,4 +1,4 @@
-"""`tapestry join` and `tapestry unjoin`: lend a cluster, and take it back."""
+"""`tapestry join` and `tapestry unjoin`: lease from a physical cluster, and end the lease."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +24,7 @@ from tapestry.manager.joining import Plan
 from tapestry.manager.joining import join as join_clusters
 from tapestry.manager.offers import Offer, parse_percent, parse_windows
 from tapestry.manager.safeguards import Safeguards
-from tapestry.manager.unjoining import unjoin as part_clusters
+from tapestry.manager.unjoining import unjoin as unjoin_cluster
 
 
 @click.command(
@@ -34,56 +34,54 @@ from tapestry.manager.unjoining import unjoin as part_clusters
     )
 )
 @click.argument("name", shell_complete=name_completer(CLUSTER_BINDINGS))
-@click.option("--cluster-kubeconfig", type=FILE_PATH, required=True, help="The physical cluster, as its administrator.")
-@click.option("--cluster-context", help="A context of that kubeconfig.")
-@click.option("--cluster-id", help="The first part of the names of its virtual nodes. [default: NAME]")
+@click.option("--cluster-kubeconfig", type=FILE_PATH, required=True, help="Admin kubeconfig of the physical cluster.")
+@click.option("--cluster-context", help="Context of --cluster-kubeconfig. [default: its current context]")
+@click.option("--cluster-id", help="Prefix of the names of the cluster's virtual nodes. [default: NAME]")
 @click.option(
     "--mount-namespace",
     default="",
-    help="Namespace there that pods run in. [default: tapestry-leased, or another name if that is taken]",
+    help="Namespace of the twins in the physical cluster. [default: tapestry-leased, or another if that is taken]",
 )
-@click.option("--lease", help="How much of what is idle is lent, of each resource. [default: 50%]")
+@click.option("--lease", help="Share of each idle resource to lease. [default: 50%]")
 @click.option(
-    "--window", multiple=True, help='When, as "22:00-06:00 Mon,Tue"; several times; or always. [default: always]'
+    "--window", multiple=True, help='Lease window: "22:00-06:00 Mon,Tue" or always. Repeatable. [default: always]'
 )
-@click.option("--time-zone", help="Of the windows, as in Asia/Shanghai. [default: that of the syncer]")
+@click.option("--time-zone", help="Time zone of the windows, for example Asia/Shanghai. [default: that of the syncer]")
 @click.option(
     "--force-reclaim/--no-force-reclaim",
     default=None,
-    help="Take back what pods still hold after a window and its grace.",
+    help="Delete pods that still run when a window and its grace period have ended.",
 )
-@click.option("--grace", type=click.IntRange(min=0), help="Seconds from the end of a window to that. [default: 0]")
+@click.option("--grace", type=click.IntRange(min=0), help="Seconds from the end of a window to reclaim. [default: 0]")
 @click.option(
     "--namespace", "-n", help="Namespace of the Secret with the kubeconfig. [default: the namespace of the manager]"
 )
-@click.option("--taint", is_flag=True, help="Bar pods that do not tolerate tapestry.io/vnode.")
+@click.option("--taint", is_flag=True, help="Taint virtual nodes: pods must tolerate tapestry.io/vnode.")
 @click.option(
     "--pod-security",
     type=click.Choice(LEVELS),
-    help="Pod Security level that the mount namespace enforces. A level that is set is never loosened. "
+    help="Pod Security level that the mount namespace enforces. An existing stricter level is kept. "
     "[default: baseline]",
 )
-@click.option("--max-cpu", help='CPU that all pods together may request, as in 16; "none" removes the total.')
-@click.option("--max-memory", help='Memory that all pods together may request, as in 64Gi; "none" removes the total.')
-@click.option("--max-pods", help='Number of pods at a time; "none" removes the total.')
+@click.option("--max-cpu", help='CPU that all pods together may request, as in 16; "none" removes the limit.')
+@click.option("--max-memory", help='Memory that all pods together may request, as in 64Gi; "none" removes the limit.')
+@click.option("--max-pods", help='Number of twins at the same time; "none" removes the limit.')
 @click.option(
     "--network-policy",
     type=click.Choice(["isolate", "none"]),
-    help="Whether pods are isolated by a NetworkPolicy. [default: isolate]",
+    help="NetworkPolicy for the twins: isolate them, or none. [default: isolate]",
 )
-@click.option(
-    "--ingress-from", multiple=True, help="Namespace whose pods may connect to ours; can be given several times."
-)
+@click.option("--ingress-from", multiple=True, help="Namespace whose pods may connect to the twins. Repeatable.")
 @click.option(
     "--trust-volumes",
     is_flag=True,
-    help="Let volumes cross although the cluster has no admission policies to limit them.",
+    help="Allow volumes even if the cluster has no admission policies that restrict them.",
 )
 @with_virtual_cluster
 def join(name: str, cluster_kubeconfig: Path, cluster_context: str | None, **options: Any) -> None:
-    """Join a physical cluster under NAME: what is idle there becomes virtual nodes.
+    """Join a physical cluster under NAME: its idle capacity becomes virtual nodes.
 
-    Can be run again at any time, to change the offer or to renew the token.
+    Run it again at any time to change the offer or to renew the token.
     """
     run_async(run_join(name, cluster_kubeconfig, cluster_context, options))
 
@@ -105,11 +103,11 @@ async def run_join(name: str, file: Path, context: str | None, options: dict[str
     ):
         clusters = Cluster("virtual", virtual, print_step), Cluster("physical", physical, print_step)
         await join_clusters(plan, *clusters, access, connect=HttpTransport, now=datetime.now(UTC))
-    click.echo(f"{name} has joined; `tapestry status` shows it, once its syncer is at work")
+    click.echo(f"{name} has joined; `tapestry status` shows it when its syncer is running")
 
 
 def offer_from_options(options: dict[str, Any]) -> Offer:
-    """What the options say; an offer that was made before stands in all that they do not."""
+    """Return the offer in the options; unset fields keep the values of an existing offer."""
     return Offer(
         parse_percent(options["lease"]) if options["lease"] else None,
         parse_windows(options["window"]),
@@ -120,7 +118,7 @@ def offer_from_options(options: dict[str, Any]) -> Offer:
 
 
 def safeguards_from_options(options: dict[str, Any]) -> Safeguards:
-    """What the options say; what was set up before stands in all that they do not."""
+    """Return the safeguards in the options; unset fields keep their existing values."""
     policy = options["network_policy"]
     return Safeguards(
         options["pod_security"],
@@ -144,25 +142,25 @@ def print_step(step: Step) -> None:
     )
 )
 @click.argument("name", shell_complete=name_completer(CLUSTER_BINDINGS))
-@click.option("--force", is_flag=True, help="Also when the cluster, its syncer or the manager is gone.")
-@click.option("--cluster-kubeconfig", type=FILE_PATH, help="The physical cluster, to remove there what join has made.")
-@click.option("--cluster-context", help="A context of that kubeconfig.")
+@click.option("--force", is_flag=True, help="Unjoin even if the cluster, its syncer or the manager is gone.")
+@click.option("--cluster-kubeconfig", type=FILE_PATH, help="Admin kubeconfig to also clean up the physical cluster.")
+@click.option("--cluster-context", help="Context of --cluster-kubeconfig. [default: its current context]")
 @click.option("--timeout", type=click.FloatRange(min=1), default=300.0, show_default=True, help="Seconds to wait.")
 @with_virtual_cluster
 def unjoin(name: str, **options: Any) -> None:
-    """Take the physical cluster NAME out: its pods end, its virtual nodes go, then the binding."""
+    """Unjoin the physical cluster NAME: delete its pods, its virtual nodes, then the binding."""
     run_async(run_unjoin(name, options))
 
 
 async def run_unjoin(name: str, options: dict[str, Any]) -> None:
-    how = {"force": options["force"], "timeout": options["timeout"]}
+    flags = {"force": options["force"], "timeout": options["timeout"]}
     async with open_client(virtual_access(options["kubeconfig"], options["context"])) as virtual:
-        above = Cluster("virtual", virtual, print_step)
+        virtual_cluster = Cluster("virtual", virtual, print_step)
         if options["cluster_kubeconfig"] is None:
-            await part_clusters(name, above, None, **how)
+            await unjoin_cluster(name, virtual_cluster, None, **flags)
         else:
             async with open_client(
                 physical_access(options["cluster_kubeconfig"], options["cluster_context"])
             ) as physical:
-                await part_clusters(name, above, Cluster("physical", physical, print_step), **how)
+                await unjoin_cluster(name, virtual_cluster, Cluster("physical", physical, print_step), **flags)
     click.echo(f"{name} has left")

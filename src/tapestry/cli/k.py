@@ -1,4 +1,4 @@
-"""`tapestry k`: objects of any kind, for a machine without kubectl.  Flags are kubectl's, as far as they go."""
+"""`tapestry k`: kubectl-like commands for objects of any kind, with kubectl's flags."""
 
 import asyncio
 import re
@@ -39,16 +39,16 @@ UNIT_SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 TARGETS_ARGUMENT = click.argument(
     "words", nargs=-1, required=True, metavar="KIND [NAME]... | KIND/NAME...", shell_complete=KIND_OR_NAME_COMPLETER
 )
-SELECTOR_OPTION = click.option("--selector", "-l", "labels", default="", help="Only objects with such labels.")
+SELECTOR_OPTION = click.option("--selector", "-l", "labels", default="", help="Label selector, for example app=web.")
 FILENAME_OPTION = click.option(
-    "--filename", "-f", "files", multiple=True, help="A file, a folder, or - for what comes in."
+    "--filename", "-f", "files", multiple=True, help="File or folder with objects; - is standard input. Repeatable."
 )
 COMMAND_ARGUMENT = click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND [ARG]...]")
-IMAGE_OPTION = click.option("--image", required=True, help="What the container runs.")
+IMAGE_OPTION = click.option("--image", required=True, help="Image of the container.")
 
 
 class Duration(click.ParamType[float]):
-    """`30s`, `2m`, `1h`; a number alone is seconds."""
+    """Duration such as `30s`, `2m` or `1h`; a plain number means seconds."""
 
     name = "duration"
 
@@ -57,12 +57,12 @@ class Duration(click.ParamType[float]):
             return value
         found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", value)
         if found is None:
-            self.fail(f"{value!r} is no length of time such as 30s or 2m", param, ctx)
+            self.fail(f"{value!r} is not a duration such as 30s or 2m", param, ctx)
         return float(found[1]) * UNIT_SECONDS[found[2]]
 
 
 def kubectl_command(work: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A command of a coroutine that is given a Hand, and the command's own arguments."""
+    """Turn a coroutine that takes a `KubectlLite` and the command's arguments into a command."""
 
     @wraps(work)
     def command(kubeconfig: str | None, context: str | None, namespace: str | None, **own: Any) -> None:
@@ -77,7 +77,7 @@ def kubectl_command(work: Callable[..., Coroutine[Any, Any, None]]) -> Callable[
 
 
 class ResultReporter:
-    """Says what comes of each object, and remembers whether all went well."""
+    """Prints the result for each object and records failures."""
 
     def __init__(self) -> None:
         self.failed = False
@@ -96,13 +96,13 @@ class ResultReporter:
 
 @click.group()
 def k() -> None:
-    """Get, apply, create, annotate, delete, describe, wait for objects, and read logs; no kubectl is needed."""
+    """Get, apply, create, annotate, delete, describe and wait for objects, and read logs, without kubectl."""
 
 
 @k.command(epilog=help_epilog("tapestry k kinds"))
 @kubectl_command
 async def kinds(kubectl: KubectlLite) -> None:
-    """List the kinds that there are, with their other names."""
+    """List the served kinds with their short names."""
     rows = kind_rows(await kubectl.served_resources())
     click.echo(table(["NAME", "ALSO", "API-VERSION", "NAMESPACED", "KIND"], rows))
 
@@ -114,23 +114,23 @@ async def kinds(kubectl: KubectlLite) -> None:
 )
 @TARGETS_ARGUMENT
 @SELECTOR_OPTION
-@click.option("--field-selector", "fields", default="", help="Only objects with such fields.")
+@click.option("--field-selector", "fields", default="", help="Field selector, for example status.phase=Running.")
 @ALL_NAMESPACES_OPTION
-@click.option("--watch", "-w", is_flag=True, help="Then show what changes, until Ctrl-C.")
+@click.option("--watch", "-w", is_flag=True, help="After listing, print changes until Ctrl-C.")
 @with_output(*FORMATS, "name")
 @kubectl_command
 async def get(
     kubectl: KubectlLite, words: tuple[str, ...], labels: str, fields: str, everywhere: bool, watch: bool, output: str
 ) -> None:
-    """Show objects."""
-    found = await kubectl.targets(words)
-    choice = ListOptions(None if everywhere else kubectl.namespace, labels, fields)
-    if everywhere and any(aim.names for aim in found):
-        raise click.UsageError("-A shows all objects of a kind; an object that is named is in one namespace")
-    if watch and (len(found) > 1 or len(found[0].names) > 1):
+    """Show objects of one or more kinds."""
+    targets = await kubectl.targets(words)
+    list_options = ListOptions(None if everywhere else kubectl.namespace, labels, fields)
+    if everywhere and any(target.names for target in targets):
+        raise click.UsageError("-A cannot be combined with names: it shows all objects of a kind")
+    if watch and (len(targets) > 1 or len(targets[0].names) > 1):
         raise click.UsageError("-w watches one kind, or one object")
-    shown = ObjectPrinter(kubectl, choice, output)
-    await (shown.print_changes(found[0]) if watch else shown.print_objects(found))
+    printer = ObjectPrinter(kubectl, list_options, output)
+    await (printer.print_changes(targets[0]) if watch else printer.print_objects(targets))
 
 
 class ObjectPrinter:
@@ -140,29 +140,30 @@ class ObjectPrinter:
         self.kubectl, self.options, self.output = kubectl, options, output
         self.is_table = output in ("table", "wide")
 
-    async def print_objects(self, aims: list[Target]) -> None:
+    async def print_objects(self, targets: list[Target]) -> None:
         if not self.is_table:
-            found = [obj for aim in aims for obj in await views.fetch_objects(self.kubectl.client, aim, self.options)]
-            alone = len(aims) == 1 and len(aims[0].names) == 1
-            if text := views.objects_text(found, self.output, single=alone):
+            client = self.kubectl.client
+            found = [obj for target in targets for obj in await views.fetch_objects(client, target, self.options)]
+            single = len(targets) == 1 and len(targets[0].names) == 1
+            if text := views.objects_text(found, self.output, single=single):
                 click.echo(text)
             return
         texts = []
-        for aim in aims:
-            tables = await views.fetch_responses(self.kubectl.client, aim, self.options, views.TABLE_ACCEPT)
-            prefix = display_name(aim.resource, "") if len(aims) > 1 else ""
-            if text := self.table_text(aim, tables, prefix):
+        for target in targets:
+            tables = await views.fetch_responses(self.kubectl.client, target, self.options, views.TABLE_ACCEPT)
+            prefix = display_name(target.resource, "") if len(targets) > 1 else ""
+            if text := self.table_text(target, tables, prefix):
                 texts.append(text)
-        click.echo("\n\n".join(texts) or self.empty_message(aims), err=not texts)
+        click.echo("\n\n".join(texts) or self.empty_message(targets), err=not texts)
 
     def table_text(self, target: Target, tables: list[Object], prefix: str = "") -> str:
         spaces = self.options.namespace is None and target.resource.namespaced
         return views.table_text(tables, wide=self.output == "wide", with_namespace=spaces, prefix=prefix)
 
-    def empty_message(self, aims: list[Target]) -> str:
-        """That there is none is no error."""
-        inside = any(aim.resource.namespaced for aim in aims) and self.options.namespace
-        return f"none found in namespace {self.options.namespace}" if inside else "none found"
+    def empty_message(self, targets: list[Target]) -> str:
+        """Return the message for an empty result, which is not an error."""
+        in_namespace = any(target.resource.namespaced for target in targets) and self.options.namespace
+        return f"none found in namespace {self.options.namespace}" if in_namespace else "none found"
 
     async def print_changes(self, target: Target) -> None:
         accept = views.TABLE_ACCEPT if self.is_table else JSON
@@ -180,21 +181,21 @@ class ObjectPrinter:
 
 @k.command(epilog=help_epilog("tapestry k apply -f policy.yaml", "tapestry manifests | tapestry k apply -f -"))
 @click.option(
-    "--filename", "-f", "files", multiple=True, required=True, help="A file, a folder, or - for what comes in."
+    "--filename", "-f", "files", multiple=True, required=True, help="File, folder, or - for standard input. Repeatable."
 )
-@click.option("--force-conflicts", "force", is_flag=True, help="Take over fields that others manage.")
+@click.option("--force-conflicts", "force", is_flag=True, help="Take over fields of other field managers.")
 @kubectl_command
 async def apply(kubectl: KubectlLite, files: tuple[str, ...], force: bool) -> None:
-    """Make objects as files say, by server-side apply."""
-    tally = ResultReporter()
+    """Create or change objects from files with server-side apply."""
+    reporter = ResultReporter()
     for obj in manifests.load_objects(files, sys.stdin.buffer):
-        await tally.report(kubectl.apply(obj, force=force))
-    tally.exit_if_failed()
+        await reporter.report(kubectl.apply(obj, force=force))
+    reporter.exit_if_failed()
 
 
 @k.group()
 def create() -> None:
-    """Create simple objects; `apply` makes what files say."""
+    """Create simple objects; use `apply` for objects in files."""
 
 
 def requests_callback(_: click.Context, __: click.Parameter, text: str) -> manifests.Requests:
@@ -205,7 +206,7 @@ def requests_callback(_: click.Context, __: click.Parameter, text: str) -> manif
 
 
 REQUESTS_OPTION = click.option(
-    "--requests", default="", callback=requests_callback, help="What each pod requests, such as cpu=500m,memory=64Mi."
+    "--requests", default="", callback=requests_callback, help="Requests of each pod, such as cpu=500m,memory=64Mi."
 )
 
 
@@ -213,7 +214,7 @@ REQUESTS_OPTION = click.option(
 @click.argument("name")
 @IMAGE_OPTION
 @REQUESTS_OPTION
-@click.option("--replicas", "-r", type=click.IntRange(min=0), default=1, show_default=True, help="Pods.")
+@click.option("--replicas", "-r", type=click.IntRange(min=0), default=1, show_default=True, help="Number of pods.")
 @COMMAND_ARGUMENT
 @kubectl_command
 async def deployment(
@@ -227,7 +228,7 @@ async def deployment(
 @click.argument("name")
 @IMAGE_OPTION
 @REQUESTS_OPTION
-@click.option("--completions", type=click.IntRange(min=1), default=1, show_default=True, help="Pods, all at once.")
+@click.option("--completions", type=click.IntRange(min=1), default=1, show_default=True, help="Number of pods to run.")
 @COMMAND_ARGUMENT
 @kubectl_command
 async def job(
@@ -238,7 +239,7 @@ async def job(
     completions: int,
     command: tuple[str, ...],
 ) -> None:
-    """Create a Job of one container.  That an owner takes a pod back is no failure of it."""
+    """Create a Job of one container.  Pods deleted by a reclaim do not count as failures."""
     click.echo(await kubectl.create(manifests.job(name, image, completions, command, requests)))
 
 
@@ -256,11 +257,11 @@ async def namespace(kubectl: KubectlLite, name: str) -> None:
 @click.argument("words", nargs=-1, metavar="KIND [NAME]... | KIND/NAME...", shell_complete=KIND_OR_NAME_COMPLETER)
 @FILENAME_OPTION
 @SELECTOR_OPTION
-@click.option("--all", "every", is_flag=True, help="All objects of the kind.")
-@click.option("--grace-period", "grace", type=click.IntRange(min=0), help="Seconds that pods have to end.")
-@click.option("--ignore-not-found", "lenient", is_flag=True, help="What is not there counts as deleted.")
-@click.option("--no-wait", is_flag=True, help="Do not wait until they are gone.")
-@click.option("--timeout", type=Duration(), default="60s", show_default=True, help="How long to wait for each.")
+@click.option("--all", "every", is_flag=True, help="Delete all objects of the kind.")
+@click.option("--grace-period", "grace", type=click.IntRange(min=0), help="Seconds that pods get to terminate.")
+@click.option("--ignore-not-found", "lenient", is_flag=True, help="Treat missing objects as deleted.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until the objects are gone.")
+@click.option("--timeout", type=Duration(), default="60s", show_default=True, help="Time to wait for each object.")
 @kubectl_command
 async def delete(
     kubectl: KubectlLite,
@@ -273,32 +274,34 @@ async def delete(
     no_wait: bool,
     timeout: float,
 ) -> None:
-    """Delete objects, and wait until they are gone."""
+    """Delete objects and wait until they are gone."""
     if not (words or files):
-        raise click.UsageError("say which: KIND NAME, KIND/NAME, or -f FILE")
+        raise click.UsageError("specify the objects: KIND NAME, KIND/NAME, or -f FILE")
     targets = [
         (await kubectl.resource_for(obj), obj) for obj in reversed(manifests.load_objects(files, sys.stdin.buffer))
     ]
     targets += await selected_objects(kubectl, words, labels, every=every) if words else []
-    tally = ResultReporter()
+    reporter = ResultReporter()
     for resource, obj in targets:
-        await tally.report(delete_object(kubectl, resource, obj, grace, 0.0 if no_wait else timeout, lenient=lenient))
-    tally.exit_if_failed()
+        await reporter.report(
+            delete_object(kubectl, resource, obj, grace, 0.0 if no_wait else timeout, lenient=lenient)
+        )
+    reporter.exit_if_failed()
 
 
 async def selected_objects(
     kubectl: KubectlLite, words: Sequence[str], labels: str, *, every: bool
 ) -> list[tuple[Resource, Object]]:
-    """The objects that are meant; those that are named need not exist, and all of a kind are only if that is said."""
+    """Return the selected objects; named ones need not exist, and all of a kind need `every`."""
     found: list[tuple[Resource, Object]] = []
-    for aim in await kubectl.targets(words):
-        if not (aim.names or labels or every):
-            raise click.UsageError(f"which {aim.resource.plural}? names, -l or --all say so")
-        if aim.names:
-            found += [(aim.resource, object_named(name)) for name in aim.names]
+    for target in await kubectl.targets(words):
+        if not (target.names or labels or every):
+            raise click.UsageError(f"specify the {target.resource.plural}: names, -l or --all")
+        if target.names:
+            found += [(target.resource, object_named(name)) for name in target.names]
         else:
-            objects = await views.fetch_objects(kubectl.client, aim, ListOptions(kubectl.namespace, labels))
-            found += [(aim.resource, each) for each in objects]
+            objects = await views.fetch_objects(kubectl.client, target, ListOptions(kubectl.namespace, labels))
+            found += [(target.resource, each) for each in objects]
     return found
 
 
@@ -328,15 +331,15 @@ async def delete_object(
 )
 @kubectl_command
 async def annotate(kubectl: KubectlLite, words: tuple[str, ...]) -> None:
-    """Give objects annotations, or take them away by KEY-."""
+    """Add annotations to objects, or remove them with KEY-."""
     targets, changes = split_annotation_arguments(words)
-    tally = ResultReporter()
-    for aim in await kubectl.targets(targets):
-        if not aim.names:
-            raise click.UsageError(f"which {aim.resource.plural}? names say so")
-        for name in aim.names:
-            await tally.report(kubectl.annotate(aim.resource, name, changes))
-    tally.exit_if_failed()
+    reporter = ResultReporter()
+    for target in await kubectl.targets(targets):
+        if not target.names:
+            raise click.UsageError(f"specify the names of the {target.resource.plural}")
+        for name in target.names:
+            await reporter.report(kubectl.annotate(target.resource, name, changes))
+    reporter.exit_if_failed()
 
 
 @k.command(epilog=help_epilog("tapestry k describe pod web-0", "tapestry k describe cb east"))
@@ -344,33 +347,33 @@ async def annotate(kubectl: KubectlLite, words: tuple[str, ...]) -> None:
 @SELECTOR_OPTION
 @kubectl_command
 async def describe(kubectl: KubectlLite, words: tuple[str, ...], labels: str) -> None:
-    """Show objects as they stand, and what was told of them lately."""
+    """Show objects and their recent events."""
     found = [
         obj
-        for aim in await kubectl.targets(words)
-        for obj in await views.fetch_objects(kubectl.client, aim, ListOptions(kubectl.namespace, labels))
+        for target in await kubectl.targets(words)
+        for obj in await views.fetch_objects(kubectl.client, target, ListOptions(kubectl.namespace, labels))
     ]
     click.echo("\n---\n".join([await kubectl.describe(obj) for obj in found]) or "none found", err=not found)
 
 
 @k.command(epilog=help_epilog("tapestry k logs web-0 --tail 20", "tapestry k logs -f deployment/web -c web"))
 @click.argument("pod", metavar="POD | KIND/NAME", shell_complete=name_completer(PODS))
-@click.option("--container", "-c", help="Of the pod's containers.")
-@click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until the container or Ctrl-C ends it.")
-@click.option("--tail", type=click.IntRange(min=0), help="So many of the last lines.")
-@click.option("--previous", "-p", is_flag=True, help="Of the container before its last restart.")
+@click.option("--container", "-c", help="Container of the pod; required if the pod has several.")
+@click.option("--follow", "-f", is_flag=True, help="Print new lines until the container ends or Ctrl-C.")
+@click.option("--tail", type=click.IntRange(min=0), help="Number of last lines to print.")
+@click.option("--previous", "-p", is_flag=True, help="Print the log of the container before its last restart.")
 @kubectl_command
 async def logs(
     kubectl: KubectlLite, pod: str, container: str | None, follow: bool, tail: int | None, previous: bool
 ) -> None:
-    """Show what a container wrote."""
-    told = {
+    """Print the log of a container."""
+    options = {
         "container": container,
         "follow": "true" if follow else None,
         "tailLines": None if tail is None else str(tail),
         "previous": "true" if previous else None,
     }
-    query = {key: value for key, value in told.items() if value is not None}
+    query = {key: value for key, value in options.items() if value is not None}
     async for chunk in kubectl.logs(await kubectl.pod_name_for([pod]), query):
         click.echo(chunk, nl=False)
 
@@ -379,23 +382,23 @@ async def logs(
     epilog=help_epilog(
         "tapestry k wait deploy/web --for condition=Available",
         "tapestry k wait pods --all --for delete --timeout 2m",
-        one="some were not so in time, or it failed",
+        one="a condition was not met in time, or another error",
     )
 )
 @TARGETS_ARGUMENT
 @SELECTOR_OPTION
-@click.option("--for", "goal", required=True, help=f"{CONDITION_FORMS}.")
-@click.option("--all", "every", is_flag=True, help="All objects of the kind.")
-@click.option("--timeout", type=Duration(), default="30s", show_default=True, help="For all of them together.")
+@click.option("--for", "goal", required=True, help=f"Condition to wait for: {CONDITION_FORMS}.")
+@click.option("--all", "every", is_flag=True, help="Wait for all objects of the kind.")
+@click.option("--timeout", type=Duration(), default="30s", show_default=True, help="Time to wait for all objects.")
 @kubectl_command
 async def wait(
     kubectl: KubectlLite, words: tuple[str, ...], labels: str, goal: str, every: bool, timeout: float
 ) -> None:
-    """Wait until objects are as they should be."""
+    """Wait until objects meet a condition."""
     targets = await selected_objects(kubectl, words, labels, every=every)
-    due = asyncio.get_running_loop().time() + timeout
-    tally = ResultReporter()
+    deadline = asyncio.get_running_loop().time() + timeout
+    reporter = ResultReporter()
     for resource, obj in targets:
-        left = max(due - asyncio.get_running_loop().time(), 0.0)
-        await tally.report(kubectl.wait(resource, name_of(obj), goal, left))
-    tally.exit_if_failed()
+        seconds_left = max(deadline - asyncio.get_running_loop().time(), 0.0)
+        await reporter.report(kubectl.wait(resource, name_of(obj), goal, seconds_left))
+    reporter.exit_if_failed()

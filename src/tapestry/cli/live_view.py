@@ -1,4 +1,4 @@
-"""The live view of `tapestry up`: a screen of its own while the world is at work, on a terminal that can have one."""
+"""Full-screen live view of `tapestry up` on a terminal."""
 
 import asyncio
 import os
@@ -16,9 +16,9 @@ from tapestry.inspect.world_state import WorldState
 from tapestry.inspect.world_watcher import WorldWatcher
 
 TERMINAL_POLL_INTERVAL = 1.0
-"""Seconds between looks at who has the terminal."""
+"""Seconds between checks whether this process is in the foreground of the terminal."""
 TERMINAL_GUARD = ("sh", "-c", r"read -r _ || printf '\033[?1049l\033[?25h'")
-"""A shell that gives the terminal back where nobody says that this is done: then we are gone."""
+"""Shell that restores the terminal when this process dies without doing so."""
 
 
 @dataclass
@@ -28,37 +28,37 @@ class LiveView:
     refresh: asyncio.Event = field(default_factory=asyncio.Event)
     guard: subprocess.Popen[bytes] | None = None
 
-    # -- before there is anything to see
+    # -- before the screen is shown
 
     def show_step(self, what: str) -> None:
-        """Tell what is about to be done; what is said next takes its line."""
+        """Print the step that starts now; the next printed line overwrites it."""
         self.console.print(f"    ...    {what}", end="\r", markup=False, highlight=False)
 
     def print_line(self, text: str) -> None:
         self.console.print(text.ljust(self.console.width - 1), markup=False, highlight=False)
 
     def add_note(self, text: str) -> None:
-        """Tell what nobody asked for; on the screen, once there is one."""
+        """Record an event; the screen shows it."""
         self.notes.append(f"{local_now():%H:%M:%S} {text}")
         self.refresh.set()
 
-    # -- then
+    # -- the screen
 
     async def run(self, virtual: Client, lines: Sequence[str]) -> None:
-        """Show the world until cancelled; then the terminal is as it was.
+        """Show the world until cancelled, then restore the terminal.
 
-        It is so, too, while a shell has it: after Ctrl-Z, and after `bg`.
+        The terminal is also restored while the process is stopped (Ctrl-Z) or in the background (`bg`).
         """
         loop = asyncio.get_running_loop()
 
-        def show(scene: WorldState) -> None:
+        def show(state: WorldState) -> None:
             self.set_alternate_screen(is_foreground(self.console))
             if not self.console.is_alt_screen:
-                loop.call_later(TERMINAL_POLL_INTERVAL, self.refresh.set)  # nobody tells us when a shell gives it back
+                loop.call_later(TERMINAL_POLL_INTERVAL, self.refresh.set)  # no signal announces the foreground
                 return
-            # As it is now: rich would rather believe COLUMNS and LINES, which do not change.
+            # Use the current size: rich prefers COLUMNS and LINES, which do not change.
             self.console.size = size = ConsoleDimensions(*os.get_terminal_size(self.console.file.fileno()))
-            self.console.update_screen(screen(scene, Footer(lines, self.notes), size.width, size.height))
+            self.console.update_screen(screen(state, Footer(lines, self.notes), size.width, size.height))
 
         def pause() -> None:
             self.set_alternate_screen(False)
@@ -73,7 +73,7 @@ class LiveView:
             self.set_alternate_screen(False)
 
     def set_alternate_screen(self, enabled: bool) -> None:
-        """Take the terminal for a screen of our own, or give it back; it is given back, too, if we are killed."""
+        """Switch to the alternate screen or back; a guard process switches back if we are killed."""
         if self.console.is_alt_screen == enabled:
             return
         if enabled:
@@ -93,10 +93,10 @@ class LiveView:
 
 
 def is_foreground(console: Console) -> bool:
-    """Whether the terminal is ours to write on: a shell gives it to one job at a time."""
+    """Return whether this process is in the foreground of the terminal."""
     try:
         return os.tcgetpgrp(console.file.fileno()) == os.getpgrp()
-    except OSError:  # it is not the one that a shell started us on, and nobody else's either
+    except OSError:  # not our controlling terminal, so no shell manages it
         return True
 
 
@@ -105,7 +105,7 @@ def local_now() -> datetime:
 
 
 def terminal_view() -> LiveView | None:
-    """A view, where there is a terminal to have it on."""
+    """Return a view, or None if the terminal cannot show one."""
     console = Console()
     able = console.is_terminal and not console.is_dumb_terminal
     return LiveView(console) if able and is_foreground(console) else None

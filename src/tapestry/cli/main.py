@@ -1,6 +1,6 @@
-"""The command line: a table of commands, each imported only when it is called, so that `tapestry version` is quick.
+"""Entry point of the `tapestry` command line, with a table of lazily imported commands.
 
-It is also a plugin of kubectl: `kubectl tapestry status` is `tapestry status`.
+The same program is a kubectl plugin: `kubectl tapestry status` is `tapestry status`.
 """
 
 import gc
@@ -23,44 +23,44 @@ class Entry(NamedTuple):
 
 
 GROUPS = {
-    "A world here": {
-        "up": Entry("tapestry.cli.up", "Run a world here: a virtual cluster, and those that it leases."),
-        "down": Entry("tapestry.cli.up", "Stop that world, or forget it."),
-        "add": Entry("tapestry.cli.add", "Start one more cluster in that world, for you to join."),
-        "remove": Entry("tapestry.cli.add", "Stop and delete a cluster that was added to that world."),
-        "demo": Entry("tapestry.cli.demo", "Play a story in a world of its own: join, lend, take back."),
+    "Local world": {
+        "up": Entry("tapestry.cli.up", "Run a virtual cluster and physical clusters on this machine."),
+        "down": Entry("tapestry.cli.up", "Stop the local world, and optionally delete it."),
+        "add": Entry("tapestry.cli.add", "Add a cluster to the local world."),
+        "remove": Entry("tapestry.cli.add", "Delete a cluster that was added to the local world."),
+        "demo": Entry("tapestry.cli.demo", "Show joining, leasing and reclaiming in a temporary world."),
     },
-    "Clusters that lend": {
-        "manifests": Entry("tapestry.cli.manifests", "Print what a cluster needs before bindings can be made in it."),
-        "join": Entry("tapestry.cli.join", "Join a physical cluster: what is idle there is lent."),
-        "unjoin": Entry("tapestry.cli.join", "Take a physical cluster out again."),
-        "repair": Entry("tapestry.cli.repair", "Find what is wrong between both sides, and remove garbage."),
+    "Physical clusters": {
+        "manifests": Entry("tapestry.cli.manifests", "Print the objects to install in a virtual cluster."),
+        "join": Entry("tapestry.cli.join", "Join a physical cluster and lease its idle capacity."),
+        "unjoin": Entry("tapestry.cli.join", "Remove a physical cluster and end its lease."),
+        "repair": Entry("tapestry.cli.repair", "Find inconsistencies between clusters and delete garbage."),
     },
-    "See and explain": {
-        "status": Entry("tapestry.cli.status", "Show the clusters that have joined, and what they lend."),
+    "Inspection": {
+        "status": Entry("tapestry.cli.status", "Show the joined clusters and their leased capacity."),
         "nodes": Entry("tapestry.cli.status", "Show the virtual nodes."),
         "pods": Entry("tapestry.cli.pods", "Show pods on virtual nodes, their twins, and why they wait."),
-        "policies": Entry("tapestry.cli.status", "Show the policies of both sides."),
-        "tree": Entry("tapestry.cli.tree", "Show bindings, their nodes, and pods with their twins as a tree."),
-        "top": Entry("tapestry.cli.top", "Show what is leased, requested and used of it."),
-        "explain": Entry("tapestry.cli.explain", "Say why a node or a policy lends what it lends, or a pod waits."),
-        "doctor": Entry("tapestry.cli.doctor", "Check the world that is seen from here; say what to do."),
-        "debug": Entry("tapestry.cli.debug", "Collect what somebody needs who is asked for help."),
-        "k": Entry("tapestry.cli.k", "Show, make and end objects of any kind, without kubectl."),
+        "policies": Entry("tapestry.cli.status", "Show the lease policies of both sides."),
+        "tree": Entry("tapestry.cli.tree", "Show bindings, nodes, pods and twins as a tree."),
+        "top": Entry("tapestry.cli.top", "Show leased, requested and used resources."),
+        "explain": Entry("tapestry.cli.explain", "Explain a node's lease, a policy's effect or a pod's state."),
+        "doctor": Entry("tapestry.cli.doctor", "Check the clusters and the local world, with advice."),
+        "debug": Entry("tapestry.cli.debug", "Collect diagnostic data into a file."),
+        "k": Entry("tapestry.cli.k", "Read and change objects of any kind without kubectl."),
     },
     "Servers and processes": {
-        "apiserver": Entry("tapestry.cli.apiserver", "Serve Kubernetes' API where there is no Kubernetes."),
-        "token": Entry("tapestry.cli.token", "Make, show and revoke tokens that expire, for `apiserver`."),
-        "apiext": Entry("tapestry.cli.apiext", "Serve plain REST over the kinds of a Kubernetes API."),
-        "cluster": Entry("tapestry.cli.cluster", "Run a whole cluster in one process, its nodes simulated."),
+        "apiserver": Entry("tapestry.cli.apiserver", "Run a Kubernetes API server without Kubernetes."),
+        "token": Entry("tapestry.cli.token", "Create, list and revoke expiring tokens of an API server."),
+        "apiext": Entry("tapestry.cli.apiext", "Serve a plain REST API for the kinds of a Kubernetes API."),
+        "cluster": Entry("tapestry.cli.cluster", "Run a cluster with simulated nodes in one process."),
         "manager": Entry("tapestry.cli.manager", "Run a syncer for every ClusterBinding."),
         "syncer": Entry("tapestry.cli.syncer", "Lease the nodes of one physical cluster."),
         "run": Entry("tapestry.cli.controllers", "Run one controller."),
-        "hub": Entry("tapestry.cli.controllers", "Run every controller that is installed."),
+        "hub": Entry("tapestry.cli.controllers", "Run every installed controller."),
     },
     "Other": {
         "crd": Entry("tapestry.cli.crd", "Print the CustomResourceDefinition of every registered kind."),
-        "completion": Entry("tapestry.cli.completion", "Print what makes a shell complete these commands."),
+        "completion": Entry("tapestry.cli.completion", "Print a shell completion script."),
         "version": Entry("tapestry.cli.main", "Print the version."),
     },
 }
@@ -68,7 +68,7 @@ COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.it
 
 
 def load_module(name: str) -> ModuleType:
-    """A module, loaded without the garbage collector: what modules consist of is here to stay."""
+    """Import a module with the garbage collector disabled, since module objects are never freed."""
     gc.disable()
     try:
         return importlib.import_module(name)
@@ -78,7 +78,7 @@ def load_module(name: str) -> ModuleType:
 
 
 class LazyGroup(click.Group):
-    """Commands by name; the table above is all that is known of them until one is called."""
+    """Command group that imports a command only when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
         return list(COMMANDS)
@@ -95,7 +95,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         try:
             return super().resolve_command(ctx, args)
-        except click.NoSuchCommand as error:  # click does not know of the table, and could not say which is near
+        except click.NoSuchCommand as error:  # click does not know the table and cannot suggest near names
             raise click.NoSuchCommand(error.command_name, possibilities=COMMANDS, ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
@@ -105,7 +105,7 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(name.ljust(width), entry.summary) for name, entry in entries.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem[str]]":
-        """As the table has it: click would import every command for the first line of its help."""
+        """Complete command names from the table; click would import every command for its help line."""
         from click.shell_completion import CompletionItem
 
         found = [
@@ -119,7 +119,7 @@ class LazyGroup(click.Group):
         except KeyboardInterrupt:
             click.echo(err=True)  # the terminal shows ^C
             raise click.exceptions.Exit(INTERRUPTED) from None
-        except BrokenPipeError:  # whoever reads has enough, which click takes well
+        except BrokenPipeError:  # the reader closed the pipe; click exits quietly
             raise
         except OSError as error:
             raise click.ClickException(str(error)) from error
@@ -132,7 +132,7 @@ def main() -> None:
 
 
 def plugin() -> None:
-    """The same program, as kubectl finds and calls it."""
+    """Run the same program as the kubectl plugin."""
     main(prog_name="kubectl tapestry")
 
 

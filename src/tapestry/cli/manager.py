@@ -1,4 +1,4 @@
-"""`tapestry manager`: the process that runs a syncer for every ClusterBinding."""
+"""`tapestry manager`: process that runs a syncer for every ClusterBinding."""
 
 import os
 from pathlib import Path
@@ -16,11 +16,11 @@ from tapestry.manager.config import BindingsConfig
 @click.command(
     epilog=help_epilog("tapestry manager --leader-elect=false", "tapestry manager --config manager.yaml", zero=STOPPED)
 )
-@click.option("--kubeconfig-namespace", multiple=True, help="One more namespace that kubeconfigs are read from.")
-@click.option("--allow-loopback", help="Accept kubeconfigs of clusters on this machine.", **SWITCH)
-@click.option("--deploy-kubeconfig", help="The cluster that syncers run in, where it is another one.")
-@click.option("--template-dir", help="A folder with templates of your own.")
-@click.option("--syncer-image", help="The image of the syncers.")
+@click.option("--kubeconfig-namespace", multiple=True, help="Another namespace to read kubeconfig Secrets from.")
+@click.option("--allow-loopback", help="Accept kubeconfigs that point to this machine.", **SWITCH)
+@click.option("--deploy-kubeconfig", help="Kubeconfig of the cluster for syncer pods. [default: the virtual cluster]")
+@click.option("--template-dir", help="Folder with templates that replace the built-in ones.")
+@click.option("--syncer-image", help="Container image of the syncers.")
 @with_process_flags
 def manager(
     kubeconfig_namespace: tuple[str, ...],
@@ -30,7 +30,7 @@ def manager(
     syncer_image: str | None,
     **flags: Any,
 ) -> None:
-    """Run a syncer for every ClusterBinding, until told to stop."""
+    """Run a syncer for every ClusterBinding until stopped."""
     own = {
         "kubeconfigNamespaces": list(kubeconfig_namespace) or None,
         "allowLoopback": allow_loopback,

@@ -1,4 +1,4 @@
-"""`tapestry manifests`: what to apply before anything can be bound."""
+"""`tapestry manifests`: objects that install Tapestry in a virtual cluster."""
 
 import click
 import yaml
@@ -12,12 +12,12 @@ from tapestry.manager.installation import installation_objects
 @click.command(
     epilog=help_epilog("tapestry manifests | kubectl apply -f -", "tapestry manifests --replicas 1 -n tapestry")
 )
-@click.option("--image", default=DEFAULT_IMAGE, show_default=True, help="Of the manager and the syncers.")
-@click.option("--replicas", default=2, show_default=True, type=click.IntRange(1, 10), help="Of the manager.")
-@click.option("--namespace", "-n", default=SYSTEM_NAMESPACE, show_default=True, help="Where manager and syncers live.")
-@click.option("--kubeconfig-namespace", multiple=True, help="One more namespace that kubeconfigs are read from.")
+@click.option("--image", default=DEFAULT_IMAGE, show_default=True, help="Image of the manager and the syncers.")
+@click.option("--replicas", default=2, show_default=True, type=click.IntRange(1, 10), help="Number of manager pods.")
+@click.option("--namespace", "-n", default=SYSTEM_NAMESPACE, show_default=True, help="Namespace for Tapestry's pods.")
+@click.option("--kubeconfig-namespace", multiple=True, help="Another namespace to read kubeconfig Secrets from.")
 def manifests(image: str, replicas: int, namespace: str, kubeconfig_namespace: tuple[str, ...]) -> None:
-    """Print what a cluster needs before bindings can be made in it, for `kubectl apply -f -`."""
+    """Print the objects that install Tapestry in a virtual cluster, for `kubectl apply -f -`."""
     found = installation_objects(
         image=image, replicas=replicas, namespace=namespace, kubeconfig_namespaces=kubeconfig_namespace
     )

@@ -1,4 +1,4 @@
-"""Names that a shell completes: of what the virtual cluster has, if it answers at once; else none, and no complaint."""
+"""Shell completion of object names, read from the virtual cluster within a short timeout."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from tapestry.client.client import Client
 
 COMPLETION_TIMEOUT = 1.0
-"""Seconds that somebody who pressed Tab is made to wait at most."""
+"""Longest time in seconds that completion makes the user wait."""
 
 Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def name_completer(resource: Resource, labels: str = "") -> Completer:
-    """Completes names of objects, where -n and the cluster that were given so far lead."""
+    """Return a completer for object names; it respects -n and the cluster options given so far."""
 
     async def names(context: click.Context) -> list[str]:
         async with completion_client(context) as (client, namespace):
@@ -30,7 +30,7 @@ def name_completer(resource: Resource, labels: str = "") -> Completer:
 
 
 async def kinds_or_names(context: click.Context) -> list[str]:
-    """What may come next after `words`: a kind, or else an object of the kind that was named first."""
+    """Complete a kind, or the names of objects of the kind given first."""
     from tapestry.inspect.anykind.resource_mapper import discover, resources_named
 
     words = context.params.get("words") or ()
@@ -45,7 +45,7 @@ def completer_for(names: Callable[[click.Context], Coroutine[Any, Any, list[str]
     def complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
         try:
             found = asyncio.run(names(context))
-        except Exception:  # noqa: BLE001  whatever it is, a line that is being typed is no place to say so
+        except Exception:  # noqa: BLE001  completion must not print errors into the command line
             return []
         return [name for name in found if name.startswith(incomplete)]
 
@@ -54,7 +54,7 @@ def completer_for(names: Callable[[click.Context], Coroutine[Any, Any, list[str]
 
 @asynccontextmanager
 async def completion_client(context: click.Context) -> "AsyncIterator[tuple[Client, str]]":
-    """The cluster and the namespace that are meant, for as long as patience lasts."""
+    """Open the selected cluster for at most `COMPLETION_TIMEOUT`; yield its client and the namespace."""
     from tapestry.cli.cluster_access import open_client, virtual_access
 
     given = context.params

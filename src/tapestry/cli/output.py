@@ -1,4 +1,4 @@
-"""What commands print: a table for people, or every field as JSON or YAML."""
+"""Output formats of commands: tables, JSON and YAML."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,14 +10,19 @@ FORMATS = ("table", "wide", "json", "yaml")
 
 
 def with_output(*formats: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The option `-o`, with the formats that a command knows."""
+    """Add the option `-o` with these formats."""
     return click.option(
-        "--output", "-o", type=click.Choice(formats), default=formats[0], show_default=True, help="How to print it."
+        "--output",
+        "-o",
+        type=click.Choice(formats),
+        default=formats[0],
+        show_default=True,
+        help="Format of the output.",
     )
 
 
 def print_result(values: Any, output: str, text: Callable[[bool], str]) -> None:
-    """Print `values`; `text` makes the table, a wide one where it is told so."""
+    """Print `values`; `text` renders the table, and its argument selects the wide one."""
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(values), indent=2).decode())
     elif output == "yaml":

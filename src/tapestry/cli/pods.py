@@ -1,4 +1,4 @@
-"""`tapestry pods`: what runs on leased nodes, where, and what does not."""
+"""`tapestry pods`: pods on leased nodes, their twins, and pods that wait."""
 
 import click
 
@@ -23,7 +23,7 @@ from tapestry.inspect.tables import pods_table
 @BINDING_OPTION
 @query_command(*FORMATS)
 async def pods(queries: Queries, namespace: str | None, everywhere: bool, binding: str | None) -> QueryOutput:
-    """Show the pods on virtual nodes and those without a node: their twins, and why they wait or ended."""
+    """Show pods on virtual nodes and pods without a node, with their twins and why they wait or ended."""
     chosen = None if everywhere else namespace or queries.namespace
     found = await queries.pods(chosen, binding)
     return found, lambda wide: pods_table(found, queries.now, wide=wide)

@@ -1,4 +1,4 @@
-"""What every command that runs a process has in common: its flags, its configuration, and errors in one line."""
+"""Common flags, configuration and error handling of commands that run a process."""
 
 import errno
 import os
@@ -16,18 +16,18 @@ from tapestry.process.tracing import TracingUnavailable
 C = TypeVar("C", bound=ManagerConfig)
 
 FLAGS: Flags = {
-    "--kubeconfig": ("kubeconfig", "A kubeconfig file; else KUBECONFIG, ~/.kube/config or the pod's own account."),
-    "--context": ("context", "A context of the kubeconfig."),
-    "--leader-elect": ("leaderElection.enabled", "One of several replicas works; --leader-elect=false runs alone."),
-    "--metrics-bind-address": ("metrics.address", "Where to serve /metrics; empty serves none."),
-    "--health-probe-bind-address": ("probes.address", "Where to serve /healthz and /readyz; empty serves none."),
-    "--log-level": ("log.level", "debug, info, warning or error."),
-    "--audit": ("audit", "A file that gets a line for each write."),
+    "--kubeconfig": ("kubeconfig", "Kubeconfig file. [default: KUBECONFIG, ~/.kube/config, or in-cluster]"),
+    "--context": ("context", "Context of the kubeconfig. [default: its current context]"),
+    "--leader-elect": ("leaderElection.enabled", "Elect a leader among replicas; --leader-elect=false runs without."),
+    "--metrics-bind-address": ("metrics.address", "Address to serve /metrics on; empty disables it."),
+    "--health-probe-bind-address": ("probes.address", "Address to serve /healthz and /readyz on; empty disables it."),
+    "--log-level": ("log.level", "Log level: debug, info, warning or error."),
+    "--audit": ("audit", "File to append one line per write to."),
 }
 
 
 def with_process_flags(command: Command) -> Command:
-    """Give a command the options above, and --config."""
+    """Add the common options and --config to a command."""
     return CONFIG(with_options(FLAGS, {"leaderElection.enabled": SWITCH})(command))
 
 
@@ -37,7 +37,7 @@ def run_process(
     own: dict[str, Any],
     start: Callable[[C], Coroutine[Any, Any, None]],
 ) -> None:
-    """Run `start(config)` to its end; `own` are the settings that a command's own flags give."""
+    """Run `start(config)` to its end; `own` are settings from the command's own flags."""
     try:
         config = load_config(
             config_type, file=flags["config"], environ=os.environ, flags=settings_from_flags(FLAGS, flags) | own
@@ -45,21 +45,21 @@ def run_process(
         configure_process(config, click.get_current_context().info_name or "")
         run_app(lambda: start(config))
     except (ValueError, OSError, TracingUnavailable, ExceptionGroup) as error:
-        fault = single_exception(error)  # of a manager that could not begin: its address is taken, a file is missing
+        fault = single_exception(error)  # startup errors: an address in use, a missing file
         if isinstance(fault, ExceptionGroup) or (fault is not error and not isinstance(fault, OSError)):
             raise
         raise click.ClickException(fault_message(fault)) from error
 
 
 def fault_message(fault: Exception) -> str:
-    """What went wrong, in one line; of an address that is taken, what to do."""
+    """Return a one-line message, with advice if the address is in use."""
     if isinstance(fault, OSError) and fault.errno == errno.EADDRINUSE:
-        return f"{fault.strerror}: end the process that listens there, or choose another address (see --help)"
+        return f"{fault.strerror}: stop the process that listens there, or choose another address (see --help)"
     return str(fault)
 
 
 def single_exception(error: Exception) -> Exception:
-    """What went wrong, out of the groups of those who owned the task; the group itself where it was more than that."""
+    """Unwrap exception groups with one exception; return larger groups unchanged."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error

@@ -1,4 +1,4 @@
-"""The registry of this process: our own controllers in a table, everybody else's by entry point."""
+"""Registry of controllers and kinds, loaded from entry points."""
 
 from tapestry.controller.registry import Registry
 

@@ -1,4 +1,4 @@
-"""`tapestry repair`: what is not as it should be between both sides."""
+"""`tapestry repair`: find and fix inconsistencies between virtual and physical clusters."""
 
 from datetime import UTC, datetime
 
@@ -20,28 +20,28 @@ from tapestry.inspect.tables import repairs_table
     epilog=help_epilog(
         "tapestry repair --dry-run",
         "tapestry repair east",
-        zero="nothing is wrong, or all of it was mended",
-        one="something is wrong and not mended, or a cluster could not be looked into",
+        zero="no problem was found, or all were fixed",
+        one="a problem was not fixed, or a cluster could not be read",
     )
 )
 @click.argument("binding", required=False, shell_complete=name_completer(CLUSTER_BINDINGS))
-@click.option("--dry-run", is_flag=True, help="Only tell.")
+@click.option("--dry-run", is_flag=True, help="Report problems without deleting anything.")
 @with_output(*FORMATS)
 @with_virtual_cluster
 def repair(binding: str | None, dry_run: bool, output: str, kubeconfig: str | None, context: str | None) -> None:
-    """Check that both sides of a BINDING, or of all, are as they should be, and remove what is garbage.
+    """Find inconsistencies between both sides of BINDING, or of all bindings, and delete garbage.
 
-    Everything is read live and looked at twice, some seconds apart.  What is left is for the syncer to mend.
+    All objects are read twice from the API servers, some seconds apart.  The syncer fixes the remaining problems.
     """
 
     async def work() -> None:
         async with open_client(virtual_access(kubeconfig, context)) as client:
-            questions = Queries(client, HttpTransport, datetime.now(UTC))
-            found, unseen = await repaired(questions, binding, dry_run=dry_run)
-        for sentence in unseen:
+            queries = Queries(client, HttpTransport, datetime.now(UTC))
+            found, unread = await repaired(queries, binding, dry_run=dry_run)
+        for sentence in unread:
             click.echo(sentence, err=True)
         print_result(found, output, lambda wide: repairs_table(found, wide=wide))
-        if unseen or not all(each.mended for each in found):
+        if unread or not all(each.mended for each in found):
             raise Exit(1)
 
     run_async(work())

@@ -1,4 +1,4 @@
-"""`tapestry status`, `tapestry nodes` and `tapestry policies`: what is lent, in tables."""
+"""`tapestry status`, `tapestry nodes` and `tapestry policies`: tables of leased capacity."""
 
 import click
 
@@ -14,7 +14,7 @@ from tapestry.inspect.tables import bindings_table, nodes_table, policies_table
 )
 @query_command(*FORMATS)
 async def status(queries: Queries) -> QueryOutput:
-    """Show the clusters that have joined, what they lend, and what is wrong with them."""
+    """Show the joined clusters, their leased capacity and their problems."""
     found = await queries.bindings()
     return found, lambda wide: bindings_table(found, queries.now, wide=wide)
 
@@ -22,7 +22,7 @@ async def status(queries: Queries) -> QueryOutput:
 @click.command(epilog=help_epilog("tapestry nodes", "tapestry nodes -o wide"))
 @query_command(*FORMATS)
 async def nodes(queries: Queries) -> QueryOutput:
-    """Show the virtual nodes: what each lends, what is used of it, and until when."""
+    """Show the virtual nodes: capacity, usage and end of the window."""
     found = await queries.nodes()
     return found, lambda wide: nodes_table(found, queries.now, wide=wide)
 
@@ -30,8 +30,8 @@ async def nodes(queries: Queries) -> QueryOutput:
 @click.command(epilog=help_epilog("tapestry policies", "tapestry policies -o wide --time-zone Asia/Shanghai"))
 @query_command(*FORMATS, with_time_zone=True)
 async def policies(queries: Queries) -> QueryOutput:
-    """Show the policies of both sides; an owner's, where the binding's kubeconfig may be read and works."""
-    found, unseen = await queries.policies()
-    for sentence in unseen:
+    """Show the lease policies of both sides; an owner's only if the binding's kubeconfig is readable and works."""
+    found, unread = await queries.policies()
+    for sentence in unread:
         click.echo(sentence, err=True)
     return found, lambda wide: policies_table(found, queries.now, wide=wide)

@@ -1,4 +1,4 @@
-"""`tapestry syncer`: the process that works for one ClusterBinding."""
+"""`tapestry syncer`: process that serves one ClusterBinding."""
 
 import os
 from collections.abc import AsyncIterator
@@ -25,13 +25,13 @@ from tapestry.syncer.virtual_nodes import Endpoint
     epilog=help_epilog(
         "tapestry syncer --binding east",
         "tapestry syncer --config syncer.yaml",
-        zero="it was told to stop, or is unbound",
+        zero="stopped, or the binding was deleted",
     )
 )
-@click.option("--binding", help="The ClusterBinding to work for.")
-@click.option("--time-zone", help="Of windows that name none. [default: UTC]")
-@click.option("--kubelet-address", help="IP:PORT of the kubelet of its virtual nodes; empty serves no logs.")
-@click.option("--allow-loopback", help="Accept a kubeconfig of a cluster on this machine.", **SWITCH)
+@click.option("--binding", help="Name of the ClusterBinding to serve.")
+@click.option("--time-zone", help="Time zone of windows without one. [default: UTC]")
+@click.option("--kubelet-address", help="IP:PORT to serve the virtual nodes' kubelet API on; empty disables logs.")
+@click.option("--allow-loopback", help="Accept a kubeconfig that points to this machine.", **SWITCH)
 @with_process_flags
 def syncer(
     binding: str | None,
@@ -40,7 +40,7 @@ def syncer(
     allow_loopback: bool | None,
     **flags: Any,
 ) -> None:
-    """Lease the nodes of one physical cluster, until told to stop or unbound."""
+    """Lease the nodes of one physical cluster until stopped or until the binding is deleted."""
     own = {
         "binding": binding,
         "timeZone": time_zone,
@@ -52,17 +52,17 @@ def syncer(
 
 @asynccontextmanager
 async def with_kubelet(sync_context: SyncContext) -> AsyncIterator[None]:
-    """Answer for the virtual nodes of a site, which then say where."""
-    config, above = sync_context.config.kubelet, sync_context.manager.reads
-    wanted = parse_address(config.address)
-    if wanted is None:
+    """Serve the kubelet API of the virtual nodes and publish its address in their status."""
+    config, virtual = sync_context.config.kubelet, sync_context.manager.reads
+    address = parse_address(config.address)
+    if address is None:
         yield
         return
-    published = "" if config.client_ca else await published_client_cas(above)
-    tls = kubelet_tls(wanted.host, config.certificate, config.key, config.client_ca, published)
+    cluster_cas = "" if config.client_ca else await published_client_cas(virtual)
+    tls = kubelet_tls(address.host, config.certificate, config.key, config.client_ca, cluster_cas)
     logs = LogRelay(
         TwinLookup(sync_context.pod_on_our_nodes, sync_context.twin_of_pod, sync_context.physical_read_client)
     )
-    async with serve_kubelet(KubeletServer(DelegatedAuth(above), logs), wanted, tls) as at:
+    async with serve_kubelet(KubeletServer(DelegatedAuth(virtual), logs), address, tls) as at:
         sync_context.kubelet.endpoint = Endpoint(at.host, at.port)
         yield

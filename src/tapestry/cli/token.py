@@ -1,4 +1,4 @@
-"""`tapestry token`: tokens that expire, for the users of `tapestry apiserver`."""
+"""`tapestry token`: expiring tokens for users of `tapestry apiserver`."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,22 +15,22 @@ FOLDER_OPTION = click.option(
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     default=Path("tapestry-data"),
     show_default=True,
-    help="The folder of the server.",
+    help="Data folder of the API server.",
 )
 
 
 @click.group()
 def token() -> None:
-    """Make, show and revoke tokens that expire; a running server knows of it at once."""
+    """Create, list and revoke expiring tokens; a running server applies changes at once."""
 
 
 @token.command(epilog=help_epilog("tapestry token create --user ada --group admins --ttl 12h"))
 @FOLDER_OPTION
-@click.option("--user", required=True, help="Whose it is.")
-@click.option("--group", "groups", multiple=True, help="A group of the user; give it more than once for several.")
-@click.option("--ttl", default="1h", show_default=True, help="How long it is good for: 30m, 12h.")
+@click.option("--user", required=True, help="User name that the token authenticates.")
+@click.option("--group", "groups", multiple=True, help="Group of the user. Repeatable.")
+@click.option("--ttl", default="1h", show_default=True, help="Lifetime of the token, for example 30m or 12h.")
 def create(folder: Path, user: str, groups: tuple[str, ...], ttl: str) -> None:
-    """Print a new token.  It is shown this once; the server keeps no more than its hash."""
+    """Print a new token.  It cannot be shown again: the server stores only its hash."""
     try:
         _, text = ephemeral_tokens.create_token(folder, user, groups, parse_duration(ttl, "--ttl"), datetime.now(UTC))
     except (ValueError, OSError) as error:
@@ -41,7 +41,7 @@ def create(folder: Path, user: str, groups: tuple[str, ...], ttl: str) -> None:
 @token.command(name="list", epilog=help_epilog("tapestry token list"))
 @FOLDER_OPTION
 def show(folder: Path) -> None:
-    """Show the tokens that are good, and none of their secrets."""
+    """List the valid tokens without their secrets."""
     try:
         tokens = ephemeral_tokens.load_tokens(folder / ephemeral_tokens.TOKENS_FILE)
     except ValueError as error:
@@ -62,13 +62,13 @@ def show(folder: Path) -> None:
 @FOLDER_OPTION
 @click.argument("id")
 def revoke(folder: Path, id: str) -> None:
-    """Make the token of that ID worthless, from now on."""
+    """Revoke the token ID immediately."""
     try:
-        gone = ephemeral_tokens.revoke_token(folder, id, datetime.now(UTC))
+        revoked = ephemeral_tokens.revoke_token(folder, id, datetime.now(UTC))
     except KeyError:
         raise click.ClickException(
-            f"{id}: there is no such token; `tapestry token list` shows those there are"
+            f"{id}: there is no such token; `tapestry token list` shows the existing ones"
         ) from None
     except (ValueError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    click.echo(f"token {gone.id} of {gone.user} is revoked")
+    click.echo(f"token {revoked.id} of {revoked.user} is revoked")

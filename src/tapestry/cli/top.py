@@ -1,4 +1,4 @@
-"""`tapestry top`: what is leased, requested and used."""
+"""`tapestry top`: leased, requested and used resources."""
 
 from pathlib import Path
 
@@ -24,14 +24,14 @@ from tapestry.client.tls import KeyPair, Pem, ServerVerification, TlsContextSour
 from tapestry.inspect.metrics import KubeletAccess, UsageReader
 from tapestry.inspect.queries import Queries
 from tapestry.inspect.top import Order, loads_table, sorted_loads
-from tapestry.inspect.top import usage_report as whole
+from tapestry.inspect.top import usage_report as usage_report
 from tapestry.kube.errors import KubeError
 from tapestry.kube.objects import uid_of
 from tapestry.kube.resources import NAMESPACES
 
 SUBJECTS = ("clusters", "nodes", "pods")
 KUBELET_CLIENT = "apiserver-kubelet-client"
-"""As `tapestry.local.control_planes` names the certificate; to import that takes as long as all the rest."""
+"""Name of the certificate in `tapestry.local.control_planes`, repeated here because that module is slow to import."""
 
 
 @click.command(
@@ -44,7 +44,7 @@ KUBELET_CLIENT = "apiserver-kubelet-client"
     type=click.Choice(["cpu", "memory", "name"]),
     default="cpu",
     show_default=True,
-    help="The largest first.",
+    help="Sort key; cpu and memory sort the largest first.",
 )
 @BINDING_OPTION
 @NAMESPACE_OPTION
@@ -53,43 +53,43 @@ KUBELET_CLIENT = "apiserver-kubelet-client"
 async def top(
     queries: Queries, what: str, order: Order, binding: str | None, namespace: str | None, everywhere: bool
 ) -> QueryOutput:
-    """Show what is leased, what pods request of it, and what they use: of clusters, virtual nodes or pods.
+    """Show leased, requested and used resources of clusters, virtual nodes or pods.
 
-    What is used is what the metrics API of either cluster says or, in a world here, its kubelets.  Where nobody
-    measures, there is a sentence that says so, and requests decide the order.
+    Usage is read from the metrics API of either cluster or, in a local world, from its kubelets.  Without any metrics,
+    a message is printed and the list is sorted by requests.
     """
     if (namespace or everywhere) and what != "pods":
-        raise click.UsageError(f"-n and -A choose pods; {what} have no namespace")
-    gauges = UsageReader(queries.client, queries.connect, await kubelets_by_cluster(cluster_folders(WORLD_FOLDER)))
-    found = await whole(queries, gauges, binding)
+        raise click.UsageError(f"-n and -A select pods; {what} have no namespace")
+    usage = UsageReader(queries.client, queries.connect, await kubelets_by_cluster(cluster_folders(WORLD_FOLDER)))
+    found = await usage_report(queries, usage, binding)
     for sentence in found.missing_usage_messages():
         click.echo(sentence, err=True)
     chosen = None if everywhere else namespace or queries.namespace
     loads = found.clusters() if what == "clusters" else found.nodes() if what == "nodes" else found.pods(chosen)
-    shown = sorted_loads(loads, order)
-    return shown, lambda wide: loads_table(shown, wide=wide)
+    rows = sorted_loads(loads, order)
+    return rows, lambda wide: loads_table(rows, wide=wide)
 
 
 def cluster_folders(world: Path) -> list[Path]:
-    """The folders of the clusters of a world whose kubelets can be called."""
+    """Return the folders of a world's clusters whose kubelets can be called."""
     return sorted(each.parents[1] for each in world.glob("*/kubelets/ca.crt"))
 
 
 async def kubelets_by_cluster(clusters: list[Path]) -> dict[str, KubeletAccess]:
-    """How to call the kubelets of those clusters that answer, by the identity of the cluster."""
+    """Return access to the kubelets of reachable clusters, by cluster UID."""
     found = {}
     for folder in clusters:
         try:
             async with open_client(physical_access(folder / "kubeconfig", None)) as client:
                 found[uid_of(await client.get(NAMESPACES, IDENTITY_NAMESPACE))] = kubelet_access(folder)
-        except (KubeError, KubeconfigError):  # it is not at work, or not yet
+        except (KubeError, KubeconfigError):  # not running, or not yet
             continue
     return found
 
 
 def kubelet_access(cluster: Path) -> KubeletAccess:
-    """As the API server of the cluster calls them."""
+    """Return access with the API server's client certificate."""
     trust = ServerVerification(Pem("kubelets", cluster / "kubelets" / "ca.crt"))
-    ours = [Pem("API server", cluster / "pki" / f"{KUBELET_CLIENT}.{part}") for part in ("crt", "key")]
-    credentials = Credentials(tls=TlsContextSource(trust, KeyPair(*ours)))
+    pems = [Pem("API server", cluster / "pki" / f"{KUBELET_CLIENT}.{part}") for part in ("crt", "key")]
+    credentials = Credentials(tls=TlsContextSource(trust, KeyPair(*pems)))
     return lambda url: Access(url, credentials, verification=trust, tls_server_name="localhost")

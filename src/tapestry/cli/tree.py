@@ -1,4 +1,4 @@
-"""`tapestry tree`: everything at a glance."""
+"""`tapestry tree`: bindings, nodes, pods and twins as a tree."""
 
 import click
 
@@ -12,6 +12,6 @@ from tapestry.inspect.tables import tree_text
 @BINDING_OPTION
 @query_command("text", "json", "yaml")
 async def tree(queries: Queries, binding: str | None) -> QueryOutput:
-    """Show the virtual cluster as a tree: its bindings, their nodes, and the pods there with their twins."""
+    """Show the virtual cluster as a tree: bindings, their nodes, and pods with their twins."""
     found = await queries.tree(binding)
     return found, lambda _: tree_text(found)

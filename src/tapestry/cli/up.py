@@ -1,4 +1,4 @@
-"""`tapestry up` and `tapestry down`: a world on this machine, and its end."""
+"""`tapestry up` and `tapestry down`: start and stop the local world."""
 
 import asyncio
 import shlex
@@ -29,14 +29,14 @@ DATA_OPTION = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     default=WORLD_FOLDER,
     show_default=True,
-    help="The folder for everything that lasts: objects, certificates, logs.",
+    help="Data folder of the world: objects, certificates and logs.",
 )
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-INTRODUCTION = "A compute cluster woven from {} is at work.  In another terminal:"
+INTRODUCTION = "A compute cluster woven from {} is running.  In another terminal:"
 
 
 def example_commands(kubeconfig: Path, kubectl: str) -> list[str]:
-    # `make up` runs the program in .venv, which a shell does not find by itself
+    # `make up` runs the program in .venv, which is not in the PATH
     own = (
         []
         if shutil.which(TAPESTRY_PROGRAM.name)
@@ -54,22 +54,22 @@ def example_commands(kubeconfig: Path, kubectl: str) -> list[str]:
 
 
 @click.command(
-    epilog=help_epilog(
-        "tapestry up", "tapestry up --clusters 3 --nodes 100", zero="it was told to stop, and nothing runs any more"
-    )
+    epilog=help_epilog("tapestry up", "tapestry up --clusters 3 --nodes 100", zero="stopped, with all its processes")
 )
-@click.option("--clusters", type=click.IntRange(min=1), help="Physical clusters. [default: as before, or 2]")
+@click.option("--clusters", type=click.IntRange(min=1), help="Number of physical clusters. [default: as before, or 2]")
 @click.option(
-    "--nodes", type=click.IntRange(min=0, max=MAX_NODES), help="Simulated nodes of each. [default: as before, or 5]"
+    "--nodes", type=click.IntRange(min=0, max=MAX_NODES), help="Simulated nodes per cluster. [default: as before, or 5]"
 )
 @click.option(
-    "--real-kubernetes", is_flag=True, help="Run every cluster on kube-apiserver, etcd and what goes with them."
+    "--real-kubernetes",
+    is_flag=True,
+    help="Run every cluster with kube-apiserver, etcd and Kubernetes' own components.",
 )
 @DATA_OPTION
 def up(clusters: int | None, nodes: int | None, real_kubernetes: bool, data: Path) -> None:
     """Run a virtual cluster and the physical clusters that it leases from, until Ctrl-C.
 
-    A world that is there already keeps what it has; more clusters and nodes can be had.
+    An existing world keeps its data; clusters and nodes can be added.
     """
     logs.configure("error")
     try:
@@ -81,25 +81,25 @@ def up(clusters: int | None, nodes: int | None, real_kubernetes: bool, data: Pat
 
 
 async def serve(world: World) -> None:
-    """Run the world until somebody says that it is enough."""
+    """Run the world until cancelled or signalled."""
     view = terminal_view()
     if view is not None:
         world = replace(world, report=view.print_line, report_start=view.show_step, report_event=view.add_note)
     with suppress(asyncio.CancelledError):
         cancel_on_signals(STOP_SIGNALS)
-        async with world.run() as kept:
+        async with world.run() as plan:
             lines = example_commands(world.kubeconfig(), find_kubectl() or "tapestry k")
             if view is not None:
                 async with world.client(VIRTUAL) as virtual:
                     await view.run(virtual, lines)
-            introduction = INTRODUCTION.format(plural_text(kept.clusters, "physical cluster"))
+            introduction = INTRODUCTION.format(plural_text(plan.clusters, "physical cluster"))
             click.echo("\n".join(["", introduction, "", *(f"  {each}" for each in lines)]))
             click.echo(f"\n{STOP_HINT}\n")
             await asyncio.Event().wait()
 
 
 def cancel_on_signals(numbers: Iterable[signal.Signals]) -> None:
-    """Have the task that runs cancelled by the first of these signals; the others find that seen to."""
+    """Cancel the current task on the first of these signals; ignore the others."""
     loop, this = asyncio.get_running_loop(), asyncio.current_task()
     assert this is not None
 
@@ -113,9 +113,9 @@ def cancel_on_signals(numbers: Iterable[signal.Signals]) -> None:
 
 @click.command(epilog=help_epilog("tapestry down", "tapestry down --purge"))
 @DATA_OPTION
-@click.option("--purge", is_flag=True, help="Delete the folder, with everything in it.")
+@click.option("--purge", is_flag=True, help="Delete the data folder of the world.")
 def down(data: Path, purge: bool) -> None:
-    """Stop the world that `tapestry up` runs there, and with --purge forget it."""
+    """Stop the world that `tapestry up` runs, and with --purge delete its data."""
     world = World(data.absolute())
     click.echo("stopped" if world.stop_running() else "nothing was running")
     try:

@@ -1,1 +1,1 @@
-"""Answers about what is, for people: read from both clusters.  Nothing is written, but `repair` removes garbage."""
+"""Read-only queries on both clusters for users; only `repair` deletes garbage."""

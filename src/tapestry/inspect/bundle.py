@@ -1,7 +1,7 @@
-"""A bundle for whoever is asked for help: what there is, what was told of it, and what could not be read.
+"""Diagnostic bundle: objects, logs and a manifest of what could not be read.
 
-`Collector` gathers it with the rights of whoever asks, and leaves out what it cannot have.  What then goes into the
-archive, `files_of` decides (pure): redacted (`redaction`), bounded, and with a manifest that says what is missing.
+`Collector` reads with the user's permissions and skips what it may not read.  `bundle_files` (pure) decides the
+contents of the archive: redacted (`redaction`), limited in size, with a manifest of missing items.
 """
 
 import asyncio
@@ -31,22 +31,22 @@ from tapestry.kube.resources import CONFIGMAPS, DEPLOYMENTS, EVENTS, LEASES, NAM
 from tapestry.kube.times import timestamp
 
 SYSTEM_NAMESPACE = keys.SYSTEM_NAMESPACE
-MOST = 2000
-"""Objects in one file."""
+MAX_OBJECTS = 2000
+"""Objects per file."""
 MAX_LOG_BYTES = 1 << 20
-"""Bytes of a log: its end."""
-LARGEST = 64 << 20
-"""Bytes of all files, before they are packed."""
+"""Bytes kept from the end of a log."""
+MAX_BUNDLE_BYTES = 64 << 20
+"""Bytes of all files before compression."""
 MAX_LOG_LINES = 5000
 COLLECT_TIMEOUT = 30.0
-"""For all of one physical cluster, and for one log."""
+"""Seconds for one physical cluster, and for one log."""
 MANIFEST = "manifest.json"
 
 ReportProgress = Callable[[str], None]
 
 
 class MissingItem(Printable, frozen=True):
-    """Something that is not in the bundle, or not all of it."""
+    """An item that is missing from the bundle, at least in part."""
 
     what: str
     why: str
@@ -54,7 +54,7 @@ class MissingItem(Printable, frozen=True):
 
 @dataclass
 class CollectedData:
-    """Everything as it was read: not to be shown to anybody."""
+    """Collected data before redaction; it may contain secrets."""
 
     objects: dict[str, list[Object]] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
@@ -64,13 +64,13 @@ class CollectedData:
 
 @dataclass(frozen=True)
 class Collector:
-    """Gathers step by step, and says which one it is at."""
+    """Collects data step by step and reports each step."""
 
     collected: CollectedData
     report: ReportProgress
 
     async def run_step(self, what: str, work: Coroutine[Any, Any, None]) -> None:
-        """Do one part; where it cannot be done, that is noted, and the others are."""
+        """Run one step; record a failure and continue."""
         self.report(what)
         try:
             await work
@@ -78,7 +78,7 @@ class Collector:
             self.collected.missing.append(MissingItem(what=what, why=" ".join(str(error).split())))
 
     async def collect_clusters(self, queries: Queries) -> None:
-        """The virtual cluster, the logs of what is ours there, and the physical clusters that have joined."""
+        """Collect the virtual cluster, the logs of Tapestry's pods there, and the joined physical clusters."""
         client, objects = queries.client, self.collected.objects
         await self.run_step("version of the API server", self.collect_version(client))
         for resource, namespace in (
@@ -86,7 +86,7 @@ class Collector:
             *((each, SYSTEM_NAMESPACE) for each in (DEPLOYMENTS, LEASES, CONFIGMAPS, SECRETS)),
         ):
             file = f"virtual/{resource.plural}.yaml"
-            await self.run_step(f"{resource.plural} above", self.collect_objects(client, resource, namespace, file))
+            await self.run_step(f"virtual {resource.plural}", self.collect_objects(client, resource, namespace, file))
         for pod in objects.get("virtual/pods.yaml", ()):
             if pod["metadata"].get("namespace") == SYSTEM_NAMESPACE:
                 await self.run_step(f"logs of pod {name_of(pod)}", self.collect_logs(client, pod))
@@ -102,7 +102,7 @@ class Collector:
         self.collected.objects[file] = await client.list(resource, namespace)
 
     async def collect_physical_cluster(self, queries: Queries, binding: Object) -> None:
-        """What the binding's own account may see: the nodes, and what is in the mount namespace."""
+        """Collect what the binding's account may read: nodes, policies and the mount namespace."""
         folder, mount = f"physical/{name_of(binding)}", value_at(binding, "spec", "mountNamespace")
         objects = self.collected.objects
         async with physical_client(queries.client, binding, queries.connect, COLLECT_TIMEOUT) as client:
@@ -114,20 +114,20 @@ class Collector:
                 await self.collect_objects(client, resource, mount, f"{folder}/{resource.plural}.yaml")
 
     async def collect_logs(self, client: Client, pod: Object) -> None:
-        hand = KubectlLite(client, SYSTEM_NAMESPACE)
+        kubectl = KubectlLite(client, SYSTEM_NAMESPACE)
         for container in value_at(pod, "status", "containerStatuses", default=[]):
             name = container["name"]
             file = f"logs/{name_of(pod)}/{name}"
-            self.collected.texts[f"{file}.log"] = await container_log(hand, pod, name)
+            self.collected.texts[f"{file}.log"] = await container_log(kubectl, pod, name)
             if container.get("restartCount"):
                 try:
-                    before = await container_log(hand, pod, name, previous="true")
-                except (NotFound, BadRequest):  # nobody has kept it
+                    previous_log = await container_log(kubectl, pod, name, previous="true")
+                except (NotFound, BadRequest):  # the log was not kept
                     continue
-                self.collected.texts[f"{file}.before.log"] = before
+                self.collected.texts[f"{file}.before.log"] = previous_log
 
     def collect_world(self, folder: Path) -> None:
-        """The logs of the processes of a world that runs, or ran, from a folder."""
+        """Collect the logs of a local world."""
         for file in sorted([*folder.glob("*/log"), *folder.glob("*/*.log")]):
             if file.name != "audit.log":
                 name = f"world/{file.parent.name}/{file.name.removesuffix('.log')}.log"
@@ -151,23 +151,23 @@ async def container_log(kubectl: KubectlLite, pod: Object, container: str, **mor
     return found.decode(errors="replace")
 
 
-# -- what goes into the archive
+# -- contents of the archive
 
 
 def bundle_files(collected: CollectedData, versions: Mapping[str, str], now: datetime) -> dict[str, bytes]:
-    """The files of the bundle by their names, the manifest first."""
+    """Return the files of the bundle by name, with the manifest first."""
     everything = [obj for found in collected.objects.values() for obj in found]
     redaction = Redaction(secrets_in(everything) | collected.secrets)
     missing = list(collected.missing)
     files: dict[str, bytes] = {}
-    room = LARGEST
+    free_bytes = MAX_BUNDLE_BYTES
     for name, content in (*text_files(collected, redaction), *object_files(collected, redaction, missing)):
-        room -= len(content)
-        if room >= 0:
+        free_bytes -= len(content)
+        if free_bytes >= 0:
             files[name] = content
         else:
-            room += len(content)
-            missing.append(MissingItem(what=name, why=f"there is no more room: all files may have {LARGEST >> 20} MiB"))
+            free_bytes += len(content)
+            missing.append(MissingItem(what=name, why=f"the limit of {MAX_BUNDLE_BYTES >> 20} MiB is reached"))
     manifest = {
         "collected": timestamp(now),
         "versions": versions,
@@ -175,7 +175,7 @@ def bundle_files(collected: CollectedData, versions: Mapping[str, str], now: dat
         "missing": [
             {"what": redaction.redact_text(each.what), "why": redaction.redact_text(each.why)} for each in missing
         ],
-        "redacted": "values of variables, commands, data, annotations, credentials and certificates are not in it",
+        "redacted": "values of variables, commands, data, annotations, credentials and certificates are removed",
     }
     return {MANIFEST: pretty_json(manifest).encode(), **files}
 
@@ -188,25 +188,25 @@ def object_files(
     collected: CollectedData, redaction: Redaction, missing: list[MissingItem]
 ) -> Iterable[tuple[str, bytes]]:
     for name, found in collected.objects.items():
-        if len(found) > MOST:
-            missing.append(MissingItem(what=name, why=f"has the newest {MOST} of {len(found)} objects"))
-        shown = [redaction.redact_object(obj) for obj in newest_first(found)[:MOST]]
-        yield name, yaml.dump_all(shown, Dumper=yaml.CSafeDumper, sort_keys=False, explicit_start=True).encode()
+        if len(found) > MAX_OBJECTS:
+            missing.append(MissingItem(what=name, why=f"has the newest {MAX_OBJECTS} of {len(found)} objects"))
+        redacted = [redaction.redact_object(obj) for obj in newest_first(found)[:MAX_OBJECTS]]
+        yield name, yaml.dump_all(redacted, Dumper=yaml.CSafeDumper, sort_keys=False, explicit_start=True).encode()
 
 
 def newest_first(found: Sequence[Object]) -> list[Object]:
-    """The newest first; of events, those that were told last."""
+    """Sort by creation time, or for events by the last occurrence, with the newest first."""
     return sorted(found, key=lambda obj: obj.get("lastTimestamp") or obj["metadata"]["creationTimestamp"], reverse=True)
 
 
 def tar_archive(files: Mapping[str, bytes], folder: str, now: datetime) -> bytes:
-    """A packed archive with the files in one folder, for the eyes of whoever unpacks it."""
+    """Return a gzipped tar archive of the files in one folder, readable only by its owner."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for name, content in files.items():
-            about = tarfile.TarInfo(f"{folder}/{name}")
-            about.size, about.mode, about.mtime = len(content), 0o600, int(now.timestamp())
-            archive.addfile(about, io.BytesIO(content))
+            entry = tarfile.TarInfo(f"{folder}/{name}")
+            entry.size, entry.mode, entry.mtime = len(content), 0o600, int(now.timestamp())
+            archive.addfile(entry, io.BytesIO(content))
     return packed.getvalue()
 
 

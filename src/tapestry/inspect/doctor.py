@@ -1,7 +1,7 @@
-"""The doctor: looks at all that can be seen of a world, and has `findings` judge it.
+"""Health checks of the virtual cluster and its bindings, judged by `findings`.
 
-Where nothing answers, or our kinds are not known, there is no more to look at.  What one may not see is told, and is no
-reason to stop.
+The checks stop if the API server does not respond or does not serve Tapestry's kinds.  A check that is forbidden
+becomes a finding, and the others continue.
 """
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
@@ -31,12 +31,12 @@ from tapestry.kube.resources import DEPLOYMENTS, LEASES, SECRETS, Resource
 from tapestry.manager.installation import INSTALL_NAME
 
 SYSTEM_NAMESPACE = keys.SYSTEM_NAMESPACE
-INSTALL_HINT = "`tapestry manifests | tapestry k apply -f -` makes them known"
+INSTALL_HINT = "`tapestry manifests | tapestry k apply -f -` installs them"
 
 
 @dataclass(frozen=True)
 class Doctor:
-    """Asks with the rights of whoever asks."""
+    """Runs the checks with the user's permissions."""
 
     queries: Queries
     now: Callable[[], datetime]
@@ -54,42 +54,42 @@ class Doctor:
                 yield each
             missing = [each.name for each in (CLUSTER_BINDINGS, POLICIES) if not await is_served(self.client, each)]
         except KubeError as error:
-            advice = "is it up, and the kubeconfig the right one? --kubeconfig and --context choose another"
+            advice = "check that it is running and the kubeconfig is right; --kubeconfig and --context select another"
             yield Finding("API server", "wrong", " ".join(str(error).split()), advice)
             return
         if missing:
-            yield Finding("kinds", "wrong", f"the server does not know {' and '.join(missing)}", INSTALL_HINT)
+            yield Finding("kinds", "wrong", f"the server does not serve {' and '.join(missing)}", INSTALL_HINT)
             return
-        yield Finding("kinds", "ok", "ClusterBinding and ResourceLeasingPolicy are known")
-        looks = (self.manager, self.bindings, self.nodes, self.policies, self.safeguards, self.marks)
+        yield Finding("kinds", "ok", "ClusterBinding and ResourceLeasingPolicy are served")
+        checks = (self.manager, self.bindings, self.nodes, self.policies, self.safeguards, self.marks)
         for found in await gather_all(
-            *map(run_check, looks)
-        ):  # at the same time: a cluster that is silent costs one wait
+            *map(run_check, checks)
+        ):  # concurrent, so an unreachable cluster delays only once
             for each in found:
                 yield each
 
     async def check_server(self) -> list[Finding]:
-        """That it answers, as what, and what time it has."""
-        answer = await send_request(self.client, Request("GET", "/version"))
-        version = msgspec.json.decode(answer.body).get("gitVersion", "an unknown version")
-        told = answer.headers.get("date")
-        theirs = parsedate_to_datetime(told).astimezone(UTC) if told else None
-        return [Finding("API server", "ok", f"answers as {version}"), *findings.clock_findings(theirs, self.now())]
+        """Check that the server responds, its version and its clock."""
+        response = await send_request(self.client, Request("GET", "/version"))
+        version = msgspec.json.decode(response.body).get("gitVersion", "an unknown version")
+        date = response.headers.get("date")
+        time = parsedate_to_datetime(date).astimezone(UTC) if date else None
+        return [Finding("API server", "ok", f"version {version}"), *findings.clock_findings(time, self.now())]
 
     async def manager(self) -> Iterable[Finding]:
         found = findings.manager_finding(await self.find_object(DEPLOYMENTS, INSTALL_NAME))
-        look = f"`tapestry k get pods -n {SYSTEM_NAMESPACE}` shows whether it runs"
+        advice = f"`tapestry k get pods -n {SYSTEM_NAMESPACE}` shows whether it runs"
         lease = await self.find_object(LEASES, INSTALL_NAME)
-        return [found, findings.leader_finding("manager", lease, self.now(), look)]
+        return [found, findings.leader_finding("manager", lease, self.now(), advice)]
 
     async def bindings(self) -> Iterable[Finding]:
-        bound, silent = await gather_all(self.queries.bindings(), self.queries.unreachable_bindings())
-        told = list(findings.binding_findings(bound, {each.name for each in silent}, self.now()))
+        bound, unreachable = await gather_all(self.queries.bindings(), self.queries.unreachable_bindings())
+        results = list(findings.binding_findings(bound, {each.name for each in unreachable}, self.now()))
         for each in bound:
             lease = await self.find_object(LEASES, syncer_lease_name(each.name))
-            look = f"`tapestry k logs -n {SYSTEM_NAMESPACE} deployment/{syncer_name(each.cluster_id)}` says why"
-            told.append(findings.leader_finding(f"syncer of {each.name}", lease, self.now(), look))
-        return told
+            advice = f"`tapestry k logs -n {SYSTEM_NAMESPACE} deployment/{syncer_name(each.cluster_id)}` says why"
+            results.append(findings.leader_finding(f"syncer of {each.name}", lease, self.now(), advice))
+        return results
 
     async def nodes(self) -> Iterable[Finding]:
         return findings.node_findings(await self.queries.nodes())
@@ -107,10 +107,10 @@ class Doctor:
         return await self.client.find(resource, name, SYSTEM_NAMESPACE)
 
 
-async def run_check(look: Callable[[], Coroutine[Any, Any, Iterable[Finding]]]) -> list[Finding]:
-    """What one look found; or that we may not look."""
-    about = look.__name__
+async def run_check(check: Callable[[], Coroutine[Any, Any, Iterable[Finding]]]) -> list[Finding]:
+    """Return the findings of one check, or a warning if it is forbidden."""
+    about = check.__name__
     try:
-        return list(await look())
+        return list(await check())
     except Forbidden as error:
-        return [Finding(about, "warning", f"could not be looked at: {error.message}", "ask with more rights")]
+        return [Finding(about, "warning", f"could not be checked: {error.message}", "use another account")]

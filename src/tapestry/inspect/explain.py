@@ -1,7 +1,7 @@
-"""Explanations: why a node lends what it lends, and what a policy comes to.
+"""Explanations of the lease of a node and the effect of a policy.
 
-The answer is made by the very functions that the syncer decides with, from the same facts.  Where the physical cluster
-cannot be looked into, it is what the virtual node says of itself, and since when nothing newer is known.
+The syncer's own functions compute them from the same data.  If the physical cluster is unreadable, the explanation
+shows what the virtual node reports and when the cluster was last seen.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,26 +42,26 @@ from tapestry.syncer.total_limits import BY_TOTAL, combined_limits, limited_leas
 from tapestry.syncer.virtual_nodes import lease_state_of, leased_amounts, with_removed_policies
 
 NO_WARNING = timedelta(0)
-"""When a syncer warns of an end is none of our business."""
+"""Lead time of warnings before a lease ends; explanations need none."""
 
 REASONS = {
-    "Leased": "every side that has policies for this node has an open one",
-    "InvalidPolicy": "the only policies for this node cannot be read",
+    "Leased": "every side with policies for this node has an open one",
+    "InvalidPolicy": "the only policies for this node are invalid",
     "NodeNotSelected": "the binding's nodeSelector does not select this node",
     "NoPolicy": "no policy of either side selects this node",
     "OwnerPolicyRequired": (
         "no policy of the owner selects this node, and the mount namespace has"
         f" {keys.OWNER_POLICY}={keys.OWNER_POLICY_REQUIRED}"
     ),
-    "PhysicalNodeGone": "the physical node is gone, or going",
+    "PhysicalNodeGone": "the physical node is deleted or being deleted",
     "Unbound": "the binding is being deleted",
 }
 
 
 class ResourceExplanation(Printable, frozen=True):
-    """The arithmetic of one resource: idle = allocatable - foreign, and leased is what policies let go of that.
+    """Arithmetic of one resource: idle = allocatable - foreign, and policies limit the leased share of that.
 
-    Nothing is leased while the node is not open.  What is known only below is empty where that cannot be looked into.
+    Nothing is leased while the node is not open.  Fields of the physical node are empty if it cannot be read.
     """
 
     resource: str
@@ -73,11 +73,11 @@ class ResourceExplanation(Printable, frozen=True):
     decided_by: str = ""
     rule: str = ""
     floored: str = ""
-    """What the resource could not express: half a GPU."""
+    """Amount lost by rounding down, for example half a GPU."""
 
 
 class PolicyEffect(Printable, frozen=True):
-    """A policy for this binding, as it bears on the node."""
+    """Effect of one policy of the binding on the node."""
 
     policy: str
     selects: bool | None
@@ -91,7 +91,7 @@ class PolicyEffect(Printable, frozen=True):
 
 class NodeExplanation(Printable, frozen=True):
     node: str
-    """The virtual node; empty where there is none."""
+    """Name of the virtual node; empty if there is none."""
     physical_node: str
     binding: str
     state: str
@@ -100,18 +100,18 @@ class NodeExplanation(Printable, frozen=True):
     resources: tuple[ResourceExplanation, ...] = ()
     policies: tuple[PolicyEffect, ...] = ()
     next_change: datetime | None = None
-    """When a window of its policies opens or closes next."""
+    """Time when a window of its policies opens or closes next."""
     ends: datetime | None = None
-    """When a node that is open closes."""
+    """Time when an open node closes."""
     deadline: datetime | None = None
-    """When pods that are still there are deleted; without one they finish."""
+    """Time when remaining pods are deleted; without one they run to completion."""
     terms_by: str = ""
     behind: tuple[str, ...] = ()
-    """Resources of which the virtual node still shows another amount: its syncer has yet to see to it."""
+    """Resources for which the syncer has not updated the virtual node yet."""
     unseen: str = ""
-    """Why the physical cluster could not be looked into."""
+    """Reason why the physical cluster could not be read."""
     last_seen: datetime | None = None
-    """When that last answered, where it does not now and anybody knows."""
+    """Time when an unreachable cluster last responded, if known."""
 
 
 class NodeShare(Printable, frozen=True):
@@ -124,7 +124,7 @@ class PolicyExplanation(Printable, frozen=True):
     policy: str
     cluster: str
     binding: str
-    """The binding that it is for; empty where there is none."""
+    """Name of its binding; empty if there is none."""
     open: bool
     since: datetime | None
     next_change: datetime | None
@@ -134,27 +134,27 @@ class PolicyExplanation(Printable, frozen=True):
     complaint: str
     uses_last_good: bool
     nodes: list[NodeShare]
-    """That it lends now; none while it is closed."""
+    """Nodes that are leased now; none while the policy is closed."""
     others: int
-    """How many nodes it is for beside these, which lend nothing now."""
+    """Number of other nodes that it applies to, which lease nothing now."""
     leased: dict[str, str]
 
 
 @dataclass(frozen=True)
 class NodeQuery:
-    """The node that a question is about, as the virtual cluster knows it."""
+    """The queried node as the virtual cluster knows it."""
 
     binding: Binding
     is_unbinding: bool
     physical_node: str
     virtual_node: Object | None
     pods: Sequence[Object]
-    """On the virtual node."""
+    """Pods on the virtual node."""
     operator_policies: Sequence[Object]
     time_zone: str
-    """Of windows that name none."""
+    """Time zone of windows without one."""
     last_seen: datetime | None = None
-    """When the physical cluster last answered, as far as the virtual one knows."""
+    """Time when the physical cluster last responded, as far as the virtual cluster knows."""
 
     def explanation(self, state: str, reason: str, why: str, **facts: Any) -> NodeExplanation:
         return NodeExplanation(
@@ -175,7 +175,7 @@ class NodeQuery:
 
 
 def node_explanation(query: NodeQuery, physical: PhysicalNodeSnapshot, now: datetime) -> NodeExplanation:
-    """The lease of a physical node, decided anew."""
+    """Compute the lease of a physical node again and explain it."""
     node, binding, used = physical.node, query.binding, query.used_amounts()
     if query.is_unbinding:
         return query.explanation(LeaseState.WITHDRAWN, "Unbound", REASONS["Unbound"])
@@ -188,12 +188,12 @@ def node_explanation(query: NodeQuery, physical: PhysicalNodeSnapshot, now: date
     foreign = [pod_allocation(pod) for pod in physical.pods if occupies_node(pod) and not binding.owns(pod)]
     lease = with_total_share(lease_for(node, foreign, used, rules, now), rules, query.virtual_node, now)
     terms = lease_for(node, foreign, used, rules, lease.ends).terms if lease.ends else lease.terms
-    held = sum((hold.amounts for hold in foreign), ResourceList())
+    foreign_total = sum((hold.amounts for hold in foreign), ResourceList())
     return query.explanation(
         lease.state,
         lease.reason,
         lease_reason_text(lease, node, rules, now),
-        resources=resource_explanations(node, held, sum(used, ResourceList()), lease),
+        resources=resource_explanations(node, foreign_total, sum(used, ResourceList()), lease),
         policies=tuple(policy_effect(each, node, rules, query.time_zone, now) for each in (*operator, *owner)),
         next_change=soonest(*(policy.schedule.next_change(now) for policy in lease.policies)),
         ends=lease.ends,
@@ -204,18 +204,18 @@ def node_explanation(query: NodeQuery, physical: PhysicalNodeSnapshot, now: date
 
 
 def node_explanation_from_virtual(query: NodeQuery, error: ClusterUnreadable, now: datetime) -> NodeExplanation:
-    """What the virtual node says of itself, where the physical cluster cannot be looked into."""
-    node, unseen = query.virtual_node, str(error)
+    """Explain what the virtual node reports if the physical cluster cannot be read."""
+    node, unread = query.virtual_node, str(error)
     if node is None:
         return query.explanation(
-            "Unknown", "Unseen", "there is no virtual node, and nobody can tell why", unseen=unseen
+            "Unknown", "Unseen", "there is no virtual node, and the reason is unknown", unseen=unread
         )
     used, leased = sum(query.used_amounts(), ResourceList()), leased_amounts(node)
     operator = parsed_policies(query.operator_policies, PolicySide.OPERATOR, query.binding, query.time_zone)
     policies = ", ".join(applied_policies(node)) or "no policy"
-    state, reason, why = str(lease_state_of(node)), "AsShown", f"as the virtual node shows; it is lent under {policies}"
+    state, reason, why = str(lease_state_of(node)), "AsShown", f"as the virtual node reports; leased under {policies}"
     if isinstance(error, ClusterUnreachable):
-        why = f"the physical cluster does not answer; last known above: {state}, lent under {policies}"
+        why = f"the physical cluster does not answer; last known state: {state}, leased under {policies}"
         state, reason = "Unknown", UNREACHABLE
     return query.explanation(
         state,
@@ -227,32 +227,32 @@ def node_explanation_from_virtual(query: NodeQuery, error: ClusterUnreadable, no
         ),
         policies=tuple(policy_effect(each, None, None, query.time_zone, now) for each in operator),
         ends=time_at(annotations_of(node), keys.LEASE_ENDS),
-        unseen=unseen,
+        unseen=unread,
         last_seen=query.last_seen if isinstance(error, ClusterUnreachable) else None,
     )
 
 
 def lease_reason_text(lease: Lease, node: Object, rules: LeaseRules, now: datetime) -> str:
-    """The reason of a lease's state as a sentence."""
+    """Return the reason of a lease's state as a sentence."""
     if lease.reason == "Reclaimed":
         place = "the physical node" if has_kill_switch(node) else "the mount namespace"
         return f"the owner's kill switch is on: {keys.RECLAIM}={keys.RECLAIM_NOW} on {place}"
     if lease.reason == "OutOfTimeWindows":
         sides = [matching_policies(policies, node) for policies in (rules.operator, rules.owner)]
         closed = [side[0].side for side in sides if side and not any(policy.is_open(now) for policy in side)]
-        return f"no policy of the {' and of the '.join(closed)} is open now, so no new pods are let in"
+        return f"no policy of the {' and of the '.join(closed)} is open now, so no new pods are admitted"
     return REASONS.get(lease.reason, lease.reason)
 
 
 def resource_explanations(
     node: Object, foreign: ResourceList, used: ResourceList, lease: Lease
 ) -> tuple[ResourceExplanation, ...]:
-    have = ResourceList.parse(value_at(node, "status", "allocatable") or value_at(node, "status", "capacity"))
+    allocatable = ResourceList.parse(value_at(node, "status", "allocatable") or value_at(node, "status", "capacity"))
     policies = {str(policy): policy for policy in lease.policies}
     return tuple(
         ResourceExplanation(
             resource=resource,
-            allocatable=str(have[resource]),
+            allocatable=str(allocatable[resource]),
             foreign=str(foreign[resource]),
             idle=str(lease.idle[resource]),
             leased=str(grant.amount if lease.state is LeaseState.OPEN else ZERO),
@@ -266,20 +266,20 @@ def resource_explanations(
 
 
 def rule_text(resource: str, grant: Grant, policies: dict[str, Policy]) -> str:
-    """What the decision about a resource rests on, in words."""
+    """Describe the rule that decided a resource."""
     policy = policies.get(grant.by)
     limit = policy.limit_of(resource) if policy else None
     if limit is not None:
         return limit_text(limit)
     if grant.by == BY_TOTAL:
         return "its share of the total for all nodes"
-    return "no policy that decides names it: all that is idle" if grant.by == "idle" else ""
+    return "no deciding policy limits it: all that is idle" if grant.by == "idle" else ""
 
 
 def policy_effect(
     reading: ParsedPolicy, node: Object | None, rules: LeaseRules | None, time_zone: str, now: datetime
 ) -> PolicyEffect:
-    """How a policy bears on a node; without the node, only what it says of itself."""
+    """Return the effect of a policy on a node; without the node, only the policy's own data."""
     policy, selects, decides = reading.policy, None, None
     if node is not None and rules is not None:
         side = matching_policies(rules.operator if policy.side is PolicySide.OPERATOR else rules.owner, node)
@@ -297,19 +297,19 @@ def policy_effect(
 
 
 def with_total_share(lease: Lease, rules: LeaseRules, virtual_node: Object | None, now: datetime) -> Lease:
-    """The lease with the share of each total that the virtual node shows: only its syncer knows all nodes."""
-    shown = ResourceList.parse(value_at(virtual_node, "status", "allocatable"))
+    """Apply the share of each total that the virtual node shows; only its syncer knows all nodes."""
+    allocatable = ResourceList.parse(value_at(virtual_node, "status", "allocatable"))
     return limited_lease(
-        lease, ResourceList({each: shown[each] for each in combined_limits(rules, now) if each in shown})
+        lease, ResourceList({each: allocatable[each] for each in combined_limits(rules, now) if each in allocatable})
     )
 
 
 def stale_resources(virtual_node: Object | None, lease: Lease) -> tuple[str, ...]:
-    """Resources of which the virtual node shows something else than is lent."""
+    """Return resources whose amount on the virtual node differs from the lease."""
     if virtual_node is None or lease.state is LeaseState.WITHDRAWN:
         return ()
-    shown = ResourceList.parse(value_at(virtual_node, "status", "allocatable"))
-    return tuple(sorted(each for each in {*shown, *lease.amounts} if shown[each] != lease.amounts[each]))
+    allocatable = ResourceList.parse(value_at(virtual_node, "status", "allocatable"))
+    return tuple(sorted(each for each in {*allocatable, *lease.amounts} if allocatable[each] != lease.amounts[each]))
 
 
 # -- a policy
@@ -318,11 +318,11 @@ def stale_resources(virtual_node: Object | None, lease: Lease) -> tuple[str, ...
 def policy_explanation(
     policy: Object, side: PolicySide, binding: Binding | None, nodes: Iterable[Object], time_zone: str, now: datetime
 ) -> PolicyExplanation:
-    """What a policy says, and what comes of it on the virtual `nodes` of its binding."""
+    """Explain a policy and its effect on the virtual `nodes` of its binding."""
     reading = parsed_policy(policy, side, time_zone)
     found = reading.policy
-    under = [node for node in nodes if str(found) in applied_policies(node)]
-    lent = [node for node in under if found.is_open(now) and lease_state_of(node) is LeaseState.OPEN]
+    selected = [node for node in nodes if str(found) in applied_policies(node)]
+    open_nodes = [node for node in selected if found.is_open(now) and lease_state_of(node) is LeaseState.OPEN]
     return PolicyExplanation(
         policy=str(found),
         cluster=value_at(policy, "spec", "cluster", default=""),
@@ -337,8 +337,8 @@ def policy_explanation(
         uses_last_good=bool(reading.error) and found.is_valid,
         nodes=[
             NodeShare(node=name_of(node), state=lease_state_of(node), leased=leased_amounts(node).texts())
-            for node in sorted(lent, key=name_of)
+            for node in sorted(open_nodes, key=name_of)
         ],
-        others=len(under) - len(lent),
-        leased=sum(map(leased_amounts, lent), ResourceList()).texts(),
+        others=len(selected) - len(open_nodes),
+        leased=sum(map(leased_amounts, open_nodes), ResourceList()).texts(),
     )

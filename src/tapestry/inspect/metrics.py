@@ -1,7 +1,7 @@
-"""What pods use, where somebody measures it.
+"""Resource usage of pods, read from metrics APIs or kubelets.
 
-For the pods of each binding the first is asked that there is: the metrics API of the virtual cluster, the kubelets of
-the physical one if they can be called from here, or its metrics API, with the kubeconfig of the binding.
+For the pods of each binding, the first available source is used: the metrics API of the virtual cluster, the kubelets
+of the physical cluster if they are reachable, or its metrics API with the kubeconfig of the binding.
 """
 
 import asyncio
@@ -26,25 +26,25 @@ from tapestry.manager.connectivity import Connect
 
 POD_METRICS = Resource("metrics.k8s.io", "v1beta1", "PodMetrics", "pods")
 MAX_CONCURRENT_KUBELETS = 16
-"""Kubelets that are asked at the same time."""
+"""Kubelets queried at the same time."""
 METRICS_TIMEOUT = 20.0
-"""For all of one physical cluster: there may be many."""
+"""Seconds for all kubelets of one physical cluster."""
 
 UsageByPod = Mapping[str, ResourceList]
-"""What pods use, by namespace and name."""
+"""Usage by pod namespace and name."""
 KubeletAccess = Callable[[str], Access]
-"""How to call the kubelet at a URL."""
+"""Function that returns access to the kubelet at a URL."""
 
 
 @dataclass(frozen=True)
 class BindingUsage:
-    """What the pods of one binding use, by their keys above; or why that is not known."""
+    """Usage of the pods of one binding by their keys in the virtual cluster, or why it is unknown."""
 
     by_pod: UsageByPod
     error: str = ""
 
     def total(self, pods: Iterable[Object]) -> ResourceList | None:
-        """What all of `pods` use; None where nobody measures it."""
+        """Return the total usage of `pods`; None if it is unknown."""
         if self.error:
             return None
         return sum((self.by_pod.get(key_of(pod), ResourceList()) for pod in pods), ZERO_USAGE)
@@ -55,21 +55,21 @@ ZERO_USAGE = ResourceList.parse({"cpu": "0", "memory": "0"})
 
 @dataclass(frozen=True)
 class UsageReader:
-    """Asks whoever measures; `kubelets` are those that can be called, by the identity of their cluster."""
+    """Reads usage; `kubelets` has access to reachable kubelets by cluster UID."""
 
     virtual: Client
     connect: Connect
     kubelets: Mapping[str, KubeletAccess]
 
     async def usage_by_binding(self, snapshot: VirtualSnapshot, bindings: Iterable[Object]) -> dict[str, BindingUsage]:
-        """By the UID of each of `bindings`."""
-        above, found = await self.virtual_usage(), [(obj, binding_of(obj, snapshot.identity)) for obj in bindings]
+        """Return the usage of each of `bindings`, by UID."""
+        known, found = await self.virtual_usage(), [(obj, binding_of(obj, snapshot.identity)) for obj in bindings]
         async with asyncio.TaskGroup() as group:
-            tasks = {each.uid: group.create_task(self.binding_usage(snapshot, obj, each, above)) for obj, each in found}
+            tasks = {each.uid: group.create_task(self.binding_usage(snapshot, obj, each, known)) for obj, each in found}
         return {uid: task.result() for uid, task in tasks.items()}
 
     async def virtual_usage(self) -> UsageByPod:
-        """What the virtual cluster's own metrics API knows; most have none."""
+        """Return usage from the virtual cluster's metrics API; empty without one, which is common."""
         try:
             return {key_of(each): pod_metrics_amounts(each) for each in await self.virtual.list(POD_METRICS)}
         except KubeError:
@@ -90,14 +90,14 @@ class UsageReader:
             return BindingUsage(known)
         try:
             async with physical_client(self.virtual, obj, self.connect, METRICS_TIMEOUT) as client:
-                if door := self.kubelets.get(value_at(obj, "status", "identity", default="")):
+                if access_for := self.kubelets.get(value_at(obj, "status", "identity", default="")):
                     busy = {physical_node_name(node) for node in nodes if snapshot.pods[name_of(node)]}
-                    found = await self.kubelet_usage(client, door, busy)
+                    found = await self.kubelet_usage(client, access_for, busy)
                 else:
                     found = await metrics_api_usage(client, binding.spec.mount_namespace)
         except ClusterUnreadable as error:
             return BindingUsage({}, str(error))
-        return BindingUsage({twins[key]: use for key, use in found.items() if key in twins})
+        return BindingUsage({twins[key]: usage for key, usage in found.items() if key in twins})
 
     async def kubelet_usage(self, client: Client, access_for: KubeletAccess, names: set[str]) -> UsageByPod:
         slots = asyncio.Semaphore(MAX_CONCURRENT_KUBELETS)
@@ -110,7 +110,7 @@ class UsageReader:
             if not isinstance(first, KubeError):
                 raise
             raise ClusterUnreadable(f"a kubelet did not answer: {first}") from None
-        return {key: use for task in tasks for key, use in summary_amounts(task.result())}
+        return {key: usage for task in tasks for key, usage in summary_amounts(task.result())}
 
     async def fetch_summary(self, access: Access, slots: asyncio.Semaphore) -> Object:
         async with slots, Client(self.connect(access)) as client:
@@ -122,21 +122,20 @@ async def metrics_api_usage(client: Client, namespace: str | None) -> UsageByPod
     try:
         return {key_of(each): pod_metrics_amounts(each) for each in await client.list(POD_METRICS, namespace)}
     except NotFound:
-        raise ClusterUnreadable("it has no metrics API, such as metrics-server gives it") from None
+        raise ClusterUnreadable("it has no metrics API; metrics-server provides one") from None
     except Forbidden:
         where = f" in {namespace}" if namespace else ""
         raise ClusterUnreadable(f"the binding's account may not list {POD_METRICS.name}{where} there") from None
 
 
 def pod_metrics_amounts(metrics: Object) -> ResourceList:
-    """What the containers of a PodMetrics use."""
     return sum(
         (usage_amounts(each["usage"]["cpu"], each["usage"]["memory"]) for each in metrics["containers"]), ZERO_USAGE
     )
 
 
 def summary_amounts(summary: Object) -> Iterable[tuple[str, ResourceList]]:
-    """The pods that a kubelet tells of, and what they use."""
+    """Yield the key and usage of each pod in a kubelet's summary."""
     for each in summary.get("pods") or ():
         cpu, memory = value_at(each, "cpu", "usageNanoCores"), value_at(each, "memory", "workingSetBytes")
         if cpu is not None and memory is not None:
@@ -144,7 +143,7 @@ def summary_amounts(summary: Object) -> Iterable[tuple[str, ResourceList]]:
 
 
 def usage_amounts(cpu: str, memory: str | int) -> ResourceList:
-    """In thousandths of a core, rounded up, as everybody shows it."""
+    """Return usage with CPU in millicores, rounded up."""
     return ResourceList.parse({"cpu": f"{parse_quantity(cpu).milli_value()}m", "memory": memory})
 
 

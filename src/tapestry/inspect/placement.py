@@ -1,4 +1,4 @@
-"""What keeps a pod from virtual nodes, as a scheduler sees it: taints, selectors, and room."""
+"""Obstacles that keep a pod off virtual nodes: taints, selectors and missing resources."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,31 +18,31 @@ VNODE_TOLERATION = f"{{key: {keys.VNODE_TAINT}, operator: Exists}}"
 ADVICE = {
     keys.VNODE_TAINT: f"add to the pod's spec.tolerations: {VNODE_TOLERATION}",
     keys.OUT_OF_TIME_WINDOWS_TAINT: "wait until a window opens; `tapestry policies` shows them",
-    keys.WITHDRAWING_TAINT: "the node goes after its last pod; `tapestry explain node` says why",
-    keys.PHYSICAL_NODE_UNSCHEDULABLE_TAINT: "its owner has cordoned the physical node; wait, or ask them",
-    UNREACHABLE: "nobody knows how the node is; `tapestry status` says when its cluster was seen",
-    NOT_READY: "the physical node is not ready; see it in its own cluster",
+    keys.WITHDRAWING_TAINT: "the node is deleted after its last pod; `tapestry explain node` shows why",
+    keys.PHYSICAL_NODE_UNSCHEDULABLE_TAINT: "the owner cordoned the physical node; wait, or ask the owner",
+    UNREACHABLE: "the state of the node is unknown; `tapestry status` shows when its cluster was last seen",
+    NOT_READY: "the physical node is not ready; check it in its own cluster",
 }
-"""What to do about a taint, by its key."""
+"""Advice by taint key."""
 RECLAIMED_ADVICE = (
-    f"its owner took the node back with {keys.RECLAIM}={keys.RECLAIM_NOW};"
-    " wait until they remove that mark, or use other nodes"
+    f"the owner reclaimed the node with {keys.RECLAIM}={keys.RECLAIM_NOW};"
+    " wait until the annotation is removed, or use other nodes"
 )
 
 
 class Obstacle(Printable, frozen=True):
     what: str
     nodes: int
-    """How many nodes it bars."""
+    """Number of nodes that it excludes."""
     todo: str
 
 
 def obstacles(
     pod: Object, nodes: Iterable[Object], pods: Mapping[str, Iterable[Object]], next_opening: datetime | None
 ) -> tuple[tuple[Obstacle, ...], int]:
-    """What keeps a pod from each of the virtual `nodes`, the most frequent first, and from how many nothing does.
+    """Return the obstacles on the virtual `nodes`, most frequent first, and the number of free nodes.
 
-    `pods` are those on each node; `opens` is when a closed window opens next.
+    `pods` are those on each node; `next_opening` is when a closed window opens next.
     """
     counts: Counter[tuple[str, str]] = Counter()
     free = 0
@@ -57,17 +57,17 @@ def obstacles(
 def obstacles_on(
     pod: Object, node: Object, used: ResourceList, next_opening: datetime | None
 ) -> Iterator[tuple[str, str]]:
-    """What keeps a pod from one node, each with what can be done about it."""
+    """Yield the obstacles on one node, each with advice."""
     tolerations: list[Object] = value_at(pod, "spec", "tolerations", default=[])
     for taint in taints_of(node):
         if not is_tolerated(taint, tolerations):
             yield f"taint {taint_text(taint)}", taint_advice(taint, node, next_opening)
     if not is_selected(pod, node):
-        yield "nodeSelector or nodeAffinity of the pod", "virtual nodes have the labels of physical ones; choose others"
-    room = ResourceList.parse(value_at(node, "status", "allocatable"))
-    lacking = [each for each, asked in effective_requests(pod).items() if asked and room[each] - used[each] < asked]
-    if lacking:
-        yield f"too little {', '.join(sorted(lacking))}", "`tapestry nodes` shows what is lent and used; ask for less"
+        yield "nodeSelector or nodeAffinity of the pod", "virtual nodes have the labels of physical ones; use those"
+    total = ResourceList.parse(value_at(node, "status", "allocatable"))
+    missing = [each for each, need in effective_requests(pod).items() if need and total[each] - used[each] < need]
+    if missing:
+        yield f"too little {', '.join(sorted(missing))}", "`tapestry nodes` shows leased and used amounts; request less"
 
 
 def taints_of(node: Object) -> Iterator[Object]:
@@ -90,11 +90,11 @@ def taint_advice(taint: Object, node: Object, next_opening: datetime | None) -> 
         return (
             f"wait until {timestamp(next_opening)}, when a window opens or closes next; `tapestry policies` shows them"
         )
-    return ADVICE.get(taint["key"], f"tolerate {taint['key']} where that is meant, or have it removed from the node")
+    return ADVICE.get(taint["key"], f"tolerate {taint['key']}, or remove it from the node")
 
 
 def is_selected(pod: Object, node: Object) -> bool:
-    """Whether the pod may go to the node as far as its own selectors say; one that cannot be read selects none."""
+    """Return whether the pod's selectors match the node; an invalid selector matches none."""
     spec = pod["spec"]
     required = value_at(spec, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
     try:

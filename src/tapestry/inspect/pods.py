@@ -1,4 +1,4 @@
-"""Pods of the virtual cluster, as far as they are to run on leased nodes: where they are, why they wait or ended."""
+"""Status and explanation of pods on leased nodes: placement, reasons for waiting or ending."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,61 +25,61 @@ WAITING_TIMEOUTS = {
     "UnschedulableBelow": timedelta(seconds=DEFAULT_CONFIG.unschedulable_seconds),
     GATED_BELOW: timedelta(seconds=DEFAULT_CONFIG.unschedulable_seconds),
 }
-"""How long a pod may wait for such a reason, unless its syncer was told otherwise."""
+"""Longest time that a pod waits for a reason, with the default syncer configuration."""
 
 ADVICE = {
-    "Unscheduled": "see what bars the nodes",
-    "NoNodes": "`tapestry status` says why no node is lent",
-    "NotLeased": "nothing that Tapestry could tell: see `kubectl describe pod`",
-    "NodeGone": "nothing: the virtual cluster removes pods of nodes that are gone, and their controllers make others",
-    "NotSeen": "see whether its syncer is at work: `tapestry status`, and the syncer's log",
-    "SystemNamespace": "nothing: pods of system namespaces are for nodes of the virtual cluster itself",
+    "Unscheduled": "see the obstacles on the nodes",
+    "NoNodes": "`tapestry status` shows why no node is leased",
+    "NotLeased": "Tapestry does not manage this node; see `kubectl describe pod`",
+    "NodeGone": "nothing: the virtual cluster deletes pods of deleted nodes, and their controllers create new ones",
+    "NotSeen": "check that its syncer is running: `tapestry status`, and the syncer's log",
+    "SystemNamespace": "nothing: pods of system namespaces run only on the virtual cluster's own nodes",
     "DaemonSet": (
         f"annotate its template with {keys.RUNNING_DAEMONSET}=true, "
         "or set runningDaemonsetByDefault in the ClusterBinding"
     ),
-    "PodSecurity": "change the fields that are named, or have the operator choose another podSecurity for the binding",
-    "ConfigMapMissing": "create it; the pod then runs by itself",
-    "SecretMissing": "create it; the pod then runs by itself",
+    "PodSecurity": "change the named fields, or ask the operator for another podSecurity of the binding",
+    "ConfigMapMissing": "create it; the pod then starts automatically",
+    "SecretMissing": "create it; the pod then starts automatically",
     "SecretRefused": "use a Secret of another type",
-    "ServiceAccountMissing": "create it; the pod then runs by itself",
-    "TokenRefused": "see the message: the virtual API server gives the account no such token",
-    "ServiceNotMapped": "nothing, unless it lasts: then the syncer's log says what the Service lacks",
-    "ClaimMissing": "create the claim; the pod then runs by itself",
-    "ClaimNotBound": "see the claim: it needs a volume before it can cross",
-    "VolumeNotAllowed": "have the operator name the driver and class in the binding's allowedVolumes, or use another",
-    "VolumeGoing": "nothing, unless it lasts: then somebody below holds what has to go",
-    "NameTaken": "have the owner of the physical cluster delete what has the name",
-    "NotPermitted": "`tapestry join` again gives the syncer what it lacks below",
-    "RefusedBelow": "see the message: a quota, a limit or a webhook of the physical cluster does not want the pod",
+    "ServiceAccountMissing": "create it; the pod then starts automatically",
+    "TokenRefused": "see the message: the virtual API server does not issue such a token",
+    "ServiceNotMapped": "wait; if it persists, see the syncer's log",
+    "ClaimMissing": "create the claim; the pod then starts automatically",
+    "ClaimNotBound": "see the claim: it needs a bound volume first",
+    "VolumeNotAllowed": "ask the operator to add the driver and class to the binding's allowedVolumes, or use another",
+    "VolumeGoing": "wait; if it persists, a finalizer in the physical cluster blocks the deletion",
+    "NameTaken": "ask the owner of the physical cluster to delete the object with this name",
+    "NotPermitted": "run `tapestry join` again to grant the syncer the missing permissions",
+    "RefusedBelow": "see the message: a quota, a limit or a webhook of the physical cluster rejects the pod",
     "UnschedulableBelow": (
-        "see the message of the physical scheduler: the pod does not fit its node now; it fails in the end, "
-        "and its controller makes another"
+        "see the message of the physical scheduler: the pod does not fit its node now; it fails after a while, "
+        "and its controller creates another"
     ),
     GATED_BELOW: (
         "ask the owner of the physical cluster which controller there adds scheduling gates to pods (Kueue does), "
-        "and have it leave the mount namespace alone; the pod fails in the end"
+        "and to exclude the mount namespace; the pod fails after a while"
     ),
-    "Tainted": "tolerate the taint with the effect that it has on the physical node, or use other nodes",
-    "TwinLost": "nothing: its syncer ends the pod as soon as it sees that",
-    "Reclaimed": "nothing: its controller makes another; without one, create it again",
-    "PhysicalPodLost": "ask the owner of the physical cluster who deleted it; the pod is never run twice",
-    "Evicted": "nothing: its controller makes another; without one, create it again",
-    "Preempted": "nothing: owners' pods go first; its controller makes another",
+    "Tainted": "tolerate the taint with its effect on the physical node, or use other nodes",
+    "TwinLost": "nothing: its syncer fails the pod when it notices",
+    "Reclaimed": "nothing: its controller creates another; without one, create it again",
+    "PhysicalPodLost": "ask the owner of the physical cluster who deleted it; a pod never runs twice",
+    "Evicted": "nothing: its controller creates another; without one, create it again",
+    "Preempted": "nothing: the owner's pods have priority; its controller creates another",
 }
-"""What to do about a reason."""
+"""Advice by reason."""
 
 
 class PodStatus(Printable, frozen=True):
     namespace: str
     name: str
     phase: str
-    """Of the pod or, while it is being deleted, `Terminating`."""
+    """Phase of the pod, or `Terminating` while it is being deleted."""
     node: str
     physical_node: str
     binding: str
     twin: str
-    """`namespace/name` of the pod below; empty where there is none yet."""
+    """`namespace/name` of the twin; empty if there is none yet."""
     state: str
     """`Waiting`, `Running`, `Leaving`, `Succeeded` or `Failed`."""
     reason: str
@@ -88,24 +88,24 @@ class PodStatus(Printable, frozen=True):
 
 
 class PodExplanation(Printable, frozen=True):
-    """One answer: where the pod is, why it waits or ended, and what to do."""
+    """Placement of a pod, why it waits or ended, and advice."""
 
     pod: PodStatus
     todo: str
     twin_phase: str
     twin_node: str
-    """Where the twin runs, as the physical cluster says."""
+    """Node of the twin, according to the physical cluster."""
     deadline: datetime | None
-    """When a pod that waits fails, if its syncer has the usual patience."""
+    """Time when a waiting pod fails, with the default syncer configuration."""
     nodes: int
-    """How many virtual nodes there are, for a pod that has none."""
+    """Number of virtual nodes, for a pod without a node."""
     free_nodes: int
-    """How many of these nothing bars."""
+    """Number of these without obstacles."""
     obstacles: tuple[Obstacle, ...]
     unseen: str
-    """Why the physical cluster could not be looked into."""
+    """Reason why the physical cluster could not be read."""
     notes: tuple[str, ...] = ()
-    """What does not reach the pod there."""
+    """Features that are missing for the pod in the physical cluster."""
 
 
 @dataclass(frozen=True)
@@ -117,14 +117,14 @@ class PodDiagnosis:
 
 @dataclass(frozen=True)
 class PlacedPod:
-    """A pod, and what the virtual cluster knows of where it is."""
+    """A pod and its placement, as the virtual cluster knows it."""
 
     pod: Object
     node: Object | None = None
     """The virtual node that it is bound to, if that exists."""
     binding: Binding | None = None
     is_on_unleased_node: bool = False
-    """Whether its node is one of the virtual cluster itself."""
+    """True if its node belongs to the virtual cluster itself."""
 
     @property
     def twin(self) -> str:
@@ -135,16 +135,16 @@ class PlacedPod:
 
 @dataclass(frozen=True)
 class TwinLookup:
-    """What a look into the physical cluster found."""
+    """Result of reading the twin from the physical cluster."""
 
     twin: Object | None = None
     error: str = ""
-    """Why there was none."""
+    """Reason why the twin could not be read."""
     succeeded: bool = False
 
 
 def pod_status(placed_pod: PlacedPod) -> PodStatus:
-    pod, said = placed_pod.pod, pod_diagnosis(placed_pod)
+    pod, diagnosis = placed_pod.pod, pod_diagnosis(placed_pod)
     return PodStatus(
         namespace=namespace_of(pod) or "",
         name=name_of(pod),
@@ -153,62 +153,62 @@ def pod_status(placed_pod: PlacedPod) -> PodStatus:
         physical_node=physical_node_name(placed_pod.node) if placed_pod.node else "",
         binding=placed_pod.binding.name if placed_pod.binding else "",
         twin=placed_pod.twin,
-        state=said.state,
-        reason=said.reason,
-        why=said.why,
+        state=diagnosis.state,
+        reason=diagnosis.reason,
+        why=diagnosis.why,
         created=creation_time(pod),
     )
 
 
 def pod_diagnosis(placed_pod: PlacedPod) -> PodDiagnosis:
-    """How a pod is, as the virtual cluster tells it."""
+    """Return the state of a pod as the virtual cluster reports it."""
     pod = placed_pod.pod
     if is_pod_terminal(pod):
         return ended_pod_diagnosis(pod)
     if is_deleting(pod):
         return terminating_pod_diagnosis(pod)
     if placed_pod.is_on_unleased_node:
-        why = f"its node, {pod['spec']['nodeName']}, is one of the virtual cluster itself, and not lent"
+        why = f"its node, {pod['spec']['nodeName']}, belongs to the virtual cluster itself and is not leased"
         return PodDiagnosis("Running" if pod["status"]["phase"] == "Running" else "Waiting", "NotLeased", why)
     if not value_at(pod, "spec", "nodeName"):
-        said = pod_condition(pod, SCHEDULED)
-        return PodDiagnosis("Waiting", "Unscheduled", said.get("message") or "no scheduler has looked at it yet")
+        scheduled = pod_condition(pod, SCHEDULED)
+        return PodDiagnosis("Waiting", "Unscheduled", scheduled.get("message") or "no scheduler has processed it yet")
     if placed_pod.node is None or placed_pod.binding is None:
-        return PodDiagnosis("Waiting", "NodeGone", f"there is no node {pod['spec']['nodeName']} any more")
+        return PodDiagnosis("Waiting", "NodeGone", f"node {pod['spec']['nodeName']} no longer exists")
     return bound_pod_diagnosis(pod, placed_pod.binding)
 
 
 def bound_pod_diagnosis(pod: Object, binding: Binding) -> PodDiagnosis:
-    """How a pod is that has a virtual node."""
+    """Return the state of a pod on a virtual node."""
     mapped, accepted = pod_condition(pod, keys.MAPPED_CONDITION), pod_condition(pod, keys.ACCEPTED_CONDITION)
     if mapped.get("status") == "True":
         return mapped_pod_diagnosis(pod)
     if is_excluded(pod, binding):
         if namespace_of(pod) in SYSTEM_NAMESPACES:
-            return PodDiagnosis("Waiting", "SystemNamespace", "pods of system namespaces are not run below")
-        return PodDiagnosis("Waiting", "DaemonSet", "pods of DaemonSets are not run below unless that is asked for")
-    for said in (accepted, mapped):
-        if said.get("status") == "False":
-            return PodDiagnosis("Waiting", said.get("reason", ""), said.get("message", ""))
-    return PodDiagnosis("Waiting", "NotSeen", "the syncer of its node has yet to look at it")
+            return PodDiagnosis("Waiting", "SystemNamespace", "pods of system namespaces do not get twins")
+        return PodDiagnosis("Waiting", "DaemonSet", "pods of DaemonSets do not get twins by default")
+    for condition in (accepted, mapped):
+        if condition.get("status") == "False":
+            return PodDiagnosis("Waiting", condition.get("reason", ""), condition.get("message", ""))
+    return PodDiagnosis("Waiting", "NotSeen", "the syncer of its node has not processed it yet")
 
 
 def mapped_pod_diagnosis(pod: Object) -> PodDiagnosis:
-    """How a pod is that has a twin."""
+    """Return the state of a pod with a twin."""
     if value_at(pod, "status", "phase") == "Running":
-        refused = pod_condition(pod, keys.ACCEPTED_CONDITION)
-        return PodDiagnosis("Running", refused.get("reason", ""), refused.get("message", ""))
-    unplaced = pod_condition(pod, SCHEDULED)
-    if unplaced.get("reason") == GATED_BELOW:
-        return PodDiagnosis("Waiting", GATED_BELOW, unplaced.get("message") or "")
-    if unplaced.get("status") == "False":
-        return PodDiagnosis("Waiting", "UnschedulableBelow", unplaced.get("message") or "it was not scheduled below")
+        accepted = pod_condition(pod, keys.ACCEPTED_CONDITION)
+        return PodDiagnosis("Running", accepted.get("reason", ""), accepted.get("message", ""))
+    scheduled = pod_condition(pod, SCHEDULED)
+    if scheduled.get("reason") == GATED_BELOW:
+        return PodDiagnosis("Waiting", GATED_BELOW, scheduled.get("message") or "")
+    if scheduled.get("status") == "False":
+        return PodDiagnosis("Waiting", "UnschedulableBelow", scheduled.get("message") or "its twin is not scheduled")
     for field in CONTAINER_LISTS:
         for each in value_at(pod, "status", field, default=[]):
-            if stuck := value_at(each, "state", "waiting"):
-                why = stuck.get("message") or f"container {each.get('name')} waits"
-                return PodDiagnosis("Waiting", stuck.get("reason") or "ContainerWaiting", why)
-    return PodDiagnosis("Waiting", "Starting", "its twin has yet to start")
+            if waiting := value_at(each, "state", "waiting"):
+                why = waiting.get("message") or f"container {each.get('name')} waits"
+                return PodDiagnosis("Waiting", waiting.get("reason") or "ContainerWaiting", why)
+    return PodDiagnosis("Waiting", "Starting", "its twin has not started yet")
 
 
 def ended_pod_diagnosis(pod: Object) -> PodDiagnosis:
@@ -221,14 +221,14 @@ def ended_pod_diagnosis(pod: Object) -> PodDiagnosis:
 
 
 def exit_messages(pod: Object) -> str:
-    """How containers ended that did not end well."""
+    """Describe the containers that ended with an error."""
     found = []
     for field in CONTAINER_LISTS:
         for each in value_at(pod, "status", field, default=[]):
-            done = value_at(each, "state", "terminated", default={})
-            if done.get("exitCode"):
-                reason = f" ({done['reason']})" if done.get("reason") else ""
-                found.append(f"container {each.get('name')} ended with {done['exitCode']}{reason}")
+            terminated = value_at(each, "state", "terminated", default={})
+            if terminated.get("exitCode"):
+                reason = f" ({terminated['reason']})" if terminated.get("reason") else ""
+                found.append(f"container {each.get('name')} ended with {terminated['exitCode']}{reason}")
     return "; ".join(found)
 
 
@@ -236,7 +236,7 @@ def terminating_pod_diagnosis(pod: Object) -> PodDiagnosis:
     disrupted = pod_condition(pod, DISRUPTED)
     if disrupted.get("status") == "True":
         return PodDiagnosis("Leaving", disrupted.get("reason", ""), disrupted.get("message", ""))
-    return PodDiagnosis("Leaving", "Deleted", "it was deleted, and goes when its twin has ended")
+    return PodDiagnosis("Leaving", "Deleted", "it was deleted, and disappears when its twin has ended")
 
 
 def pod_condition(pod: Object, type: str) -> Object:
@@ -250,31 +250,31 @@ def pod_explanation(
     pods: Mapping[str, Iterable[Object]],
     next_opening: datetime | None,
 ) -> PodExplanation:
-    """Where a pod is and why; `nodes` are all virtual nodes with the `pods` on them, for one that has none."""
+    """Explain a pod; `nodes` are all virtual nodes with the `pods` on them, for a pod without a node."""
     status = pod_status(placed_pod)
     if is_twin_lost(placed_pod, lookup):
-        why = f"its twin {status.twin} is gone, or another one is there now"
+        why = f"its twin {status.twin} is gone or was replaced"
         status = with_diagnosis(status, PodDiagnosis("Waiting", "TwinLost", why))
-    unplaced = status.reason == "Unscheduled"
-    if unplaced and not nodes:
+    is_unscheduled = status.reason == "Unscheduled"
+    if is_unscheduled and not nodes:
         status = with_diagnosis(status, PodDiagnosis("Waiting", "NoNodes", "there is no virtual node"))
-    barring, free = obstacles(placed_pod.pod, nodes, pods, next_opening) if unplaced else ((), 0)
+    found_obstacles, free = obstacles(placed_pod.pod, nodes, pods, next_opening) if is_unscheduled else ((), 0)
     return PodExplanation(
         pod=status,
         todo=ADVICE.get(status.reason, ""),
         twin_phase=value_at(lookup.twin, "status", "phase", default=""),
         twin_node=value_at(lookup.twin, "spec", "nodeName", default=""),
         deadline=waiting_deadline(placed_pod.pod, status),
-        nodes=len(nodes) if unplaced else 0,
+        nodes=len(nodes) if is_unscheduled else 0,
         free_nodes=free,
-        obstacles=barring,
+        obstacles=found_obstacles,
         unseen=lookup.error,
         notes=pod_notes(placed_pod),
     )
 
 
 def pod_notes(placed_pod: PlacedPod) -> tuple[str, ...]:
-    """What a pod with a virtual node cannot count on below."""
+    """Return the limitations of a pod in the physical cluster."""
     if placed_pod.binding is None or is_pod_terminal(placed_pod.pod):
         return ()
     found = []
@@ -282,16 +282,16 @@ def pod_notes(placed_pod: PlacedPod) -> tuple[str, ...]:
         found.append(uncopied_message(uncopied))
     spec = placed_pod.binding.spec
     if namespace_of(placed_pod.pod) in spec.service_namespaces and not spec.virtual_endpoints.dns:
-        found.append("it knows the Services that had an address when it was created; headless and later ones need DNS")
+        found.append("it knows only Services with an address at its creation; headless and later Services need DNS")
     return tuple(found)
 
 
 def is_twin_lost(placed_pod: PlacedPod, lookup: TwinLookup) -> bool:
-    """Whether the pod should have a twin and has not, as a look below showed."""
-    had = mapped_uid(placed_pod.pod)
-    if not lookup.succeeded or had is None or is_pod_terminal(placed_pod.pod) or is_deleting(placed_pod.pod):
+    """Return whether the pod should have a twin, but the physical cluster has none."""
+    expected_uid = mapped_uid(placed_pod.pod)
+    if not lookup.succeeded or expected_uid is None or is_pod_terminal(placed_pod.pod) or is_deleting(placed_pod.pod):
         return False
-    return lookup.twin is None or uid_of(lookup.twin) != had
+    return lookup.twin is None or uid_of(lookup.twin) != expected_uid
 
 
 def with_diagnosis(status: PodStatus, diagnosis: PodDiagnosis) -> PodStatus:
@@ -299,10 +299,10 @@ def with_diagnosis(status: PodStatus, diagnosis: PodDiagnosis) -> PodStatus:
 
 
 def waiting_deadline(pod: Object, status: PodStatus) -> datetime | None:
-    """When a pod fails that waits for want of room."""
-    patience = WAITING_TIMEOUTS.get(status.reason)
-    if patience is None or status.state != "Waiting":
+    """Return the time when a pod fails that waits for capacity."""
+    timeout = WAITING_TIMEOUTS.get(status.reason)
+    if timeout is None or status.state != "Waiting":
         return None
     conditions = (keys.MAPPED_CONDITION,) if status.reason == "RefusedBelow" else (keys.MAPPED_CONDITION, SCHEDULED)
     since = [pod_condition(pod, each).get("lastTransitionTime") for each in conditions]
-    return max(parse_time(each) for each in since if each) + patience if any(since) else None
+    return max(parse_time(each) for each in since if each) + timeout if any(since) else None

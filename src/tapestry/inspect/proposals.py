@@ -1,7 +1,6 @@
-"""What would come of a policy: how much each node would lend, and which pods would have to leave.  Pure.
+"""Effect of a proposed policy: leased amounts per node and pods to be reclaimed (pure).
 
-Leases are decided by the functions that the syncer decides with, once by the policies that there are and once with the
-proposed one among them.
+The syncer's own functions compute the leases, once with the existing policies and once with the proposed one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,27 +24,27 @@ from tapestry.syncer.virtual_nodes import last_reclaim_terms, with_removed_polic
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 METADATA_FIELDS = ("name", "labels", "annotations")
-"""What of the metadata in a file counts: the rest is the server's to say."""
+"""Metadata fields of a file that count; the server sets the others."""
 
 
 class NodePlan(Printable, frozen=True):
     node: str
-    """The physical one."""
+    """Name of the physical node."""
     state_now: str
     state_then: str
     leased_now: dict[str, str]
     leased_then: dict[str, str]
     reclaimed: list[str]
-    """Pods above that would have to leave, as `namespace/name`."""
+    """Pods of the virtual cluster that would be reclaimed, as `namespace/name`."""
     deadline: datetime | None
-    """By when these would have to leave."""
+    """Time by which these would be reclaimed."""
 
 
 class PolicyPlan(Printable, frozen=True):
     policy: str
     binding: str
     is_new: bool
-    """Whether there is no policy of that name yet on that side."""
+    """True if that side has no policy of that name yet."""
     open: bool
     next_change: datetime | None
     windows: list[str]
@@ -58,33 +57,33 @@ class PolicyPlan(Printable, frozen=True):
 
 @dataclass(frozen=True)
 class Proposal:
-    """A policy as somebody would have it, and as it is now, if it is there."""
+    """A proposed policy, and the existing one if there is one."""
 
     policy: Object
     existing: Object | None
     side: PolicySide
 
     def affects(self, binding: Binding) -> bool:
-        """Whether anything may change for a binding: the policy is for it, or was."""
+        """Return whether the proposal may change a binding: the policy applies to it, or did."""
         return applies_to_binding(self.policy, binding) or (
             self.existing is not None and applies_to_binding(self.existing, binding)
         )
 
     def policies_with_proposal(self, policies: Iterable[Object], now: datetime) -> list[Object]:
-        """The policies of its side as they would be; one that would stay as it is has not changed now."""
+        """Return the policies of its side after the change; an equal policy counts as unchanged."""
         if self.existing is not None and self.existing["spec"] == self.policy["spec"]:
             return list(policies)
         return [*(each for each in policies if name_of(each) != name_of(self.policy)), self.updated_policy(now)]
 
     def updated_policy(self, now: datetime) -> Object:
-        """The policy, as one that was written now."""
+        """Return the policy as if it were written now."""
         metadata = {**self.policy["metadata"], "creationTimestamp": timestamp(now), CHANGED_AT: timestamp(now)}
         return {**self.policy, "metadata": metadata}
 
 
 @dataclass(frozen=True)
 class NodePair:
-    """A physical node, its virtual one, and the pods on both."""
+    """A physical node, its virtual node, and the pods on both."""
 
     node: Object
     virtual_node: Object | None
@@ -97,29 +96,29 @@ class NodePair:
         return lease_for(self.node, map(pod_allocation, self.foreign_pods), used, rules, now)
 
     def plan(self, before: Lease, after: Lease, now: datetime) -> NodePlan:
-        leavers, deadline = self.reclaimed_pods(after, now)
+        reclaimed, deadline = self.reclaimed_pods(after, now)
         return NodePlan(
             node=name_of(self.node),
             state_now=before.state,
             state_then=after.state,
             leased_now=effective_amounts(before).texts(),
             leased_then=effective_amounts(after).texts(),
-            reclaimed=sorted(map(key_of, leavers)),
-            deadline=deadline if leavers else None,
+            reclaimed=sorted(map(key_of, reclaimed)),
+            deadline=deadline if reclaimed else None,
         )
 
     def reclaimed_pods(self, lease: Lease, now: datetime) -> tuple[Sequence[Object], datetime | None]:
-        """The pods that have to leave under a lease, and by when."""
-        staying = [pod for pod in self.virtual_pods if not is_deleting(pod)]
+        """Return the pods that a lease reclaims, and by when."""
+        running = [pod for pod in self.virtual_pods if not is_deleting(pod)]
         terms = lease.terms
         if lease.state is LeaseState.WITHDRAWN and self.virtual_node is not None:
             terms = earliest([terms, last_reclaim_terms(self.virtual_node, now)])
         if lease.state is not LeaseState.OPEN and terms.deadline is not None:
-            return staying, terms.deadline
+            return running, terms.deadline
         if lease.excess is None:
             return (), None
-        amounts, trimming = lease.excess
-        return (excess_pods(staying, amounts), trimming.deadline) if trimming.deadline is not None else ((), None)
+        amounts, terms = lease.excess
+        return (excess_pods(running, amounts), terms.deadline) if terms.deadline is not None else ((), None)
 
 
 def policy_plan(
@@ -130,23 +129,23 @@ def policy_plan(
     time_zone: str,
     now: datetime,
 ) -> PolicyPlan:
-    """What would come of a proposal on the nodes of one cluster."""
+    """Compute the effect of a proposal on the nodes of one cluster."""
     found = parse_policy(proposal.updated_policy(now), proposal.side, time_zone)
     now_rules = effective_rules(binding, snapshot.policies, cluster.policies, cluster, time_zone)
     then = {PolicySide.OPERATOR: snapshot.policies, PolicySide.OWNER: cluster.policies}
     then[proposal.side] = proposal.policies_with_proposal(then[proposal.side], now)
     then_rules = effective_rules(binding, then[PolicySide.OPERATOR], then[PolicySide.OWNER], cluster, time_zone)
     nodes, before, after = [], ResourceList(), ResourceList()
-    for place in node_pairs(binding, cluster, snapshot):
-        lease_now, lease_then = place.lease(now_rules, now), place.lease(then_rules, now)
+    for pair in node_pairs(binding, cluster, snapshot):
+        lease_now, lease_then = pair.lease(now_rules, now), pair.lease(then_rules, now)
         if (
             lease_now.state is LeaseState.WITHDRAWN
             and lease_then.state is LeaseState.WITHDRAWN
-            and place.virtual_node is None
+            and pair.virtual_node is None
         ):
             continue
         before, after = before + effective_amounts(lease_now), after + effective_amounts(lease_then)
-        nodes.append(place.plan(lease_now, lease_then, now))
+        nodes.append(pair.plan(lease_now, lease_then, now))
     return PolicyPlan(
         policy=str(found),
         binding=binding.name,
@@ -175,7 +174,7 @@ def effective_rules(
 
 
 def node_pairs(binding: Binding, cluster: PhysicalSnapshot, snapshot: VirtualSnapshot) -> list[NodePair]:
-    """Every node of the cluster, by name."""
+    """Return every node of the cluster with its virtual node, sorted by name."""
     virtual = {physical_node_name(node): node for node in snapshot.nodes_of(binding.uid)}
     foreign: dict[str, list[Object]] = {}
     for pod in cluster.pods:
@@ -183,14 +182,14 @@ def node_pairs(binding: Binding, cluster: PhysicalSnapshot, snapshot: VirtualSna
             foreign.setdefault(value_at(pod, "spec", "nodeName", default=""), []).append(pod)
     found = []
     for node in sorted((node for node in cluster.nodes if not is_deleting(node)), key=name_of):
-        above = virtual.get(name_of(node))
-        ours = [pod for pod in snapshot.pods[name_of(above)] if occupies_node(pod)] if above is not None else []
-        found.append(NodePair(node, above, foreign.get(name_of(node), ()), ours))
+        vnode = virtual.get(name_of(node))
+        pods = [pod for pod in snapshot.pods[name_of(vnode)] if occupies_node(pod)] if vnode is not None else []
+        found.append(NodePair(node, vnode, foreign.get(name_of(node), ()), pods))
     return found
 
 
 def effective_amounts(lease: Lease) -> ResourceList:
-    """What a lease lends: nothing while it is not open."""
+    """Return the leased amounts; zero while the lease is not open."""
     return lease.amounts if lease.state is LeaseState.OPEN else ResourceList(dict.fromkeys(lease.amounts, ZERO))
 
 
@@ -198,19 +197,19 @@ def effective_amounts(lease: Lease) -> ResourceList:
 
 
 def proposed_policy(found: Sequence[Object], source: str) -> Object:
-    """The one policy in a file; ValueError says what is wrong with it, beginning with the field."""
+    """Return the single policy of a file; ValueError names the invalid field."""
     if len(found) != 1:
-        raise ValueError(f"{source}: one ResourceLeasingPolicy was expected, found {len(found)} objects")
+        raise ValueError(f"{source}: expected one ResourceLeasingPolicy, found {len(found)} objects")
     [policy] = found
-    given, wanted = (policy["apiVersion"], policy["kind"]), (POLICIES.api_version, POLICIES.kind)
-    if given != wanted:
-        raise ValueError(f"{source}: {' '.join(wanted)} was expected, found {' '.join(given)}")
+    actual, expected = (policy["apiVersion"], policy["kind"]), (POLICIES.api_version, POLICIES.kind)
+    if actual != expected:
+        raise ValueError(f"{source}: expected {' '.join(expected)}, found {' '.join(actual)}")
     spec = policy.get("spec")
     if not isinstance(spec, dict):
         raise ValueError(f"{source}: spec: is missing")
     schema = crd(POLICY)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     if unknown := next(iter(unknown_fields(spec, schema, "spec")), None):
-        raise ValueError(f"{source}: {unknown}: there is no such field")
+        raise ValueError(f"{source}: {unknown}: unknown field")
     metadata = {"name": name_of(policy), "creationTimestamp": timestamp(EPOCH)}
     try:
         parse_policy({**policy, "metadata": metadata}, PolicySide.OPERATOR, "UTC")
@@ -220,7 +219,7 @@ def proposed_policy(found: Sequence[Object], source: str) -> Object:
 
 
 def unknown_fields(value: object, schema: Object, path: str) -> Iterable[str]:
-    """The paths of fields that a schema does not have."""
+    """Yield the paths of fields that are not in the schema."""
     if isinstance(value, dict) and "properties" in schema:
         for key, each in value.items():
             known = schema["properties"].get(key)

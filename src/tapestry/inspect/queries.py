@@ -1,4 +1,4 @@
-"""Questions: each reads the facts it needs, and has the pure functions answer."""
+"""Queries of the commands: each reads the needed objects and calls pure functions."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -62,61 +62,61 @@ UNSCHEDULED_SELECTOR = "spec.nodeName=,status.phase=Pending"
 
 @dataclass(frozen=True)
 class Queries:
-    """Everything that can be asked."""
+    """Queries on a virtual cluster and its bindings."""
 
     client: Client
     connect: Connect
     now: datetime
     time_zone: str | None = None
-    """Of windows that name none; without it, that of the syncer of their binding."""
+    """Time zone of windows without one; by default that of the binding's syncer."""
     namespace: str = "default"
-    """Of pods, where none is named."""
+    """Default namespace of pods."""
 
     def time_zone_of(self, snapshot: VirtualSnapshot, binding: Binding | None) -> str:
         uid = binding.uid if binding else ""
-        told = (value_at(each, "status", "timeZone") for each in snapshot.bindings if uid_of(each) == uid)
-        return self.time_zone or next(filter(None, told), "UTC")
+        time_zones = (value_at(each, "status", "timeZone") for each in snapshot.bindings if uid_of(each) == uid)
+        return self.time_zone or next(filter(None, time_zones), "UTC")
 
     async def bindings(self) -> list[BindingStatus]:
-        facts, heard = await gather_all(read_virtual_cluster(self.client), last_contact_times(self.client))
-        return [binding_status(each, last_contact(facts, each, heard)) for each in facts.bindings]
+        facts, contact_times = await gather_all(read_virtual_cluster(self.client), last_contact_times(self.client))
+        return [binding_status(each, last_contact(facts, each, contact_times)) for each in facts.bindings]
 
     async def nodes(self) -> list[NodeStatus]:
         facts = await read_virtual_cluster(self.client)
         return [node_status(node, facts.pods[name_of(node)]) for node in facts.nodes]
 
     async def policies(self) -> tuple[list[PolicyStatus], list[str]]:
-        """The policies of both sides, and a sentence for each cluster that could not be looked into."""
+        """Return the policies of both sides, and a message for each unreadable cluster."""
         facts = await read_virtual_cluster(self.client)
         objects = {uid_of(each): each for each in facts.bindings}
         found = []
         for policy in facts.policies:
-            about = binding_for_policy(facts, policy)
-            obj, zone = objects[about.uid] if about else None, self.time_zone_of(facts, about)
+            target = binding_for_policy(facts, policy)
+            obj, zone = objects[target.uid] if target else None, self.time_zone_of(facts, target)
             found.append(policy_status(policy, PolicySide.OPERATOR, None, obj, zone, self.now))
-        owners, unseen = await self.owner_policies_by_binding(facts)
+        owners, unread = await self.owner_policies_by_binding(facts)
         for binding, policy in owners:
             zone = self.time_zone_of(facts, binding)
             found.append(policy_status(policy, PolicySide.OWNER, binding, objects[binding.uid], zone, self.now))
-        return found, unseen
+        return found, unread
 
     async def owner_policies_by_binding(
         self, snapshot: VirtualSnapshot
     ) -> tuple[list[tuple[Binding, Object]], list[str]]:
-        """The policies that owners have for each binding; and what could not be seen, and why."""
+        """Return the owners' policies for each binding, and a message for each unreadable cluster."""
         async with asyncio.TaskGroup() as group:
-            asked = [(each, group.create_task(self.owner_policies_of(each))) for each in snapshot.bindings]
-        found, unseen = [], []
-        for obj, task in asked:
-            answer = task.result()
-            if isinstance(answer, ClusterUnreachable):
-                unseen.append(f"the cluster of {name_of(obj)} does not answer, so its owner's policies are not shown")
-            elif isinstance(answer, ClusterUnreadable):
-                unseen.append(f"the owner's policies of {name_of(obj)} are not shown: {answer}")
+            tasks = [(each, group.create_task(self.owner_policies_of(each))) for each in snapshot.bindings]
+        found, unread = [], []
+        for obj, task in tasks:
+            result = task.result()
+            if isinstance(result, ClusterUnreachable):
+                unread.append(f"the cluster of {name_of(obj)} does not answer, so its owner's policies are not shown")
+            elif isinstance(result, ClusterUnreadable):
+                unread.append(f"the owner's policies of {name_of(obj)} are not shown: {result}")
             else:
                 binding = binding_of(obj, snapshot.identity)
-                found += [(binding, policy) for policy in answer if applies_to_binding(policy, binding)]
-        return found, unseen
+                found += [(binding, policy) for policy in result if applies_to_binding(policy, binding)]
+        return found, unread
 
     async def owner_policies_of(self, binding: Object) -> list[Object] | ClusterUnreadable:
         try:
@@ -126,41 +126,41 @@ class Queries:
             return error
 
     async def unreachable_bindings(self) -> list[BindingStatus]:
-        """The bindings whose clusters give no answer now."""
-        facts, heard = await gather_all(read_virtual_cluster(self.client), last_contact_times(self.client))
-        answers = await gather_all(*map(self.owner_policies_of, facts.bindings))
+        """Return the bindings whose clusters do not answer now."""
+        facts, contact_times = await gather_all(read_virtual_cluster(self.client), last_contact_times(self.client))
+        results = await gather_all(*map(self.owner_policies_of, facts.bindings))
         found = [
-            obj for obj, answer in zip(facts.bindings, answers, strict=True) if isinstance(answer, ClusterUnreachable)
+            obj for obj, result in zip(facts.bindings, results, strict=True) if isinstance(result, ClusterUnreachable)
         ]
-        return [binding_status(each, last_contact(facts, each, heard)) for each in found]
+        return [binding_status(each, last_contact(facts, each, contact_times)) for each in found]
 
     async def node(self, name: str) -> list[NodeExplanation]:
-        """Why a node lends what it lends: one answer, or one for each cluster that has a physical node of the name."""
+        """Explain the lease of a node; return one result per cluster with a physical node of that name."""
         facts = await read_virtual_cluster(self.client)
         virtual = [each for each in facts.nodes if name in node_names(each)]
         if virtual:
             bindings = {uid_of(each): each for each in facts.bindings}
             found = [(bindings.get(labels_of(node).get(keys.CLUSTER_BINDING_UID, "")), node) for node in virtual]
-            asked = [
+            explanations = [
                 self.node_explanation_of(facts, obj, physical_node_name(node), node)
                 for obj, node in found
                 if obj is not None
             ]
-            return await gather_all(*asked)
-        answers = await gather_all(
+            return await gather_all(*explanations)
+        results = await gather_all(
             *(self.node_explanation_of(facts, obj, node, None) for obj, node in candidate_nodes(facts, name))
         )
-        known = [each for each in answers if each.reason not in ("PhysicalNodeGone", "Unseen")]
+        known = [each for each in results if each.reason not in ("PhysicalNodeGone", "Unseen")]
         if not known:
-            unseen = [f"{each.binding} could not be looked into: {each.unseen}" for each in answers if each.unseen]
-            raise QueryError("; ".join([f"no cluster that has joined has a node {name}, virtual or not", *unseen]))
+            unread = [f"{each.binding} could not be read: {each.unseen}" for each in results if each.unseen]
+            raise QueryError("; ".join([f"no cluster that has joined has a node {name}, virtual or not", *unread]))
         return known
 
     async def node_explanation_of(
         self, snapshot: VirtualSnapshot, obj: Object, node: str, virtual: Object | None
     ) -> NodeExplanation:
         binding = binding_of(obj, snapshot.identity)
-        asked = NodeQuery(
+        query = NodeQuery(
             binding,
             is_deleting(obj),
             node,
@@ -171,28 +171,28 @@ class Queries:
         )
         try:
             async with physical_client(self.client, obj, self.connect) as client:
-                return node_explanation(asked, await read_physical_node(client, obj, node), self.now)
+                return node_explanation(query, await read_physical_node(client, obj, node), self.now)
         except ClusterUnreadable as error:
-            heard = last_contact(snapshot, obj, await last_contact_times(self.client))
-            seen = binding_status(obj, heard).last_seen
-            return node_explanation_from_virtual(replace(asked, last_seen=seen), error, self.now)
+            contact = last_contact(snapshot, obj, await last_contact_times(self.client))
+            seen = binding_status(obj, contact).last_seen
+            return node_explanation_from_virtual(replace(query, last_seen=seen), error, self.now)
 
     async def policy(self, name: str) -> list[PolicyExplanation]:
-        """What a policy comes to, on each side that has one of the name; `owner/NAME` asks about one side."""
+        """Explain a policy on each side that has one of the name; `owner/NAME` selects one side."""
         facts = await read_virtual_cluster(self.client)
         found: list[tuple[Object, PolicySide, Binding | None]] = [
             (policy, PolicySide.OPERATOR, binding_for_policy(facts, policy)) for policy in facts.policies
         ]
-        owners, unseen = await self.owner_policies_by_binding(facts)
+        owners, unread = await self.owner_policies_by_binding(facts)
         found += [(policy, PolicySide.OWNER, binding) for binding, policy in owners]
-        answers = [
+        explanations = [
             self.policy_explanation_of(facts, policy, side, binding)
             for policy, side, binding in found
             if name in (name_of(policy), f"{side}/{name_of(policy)}")
         ]
-        if not answers:
-            raise QueryError("; ".join([f"there is no policy {name} for a cluster that has joined", *unseen]))
-        return answers
+        if not explanations:
+            raise QueryError("; ".join([f"there is no policy {name} for a cluster that has joined", *unread]))
+        return explanations
 
     def policy_explanation_of(
         self, snapshot: VirtualSnapshot, policy: Object, side: PolicySide, binding: Binding | None
@@ -201,26 +201,26 @@ class Queries:
         return policy_explanation(policy, side, binding, nodes, self.time_zone_of(snapshot, binding), self.now)
 
     async def plan(self, policy: Object, side: PolicySide | None) -> list[PolicyPlan]:
-        """What would be lent and reclaimed now with a policy that is not there yet, or not like that.
+        """Return what would be leased and reclaimed now with a new or changed policy.
 
-        Without a side it is the side that has a policy of the name or, where none has, the operator's.  Raises Unseen
-        where the physical cluster cannot be looked into: what is idle there is not known above.
+        Without a side, the side with a policy of the name is used, else the operator's.  Raise ClusterUnreadable if the
+        physical cluster cannot be read, because its idle resources are then unknown.
         """
         facts = await read_virtual_cluster(self.client)
         owners, _ = await self.owner_policies_by_binding(facts) if side is not PolicySide.OPERATOR else ([], [])
-        mine = {name_of(each): each for each in facts.policies}
-        theirs = {name_of(each): each for _, each in owners}
+        operated = {name_of(each): each for each in facts.policies}
+        owned = {name_of(each): each for _, each in owners}
         name = name_of(policy)
         if side is None:
-            side = PolicySide.OWNER if name in theirs and name not in mine else PolicySide.OPERATOR
-        proposal = Proposal(policy, (mine if side is PolicySide.OPERATOR else theirs).get(name), side)
+            side = PolicySide.OWNER if name in owned and name not in operated else PolicySide.OPERATOR
+        proposal = Proposal(policy, (operated if side is PolicySide.OPERATOR else owned).get(name), side)
         bindings = [(obj, binding_of(obj, facts.identity)) for obj in facts.bindings]
-        concerned = [(obj, each) for obj, each in bindings if proposal.affects(each)]
-        if not concerned:
+        affected = [(obj, each) for obj, each in bindings if proposal.affects(each)]
+        if not affected:
             known = ", ".join(sorted(map(name_of, facts.bindings))) or "none"
             cluster = value_at(policy, "spec", "cluster")
             raise QueryError(f"spec.cluster: no ClusterBinding has the name or clusterID {cluster}; known are: {known}")
-        return await gather_all(*(self.plan_for_binding(facts, obj, each, proposal) for obj, each in concerned))
+        return await gather_all(*(self.plan_for_binding(facts, obj, each, proposal) for obj, each in affected))
 
     async def plan_for_binding(
         self, snapshot: VirtualSnapshot, obj: Object, binding: Binding, proposal: Proposal
@@ -229,19 +229,19 @@ class Queries:
             async with physical_client(self.client, obj, self.connect) as client:
                 cluster = await read_physical_cluster(client, obj)
         except ClusterUnreadable as error:
-            raise ClusterUnreadable(f"what the cluster of {name_of(obj)} has idle is not known: {error}") from error
+            raise ClusterUnreadable(f"idle resources of the cluster of {name_of(obj)} are unknown: {error}") from error
         return policy_plan(proposal, binding, cluster, snapshot, self.time_zone_of(snapshot, binding), self.now)
 
     # -- pods
 
     async def pods(self, namespace: str | None, binding: str | None = None) -> list[PodStatus]:
-        """The pods on virtual nodes and, unless one binding is meant, those that have no node yet."""
+        """Return the pods on virtual nodes and, without `binding`, those without a node."""
         facts = await read_virtual_cluster(self.client)
-        chosen = {uid_of(obj): binding_of(obj, facts.identity) for obj in self.selected_bindings(facts, binding)}
+        selected = {uid_of(obj): binding_of(obj, facts.identity) for obj in self.selected_bindings(facts, binding)}
         found = [
-            PlacedPod(pod, node, chosen[uid])
+            PlacedPod(pod, node, selected[uid])
             for node in facts.nodes
-            if (uid := labels_of(node).get(keys.CLUSTER_BINDING_UID, "")) in chosen
+            if (uid := labels_of(node).get(keys.CLUSTER_BINDING_UID, "")) in selected
             for pod in facts.pods[name_of(node)]
             if namespace in (None, namespace_of(pod))
         ]
@@ -250,19 +250,19 @@ class Queries:
         return sorted(map(pod_status, found), key=lambda pod: (pod.namespace, pod.name))
 
     async def pod(self, namespace: str, name: str) -> PodExplanation:
-        """Where a pod is, why it waits or ended, and what to do."""
+        """Explain where a pod is and why it waits or ended, with advice."""
         facts = await read_virtual_cluster(self.client)
         pod = await self.client.find(PODS, name, namespace)
         if pod is None:
             raise QueryError(await self.missing_pod_message(namespace, name))
         placed, obj = await self.placed_pod(facts, pod)
-        found = await self.lookup_twin(placed, obj) if obj is not None else TwinLookup()
+        twin = await self.lookup_twin(placed, obj) if obj is not None else TwinLookup()
         changes = [value_at(each, "status", "nextChange") for each in facts.bindings]
-        opens = min((parse_time(each) for each in changes if each), default=None)
-        return pod_explanation(placed, found, facts.nodes, facts.pods, opens)
+        next_opening = min((parse_time(each) for each in changes if each), default=None)
+        return pod_explanation(placed, twin, facts.nodes, facts.pods, next_opening)
 
     async def placed_pod(self, snapshot: VirtualSnapshot, pod: Object) -> tuple[PlacedPod, Object | None]:
-        """Where a pod is, and the ClusterBinding that its node is of."""
+        """Return the placement of a pod and the ClusterBinding of its node."""
         name = value_at(pod, "spec", "nodeName", default="")
         node = next((each for each in snapshot.nodes if name_of(each) == name), None)
         if node is None:
@@ -284,22 +284,22 @@ class Queries:
             return TwinLookup(error=str(error))
 
     async def missing_pod_message(self, namespace: str, name: str) -> str:
-        """That there is no such pod, and what was last told of one: pods that are reclaimed are gone."""
-        told = await self.client.list(EVENTS, namespace, fields=f"involvedObject.kind=Pod,involvedObject.name={name}")
+        """Return a message with the last event of a missing pod: reclaimed pods are deleted."""
+        events = await self.client.list(EVENTS, namespace, fields=f"involvedObject.kind=Pod,involvedObject.name={name}")
         missing = f"there is no pod {namespace}/{name}"
-        if not told:
-            return f"{missing}; `tapestry pods -A` shows those that there are"
-        last = max(told, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
-        return f"{missing} any more; last told of it was {last.get('reason')}: {last.get('message')}"
+        if not events:
+            return f"{missing}; `tapestry pods -A` lists the existing ones"
+        last = max(events, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
+        return f"{missing} any more; its last event was {last.get('reason')}: {last.get('message')}"
 
     async def tree(self, binding: str | None) -> Tree:
         facts = await read_virtual_cluster(self.client)
-        chosen = [(obj, binding_of(obj, facts.identity)) for obj in self.selected_bindings(facts, binding)]
-        found = [binding_branch(facts, obj, each, facts.nodes_of(each.uid)) for obj, each in chosen]
+        selected = [(obj, binding_of(obj, facts.identity)) for obj in self.selected_bindings(facts, binding)]
+        found = [binding_branch(facts, obj, each, facts.nodes_of(each.uid)) for obj, each in selected]
         return Tree(virtual_cluster=facts.identity, bindings=found)
 
     def selected_bindings(self, snapshot: VirtualSnapshot, binding: str | None) -> list[Object]:
-        """The ClusterBinding of that name, or all."""
+        """Return the ClusterBinding of that name, or all."""
         found = [each for each in snapshot.bindings if binding in (None, name_of(each))]
         if binding is not None and not found:
             known = ", ".join(sorted(map(name_of, snapshot.bindings))) or "none"
@@ -308,13 +308,13 @@ class Queries:
 
 
 def last_contact(snapshot: VirtualSnapshot, binding: Object, contact_times: Mapping[str, datetime]) -> datetime | None:
-    """When the cluster of a binding last answered, as the Leases of its virtual nodes say."""
-    told = (contact_times.get(name_of(node)) for node in snapshot.nodes_of(uid_of(binding)))
-    return max(filter(None, told), default=None)
+    """Return when the cluster of a binding last answered, from the Leases of its virtual nodes."""
+    times = (contact_times.get(name_of(node)) for node in snapshot.nodes_of(uid_of(binding)))
+    return max(filter(None, times), default=None)
 
 
 def binding_for_policy(snapshot: VirtualSnapshot, policy: Object) -> Binding | None:
-    """The binding that an operator's policy is for."""
+    """Return the binding that an operator's policy applies to."""
     bindings = (binding_of(each, snapshot.identity) for each in snapshot.bindings)
     return next((binding for binding in bindings if applies_to_binding(policy, binding)), None)
 
@@ -324,7 +324,7 @@ def node_names(node: Object) -> tuple[str, str]:
 
 
 def candidate_nodes(snapshot: VirtualSnapshot, name: str) -> Iterator[tuple[Object, str]]:
-    """The physical nodes that a name without a virtual node may mean: as a virtual name, and as their own."""
+    """Yield the physical nodes that a name may mean, as a virtual or as a physical name."""
     for binding in snapshot.bindings:
         prefix = virtual_node_name(binding["spec"]["clusterID"], "")
         yield binding, name.removeprefix(prefix)

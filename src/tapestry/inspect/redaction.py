@@ -1,8 +1,8 @@
-"""What may leave a cluster: objects and texts without what is secret (safety rule 7).  Pure.
+"""Removal of secrets from objects and texts before they leave a cluster (safety rule 7, pure).
 
-Of objects, the fields that programs are told things by are hidden wherever they stand, whatever is in them: values of
-environment variables, commands, data, headers, annotations that are not ours.  Every text that is left, and every log,
-then loses what looks like a credential or a certificate, and secrets that are known, however they come.
+In objects, fields that pass data to programs are always masked: values of environment variables, commands, data,
+headers and foreign annotations.  In all remaining texts and logs, everything that looks like a credential or a
+certificate is masked, and known secrets in any encoding.
 """
 
 import base64
@@ -16,45 +16,45 @@ from tapestry.kube.objects import Object
 from tapestry.process.logs import MASK, is_secret_key, redacted
 
 SECRET_MAPS = frozenset({"data", "stringData", "binaryData", "volumeAttributes", "options"})
-"""Their keys are shown, their values not."""
+"""Mappings whose keys are shown and values are masked."""
 NAME_VALUE_LISTS = frozenset({"env", "httpHeaders"})
 """Lists of names with values."""
 SECRET_LISTS = frozenset({"command", "args"})
 SECRET_TEXTS = {"httpGet": ("path",), "terminated": ("message",)}
-"""Fields, by the part of an object that they stand in."""
+"""Fields by the part of an object that contains them."""
 DROPPED_FIELDS = frozenset({"managedFields"})
 VISIBLE_ANNOTATIONS = frozenset(
     key for key in vars(keys).values() if isinstance(key, str) and key.startswith(keys.PREFIX) and key != keys.PREFIX
 ) - {keys.EXPECTED_METADATA}
-"""Ours, but for the one that repeats what others have written."""
+"""Tapestry's own annotations, except the one that repeats foreign metadata."""
 
 PEM_BLOCKS = re.compile(r"-----BEGIN [A-Z0-9 ]+-----.*?(?:-----END [A-Z0-9 ]+-----|\Z)", re.S)
 CERTIFICATE_FIELDS = re.compile(r"(?i)(ca[-_]?bundle|(ca|certificate|cert|tls\.crt|tls\.key)[-_]?data)$")
 SECRET_NAMES = re.compile(r"(?i)token|passw|secret|credential|key|auth")
-"""Of environment variables whose values are secret wherever else they turn up."""
+"""Names of environment variables whose values are masked everywhere."""
 NON_SECRET_KEYS = frozenset({"namespace"})
-"""What the Secret of a service account has beside its token."""
+"""Keys of a service account Secret that are not secret."""
 MIN_SECRET_LENGTH = 8
-"""Characters of a secret that is looked for: a shorter one is part of many words that are none."""
+"""Shortest secret to search for; a shorter one would match ordinary words."""
 KUBECONFIG_CREDENTIAL = re.compile(r"(?:token|password|[-\w]+-data)[\"']?\s*:\s*[\"']?([^\s\"',}]+)", re.I)
-"""A credential in a kubeconfig."""
+"""Credential in a kubeconfig."""
 
 
 @dataclass(frozen=True)
 class Redaction:
-    """Hides what is secret; `known` are secrets that are looked for everywhere."""
+    """Masks secrets; `known` secrets are masked everywhere."""
 
     known: frozenset[str] = frozenset()
     _pattern: re.Pattern[str] | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
-        every = sorted({form for each in self.known for form in secret_encodings(each)}, key=len, reverse=True)
-        object.__setattr__(self, "_pattern", re.compile("|".join(map(re.escape, every))) if every else None)
+        forms = sorted({form for each in self.known for form in secret_encodings(each)}, key=len, reverse=True)
+        object.__setattr__(self, "_pattern", re.compile("|".join(map(re.escape, forms))) if forms else None)
 
     def redact_text(self, text: str) -> str:
-        shown = PEM_BLOCKS.sub(MASK, text) if "-----BEGIN" in text else text
-        shown = redacted(shown)
-        return self._pattern.sub(MASK, shown) if self._pattern else shown
+        masked = PEM_BLOCKS.sub(MASK, text) if "-----BEGIN" in text else text
+        masked = redacted(masked)
+        return self._pattern.sub(MASK, masked) if self._pattern else masked
 
     def redact_object(self, obj: Mapping[str, Any]) -> Object:
         return {
@@ -64,7 +64,7 @@ class Redaction:
         }
 
     def redact_field(self, key: str, value: Any) -> Any:
-        """What is in the field `key` of an object, as it may be shown."""
+        """Return the redacted value of the field `key`."""
         match value:
             case str():
                 return MASK if is_secret_key(key) or CERTIFICATE_FIELDS.search(key) else self.redact_text(value)
@@ -94,16 +94,16 @@ class Redaction:
 
 
 def secret_encodings(secret: str) -> Iterator[str]:
-    """A secret, and how it looks where it is packed."""
+    """Yield a secret and its base64 encoding."""
     yield secret
     yield base64.b64encode(secret.encode()).decode().rstrip("=")
 
 
-# -- what is known to be secret
+# -- known secrets
 
 
 def secrets_in(objects: Iterable[Object]) -> frozenset[str]:
-    """What Secrets hold, and what variables are set to whose names sound like it."""
+    """Return the data of Secrets and the values of variables with secret names."""
     found = {text for obj in objects for text in (*secret_data_values(obj), *secret_variable_values(obj))}
     return frozenset(text for text in found if len(text) >= MIN_SECRET_LENGTH)
 
@@ -111,10 +111,10 @@ def secrets_in(objects: Iterable[Object]) -> frozenset[str]:
 def secret_data_values(obj: Object) -> Iterator[str]:
     if obj.get("kind") != "Secret":
         return
-    for key, packed in (obj.get("data") or {}).items():
+    for key, encoded in (obj.get("data") or {}).items():
         try:
-            text = base64.b64decode(packed).decode(errors="replace").strip()
-        except ValueError:  # what is not packed as it should be is nothing to look for
+            text = base64.b64decode(encoded).decode(errors="replace").strip()
+        except ValueError:  # invalid base64 is no secret to search for
             continue
         if key not in NON_SECRET_KEYS and "\n" not in text and not text.startswith("{"):
             yield text
@@ -122,7 +122,6 @@ def secret_data_values(obj: Object) -> Iterator[str]:
 
 
 def credentials_in(kubeconfig: str) -> Iterator[str]:
-    """The credentials in the text of a kubeconfig."""
     yield from KUBECONFIG_CREDENTIAL.findall(kubeconfig)
 
 

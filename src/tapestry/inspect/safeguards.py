@@ -1,7 +1,7 @@
-"""Safeguards of the owners, as `tapestry doctor` sees them: which parts of an installation are missing below.
+"""Safeguards in mount namespaces, as `tapestry doctor` checks them.
 
-A syncer's account can read the labels and annotations of its mount namespace, and nothing else of what `tapestry join`
-sets up.  So the label says what is enforced, and the annotation that join writes last says what it has set up.
+A syncer's account can read only the labels and annotations of its mount namespace.  The label shows the enforced level,
+and the annotation that `tapestry join` writes last lists what it has set up.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ from tapestry.manager.safeguards import NETWORK_POLICY, NO_NETWORK_POLICY, QUOTA
 
 
 async def safeguard_findings(virtual: Client, connect: Connect) -> list[Finding]:
-    """What is missing in the mount namespace of each binding; nothing of those that cannot be looked into."""
+    """Check the mount namespace of each binding; skip unreadable clusters."""
     bindings = await virtual.list(CLUSTER_BINDINGS)
     async with asyncio.TaskGroup() as group:
-        asked = [(each, group.create_task(read_mount_namespace(virtual, each, connect))) for each in bindings]
-    return [safeguard_finding(binding, task.result()) for binding, task in asked if task.result() is not None]
+        tasks = [(each, group.create_task(read_mount_namespace(virtual, each, connect))) for each in bindings]
+    return [safeguard_finding(binding, task.result()) for binding, task in tasks if task.result() is not None]
 
 
 async def read_mount_namespace(virtual: Client, binding: Object, connect: Connect) -> Object | None:
-    """The mount namespace of a binding; None where it is not there or cannot be seen."""
+    """Return the mount namespace of a binding; None if it is missing or unreadable."""
     name = value_at(binding, "spec", "mountNamespace", default="")
     try:
         async with physical_client(virtual, binding, connect) as client:
@@ -40,17 +40,17 @@ async def read_mount_namespace(virtual: Client, binding: Object, connect: Connec
 
 
 def safeguard_finding(binding: Object, namespace: Object | None) -> Finding:
-    name, place = name_of(binding), value_at(binding, "spec", "mountNamespace", default="")
+    name, mount = name_of(binding), value_at(binding, "spec", "mountNamespace", default="")
     about = f"safeguards of {name}"
-    if lacks := list(missing_safeguards(binding, namespace)):
-        advice = f"`tapestry join {name} --cluster-kubeconfig FILE` sets them up; pods that run there stay"
-        return Finding(about, "warning", f"namespace {place} lacks {', '.join(lacks)}", advice)
+    if missing := list(missing_safeguards(binding, namespace)):
+        advice = f"`tapestry join {name} --cluster-kubeconfig FILE` sets them up; running pods stay"
+        return Finding(about, "warning", f"namespace {mount} lacks {', '.join(missing)}", advice)
     quota = "a quota" if QUOTA in safeguards_of(namespace) else "no quota"
-    return Finding(about, "ok", f"namespace {place} is marked, enforces {enforced_level(namespace)}, and has {quota}")
+    return Finding(about, "ok", f"namespace {mount} is marked, enforces {enforced_level(namespace)}, and has {quota}")
 
 
 def missing_safeguards(binding: Object, namespace: Object | None) -> Iterator[str]:
-    """The parts that `tapestry join` would set up."""
+    """Yield the parts that `tapestry join` would set up."""
     set_up = safeguards_of(namespace)
     if not virtual_cluster_of(namespace):
         yield "the mark of its virtual cluster"

@@ -1,7 +1,7 @@
-"""A scene as a screen of a terminal, of any size: clusters and what they lend, nodes, pods and why they wait.  Pure.
+"""Live view of a world as a terminal screen of any size: clusters, nodes and waiting pods (pure).
 
-What does not fit is counted.  Lines to be copied are never cut: one that is too long goes on after a backslash, which a
-shell takes for one line.
+Rows that do not fit are counted.  Commands to copy are never cut: a long one continues after a backslash, as in a
+shell.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,28 +24,28 @@ STYLES = {
     **dict.fromkeys(("OutOfTimeWindows", "Closed", "Pending", "Terminating", "NotReady"), "yellow"),
     **dict.fromkeys(("Withdrawn", "Failed"), "red"),
 }
-STOP_HINT = "Ctrl-C stops everything; the next `tapestry up` finds it as it was."
+STOP_HINT = "Ctrl-C stops everything; the next `tapestry up` continues with the same data."
 CLOSED_REASON = "OutOfTimeWindows"
 PADDING = 2
-"""Columns of a terminal between those of a list."""
+"""Spaces between columns."""
 MIN_LIST_ROWS = 3
-"""Rows that a list gets, however small the terminal is."""
+"""Smallest number of rows per list, even on a small terminal."""
 
 
 @dataclass(frozen=True)
 class Footer:
-    """What somebody in front of the screen can do, and what they have missed."""
+    """Commands to copy and recent events, at the bottom of the screen."""
 
     lines: Sequence[str]
-    """To copy to another terminal."""
+    """Commands to copy to another terminal."""
     notes: Sequence[str] = ()
-    """What happened lately, the last of it last."""
+    """Recent events, the newest last."""
 
 
 def screen(state: WorldState, prompt: Footer, width: int, height: int) -> RenderableType:
-    """The scene in so many columns and rows."""
+    """Render the state with the given number of columns and rows."""
     lines = [Text(part, "bold", no_wrap=True) for line in prompt.lines for part in wrapped_lines(line, width)]
-    foot: list[RenderableType] = [
+    footer: list[RenderableType] = [
         Rule("in another terminal", style="dim", align="left"),
         *lines,
         Rule(style="dim"),
@@ -53,8 +53,8 @@ def screen(state: WorldState, prompt: Footer, width: int, height: int) -> Render
         Text(STOP_HINT, "dim", no_wrap=True, overflow="ellipsis"),
     ]
     troubles = [f"{each.name}: {trouble}" for each in state.bindings for trouble in each.troubles]
-    room = height - len(foot) - 6  # a title, and above each list a gap and its header
-    shares = row_shares(room, [len(state.bindings) + len(troubles), len(state.waiting), len(state.nodes)])
+    max_rows = height - len(footer) - 6  # the title, and a blank line and a header per list
+    shares = row_shares(max_rows, [len(state.bindings) + len(troubles), len(state.waiting), len(state.nodes)])
     return Group(
         title_line(state),
         clusters_panel(state, troubles, shares[0], width),
@@ -62,12 +62,12 @@ def screen(state: WorldState, prompt: Footer, width: int, height: int) -> Render
         pods_panel(state, shares[1]),
         Text(),
         nodes_panel(state, shares[2], width),
-        *foot,
+        *footer,
     )
 
 
 def row_shares(max_rows: int, requested: Sequence[int]) -> list[int]:
-    """Rows for each list: the first are served first, but each has a few if it wants them."""
+    """Distribute rows: each list gets a minimum, then the first lists get the rest."""
     found = [min(each, MIN_LIST_ROWS) for each in requested]
     rest = max_rows - sum(found)
     for number, each in enumerate(requested):
@@ -77,7 +77,7 @@ def row_shares(max_rows: int, requested: Sequence[int]) -> list[int]:
 
 
 def wrapped_lines(line: str, width: int) -> Iterator[str]:
-    """A line in pieces that fit, which a shell puts together again."""
+    """Split a command into lines that a shell joins again."""
     while len(line) > width:
         yield f"{line[: width - 1]}\\"
         line = line[width - 1 :]
@@ -86,8 +86,8 @@ def wrapped_lines(line: str, width: int) -> Iterator[str]:
 
 def title_line(state: WorldState) -> RenderableType:
     ready = sum(each.ready for each in state.nodes)
-    told = f"{plural_text(len(state.bindings), 'cluster')} and {ready} of {plural_text(len(state.nodes), 'node')} ready"
-    return Text.assemble(("Tapestry", "bold"), f"  {told}  ", (f"{state.now:%H:%M}", "dim"), no_wrap=True)
+    text = f"{plural_text(len(state.bindings), 'cluster')} and {ready} of {plural_text(len(state.nodes), 'node')} ready"
+    return Text.assemble(("Tapestry", "bold"), f"  {text}  ", (f"{state.now:%H:%M}", "dim"), no_wrap=True)
 
 
 # -- lists
@@ -96,59 +96,61 @@ def title_line(state: WorldState) -> RenderableType:
 def grid_table(
     columns: Sequence[str], rows: Sequence[Sequence[str | Text]], droppable: Sequence[str], width: int
 ) -> Table:
-    """Rows with every column that there is room for: where some do not fit, the first droppable ones go first."""
-    needs = {name: max([len(name), *(len(row[index]) for row in rows)]) + PADDING for index, name in enumerate(columns)}
+    """Return a table of the columns that fit; droppable columns are removed in order."""
+    widths = {
+        name: max([len(name), *(len(row[index]) for row in rows)]) + PADDING for index, name in enumerate(columns)
+    }
     for name in droppable:
-        if sum(needs.values()) - PADDING <= width:
+        if sum(widths.values()) - PADDING <= width:
             break
-        del needs[name]
+        del widths[name]
     table = Table(box=None, padding=(0, PADDING, 0, 0), header_style="dim", expand=False)
-    for name in needs:
+    for name in widths:
         table.add_column(name, no_wrap=True, overflow="ellipsis")
     for row in rows:
-        table.add_row(*(cell for name, cell in zip(columns, row, strict=True) if name in needs))
+        table.add_row(*(cell for name, cell in zip(columns, row, strict=True) if name in widths))
     return table
 
 
 def clusters_panel(state: WorldState, troubles: Sequence[str], max_rows: int, width: int) -> RenderableType:
     if not state.bindings:
         return Text("no cluster has joined", "yellow")
-    shown = state.bindings[: visible_count(len(state.bindings), max_rows)]
+    visible = state.bindings[: visible_count(len(state.bindings), max_rows)]
     rows: list[list[str | Text]] = []
-    for each in shown:
+    for each in visible:
         amounts = [usage_cell(each, "cpu"), usage_cell(each, "memory")]
         leasing = styled_text(each.leasing or each.phase)
         rows.append([each.name, leasing, str(each.nodes), str(each.pods), *amounts, next_change_cell(each, state.now)])
     columns = ["CLUSTER", "LEASING", "NODES", "PODS", "CPU", "MEMORY", "NEXT CHANGE"]
     table = grid_table(columns, rows, ("MEMORY", "PODS", "CPU"), width)
-    said = [
-        Text(f"  {each}", "yellow", no_wrap=True, overflow="ellipsis") for each in troubles[: max_rows - len(shown)]
+    problem_lines = [
+        Text(f"  {each}", "yellow", no_wrap=True, overflow="ellipsis") for each in troubles[: max_rows - len(visible)]
     ]
-    return Group(table, *said, *overflow_lines(len(state.bindings) - len(shown), "cluster"))
+    return Group(table, *problem_lines, *overflow_lines(len(state.bindings) - len(visible), "cluster"))
 
 
-def nodes_panel(scene: WorldState, max_rows: int, width: int) -> RenderableType:
-    remarkable = sorted(scene.nodes, key=lambda each: (each.ready and each.state == "Open", each.name))
-    shown = remarkable[: visible_count(len(remarkable), max_rows)]
+def nodes_panel(world: WorldState, max_rows: int, width: int) -> RenderableType:
+    ordered = sorted(world.nodes, key=lambda each: (each.ready and each.state == "Open", each.name))
+    visible = ordered[: visible_count(len(ordered), max_rows)]
     rows: list[list[str | Text]] = []
-    for each in shown:
-        ends = local_time_text(each.lease_ends, scene.now) if each.lease_ends else EMPTY_CELL
+    for each in visible:
+        ends = local_time_text(each.lease_ends, world.now) if each.lease_ends else EMPTY_CELL
         state = styled_text(each.state if each.ready else "NotReady")
         rows.append([each.name, state, str(each.pods), usage_cell(each, "cpu"), usage_cell(each, "memory"), ends])
     columns = ["NODE", "STATE", "PODS", "CPU", "MEMORY", "LEASE ENDS"]
     table = grid_table(columns, rows, ("LEASE ENDS", "MEMORY", "CPU"), width)
-    return Group(table, *overflow_lines(len(scene.nodes) - len(shown), "node"))
+    return Group(table, *overflow_lines(len(world.nodes) - len(visible), "node"))
 
 
 def pods_panel(state: WorldState, max_rows: int) -> RenderableType:
     phases = sorted(state.phases.items())
     parts = [Text.assemble(f"{count} ", styled_text(phase)) for phase, count in phases if count]
     head = Text.assemble(("PODS  ", "dim"), Text(", ").join(parts) if parts else "none yet")
-    shown = state.waiting[: visible_count(len(state.waiting), max_rows)]
+    visible = state.waiting[: visible_count(len(state.waiting), max_rows)]
     return Group(
         head,
-        *(waiting_pod_line(each, state.now) for each in shown),
-        *overflow_lines(len(state.waiting) - len(shown), "pod"),
+        *(waiting_pod_line(each, state.now) for each in visible),
+        *overflow_lines(len(state.waiting) - len(visible), "pod"),
     )
 
 
@@ -159,7 +161,7 @@ def waiting_pod_line(pod: PodStatus, now: datetime) -> Text:
 
 
 def visible_count(count: int, max_rows: int) -> int:
-    """How many of them are shown: where they do not all fit, a line tells of the others."""
+    """Return the number of visible rows; the last row is reserved for a count of the hidden ones."""
     return count if count <= max_rows else max(max_rows - 1, 0)
 
 
@@ -175,7 +177,7 @@ def styled_text(word: str) -> Text:
 
 
 def usage_cell(each: BindingStatus | NodeStatus, resource: str) -> str:
-    """What is used of what is leased."""
+    """Return the used and leased amounts of a resource."""
     return use_text(each, resource) or EMPTY_CELL
 
 
@@ -186,8 +188,8 @@ def next_change_cell(binding: BindingStatus, now: datetime) -> str:
 
 
 def local_time_text(moment: datetime, now: datetime) -> str:
-    """A moment as people say it: `22:00 (in 3h12m)`, `tomorrow 06:00 (in 9h)`, `Mon 06:00 (in 3d2h)`."""
-    there = moment.astimezone(now.tzinfo)
-    days = (there.date() - now.date()).days
-    day = {0: "", 1: "tomorrow "}.get(days, f"{there:%a} " if 0 < days < 7 else f"{there:%d %b} ")
-    return f"{day}{there:%H:%M} ({f'in {duration_text(moment - now)}' if moment > now else 'now'})"
+    """Format a time relative to now: `22:00 (in 3h12m)`, `tomorrow 06:00 (in 9h)`, `Mon 06:00 (in 3d2h)`."""
+    local = moment.astimezone(now.tzinfo)
+    days = (local.date() - now.date()).days
+    day = {0: "", 1: "tomorrow "}.get(days, f"{local:%a} " if 0 < days < 7 else f"{local:%d %b} ")
+    return f"{day}{local:%H:%M} ({f'in {duration_text(moment - now)}' if moment > now else 'now'})"

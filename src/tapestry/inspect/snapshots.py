@@ -1,7 +1,7 @@
-"""Facts: what both clusters hold at the moment of a question.
+"""Snapshots of the objects in both clusters, read for a query.
 
-The virtual cluster is read with the rights of whoever asks.  A physical one is looked into with the kubeconfig of its
-binding, where the asker may read that Secret; where not, the answer is made of what is known above, and says so.
+The virtual cluster is read with the user's permissions.  A physical cluster is read with the kubeconfig of its binding,
+if the user may read that Secret.
 """
 
 import asyncio
@@ -25,42 +25,42 @@ from tapestry.manager.connectivity import Connect, access_from_secret
 from tapestry.syncer.cache_transforms import is_placeholder
 
 CONNECT_TIMEOUT = 1.0
-"""For the first answer of a physical cluster; one that gives none is silent."""
+"""Seconds for the first response of a physical cluster; without one it is unreachable."""
 READ_TIMEOUT = 10.0
-"""For everything that is read from a physical cluster that answers."""
+"""Seconds for reading everything from a physical cluster."""
 
 
 class QueryError(Exception):
-    """There is nothing of the name that was asked about."""
+    """The named object does not exist, or the query is invalid."""
 
 
 class ClusterUnreadable(Exception):
-    """Why a physical cluster could not be looked into."""
+    """A physical cluster could not be read; the message says why."""
 
 
 class ClusterUnreachable(ClusterUnreadable):
-    """The physical cluster gives no answer."""
+    """The physical cluster does not answer."""
 
 
 @dataclass(frozen=True)
 class VirtualSnapshot:
-    """The virtual cluster: bindings, virtual nodes with the pods on them, and the operator's policies."""
+    """The virtual cluster: bindings, virtual nodes with their pods, and the operator's policies."""
 
     identity: str
     bindings: list[Object]
     nodes: list[Object]
     pods: dict[str, list[Object]]
-    """By the virtual node that they are bound to."""
+    """Pods by virtual node."""
     policies: list[Object]
 
     def nodes_of(self, binding: str) -> list[Object]:
-        """The virtual nodes of the binding with that UID."""
+        """Return the virtual nodes of the binding with that UID."""
         return [node for node in self.nodes if labels_of(node).get(keys.CLUSTER_BINDING_UID) == binding]
 
 
 @dataclass(frozen=True)
 class PhysicalNodeSnapshot:
-    """One node of a physical cluster, the pods on it, and what its owner says."""
+    """One node of a physical cluster with its pods, the owner's policies and the mount namespace."""
 
     node: Object | None
     pods: list[Object]
@@ -70,7 +70,7 @@ class PhysicalNodeSnapshot:
 
 @dataclass(frozen=True)
 class PhysicalSnapshot:
-    """All nodes of a physical cluster, the pods on them, and what its owner says."""
+    """All nodes of a physical cluster with their pods, the owner's policies and the mount namespace."""
 
     nodes: list[Object]
     pods: list[Object]
@@ -83,8 +83,8 @@ async def read_virtual_cluster(client: Client) -> VirtualSnapshot:
         bindings = await client.list(CLUSTER_BINDINGS)
         policies = await client.list(POLICIES)
     except NotFound:
-        hint = "is it the right one? `tapestry manifests | kubectl apply -f -` prepares it"
-        raise QueryError(f"the cluster does not know ClusterBindings; {hint}") from None
+        hint = "check that it is the right one; `tapestry manifests | kubectl apply -f -` installs them"
+        raise QueryError(f"the cluster does not serve ClusterBindings; {hint}") from None
     nodes = await client.list(NODES, labels=f"{keys.NODE_TYPE}={keys.NODE_TYPE_VIRTUAL}")
     pods: dict[str, list[Object]] = {name_of(node): [] for node in nodes}
     for pod in await client.list(PODS, fields="spec.nodeName!=") if nodes else ():
@@ -98,10 +98,9 @@ async def read_virtual_cluster(client: Client) -> VirtualSnapshot:
 async def physical_client(
     virtual: Client, binding: Object, connect: Connect, timeout: float = READ_TIMEOUT
 ) -> AsyncIterator[Client]:
-    """The physical cluster of a binding; Unseen where it cannot be looked into, whatever happens inside the block.
+    """Open the physical cluster of a binding; any failure inside the block raises ClusterUnreadable.
 
-    One that does not answer at all is known to be Silent in less than two seconds.  The block has so many `seconds`,
-    for all its questions.
+    A cluster that does not answer raises ClusterUnreachable within two seconds.  The block has `timeout` seconds.
     """
     reference = SecretReference(**binding["spec"]["secretRef"])
     limit = CONNECT_TIMEOUT
@@ -113,8 +112,8 @@ async def physical_client(
             limit = timeout
             async with asyncio.timeout(limit):
                 yield client
-    except BindingError as fault:
-        raise ClusterUnreadable(fault.message) from fault
+    except BindingError as error:
+        raise ClusterUnreadable(error.message) from error
     except TransportError as error:
         raise ClusterUnreachable(str(error)) from error
     except KubeError as error:
@@ -127,11 +126,11 @@ async def check_identity(client: Client, binding: Object) -> None:
     pinned = value_at(binding, "status", "identity")
     found = uid_of(await client.get(NAMESPACES, IDENTITY_NAMESPACE))
     if pinned not in (None, found):
-        raise ClusterUnreadable(f"the cluster behind the kubeconfig is {found}, and {pinned} was bound")
+        raise ClusterUnreadable(f"the kubeconfig points to cluster {found}, but {pinned} was bound")
 
 
 async def owner_policies(client: Client) -> list[Object]:
-    """The policies in a physical cluster; none where it does not know the kind."""
+    """Return the policies in a physical cluster; none if it does not serve the kind."""
     try:
         return await client.list(POLICIES)
     except NotFound:
@@ -139,7 +138,7 @@ async def owner_policies(client: Client) -> list[Object]:
 
 
 async def read_physical_node(client: Client, binding: Object, node: str) -> PhysicalNodeSnapshot:
-    """What decides about one node."""
+    """Read the objects that decide the lease of one node."""
     found, pods, policies, mount = await gather_all(
         client.find(NODES, node),
         client.list(PODS, fields=f"spec.nodeName={node}"),
@@ -150,7 +149,7 @@ async def read_physical_node(client: Client, binding: Object, node: str) -> Phys
 
 
 async def read_physical_cluster(client: Client, binding: Object) -> PhysicalSnapshot:
-    """What decides about every node."""
+    """Read the objects that decide the leases of all nodes."""
     return PhysicalSnapshot(
         *await gather_all(
             client.list(NODES),
@@ -168,20 +167,20 @@ async def find_mount_namespace(client: Client, binding: Object) -> Object | None
 
 
 async def last_contact_times(client: Client) -> dict[str, datetime]:
-    """When the physical cluster of each virtual node last answered, to within ten seconds, as the node's Lease says.
+    """Return when the physical cluster of each virtual node last answered, within ten seconds, from the node Leases.
 
-    Nothing where the Leases may not be read.
+    Empty if the Leases may not be read.
     """
     try:
         leases = await client.list(LEASES, NODE_LEASE_NAMESPACE)
     except KubeError:
         return {}
-    told = {name_of(each): annotations_of(each).get(keys.LAST_SEEN) for each in leases}
-    return {name: parse_time(text) for name, text in told.items() if text}
+    times = {name_of(each): annotations_of(each).get(keys.LAST_SEEN) for each in leases}
+    return {name: parse_time(text) for name, text in times.items() if text}
 
 
 async def gather_all(*reads: Coroutine[Any, Any, Any]) -> list[Any]:
-    """What reads find that go on at the same time; the first error where one fails."""
+    """Run coroutines concurrently and return their results; raise the first error."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each) for each in reads]

@@ -1,6 +1,6 @@
-"""The state of things in a line each: bindings, virtual nodes, policies.
+"""Status values of bindings, virtual nodes and policies, one per table row.
 
-Each function takes objects and returns values, which are printed as tables or, with every field, as JSON and YAML.
+Each function takes objects and returns values, which are printed as tables or, with all fields, as JSON and YAML.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,7 +23,7 @@ from tapestry.syncer.virtual_nodes import lease_state_of, leased_amounts, taint_
 HARMLESS_REASONS = frozenset(
     {"OutOfTimeWindows", "Reclaimed", "CleanupInProgress", "WaitingSyncerCleanup", keys.MOUNT_NAMESPACE_UNMARKED}
 )
-"""Reasons for which something is not so, as it should be."""
+"""Reasons of false conditions that are not problems."""
 
 
 UNREACHABLE = "PhysicalClusterUnreachable"
@@ -31,7 +31,7 @@ RECLAIMED = "Reclaimed"
 
 
 class Printable(Struct, frozen=True, rename="camel"):
-    """Something to show; field names as in Kubernetes."""
+    """Value to print; its field names are in camel case, as in Kubernetes."""
 
 
 class BindingStatus(Printable, frozen=True):
@@ -39,7 +39,7 @@ class BindingStatus(Printable, frozen=True):
     cluster_id: str
     phase: str
     leasing: str
-    """`Leasing`, or the reason why not."""
+    """`Leasing`, or the reason why nothing is leased."""
     nodes: int
     pods: int
     leased: dict[str, str]
@@ -47,7 +47,7 @@ class BindingStatus(Printable, frozen=True):
     next_change: datetime | None
     last_seen: datetime | None
     last_seen_exact: bool
-    """Whether that is the time of the last answer, to within ten seconds; else it may be five minutes older."""
+    """True if `last_seen` is accurate to ten seconds; otherwise it may be five minutes old."""
     created: datetime
     mount_namespace: str
     identity: str
@@ -60,16 +60,16 @@ class NodeStatus(Printable, frozen=True):
     binding: str
     physical_node: str
     state: str
-    """`Open`, `Closed` or `Withdrawn`, as its taints say."""
+    """`Open`, `Closed` or `Withdrawn`, from its taints."""
     ready: bool
     cordoned: bool
     leased: dict[str, str]
-    """Now: 0 of everything while it is not open."""
+    """Amounts now: 0 of everything while it is not open."""
     used: dict[str, str]
     pods: int
     policies: list[str]
     lease_ends: datetime | None
-    """Told only shortly before."""
+    """End of the lease; known only shortly before."""
     created: datetime
 
 
@@ -78,11 +78,11 @@ class PolicyStatus(Printable, frozen=True):
     side: str
     cluster: str
     seen_by: str
-    """The binding in whose cluster an owner's policy is."""
+    """Binding in whose cluster an owner's policy is."""
     state: str
     """`Open`, `Closed`, `Invalid`, or `Reclaimed` by the owner's kill switch."""
     open: bool
-    """Whether a window is open."""
+    """True if a window is open."""
     windows: list[str]
     limits: dict[str, str]
     terms: str
@@ -94,9 +94,9 @@ class PolicyStatus(Printable, frozen=True):
 
 
 def binding_status(binding: Object, last_contact: datetime | None = None) -> BindingStatus:
-    """`heard` is when its cluster last answered, where the Leases of its nodes say so."""
+    """Return the status; `last_contact` is from the Leases of its nodes, if known."""
     spec, status = binding["spec"], binding.get("status") or {}
-    told = time_at(status, "lastSeen")
+    reported = time_at(status, "lastSeen")
     return BindingStatus(
         name=name_of(binding),
         cluster_id=spec["clusterID"],
@@ -107,7 +107,7 @@ def binding_status(binding: Object, last_contact: datetime | None = None) -> Bin
         leased=status.get("leased") or {},
         used=status.get("used") or {},
         next_change=time_at(status, "nextChange"),
-        last_seen=max(filter(None, (told, last_contact)), default=None),
+        last_seen=max(filter(None, (reported, last_contact)), default=None),
         last_seen_exact=last_contact is not None or leasing_reason(binding) == UNREACHABLE,
         created=creation_time(binding),
         mount_namespace=spec.get("mountNamespace") or "",
@@ -118,23 +118,23 @@ def binding_status(binding: Object, last_contact: datetime | None = None) -> Bin
 
 
 def leasing_reason(binding: Object) -> str:
-    """`Leasing`, or why nothing is lent."""
+    """Return `Leasing`, or the reason why nothing is leased."""
     found = find_condition(value_at(binding, "status", "conditions"), "Leasing") or {}
     return str(found.get("reason", ""))
 
 
 def condition_problems(conditions: Iterable[Object]) -> Iterator[str]:
-    """What is not as it should be; one sentence for each reason, however many conditions give it."""
-    told = set()
+    """Yield a message for each distinct reason of a condition that is not true."""
+    reported = set()
     for each in conditions:
         reason = each.get("reason")
-        if each["status"] != "True" and reason not in HARMLESS_REASONS and reason not in told:
-            told.add(reason)
+        if each["status"] != "True" and reason not in HARMLESS_REASONS and reason not in reported:
+            reported.add(reason)
             yield f"{each['type']}={each['status']}: {reason}: {each.get('message', '')}".rstrip(": ")
 
 
 def node_status(node: Object, pods: Iterable[Object]) -> NodeStatus:
-    holding = [pod for pod in pods if occupies_node(pod)]
+    active = [pod for pod in pods if occupies_node(pod)]
     annotations = annotations_of(node)
     return NodeStatus(
         name=name_of(node),
@@ -146,8 +146,8 @@ def node_status(node: Object, pods: Iterable[Object]) -> NodeStatus:
             value_at(node, "spec", "unschedulable") or taint_named(node, keys.PHYSICAL_NODE_UNSCHEDULABLE_TAINT)
         ),
         leased=leased_amounts(node).texts(),
-        used=total_requests(holding).texts(),
-        pods=len(holding),
+        used=total_requests(active).texts(),
+        pods=len(active),
         policies=applied_policies(node),
         lease_ends=time_at(annotations, keys.LEASE_ENDS),
         created=creation_time(node),
@@ -155,7 +155,7 @@ def node_status(node: Object, pods: Iterable[Object]) -> NodeStatus:
 
 
 def physical_node_name(node: Object) -> str:
-    """The name of the node below that a virtual one stands for."""
+    """Return the name of the physical node of a virtual node."""
     return annotations_of(node).get(keys.PHYSICAL_NODE_NAME, "")
 
 
@@ -164,19 +164,19 @@ def total_requests(pods: Iterable[Object]) -> ResourceList:
 
 
 def applied_policies(node: Object) -> list[str]:
-    """The policies that a virtual node is lent under."""
+    """Return the policies that a virtual node is leased under."""
     return [each for each in annotations_of(node).get(keys.POLICIES_APPLIED, "").split(",") if each]
 
 
 def policy_status(
     policy: Object, side: PolicySide, seen_by: Binding | None, binding: Object | None, time_zone: str, now: datetime
 ) -> PolicyStatus:
-    """A policy as it counts now for its `binding`; an owner's is told with what that leases under it."""
+    """Return the current status of a policy for its `binding`; an owner's policy includes the binding's share."""
     reading = parsed_policy(policy, side, time_zone)
     status = policy.get("status") or {}
     share = status if seen_by is None else binding_share(status, seen_by)
     state = policy_state(reading, binding, now)
-    lends = state != RECLAIMED and reading.policy.is_open(now)
+    is_leasing = state != RECLAIMED and reading.policy.is_open(now)
     return PolicyStatus(
         name=name_of(policy),
         side=side,
@@ -188,8 +188,8 @@ def policy_status(
         limits={limit.resource: limit_text(limit) for limit in reading.policy.spec.resource_limits},
         terms=reclaim_terms_text(reading.policy.spec),
         next_change=reading.policy.schedule.next_change(now),
-        nodes=(share.get("nodes") or 0) if lends else 0,
-        leased=(share.get("leased") or {}) if lends else {},
+        nodes=(share.get("nodes") or 0) if is_leasing else 0,
+        leased=(share.get("leased") or {}) if is_leasing else {},
         complaint=reading.error,
         created=creation_time(policy),
     )
@@ -204,10 +204,10 @@ def policy_state(reading: ParsedPolicy, binding: Object | None, now: datetime) -
 
 
 def binding_share(status: Object, binding: Binding) -> Object:
-    """What one binding leases under an owner's policy, as its syncer says there."""
+    """Return what one binding leases under an owner's policy, from the policy's status."""
     leases: list[Object] = status.get("leases") or []
-    ours = (binding.virtual_cluster, binding.name)
-    return next((each for each in leases if (each["virtualCluster"], each["clusterBinding"]) == ours), {})
+    own = (binding.virtual_cluster, binding.name)
+    return next((each for each in leases if (each["virtualCluster"], each["clusterBinding"]) == own), {})
 
 
 def window_texts(spec: ResourceLeasingPolicySpec, time_zone: str) -> list[str]:
@@ -215,20 +215,20 @@ def window_texts(spec: ResourceLeasingPolicySpec, time_zone: str) -> list[str]:
 
 
 def window_text(window: TimeWindow, time_zone: str) -> str:
-    """`22:00-06:00 Mon,Tue UTC`"""
+    """Return `22:00-06:00 Mon,Tue UTC`."""
     days = ",".join(day[:3].capitalize() for day in window.days)
     return " ".join(filter(None, (f"{window.start}-{window.end}", days, window.time_zone or time_zone)))
 
 
 def limit_text(limit: ResourceLimit) -> str:
-    """What a policy lets go of one resource, in words."""
+    """Describe the limit of one resource."""
     parts = [f"{limit.percent}% of idle"] if limit.percent is not None else []
     parts += [f"at most {limit.quantity}"] if limit.quantity is not None else []
     return ", ".join(parts) or "all that is idle"
 
 
 def reclaim_terms_text(spec: ResourceLeasingPolicySpec) -> str:
-    """How what was lent is taken back, in words."""
+    """Describe how leased capacity is reclaimed."""
     if not spec.force_reclaim:
         return "pods finish"
     evicting = ", evictions before that" if spec.evict_during_grace else ""

@@ -1,4 +1,4 @@
-"""Answers as text: aligned columns and short sentences, for a terminal of any width."""
+"""Text output of the commands: aligned tables and short sentences."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 EMPTY_CELL = "-"
 GAP, NARROW_GAP = "   ", "  "
 WIDTH = 80
-"""Columns of a terminal that tables fit into, unless they are asked to be wide."""
+"""Width of tables in characters, unless wide output is requested."""
 MIN_CUT_WIDTH, MAX_WINDOW_LENGTH = 12, 24
-"""Characters of a text that are shown at least, and of a window at most."""
+"""Smallest width of a truncated text, and largest of a window."""
 UNITS = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], gap: str = GAP) -> str:
-    """Columns as wide as what is in them; an empty cell is a dash, so that each line has as many words as it should."""
+    """Align columns; an empty cell becomes a dash, so that every line has the same number of words."""
     lines = [list(header), *([cell_text(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(gap.join(map(str.ljust, line, widths)).rstrip() for line in lines)
@@ -39,36 +39,38 @@ def fitted_table(
     droppable: Sequence[str],
     truncated_column: str | None = None,
 ) -> str:
-    """A table of at most 80 columns where that is possible: without droppable columns, the first of these first.
+    """Return a table of at most 80 characters if possible; droppable columns are removed in order.
 
-    The last column may be `cut`, but names never are: they are copied to other commands.
+    The last column may be truncated.  Names never are, because they are copied to other commands.
     """
-    kept = list(range(len(header)))
-    shown = [[cell_text(cell) for cell in row] for row in rows]
+    columns = list(range(len(header)))
+    cells = [[cell_text(cell) for cell in row] for row in rows]
     for name in droppable:
-        if line_width(header, shown, kept, truncated_column) <= WIDTH:
+        if line_width(header, cells, columns, truncated_column) <= WIDTH:
             break
-        kept.remove(header.index(name))
-    room = (
-        WIDTH - line_width(header, shown, [each for each in kept if header[each] != truncated_column]) - len(NARROW_GAP)
+        columns.remove(header.index(name))
+    available = (
+        WIDTH
+        - line_width(header, cells, [each for each in columns if header[each] != truncated_column])
+        - len(NARROW_GAP)
     )
     lines = [
-        [truncated(row[each], room) if header[each] == truncated_column else row[each] for each in kept]
-        for row in shown
+        [truncated(row[each], available) if header[each] == truncated_column else row[each] for each in columns]
+        for row in cells
     ]
-    return table([header[each] for each in kept], lines, NARROW_GAP)
+    return table([header[each] for each in columns], lines, NARROW_GAP)
 
 
 def line_width(
-    header: Sequence[str], rows: Sequence[Sequence[str]], kept: Sequence[int], truncated_column: str | None = None
+    header: Sequence[str], rows: Sequence[Sequence[str]], columns: Sequence[int], truncated_column: str | None = None
 ) -> int:
-    """Columns of a terminal that some columns of a table take; one that may be cut takes a few words."""
-    widths = [max(len(header[each]), *(len(row[each]) for row in rows)) for each in kept]
+    """Return the width of some columns of a table; a truncated column counts with its minimum."""
+    widths = [max(len(header[each]), *(len(row[each]) for row in rows)) for each in columns]
     least = [
         min(width, MIN_CUT_WIDTH) if header[each] == truncated_column else width
-        for each, width in zip(kept, widths, strict=True)
+        for each, width in zip(columns, widths, strict=True)
     ]
-    return sum(least) + len(NARROW_GAP) * (len(kept) - 1)
+    return sum(least) + len(NARROW_GAP) * (len(columns) - 1)
 
 
 def truncated(text: str, width: int) -> str:
@@ -81,7 +83,7 @@ def cell_text(cell: object) -> str:
 
 
 def duration_text(length: timedelta) -> str:
-    """A length of time in its two largest units: `3h12m`, `2d`, `45s`."""
+    """Format a duration with its two largest units: `3h12m`, `2d`, `45s`."""
     seconds = max(int(length.total_seconds()), 0)
     days, hours, minutes = seconds // DAY, seconds % DAY // HOUR, seconds % HOUR // MINUTE
     if days:
@@ -96,7 +98,7 @@ def age_text(moment: datetime | None, now: datetime) -> str:
 
 
 def time_text(moment: datetime | None, now: datetime) -> str:
-    """`2026-03-01T22:00:00Z (in 3h12m)`; or how long that is past."""
+    """Return `2026-03-01T22:00:00Z (in 3h12m)`, or `(... ago)` for the past."""
     if moment is None:
         return ""
     distance = f"in {duration_text(moment - now)}" if moment > now else f"{duration_text(now - moment)} ago"
@@ -104,7 +106,7 @@ def time_text(moment: datetime | None, now: datetime) -> str:
 
 
 def amount_text(resource: str, text: str) -> str:
-    """A quantity as people read it: bytes in their largest unit, the rest as it is written."""
+    """Format a quantity for readers: bytes in their largest unit, others unchanged."""
     if not text or not resource.startswith(("memory", "ephemeral-storage", "hugepages-")):
         return text
     number, rank = parse_quantity(text).nano / NANOS, 0
@@ -118,14 +120,14 @@ def resource_text(amounts: dict[str, str], resource: str) -> str:
 
 
 def usage_text(each: BindingStatus | NodeStatus, resource: str) -> str:
-    """What is used of what is leased now: `1500m/4`; `1500m/0` where pods still hold something of a closed node."""
+    """Return used and leased amounts: `1500m/4`, or `1500m/0` if pods remain on a closed node."""
     leased, used = resource_text(each.leased, resource), resource_text(each.used, resource)
     return f"{used or 0}/{leased or 0}" if leased or used else ""
 
 
 def bindings_table(found: Sequence[BindingStatus], now: datetime, *, wide: bool = False) -> str:
     if not found:
-        return "no cluster has joined; `tapestry join --help` says how"
+        return "no cluster has joined; `tapestry join --help` shows how"
     header = ["NAME", "LEASING", "NODES", "PODS", "CPU", "MEMORY", "NEXT-CHANGE", "LAST-SEEN"]
     more = ["CLUSTER-ID", "PHASE", "AGE", "MOUNT-NAMESPACE", "CREDENTIALS-EXPIRE", "IDENTITY"] if wide else []
     rows = []
@@ -144,17 +146,17 @@ def bindings_table(found: Sequence[BindingStatus], now: datetime, *, wide: bool 
 
 
 def last_seen_text(binding: BindingStatus, now: datetime) -> str:
-    """When its cluster last answered; where only that it lately did is known, no more is said."""
+    """Return when its cluster last answered; a recent but inexact time is shown as an upper bound."""
     if binding.last_seen is None:
         return ""
-    age, lately = now - binding.last_seen, LAST_SEEN_INTERVAL + timedelta(minutes=1)
-    is_recent = not binding.last_seen_exact and age < lately
-    return f"<{lately // timedelta(minutes=1)}m ago" if is_recent else f"{duration_text(age)} ago"
+    age, bound = now - binding.last_seen, LAST_SEEN_INTERVAL + timedelta(minutes=1)
+    is_recent = not binding.last_seen_exact and age < bound
+    return f"<{bound // timedelta(minutes=1)}m ago" if is_recent else f"{duration_text(age)} ago"
 
 
 def nodes_table(found: Sequence[NodeStatus], now: datetime, *, wide: bool = False) -> str:
     if not found:
-        return "no node is lent; `tapestry status` says why"
+        return "no node is lent; `tapestry status` shows why"
     header = ["NAME", "STATE", "READY", "PODS", "CPU", "MEMORY", "ENDS"]
     more = ["BINDING", "AGE", "PHYSICAL-NODE", "POLICIES", "OTHER"] if wide else []
     rows = []
@@ -199,20 +201,20 @@ def policies_table(found: Sequence[PolicyStatus], now: datetime, *, wide: bool =
 
 
 def window_count_text(policy: PolicyStatus) -> str:
-    """How many windows there are, or the only one."""
+    """Return the only window, or the number of windows."""
     if len(policy.windows) > 1 or len(windows_text(policy)) > MAX_WINDOW_LENGTH:
         return plural_text(len(policy.windows), "window")
     return windows_text(policy)
 
 
 def windows_text(policy: PolicyStatus | PolicyEffect) -> str:
-    """When it is open; one that cannot be read never is by that, whatever it has no windows for."""
+    """Return the windows; empty for an invalid policy."""
     return "; ".join(policy.windows) or ("" if policy.complaint else "always")
 
 
 def pods_table(found: Sequence[PodStatus], now: datetime, *, wide: bool = False) -> str:
     if not found:
-        return "no pod is on a virtual node, or waits for a node"
+        return "no pod is on a virtual node or waits for one"
     header = ["NAMESPACE", "POD", "PHASE", "NODE"]
     more = ["BINDING", "TWIN", "PHYSICAL-NODE", "AGE"] if wide else []
     rows = []
@@ -222,7 +224,7 @@ def pods_table(found: Sequence[PodStatus], now: datetime, *, wide: bool = False)
         rows.append([*row, reason_text(each.reason, each.why)])
     if wide:
         return table([*header, *more, "WHY"], rows)
-    # Where all are of one namespace, it is the one that was asked for.
+    # With a single namespace, it is the one that the user selected.
     same = len({each.namespace for each in found}) == 1
     return fitted_table([*header, "WHY"], rows, (*(("NAMESPACE",) if same else ()), "NODE"), truncated_column="WHY")
 
@@ -233,7 +235,7 @@ def reason_text(reason: str, why: str) -> str:
 
 def repairs_table(found: "Sequence[RepairResult]", *, wide: bool = False) -> str:
     if not found:
-        return "everything is as it should be"
+        return "no inconsistencies were found"
     header = ["BINDING", "INVARIANT", "SIDE", "OBJECT", "MENDED", "WHAT-IS-WRONG"]
     rows = []
     for each in found:
@@ -241,7 +243,7 @@ def repairs_table(found: "Sequence[RepairResult]", *, wide: bool = False) -> str
         rows.append([*row, each.message, each.remedy] if wide else [*row, each.message])
     if wide:
         return table([*header, "WHAT-MENDS-IT"], rows)
-    remedies = dict.fromkeys(f"{each.binding}: mended by {each.remedy}" for each in found if each.remedy)
+    remedies = dict.fromkeys(f"{each.binding}: fixed by {each.remedy}" for each in found if each.remedy)
     return "\n".join([table(header, rows), *(["", *remedies] if remedies else [])])
 
 
@@ -251,7 +253,7 @@ def repairs_table(found: "Sequence[RepairResult]", *, wide: bool = False) -> str
 def tree_text(tree: Tree) -> str:
     lines = [f"virtual cluster {tree.virtual_cluster}"]
     if not tree.bindings:
-        return "\n".join([*lines, "no cluster has joined; `tapestry join --help` says how"])
+        return "\n".join([*lines, "no cluster has joined; `tapestry join --help` shows how"])
     return "\n".join([*lines, *tree_lines([(binding_line(each), binding_node_lines(each)) for each in tree.bindings])])
 
 
@@ -264,18 +266,18 @@ def binding_node_lines(binding: BindingBranch) -> list[str]:
 
 
 def tree_lines(branches: Sequence[tuple[str, Iterable[str]]]) -> Iterator[str]:
-    """Lines of branches, each with the lines that grow out of it."""
-    for number, (line, below) in enumerate(branches, start=1):
+    """Yield the lines of branches with connecting lines."""
+    for number, (line, children) in enumerate(branches, start=1):
         is_last = number == len(branches)
         yield f"{'└─' if is_last else '├─'} {line}"
-        yield from (f"{'   ' if is_last else '│  '}{each}" for each in below)
+        yield from (f"{'   ' if is_last else '│  '}{each}" for each in children)
 
 
 def binding_line(branch: BindingBranch) -> str:
     pods = sum(len(node.pods) for node in branch.nodes)
-    said = ", ".join(filter(None, (branch.phase, branch.leasing)))
+    state = ", ".join(filter(None, (branch.phase, branch.leasing)))
     amounts = f"{plural_text(len(branch.nodes), 'node')}, {plural_text(pods, 'pod')}"
-    return f"{branch.binding} ({branch.cluster_id}): {said or EMPTY_CELL}; {amounts}"
+    return f"{branch.binding} ({branch.cluster_id}): {state or EMPTY_CELL}; {amounts}"
 
 
 def plural_text(number: int, noun: str) -> str:
@@ -315,25 +317,25 @@ def node_lines(explanation: NodeExplanation, now: datetime) -> Iterator[str]:
     elif explanation.state != "Open" and explanation.resources and not explanation.unseen:
         yield reclaim_text(explanation, now)
     elif explanation.state == "Open" and not explanation.unseen:
-        yield "no end is in sight"
+        yield "no end is scheduled"
     if explanation.next_change and explanation.next_change != explanation.ends:
         yield f"next change at {time_text(explanation.next_change, now)}"
     if explanation.behind:
-        yield f"the virtual node still shows other amounts of {', '.join(explanation.behind)}; is its syncer at work?"
+        yield f"the virtual node still shows other amounts of {', '.join(explanation.behind)}; is its syncer running?"
     if explanation.last_seen:
         yield f"it last answered at {time_text(explanation.last_seen, now)}"
     if explanation.unseen:
-        yield f"the physical cluster was not looked into: {explanation.unseen}"
+        yield f"the physical cluster was not read: {explanation.unseen}"
 
 
 def reclaim_text(explanation: NodeExplanation, now: datetime) -> str:
-    """What becomes of pods on a node that closes."""
+    """Describe the fate of pods on a node that closes."""
     by = f", by {explanation.terms_by}" if explanation.terms_by else ""
     if explanation.deadline is None:
-        return f"pods that are there may finish{by}"
+        return f"running pods may finish{by}"
     if explanation.deadline <= now:
-        return f"pods that are still there are being reclaimed{by}"
-    return f"pods that are there are reclaimed at {time_text(explanation.deadline, now)}{by}"
+        return f"remaining pods are being reclaimed{by}"
+    return f"remaining pods are reclaimed at {time_text(explanation.deadline, now)}{by}"
 
 
 def resources_table(found: Iterable[ResourceExplanation], *, seen: bool) -> str:
@@ -360,8 +362,8 @@ def node_policies_table(found: Iterable[PolicyEffect], now: datetime) -> str:
             "" if each.selects is None else "decides" if each.decides else "counts" if each.selects else "other nodes"
         )
         change = f"{'closes' if each.open else 'opens'} {time_text(each.next_change, now)}" if each.next_change else ""
-        said = f"Invalid: {each.complaint}" if each.complaint else state
-        rows.append([each.policy, said, role, change, windows_text(each), each.terms])
+        state_text = f"Invalid: {each.complaint}" if each.complaint else state
+        rows.append([each.policy, state_text, role, change, windows_text(each), each.terms])
     return table(["POLICY", "STATE", "ROLE", "NEXT-CHANGE", "WINDOWS", "TERMS"], rows)
 
 
@@ -370,14 +372,12 @@ def policy_text(explanation: PolicyExplanation, now: datetime) -> str:
     since = f" since {time_text(explanation.since, now)}" if explanation.since else ""
     lines = [f"Policy {explanation.policy}: {state}{since}"]
     if explanation.complaint:
-        instead = (
-            "its last good spec goes on" if explanation.uses_last_good else "it offers nothing, and takes nothing back"
-        )
-        lines.append(f"  invalid: {explanation.complaint}; {instead}")
+        effect = "its last good spec stays in effect" if explanation.uses_last_good else "it has no effect"
+        lines.append(f"  invalid: {explanation.complaint}; {effect}")
     lines.append(
         f"  for ClusterBinding {explanation.binding}"
         if explanation.binding
-        else f"  for nobody: no ClusterBinding has the name or clusterID {explanation.cluster}"
+        else f"  for no binding: no ClusterBinding has the name or clusterID {explanation.cluster}"
     )
     if not explanation.complaint or explanation.uses_last_good:
         lines += policy_lines(explanation, now)
@@ -394,21 +394,21 @@ def policy_text(explanation: PolicyExplanation, now: datetime) -> str:
 
 
 def policy_lines(explanation: PolicyExplanation, now: datetime) -> Iterator[str]:
-    """What a policy that can be read says: when, how much, and how it ends."""
+    """Yield the windows, limits and reclaim terms of a valid policy."""
     verb = "closes" if explanation.open else "opens"
     yield (
         f"  {verb} at {time_text(explanation.next_change, now)}"
         if explanation.next_change
-        else "  never changes by the clock"
+        else "  has no scheduled change"
     )
     yield f"  windows: {'; '.join(explanation.windows) or 'always'}"
     limits = "; ".join(f"{name}: {text}" for name, text in explanation.limits.items())
-    yield f"  of each node: {limits or 'all that is idle'}; a resource that is not named is lent whole"
+    yield f"  of each node: {limits or 'all that is idle'}; other resources are leased completely"
     yield f"  at the end: {explanation.terms}"
 
 
 def plan_text(plan: PolicyPlan, now: datetime) -> str:
-    """What a policy that is not there yet would change."""
+    """Describe the changes that a proposed policy would cause."""
     state = "open" if plan.open else "closed"
     lines = [f"Policy {plan.policy} for ClusterBinding {plan.binding}: {'new' if plan.is_new else 'changed'}"]
     change = f", {'closes' if plan.open else 'opens'} at {time_text(plan.next_change, now)}" if plan.next_change else ""
@@ -436,7 +436,7 @@ def plan_text(plan: PolicyPlan, now: datetime) -> str:
     rows.append(["all", "", *totals, str(sum(len(each.reclaimed) for each in plan.nodes))])
     lines += ["", fitted_table(["NODE", "STATE", "CPU", "MEMORY", "PODS-RECLAIMED"], rows, ())]
     pods = [f"  {pod} on {each.node}" for each in plan.nodes for pod in each.reclaimed]
-    return "\n".join([*lines, *(["", "Pods that would have to leave:", *pods] if pods else [])])
+    return "\n".join([*lines, *(["", "Pods that would be reclaimed:", *pods] if pods else [])])
 
 
 def change_text(before: str, after: str) -> str:
@@ -457,7 +457,7 @@ def pod_text(explanation: PodExplanation, now: datetime) -> str:
     lines += [f"  {line}" for line in pod_lines(explanation, now)]
     if explanation.obstacles:
         rows = [[each.what, f"{each.nodes} of {explanation.nodes}", each.todo] for each in explanation.obstacles]
-        lines += ["", table(["WHAT-BARS-IT", "NODES", "WHAT-TO-DO"], rows)]
+        lines += ["", table(["OBSTACLE", "NODES", "ADVICE"], rows)]
     return "\n".join(lines)
 
 
@@ -466,10 +466,10 @@ def pod_lines(explanation: PodExplanation, now: datetime) -> Iterator[str]:
     if pod.why:
         yield pod.why
     if explanation.deadline:
-        yield f"if that lasts it fails at {time_text(explanation.deadline, now)}, unless its syncer was told otherwise"
+        yield f"if this persists it fails at {time_text(explanation.deadline, now)}, with the default syncer settings"
     if explanation.free_nodes:
         free = f"{explanation.free_nodes} of {explanation.nodes} virtual nodes"
-        yield f"taints, labels and room let it onto {free}: its scheduler has yet to choose one, or said why not"
+        yield f"taints, labels and free resources admit it to {free}: its scheduler has not chosen one yet"
     if pod.binding:
         yield f"node {pod.node}, which is {pod.physical_node} of ClusterBinding {pod.binding}"
     if pod.twin:
@@ -477,6 +477,6 @@ def pod_lines(explanation: PodExplanation, now: datetime) -> Iterator[str]:
         yield f"twin {pod.twin}{f': {explanation.twin_phase}{placed}' if explanation.twin_phase else ''}"
     yield from explanation.notes
     if explanation.todo and not explanation.obstacles:
-        yield f"what to do: {explanation.todo}"
+        yield f"advice: {explanation.todo}"
     if explanation.unseen:
-        yield f"the physical cluster was not looked into: {explanation.unseen}"
+        yield f"the physical cluster was not read: {explanation.unseen}"

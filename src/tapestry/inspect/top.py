@@ -1,4 +1,4 @@
-"""What is leased, what pods request of it, and what they use: of clusters, virtual nodes or pods, the busiest first."""
+"""Leased, requested and used resources of clusters, virtual nodes and pods."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,17 +19,17 @@ Order = Literal["cpu", "memory", "name"]
 
 
 class Load(Printable, frozen=True, kw_only=True):
-    """Amounts of one thing."""
+    """Requested and used amounts of one object."""
 
     name: str
     binding: str
     requested: dict[str, str]
     used: dict[str, str] | None
-    """None where nobody measures it."""
+    """Used amounts; None if they are not measured."""
 
 
 class LeasedLoad(Load, frozen=True, kw_only=True):
-    """Amounts of something that is lent."""
+    """Amounts of a leased object."""
 
     leased: dict[str, str]
     pods: int
@@ -51,12 +51,12 @@ class PodLoad(Load, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class UsageReport:
-    """Everything that is lent by some bindings, with what was measured of it."""
+    """Everything that some bindings lease, with its usage."""
 
     facts: VirtualSnapshot
     bindings: list[Object]
     usage: Mapping[str, BindingUsage]
-    """By the UID of the binding."""
+    """Usage by binding UID."""
 
     def clusters(self) -> list[ClusterLoad]:
         return [self.cluster(each) for each in self.bindings]
@@ -115,19 +115,19 @@ class UsageReport:
         return None if found is None else found.texts()
 
     def missing_usage_messages(self) -> list[str]:
-        """A sentence for each binding of whose pods nobody knows what they use."""
+        """Return a message for each binding whose usage is unknown."""
         missing = [(name_of(each), self.usage[uid_of(each)].error) for each in self.bindings]
-        return [f"what pods of {name} use is not shown: {why}" for name, why in missing if why]
+        return [f"the usage of the pods of {name} is not shown: {why}" for name, why in missing if why]
 
 
 async def usage_report(queries: Queries, reader: UsageReader, binding: str | None) -> UsageReport:
     facts = await read_virtual_cluster(queries.client)
-    chosen = queries.selected_bindings(facts, binding)
-    return UsageReport(facts, chosen, await reader.usage_by_binding(facts, chosen))
+    bindings = queries.selected_bindings(facts, binding)
+    return UsageReport(facts, bindings, await reader.usage_by_binding(facts, bindings))
 
 
 def sorted_loads(found: Iterable[Any], order: Order) -> list[Any]:
-    """By what is used of a resource or, where nobody knows, requested; names decide between equals."""
+    """Sort by used amount or, if unknown, by requested amount; equal ones by name."""
 
     def amount(load: Load) -> int:
         return parse_quantity((load.requested if load.used is None else load.used).get(order, "0")).nano
@@ -140,12 +140,12 @@ def sorted_loads(found: Iterable[Any], order: Order) -> list[Any]:
 
 
 def loads_table(found: Sequence[Load], *, wide: bool = False) -> str:
-    """One line for each: what is used, requested and, of what is lent, leased.
+    """Return one row per load with used, requested and leased amounts.
 
-    Wide, with each of them in a column of its own, shares of what is leased, and what else is requested.
+    The wide form has separate columns, percentages of the leased amounts, and other resources.
     """
     if not found:
-        return "nothing is lent, or nothing runs on it; `tapestry status` says what there is"
+        return "nothing is lent, or nothing runs on it; `tapestry status` shows the bindings"
     lines = [[*name_cells(each, wide=wide), *(amount_cells(each) if wide else summary_cells(each))] for each in found]
     header, rows = [title for title, _ in lines[0]], [[cell for _, cell in line] for line in lines]
     if wide:
@@ -155,7 +155,7 @@ def loads_table(found: Sequence[Load], *, wide: bool = False) -> str:
 
 
 def droppable_columns(found: Sequence[Load]) -> Sequence[str]:
-    """Columns to do without on a narrow terminal: a namespace that all pods share first."""
+    """Return the columns to drop on a narrow terminal; a namespace shared by all pods is first."""
     pods = [each for each in found if isinstance(each, PodLoad)]
     if not pods:
         return ()
@@ -163,7 +163,7 @@ def droppable_columns(found: Sequence[Load]) -> Sequence[str]:
 
 
 Cell = tuple[str, object]
-"""Below its title."""
+"""Column title and value."""
 
 
 def name_cells(load: Load, *, wide: bool) -> list[Cell]:
@@ -174,11 +174,11 @@ def name_cells(load: Load, *, wide: bool) -> list[Cell]:
             return [("NODE", load.name), *([("CLUSTER", load.binding)] if wide else []), ("PODS", load.pods)]
         case PodLoad():
             return [("NAMESPACE", load.namespace), ("POD", load.name), ("NODE", load.node)]
-    raise TypeError(f"{type(load).__name__} is nothing that is shown")
+    raise TypeError(f"{type(load).__name__} is not a printable load")
 
 
 def summary_cells(load: Load) -> Iterator[Cell]:
-    """`120m/1500m/4`: what is used, requested, and leased."""
+    """Yield `120m/1500m/4`: used, requested and leased."""
     for resource in RESOURCES:
         parts = [load.used, load.requested, *([load.leased] if isinstance(load, LeasedLoad) else [])]
         yield (
@@ -206,7 +206,7 @@ def percent_text(part: dict[str, str] | None, whole: dict[str, str], resource: s
 
 
 def other_resources_text(load: Load) -> str:
-    """`nvidia.com/gpu=2/8`: requested, of what is leased."""
+    """Return `nvidia.com/gpu=2/8`: requested and leased."""
     whole = load.leased if isinstance(load, LeasedLoad) else {}
     found = [name for name in {**whole, **load.requested} if name not in (*RESOURCES, "pods")]
     return ",".join(f"{name}={'/'.join(requested_and_leased(name, load.requested, whole))}" for name in found)

@@ -1,4 +1,4 @@
-"""The whole of it at a glance: a virtual cluster, the clusters that lend to it, their nodes, and the pods on these."""
+"""Tree of a virtual cluster: bindings, their nodes, and the pods on them."""
 
 from collections.abc import Iterable
 
@@ -33,33 +33,33 @@ class BindingBranch(Printable, frozen=True):
 
 class Tree(Printable, frozen=True):
     virtual_cluster: str
-    """The UID of its kube-system namespace."""
+    """UID of its kube-system namespace."""
     bindings: list[BindingBranch]
 
 
 def binding_branch(snapshot: VirtualSnapshot, obj: Object, binding: Binding, nodes: Iterable[Object]) -> BindingBranch:
-    """A binding with its virtual `nodes`."""
-    shown = binding_status(obj)
+    """Return a binding with its virtual `nodes`."""
+    status = binding_status(obj)
     return BindingBranch(
-        binding=shown.name,
-        cluster_id=shown.cluster_id,
-        phase=shown.phase,
-        leasing=shown.leasing,
+        binding=status.name,
+        cluster_id=status.cluster_id,
+        phase=status.phase,
+        leasing=status.leasing,
         nodes=[node_branch(snapshot, node, binding) for node in sorted(nodes, key=name_of)],
     )
 
 
 def node_branch(snapshot: VirtualSnapshot, node: Object, binding: Binding) -> NodeBranch:
     pods = sorted(snapshot.pods[name_of(node)], key=key_of)
-    shown = node_status(node, pods)
+    status = node_status(node, pods)
     return NodeBranch(
-        node=shown.name,
-        physical_node=shown.physical_node,
-        state=shown.state,
+        node=status.name,
+        physical_node=status.physical_node,
+        state=status.state,
         pods=[pod_leaf(pod, node, binding) for pod in pods],
     )
 
 
 def pod_leaf(pod: Object, node: Object, binding: Binding) -> PodLeaf:
-    shown = pod_status(PlacedPod(pod, node, binding))
-    return PodLeaf(pod=key_of(pod), phase=shown.phase, twin=shown.twin, reason=shown.reason)
+    status = pod_status(PlacedPod(pod, node, binding))
+    return PodLeaf(pod=key_of(pod), phase=status.phase, twin=status.twin, reason=status.reason)

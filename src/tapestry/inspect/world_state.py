@@ -1,4 +1,4 @@
-"""What there is to see of a world at one moment, made of objects of its virtual cluster.  Pure."""
+"""State of a world at one moment, computed from the objects of its virtual cluster (pure)."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,36 +18,34 @@ TERMINATING_PHASE = "Terminating"
 
 @dataclass(frozen=True)
 class WorldState:
-    """A world at one moment."""
-
     bindings: Sequence[BindingStatus]
     nodes: Sequence[NodeStatus]
     phases: Mapping[str, int]
-    """How many pods of each phase there are, of those that are on virtual nodes or have none yet."""
+    """Number of pods by phase, on virtual nodes or without a node."""
     waiting: Sequence[PodStatus]
-    """Those of them that are not over and do not run, the oldest first."""
+    """Pods of these that are pending, the oldest first."""
     now: datetime
-    """In the zone that times are shown in."""
+    """Current time, in the time zone to display."""
 
 
 def world_state_of(
     bindings: Iterable[Object], nodes: Iterable[Object], pods: Iterable[Object], now: datetime
 ) -> WorldState:
-    owners, above = {uid_of(each): each for each in bindings}, {name_of(each): each for each in nodes}
-    placed: dict[str, list[Object]] = {name: [] for name in above}
+    owners, nodes_by_name = {uid_of(each): each for each in bindings}, {name_of(each): each for each in nodes}
+    placed: dict[str, list[Object]] = {name: [] for name in nodes_by_name}
     phases: Counter[str] = Counter()
     waiting = []
     for pod in pods:
         node = value_at(pod, "spec", "nodeName", default="")
-        if is_placeholder(pod) or (node and node not in above):
+        if is_placeholder(pod) or (node and node not in nodes_by_name):
             continue
         placed.setdefault(node, []).append(pod)
         phases[phase := phase_of(pod)] += 1
         if phase == PENDING_PHASE:
-            waiting.append(waiting_pod_status(pod, above.get(node), owners))
+            waiting.append(waiting_pod_status(pod, nodes_by_name.get(node), owners))
     return WorldState(
         sorted(map(binding_status, owners.values()), key=lambda each: each.name),
-        sorted((node_status(each, placed[name]) for name, each in above.items()), key=lambda each: each.name),
+        sorted((node_status(each, placed[name]) for name, each in nodes_by_name.items()), key=lambda each: each.name),
         phases,
         sorted(waiting, key=lambda each: (each.created, each.namespace, each.name)),
         now,

@@ -1,4 +1,4 @@
-"""A world as it changes: whatever is seen of it is shown at once, but at most twice a second, and rarely at rest."""
+"""Watch of a world for the live view, with rate-limited refreshes."""
 
 import asyncio
 import time
@@ -15,26 +15,26 @@ from tapestry.inspect.world_state import WorldState, world_state_of
 from tapestry.kube.resources import NODES, PODS
 
 MIN_REFRESH_INTERVAL = 0.5
-"""Seconds, at least."""
+"""Shortest time between two refreshes, in seconds."""
 REFRESH_COST_FACTOR = 20
-"""How much longer than to look at thousands of pods it takes until they are looked at again."""
+"""Ratio of the pause to the CPU time of the last refresh, for worlds with thousands of pods."""
 IDLE_INTERVAL, COUNTDOWN_INTERVAL = 15.0, 1.0
-"""Seconds, at most: times that are shown go by."""
+"""Longest time between two refreshes, in seconds, because displayed times change."""
 COUNTDOWN_WINDOW = timedelta(minutes=2)
 
 
 @dataclass(frozen=True)
 class WorldWatcher:
-    """Follows the virtual cluster of a world, and shows it."""
+    """Watches the virtual cluster of a world and calls `show` on changes."""
 
     client: Client
     show: Callable[[WorldState], None]
     now: Callable[[], datetime]
     refresh: asyncio.Event
-    """Set by whoever has something else to be shown."""
+    """Event that requests a refresh."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watch and refresh until cancelled."""
         bindings, pods = Informer(self.client, CLUSTER_BINDINGS), Informer(self.client, PODS)
         nodes = Informer(self.client, NODES, labels=f"{keys.NODE_TYPE}={keys.NODE_TYPE_VIRTUAL}")
         async with asyncio.TaskGroup() as group:
@@ -46,15 +46,15 @@ class WorldWatcher:
             while True:
                 self.refresh.clear()
                 began = time.process_time()
-                seen = world_state_of(bindings.store.list(), nodes.store.list(), pods.store.list(), self.now())
-                self.show(seen)
+                state = world_state_of(bindings.store.list(), nodes.store.list(), pods.store.list(), self.now())
+                self.show(state)
                 await asyncio.sleep(max(MIN_REFRESH_INTERVAL, (time.process_time() - began) * REFRESH_COST_FACTOR))
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self.refresh.wait(), refresh_interval(seen))
+                    await asyncio.wait_for(self.refresh.wait(), refresh_interval(state))
 
 
 def refresh_interval(state: WorldState) -> float:
-    """How long a scene may stand though nothing changes: not so long that a countdown would be wrong."""
+    """Return the longest time until the next refresh; short while a countdown is displayed."""
     changes = (*(each.next_change for each in state.bindings), *(each.lease_ends for each in state.nodes))
     is_soon = any(moment is not None and moment - state.now < COUNTDOWN_WINDOW for moment in changes)
     return COUNTDOWN_INTERVAL if is_soon else IDLE_INTERVAL

@@ -1,1 +1,1 @@
-"""The world on one machine."""
+"""Local worlds: clusters, control planes and kubelets on this machine."""

@@ -1,4 +1,4 @@
-"""Clusters that are added to a running world, and removed from it: each starts and ends with the others."""
+"""Clusters added to and removed from a running world."""
 
 import asyncio
 import os
@@ -12,14 +12,14 @@ from tapestry.local.cluster_processes import POLL_INTERVAL, StallDetector
 from tapestry.local.world import REMOVED_FILE, RESCAN_SIGNAL, START_TIMEOUT, VIRTUAL, World, WorldError, has_binding
 
 BUILT_IN_NAME = re.compile(r"cluster-\d+")
-"""Names of the clusters that `tapestry up` makes by itself."""
+"""Names of the clusters that `tapestry up` creates."""
 
 
 async def add(world: World, name: str, nodes: int, created: Callable[[int], None] = lambda _: None) -> int:
-    """Have whoever runs the world start the cluster `name` with so many simulated nodes, until it answers.
+    """Make the process of the world start the cluster `name`, and wait until it answers.
 
-    Returns how many nodes were created: a cluster that is there already gets those that it lacks.  If this is
-    cancelled, a cluster that was not there before is removed again.
+    Return the number of created nodes; an existing cluster gets the missing ones.  If cancelled, delete a cluster that
+    did not exist before.
     """
     check_name(name)
     running = running_pid(world)
@@ -38,10 +38,10 @@ async def add(world: World, name: str, nodes: int, created: Callable[[int], None
 
 
 async def remove(world: World, name: str) -> None:
-    """Stop the cluster `name` and delete its folder.  Raises WorldFailed if it has joined, or was not added."""
+    """Stop the cluster `name` and delete its folder.  Raise WorldError if it has joined, or was not added."""
     check_name(name)
     if BUILT_IN_NAME.fullmatch(name):
-        raise WorldError(f"{name} was not added: it belongs to the world, which `tapestry down --purge` deletes")
+        raise WorldError(f"{name} was not added: it is part of the world; `tapestry down --purge` deletes the world")
     folder = world.folder / name
     if not folder.is_dir():
         raise WorldError(f"there is no cluster {name} in {world.folder}")
@@ -57,20 +57,20 @@ async def remove(world: World, name: str) -> None:
     progress = StallDetector(START_TIMEOUT, START_TIMEOUT)
     while folder.exists():
         if progress.has_stalled(name):
-            raise WorldError(f"{name} does not end; its log is {folder / 'log'}")
+            raise WorldError(f"{name} does not stop; its log is {folder / 'log'}")
         await asyncio.sleep(POLL_INTERVAL)
 
 
 def check_name(name: str) -> None:
-    if complaint := dns_label_error(name):
-        raise WorldError(f"the name of a cluster: {complaint}")
+    if error := dns_label_error(name):
+        raise WorldError(f"invalid cluster name: {error}")
     if name == VIRTUAL:
-        raise WorldError(f"{name!r} is the cluster that others join; choose another name")
+        raise WorldError(f"{name!r} is the name of the virtual cluster; choose another name")
 
 
 def running_pid(world: World) -> int:
-    """The process that runs the world.  Raises WorldFailed if none does."""
+    """Return the PID of the process that runs the world.  Raise WorldError if there is none."""
     running = world.running_pid()
     if running is None:
-        raise WorldError(f"there is no world at work in {world.folder}; `tapestry up` starts one")
+        raise WorldError(f"no world is running in {world.folder}; `tapestry up` starts one")
     return running

@@ -1,4 +1,4 @@
-"""Addresses for nodes and pods of this machine: each has one of its own, and keeps it."""
+"""Stable unique IP addresses for nodes and pods on this machine."""
 
 import hashlib
 import itertools
@@ -9,24 +9,24 @@ from ipaddress import IPv4Network
 from tapestry.kube.objects import Object, key_of, uid_of
 
 NODE_NETWORK = IPv4Network("127.64.0.0/11")
-"""All of 127.0.0.0/8 is this machine, on Linux."""
+"""Loopback addresses: on Linux, all of 127.0.0.0/8 is this machine."""
 PROCESS_POD_NETWORK = IPv4Network("127.96.0.0/11")
 SIMULATED_POD_NETWORK = IPv4Network("10.128.0.0/10")
-"""For pods that are only simulated."""
+"""Addresses of simulated pods."""
 
 
 @dataclass(slots=True)
 class AddressAllocator:
-    """Gives addresses of a network to objects that show none yet; `holders` are those that do."""
+    """Assigns addresses of a network to objects without one; `holders` finds the objects that report an address."""
 
     network: IPv4Network
     reported_address: Callable[[Object], str]
     holders: Callable[[str], Iterable[Object]]
-    _by_key: dict[str, str] = field(default_factory=dict, init=False)  # key -> address; it may not be shown yet
-    _by_address: dict[str, str] = field(default_factory=dict, init=False)  # and the reverse
+    _by_key: dict[str, str] = field(default_factory=dict, init=False)  # key -> address, possibly not reported yet
+    _by_address: dict[str, str] = field(default_factory=dict, init=False)  # address -> key
 
     def allocate(self, obj: Object) -> str:
-        """The address that the object shows, or one that is free; the same at each call."""
+        """Return the object's reported address, or a free one; repeated calls return the same."""
         key = key_of(obj)
         address = self.reported_address(obj) or self._by_key.get(key)
         if not address:
@@ -35,7 +35,7 @@ class AddressAllocator:
         return address
 
     def release(self, key: str) -> None:
-        """Forget what was given under a key."""
+        """Free the address that was assigned under a key."""
         address = self._by_key.pop(key, None)
         if address is not None and self._by_address.get(address) == key:
             del self._by_address[address]
@@ -45,7 +45,7 @@ class AddressAllocator:
 
 
 def candidate_addresses(network: IPv4Network, uid: str) -> Iterator[str]:
-    """Addresses to try, in an order that depends on the object alone."""
+    """Yield addresses to try, in an order that depends only on the UID."""
     for salt in itertools.count():
         digest = hashlib.sha256(f"{uid}/{salt}".encode()).digest()
         yield str(network[int.from_bytes(digest[:4], "big") % (network.num_addresses - 2) + 1])

@@ -1,6 +1,6 @@
-"""The pods that nodes of ours have: which they are, where each of them is, and how it is let go of.
+"""Pods bound to the nodes of this process: lookup, addresses and confirmation of deletion.
 
-Kubelets of either sort work on them: what they make of a pod differs, what a pod is to them does not.
+The simulated and the process kubelet share this module.
 """
 
 from collections.abc import Iterable
@@ -20,40 +20,40 @@ BY_NODE, BY_IP = "node", "ip"
 
 @dataclass(frozen=True)
 class BoundPods:
-    """Pods of a cluster that are bound, and the nodes that some of them are ours by."""
+    """Bound pods of a cluster, and the nodes of this process."""
 
     client: Client
     nodes: Informer
     informer: Informer
     addresses: AddressAllocator
-    """To be released when nothing of a pod is left."""
+    """Address allocator; release an address when nothing of its pod is left."""
 
     def on_node(self, node: Object) -> Iterable[Object]:
         return self.informer.store.by(BY_NODE, name_of(node))
 
     def node_of(self, pod: Object) -> Object | None:
-        """The node of ours that has the pod, once it says where it is."""
+        """Return the node of the pod, if it is ours and has an address."""
         node = self.nodes.store.get(pod["spec"]["nodeName"])
         return node if node is not None and internal_ip(node) else None
 
     def addresses_of(self, pod: Object, node: Object) -> PodAddresses:
-        """Where the pod is: on an address of its own, unless it wants its node's."""
+        """Return the addresses of the pod: its own, or with hostNetwork its node's."""
         address = internal_ip(node)
         return PodAddresses(address, address if pod["spec"].get("hostNetwork") else self.addresses.allocate(pod))
 
     async def confirm_deletion(self, pod: Object) -> None:
-        """Nothing of a deleted pod runs any more.  What has been let go of already stays for its finalizers only."""
+        """Confirm that nothing of a deleted pod runs; a pod already confirmed waits only for finalizers."""
         if pod["metadata"].get("deletionGracePeriodSeconds"):
             await self.client.delete(PODS, pod, grace_seconds=0)
 
     def watch_with(self, controller: Controller) -> None:
-        """Have a controller look at a pod when it changes, or when its node comes, goes or moves."""
+        """Reconcile a pod when it changes, or when its node is created, deleted or gets another address."""
         controller.watch(self.informer)
         controller.watch(self.nodes, lambda node: map(key_of, self.on_node(node)), when=has_moved)
 
 
 def bound_pods(manager: Manager, nodes: Informer, network: IPv4Network) -> BoundPods:
-    """The pods of a cluster; those on `nodes` are given addresses of the network."""
+    """Watch the pods of a cluster; pods on `nodes` get addresses of the network."""
     pods = manager.informer(PODS, fields="spec.nodeName!=", indexers={BY_NODE: node_name, BY_IP: pod_ips})
     addresses = AddressAllocator(network, pod_ip, lambda address: pods.store.by(BY_IP, address))
     return BoundPods(manager.client, nodes, pods, addresses)

@@ -1,11 +1,10 @@
-"""Processes that do not outlive us, nor leave anything behind.
+"""Child processes that end with this process and leave no descendants.
 
-A child shares a process group with a guard: a shell that kills the group, and itself with it, when its input ends,
-which is when we end it, or when we are gone, whatever ended us.  So no descendant of a child survives it, or us, unless
-it leaves the group on purpose.  A child whose guard is gone is killed: who would see to it when we are gone, too?
+A child shares a process group with a guard.  The guard is a shell that kills the group, including itself, when its
+input ends: when we close it, or when we die for any reason.  So no descendant of a child survives it or us, unless it
+leaves the group on purpose.  A child whose guard has died is killed.
 
-    guarded     a process
-    child       a process, and what it writes
+`guarded_process` runs a process; `child` also reads its output.
 """
 
 import asyncio
@@ -21,38 +20,38 @@ from typing import IO
 
 CHUNK = 64 << 10
 DRAIN_TIMEOUT = 1.0
-"""For what is still in the pipe when the process is gone: a descendant that left the group may hold it open."""
+"""Seconds to read the rest of the pipe after the process ended; a descendant outside the group may keep it open."""
 GUARD_COMMAND = ("sh", "-c", "read -r _; kill -s KILL 0")
 
 
 @dataclass(frozen=True)
 class ChildProcess:
-    """A process that was started."""
+    """A started process."""
 
     process: subprocess.Popen[bytes]
     ended: asyncio.Future[None]
     group_id: int
-    """Of its group."""
+    """Process group ID."""
 
     @property
     def pid(self) -> int:
         return self.process.pid
 
     async def wait(self) -> int:
-        """What it ended with, as a shell has it: 128 and the number of the signal that killed it."""
+        """Return the exit code as a shell does: 128 plus the signal number after a signal."""
         await asyncio.shield(self.ended)
         code = self.process.wait()
         return code if code >= 0 else 128 - code
 
     async def stop(self, grace: float) -> None:
-        """SIGTERM, and time to end; whatever remains then is killed with the context."""
+        """Send SIGTERM and wait for the end; the context kills what remains."""
         if not self.ended.done():
             with contextlib.suppress(ProcessLookupError):
                 self.process.terminate()
             await asyncio.wait([self.ended], timeout=grace)
 
     def kill(self) -> None:
-        """End it, and whatever else is of its group."""
+        """Kill the process and its group."""
         os.killpg(self.group_id, signal.SIGKILL)
         self.process.wait()
 
@@ -61,10 +60,7 @@ class ChildProcess:
 async def child(
     command: Sequence[str], environment: Mapping[str, str], folder: Path, write: Callable[[bytes], None]
 ) -> AsyncIterator[ChildProcess]:
-    """Run a command as long as the context lasts; all of it is gone afterwards.  Raises OSError.
-
-    What it writes goes to `write`.
-    """
+    """Run a command while the context is open and pass its output to `write`; then kill it.  Raise OSError."""
     async with guarded_process(command, environment, folder, subprocess.PIPE) as running:
         output = running.process.stdout
         assert output is not None
@@ -80,12 +76,12 @@ async def child(
 async def guarded_process(
     command: Sequence[str], environment: Mapping[str, str], folder: Path, output: int | IO[bytes]
 ) -> AsyncIterator[ChildProcess]:
-    """Run a command as long as the context lasts; all of it is gone afterwards.  Raises OSError."""
-    with process_group_guard() as leader, exit_future(leader) as unguarded:
-        process = start_process(command, environment, folder, output, leader)
-        unguarded.add_done_callback(lambda _: process.kill())
+    """Run a command while the context is open, then kill it and its group.  Raise OSError."""
+    with process_group_guard() as group, exit_future(group) as guard_exit:
+        process = start_process(command, environment, folder, output, group)
+        guard_exit.add_done_callback(lambda _: process.kill())
         with exit_future(process.pid) as ended:
-            running = ChildProcess(process, ended, leader)
+            running = ChildProcess(process, ended, group)
             try:
                 yield running
             finally:
@@ -95,7 +91,7 @@ async def guarded_process(
 def start_process(
     command: Sequence[str], environment: Mapping[str, str], folder: Path, output: int | IO[bytes], leader: int
 ) -> subprocess.Popen[bytes]:
-    # Not by asyncio: uvloop cannot put a process into a group.
+    # asyncio cannot be used: uvloop cannot set the process group.
     return subprocess.Popen(
         list(command),
         stdin=subprocess.DEVNULL,
@@ -109,7 +105,7 @@ def start_process(
 
 @contextmanager
 def process_group_guard() -> Iterator[int]:
-    """The process group of a guard, who is gone with the context."""
+    """Start a guard and yield its process group; kill the guard at the end."""
     with subprocess.Popen(GUARD_COMMAND, stdin=subprocess.PIPE, process_group=0) as leader:
         try:
             yield leader.pid
@@ -119,7 +115,7 @@ def process_group_guard() -> Iterator[int]:
 
 @contextmanager
 def pump_output(source: int, write: Callable[[bytes], None]) -> Iterator[asyncio.Future[None]]:
-    """Hand on all that comes from a pipe; done when its other end is closed."""
+    """Pass data from a pipe to `write`; the future is done when the other end is closed."""
     loop = asyncio.get_running_loop()
     emptied: asyncio.Future[None] = loop.create_future()
 
@@ -139,7 +135,7 @@ def pump_output(source: int, write: Callable[[bytes], None]) -> Iterator[asyncio
 
 @contextmanager
 def exit_future(pid: int) -> Iterator[asyncio.Future[None]]:
-    """Done when a child of ours has ended; it has still to be waited for."""
+    """Yield a future that is done when a child has ended; the child must still be reaped."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
     descriptor = os.pidfd_open(pid)

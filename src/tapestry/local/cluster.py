@@ -1,7 +1,6 @@
-"""A whole cluster in one process: an API server, its controllers, a scheduler, and kubelets for simulated nodes.
+"""Complete cluster in one process: API server, controllers, scheduler and simulated kubelets.
 
-Everything that lasts is in one folder; a cluster that is started again there has its address, its users and its objects
-as they were.
+All state is in one folder.  A cluster that is started again there keeps its address, users and objects.
 """
 
 import asyncio
@@ -28,38 +27,38 @@ from tapestry.process.signals import stop_event
 log = logger(__name__)
 
 NODE_CAPACITY = {"cpu": "8", "memory": "32Gi", "pods": "110"}
-"""What a simulated node has."""
+"""Capacity of a simulated node."""
 MAX_NODES = 5000
-"""Simulated nodes of one cluster: each costs memory and a heartbeat."""
+"""Limit of simulated nodes per cluster; each costs memory and a heartbeat."""
 CREATE_CONCURRENCY = 16
-"""Nodes that are created at the same time."""
+"""Nodes created at the same time."""
 
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """What cluster to run, and where."""
+    """Folder and size of a cluster to run."""
 
     folder: Path
     nodes: int = 0
-    """Simulated ones."""
+    """Number of simulated nodes."""
     capacity: dict[str, str] = field(default_factory=lambda: dict(NODE_CAPACITY))
     gpus: int = 0
     process_node: bool = False
-    """Whether there is a node that runs Tapestry's own pods as processes of this machine."""
+    """Add a node that runs Tapestry's own pods as processes."""
     run_pods: bool = False
-    """Whether it runs others, too."""
+    """Let that node run other pods, too."""
     real_kubernetes: bool = False
-    """Whether a real Kubernetes serves it, and not we."""
+    """Use a real Kubernetes control plane instead of ours."""
 
     @property
     def name(self) -> str:
-        """Of the cluster: that of its folder, in letters that a node's name may have."""
+        """Name of the cluster: that of its folder, made valid for node names."""
         name = re.sub("[^a-z0-9]+", "-", self.folder.name.lower()).strip("-")[:40].rstrip("-")
         return name if dns_label_error(name) is None else "cluster"
 
 
 async def run_cluster(plan: ClusterPlan) -> None:
-    """Run until told to stop."""
+    """Run until stopped."""
     stopping = stop_event()
     async with (
         (kubernetes_control_plane if plan.real_kubernetes else tapestry_control_plane)(plan.folder) as served,
@@ -71,7 +70,7 @@ async def run_cluster(plan: ClusterPlan) -> None:
 
 @asynccontextmanager
 async def run_kubelets(plan: ClusterPlan, cluster: RunningCluster) -> AsyncIterator[None]:
-    """The nodes that are wanted, kept by kubelets of this process for as long as the context lasts."""
+    """Create the planned nodes and run their kubelets while the context is open."""
     await ensure_nodes(cluster.client, plan)
     async with AsyncExitStack() as stack:
         for install in (
@@ -91,35 +90,35 @@ KubeletInstaller = Callable[[Manager, Callable[[], int]], KubeletServer]
 
 
 def process_kubelet_installer(plan: ClusterPlan, server: str) -> KubeletInstaller:
-    """A kubelet that runs Tapestry's own pods as processes."""
-    trust = ProcessPolicy(Path(sys.executable).with_name("tapestry"), run_pods=plan.run_pods)
-    given = process_kubelet.ProcessSettings(plan.folder / "pods", server, trust, os.environ)
-    return lambda manager, port: process_kubelet.install(manager, port, given)
+    """Return the installer of a kubelet that runs Tapestry's own pods as processes."""
+    policy = ProcessPolicy(Path(sys.executable).with_name("tapestry"), run_pods=plan.run_pods)
+    settings = process_kubelet.ProcessSettings(plan.folder / "pods", server, policy, os.environ)
+    return lambda manager, port: process_kubelet.install(manager, port, settings)
 
 
 def serve_kubelets(
     install: KubeletInstaller, cluster: RunningCluster, plan: ClusterPlan
 ) -> AbstractAsyncContextManager[int]:
-    """Kubelets of one sort, and what they answer."""
+    """Serve the API of one type of kubelets."""
     sock = loopback_socket()
     kubelet = install(cluster.manager, lambda: sock.getsockname()[1])
     return serve_kubelet(kubelet, sock, kubelet_tls(plan.folder / "kubelets", [cluster.kubelet_client_ca]))
 
 
 async def ensure_nodes(client: Client, plan: ClusterPlan, created: Callable[[int], None] = lambda _: None) -> int:
-    """Create the nodes that are missing, and return how many these were; those that are there stay as they are.
+    """Create the missing nodes and return their number; existing ones are unchanged.
 
-    `created` is called with the number of nodes that were created so far.
+    `created` is called with the number of nodes created so far.
     """
-    room = {**plan.capacity, **({"nvidia.com/gpu": str(plan.gpus)} if plan.gpus else {})}
-    wanted = [simulated_kubelet.simulated_node(f"{plan.name}-{number}", room) for number in range(1, plan.nodes + 1)]
+    capacity = {**plan.capacity, **({"nvidia.com/gpu": str(plan.gpus)} if plan.gpus else {})}
+    nodes = [simulated_kubelet.simulated_node(f"{plan.name}-{number}", capacity) for number in range(1, plan.nodes + 1)]
     if plan.process_node:
-        wanted.append(process_kubelet.process_node("this-machine", process_kubelet.machine_capacity()))
-    waiting, count = iter(wanted), 0
+        nodes.append(process_kubelet.process_node("this-machine", process_kubelet.machine_capacity()))
+    remaining, count = iter(nodes), 0
 
     async def create_some() -> None:
         nonlocal count
-        for node in waiting:
+        for node in remaining:
             try:
                 await client.create(NODES, node)
             except AlreadyExists:

@@ -1,6 +1,6 @@
-"""The clusters of a world, each a process: started, started again whenever one ends, and ended together.
+"""Processes of the clusters of a world: started, restarted when they end, and stopped together.
 
-Whatever ends a cluster, its data do not suffer: another process over the same folder goes on where it was.
+A restart loses no data: the new process continues with the same folder.
 """
 
 import asyncio
@@ -24,21 +24,21 @@ from tapestry.local.world_folder import WorldError
 
 TAPESTRY_PROGRAM = Path(sys.executable).with_name("tapestry")
 STALL_TIMEOUT = 60.0
-"""Seconds in which a cluster that starts has to get somewhere, and for one to end."""
+"""Seconds without progress until a start fails, and until a stopping cluster is killed."""
 START_TIMEOUT = 600.0
 MIN_RESTART_BACKOFF, MAX_RESTART_BACKOFF = 1.0, 30.0
-"""Seconds until a cluster is started again that ended soon."""
+"""Backoff in seconds before a cluster that ended soon is restarted."""
 POLL_INTERVAL, RESPONSE_TIMEOUT = 0.05, 5.0
 SIGNAL_EXIT_BASE = 128
 LOG_TAIL_BYTES = 2000
-"""Bytes of a log that are told."""
+"""Bytes of a log that are reported."""
 
 ReportLine = Callable[[str], None]
 
 
 @dataclass
 class StallDetector:
-    """Whether something gets anywhere: its patience begins anew whenever what is seen of it changes."""
+    """Detects that an observed value has not changed for too long."""
 
     stall_timeout: float
     total_timeout: float
@@ -51,7 +51,7 @@ class StallDetector:
         self._began = self._changed = self.now()
 
     def has_stalled(self, value: Hashable) -> bool:
-        """Whether nothing has changed for too long, or it goes on for ever."""
+        """Return whether the value has not changed for `stall_timeout`, or `total_timeout` is over."""
         moment = self.now()
         if value != self._last_value:
             self._last_value, self._changed = value, moment
@@ -60,14 +60,14 @@ class StallDetector:
 
 @dataclass
 class ClusterProcess:
-    """One cluster, and the process that it is at the moment."""
+    """One cluster and its current process."""
 
     folder: Path
     flags: tuple[str, ...]
     pid: int = 0
-    """0 while there is none."""
+    """Process ID; 0 while no process runs."""
     exit_message: str = ""
-    """How its last process ended."""
+    """Description of how the last process ended."""
     has_responded: bool = False
 
     @property
@@ -79,16 +79,16 @@ class ClusterProcess:
         return self.folder / "log"
 
     def progress_value(self) -> tuple[float, ...]:
-        """What grows while it starts: the time that it had on a processor, and its log."""
+        """Return a value that changes while the process starts: its CPU time and log size."""
         try:
             return self.pid, process_stat(self.pid).cpu_seconds, self.log.stat().st_size
         except OSError:
             return (self.pid,)
 
     def log_tail(self) -> str:
-        """The end of its log; or why that cannot tell the end of the story."""
+        """Return the end of its log, or a message if the disk is full."""
         if shutil.disk_usage(self.folder).free < LOG_TAIL_BYTES:
-            return f"no space is left on the disk of {self.folder}; make room"
+            return f"no space is left on the disk of {self.folder}; free some"
         with self.log.open("rb") as log:
             log.seek(max(log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES, 0))
             return log.read().decode(errors="replace")
@@ -100,19 +100,19 @@ class ClusterProcesses:
 
     folder: Path
     report: ReportLine
-    """Of what happens to them."""
+    """Callback for restarts."""
     by_name: dict[str, ClusterProcess] = field(default_factory=dict)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
-        """Have those that are spawned run for as long as the context lasts; then they have a minute to end."""
+        """Run the spawned clusters while the context is open, then stop them within a minute."""
         failure = None
         async with self._group:
             try:
                 yield
-            except Exception as error:  # noqa: BLE001  the group would make a group of it
+            except Exception as error:  # noqa: BLE001  the task group would wrap it
                 failure = error
             finally:
                 for each in self._tasks.values():
@@ -127,10 +127,10 @@ class ClusterProcesses:
         self._tasks[name] = self._group.create_task(self.supervise(self.by_name[name]), name=name)
 
     def remove(self, name: str) -> None:
-        """End a cluster, and delete its folder.  The second call does nothing."""
+        """Stop a cluster and delete its folder.  The second call does nothing."""
         if name in self.by_name or name not in self._tasks:
-            member = self.by_name.pop(name, None) or ClusterProcess(self.folder / name, ())
-            self._tasks[name] = self._group.create_task(self._remove(member, self._tasks.get(name)), name=name)
+            process = self.by_name.pop(name, None) or ClusterProcess(self.folder / name, ())
+            self._tasks[name] = self._group.create_task(self._remove(process, self._tasks.get(name)), name=name)
 
     async def _remove(self, process: ClusterProcess, running: asyncio.Task[None] | None) -> None:
         if running is not None:
@@ -140,15 +140,15 @@ class ClusterProcesses:
         del self._tasks[process.name]
 
     async def supervise(self, process: ClusterProcess) -> None:
-        """Have a process of it, and another when that ends; at once, unless it ends again and again."""
+        """Restart the process whenever it ends; at once, unless it fails repeatedly."""
         failures = 0
         while True:
             began = time.monotonic()
             await self.run_once(process)
             failures = failures + 1 if time.monotonic() - began < MAX_RESTART_BACKOFF else 1
-            if failures > 1 or not process.has_responded:  # and whoever waits for its answer has time to give up
+            if failures > 1 or not process.has_responded:  # gives waiting callers time to fail first
                 await asyncio.sleep(min(MIN_RESTART_BACKOFF * 2 ** (failures - 1), MAX_RESTART_BACKOFF))
-            self.report(f"{process.name} {process.exit_message}; it is started again")
+            self.report(f"{process.name} {process.exit_message}; restarting")
 
     async def run_once(self, member: ClusterProcess) -> None:
         command = [str(TAPESTRY_PROGRAM), "cluster", "--data", str(member.folder), *member.flags]
@@ -165,7 +165,7 @@ class ClusterProcesses:
         member.exit_message = exit_text(code, member.log_tail())
 
     async def wait_for_cluster(self, name: str) -> None:
-        """Return when a cluster answers.  Raises WorldFailed where any ends before it does, or this gets nowhere."""
+        """Wait until a cluster answers.  Raise WorldError if one ends first, or if the start stalls."""
         member = self.by_name[name]
         progress = StallDetector(STALL_TIMEOUT, START_TIMEOUT)
         while not await is_responding(member.folder / "kubeconfig"):
@@ -179,22 +179,22 @@ class ClusterProcesses:
 
 
 def exit_text(code: int, log: str) -> str:
-    """How a process ended: by whom, or else by its own last words."""
+    """Describe the exit: the signal, or the code and the last line of the log."""
     if code > SIGNAL_EXIT_BASE:
-        return f"was ended by {signal.Signals(code - SIGNAL_EXIT_BASE).name}"
-    return f"ended with {code}: {log.rstrip().rpartition(chr(10))[2]}".rstrip(": ")
+        return f"was killed by {signal.Signals(code - SIGNAL_EXIT_BASE).name}"
+    return f"exited with {code}: {log.rstrip().rpartition(chr(10))[2]}".rstrip(": ")
 
 
 async def is_responding(kubeconfig: Path, seconds: float | None = None) -> bool:
-    """Whether there is a cluster behind a kubeconfig, and such a file at all; it has so many seconds to answer."""
+    """Return whether the kubeconfig exists and its cluster answers within `seconds`."""
     try:
         async with asyncio.timeout(seconds or RESPONSE_TIMEOUT), open_client(kubeconfig) as client:
             await client.server_version()
-    except (KubeError, OSError, ValueError):  # and nobody knows who has the port now
+    except (KubeError, OSError, ValueError):  # another process may use the port now
         return False
     return True
 
 
 def open_client(kubeconfig: Path) -> Client:
-    """To be used as a context, with which it is closed."""
+    """Return a client; use it as a context manager to close it."""
     return Client(HttpTransport(load_access([kubeconfig], environ={})))

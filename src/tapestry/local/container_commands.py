@@ -1,11 +1,10 @@
-"""How a pod becomes commands of this machine.  Pure.
+"""Commands, environments and folders that run a pod's containers as processes (pure).
 
-    refusal      why a pod may not, or cannot, run as processes
-    launch       what to run for one container: a command, an environment, a folder
+`rejection_reason` says why a pod cannot run as processes.  `container_launch` returns what to run for a container.
 
-There are no images and no mounts: a container is its command.  Where its command, arguments or variables name a path
-that is mounted, the folder that stands for it takes its place; an argument that is an address without a host (`:8080`)
-and one of its ports gets the pod's own.
+There are no images and no mounts: a container is its command.  Mounted paths in commands, arguments and variables are
+replaced by the folders that stand for them.  An argument that is an address without a host (`:8080`) with one of the
+container's ports gets the pod's address.
 """
 
 import re
@@ -22,7 +21,7 @@ from tapestry.local.program_allowlist import PROBES, PROGRAM
 from tapestry.local.volume_sources import VOLUME_KINDS, MissingSource, Sources, decode_text
 
 INHERITED_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "TMPDIR")
-"""The variables of ours that a container gets: none that could tell a secret."""
+"""Environment variables that containers inherit; none of them may contain a secret."""
 TOKEN_MOUNT_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
 VARIABLE_PATTERN = re.compile(r"\$(\$|\(([A-Za-z_.-][A-Za-z0-9_.-]*)\))")
 MAP_FIELD_PATTERN = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]")
@@ -30,50 +29,50 @@ MAP_FIELD_PATTERN = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]")
 
 @dataclass(frozen=True, slots=True)
 class ProcessPolicy:
-    """Whose pods run as processes, and which programs."""
+    """Pods and programs that may run as processes."""
 
     executable: Path
-    """What the command `tapestry` is."""
+    """Program that the command `tapestry` means."""
     namespaces: frozenset[str] = frozenset({"tapestry-system"})
     run_pods: bool = False
-    """Whether any pod may run any command."""
+    """Allow any pod and any command."""
 
 
 class ContainerFolder(NamedTuple):
-    """Where a container lives."""
+    """Folder, mounts and addresses of a container."""
 
     folder: Path
     mounts: Mapping[str, Path]
-    """The folders, or files, that stand for the paths it has mounted."""
+    """Folders or files by mounted path."""
     address: str
-    """Of its pod; empty where it uses its node's."""
+    """Address of the pod; empty if it uses its node's."""
     kubeconfig: Path | None = None
-    """By which it reaches the API server as its account; None where it has no token."""
+    """Kubeconfig with the token of its service account; None without a token."""
 
 
 class Launch(NamedTuple):
-    """What to run."""
+    """Command, environment and working folder of a process."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
     folder: Path
 
 
-# -- what may run
+# -- permission
 
 
 def rejection_reason(pod: Object, policy: ProcessPolicy) -> str | None:
-    """Why the pod does not run here; None if it does."""
+    """Return why the pod cannot run as processes; None if it can."""
     if not policy.run_pods and namespace_of(pod) not in policy.namespaces:
-        return f"pods of the namespace {namespace_of(pod)} are not run as processes"
+        return f"pods of the namespace {namespace_of(pod)} may not run as processes"
     for volume in pod["spec"].get("volumes") or ():
         if not any(kind in volume for kind in VOLUME_KINDS):
-            return f"volume {volume['name']}: only {', '.join(VOLUME_KINDS)} can be had without mounts"
+            return f"volume {volume['name']}: only {', '.join(VOLUME_KINDS)} are supported without mounts"
     return next(
         (
-            f"container {each['name']}: {why}"
+            f"container {each['name']}: {reason}"
             for each in containers_of(pod)
-            for why in container_rejections(each, policy)
+            for reason in container_rejections(each, policy)
         ),
         None,
     )
@@ -81,16 +80,16 @@ def rejection_reason(pod: Object, policy: ProcessPolicy) -> str | None:
 
 def container_rejections(container: Object, policy: ProcessPolicy) -> Iterator[str]:
     if not container.get("command"):
-        yield "has no command, and there are no images here that could have one"
+        yield "has no command, and images are not supported"
     if container.get("lifecycle"):
-        yield "has lifecycle hooks, which are not run here"
+        yield "has lifecycle hooks, which are not supported"
     if any(value_at(container, probe, "grpc") for probe in PROBES):
-        yield "has a probe by gRPC, which is not made here"
+        yield "has a gRPC probe, which is not supported"
     if not policy.run_pods:
         yield from program_allowlist.program_rejections(container)
 
 
-# -- what is run
+# -- launch
 
 
 def container_launch(
@@ -101,16 +100,16 @@ def container_launch(
     policy: ProcessPolicy,
     inherited: Mapping[str, str],
 ) -> Launch:
-    """What to run for the container; `ours` are the variables of this process.  Raises Missing."""
-    kept = {name: inherited[name] for name in INHERITED_VARIABLES if name in inherited}
+    """Return what to run for the container; `inherited` are this process's variables.  Raise MissingSource."""
+    allowed = {name: inherited[name] for name in INHERITED_VARIABLES if name in inherited}
     if not policy.run_pods:
-        return tapestry_launch(pod, container, container_folder, sources, policy, kept)
+        return tapestry_launch(pod, container, container_folder, sources, policy, allowed)
     own = {
         name: with_local_paths(value, container_folder.mounts)
         for name, value in container_variables(pod, container, sources).items()
     }
     environment = {
-        **kept,
+        **allowed,
         "HOSTNAME": name_of(pod),
         **({"KUBECONFIG": str(container_folder.kubeconfig)} if container_folder.kubeconfig else {}),
         **own,
@@ -130,8 +129,9 @@ def tapestry_launch(
     policy: ProcessPolicy,
     inherited: Mapping[str, str],
 ) -> Launch:
-    """The same for our own program.  What `refusal` has let through is run word for word: nothing is put in place of
-    mounted paths or variables, by which a word could become another.
+    """Return what to run for Tapestry's own program, after `rejection_reason` accepted it.
+
+    Paths and variables are not replaced, so that no argument can become another.
     """
     words = [*container["command"], *(container.get("args") or ())]
     arguments = [with_pod_address(each, ports_of(container), container_folder.address) for each in words[1:]]
@@ -161,7 +161,7 @@ def localized_command(
     policy: ProcessPolicy,
     ports: frozenset[str] = frozenset(),
 ) -> list[str]:
-    """A command as it is to be run on this machine."""
+    """Return the command with variables, paths and addresses replaced."""
     expanded = [with_local_paths(expand_variables(each, environment), container_folder.mounts) for each in words]
     program, *arguments = expanded
     return [
@@ -171,13 +171,13 @@ def localized_command(
 
 
 def working_dir(container: Object, container_folder: ContainerFolder) -> Path:
-    wanted = container.get("workingDir") or ""
-    moved = with_local_paths(wanted, container_folder.mounts)
-    return Path(moved) if moved != wanted else container_folder.folder
+    given = container.get("workingDir") or ""
+    local = with_local_paths(given, container_folder.mounts)
+    return Path(local) if local != given else container_folder.folder
 
 
 def with_local_paths(text: str, mounts: Mapping[str, Path]) -> str:
-    """`text` with the folders that stand for mounted paths in place of these."""
+    """Replace mounted paths in `text` by the folders that stand for them."""
     if not mounts:
         return text
     longest = sorted(mounts, key=len, reverse=True)
@@ -186,7 +186,7 @@ def with_local_paths(text: str, mounts: Mapping[str, Path]) -> str:
 
 
 def with_pod_address(argument: str, ports: frozenset[str], address: str) -> str:
-    """`--bind=:8080` with the pod's address, if 8080 is a port of the container."""
+    """Add the pod's address to `--bind=:8080` if 8080 is a port of the container."""
     before, colon, port = argument.rpartition(":")
     if colon and address and port in ports and (not before or before.endswith("=")):
         return f"{before}{address}:{port}"
@@ -194,7 +194,7 @@ def with_pod_address(argument: str, ports: frozenset[str], address: str) -> str:
 
 
 def expand_variables(text: str, environment: Mapping[str, str]) -> str:
-    """`text` with `$(NAME)` replaced; names that nobody set stay, and `$$` is a dollar."""
+    """Replace `$(NAME)` in `text`; unknown names stay, and `$$` is a dollar sign."""
 
     def value(found: re.Match[str]) -> str:
         return "$" if found[1] == "$" else environment.get(found[2], found[0])
@@ -206,7 +206,7 @@ def expand_variables(text: str, environment: Mapping[str, str]) -> str:
 
 
 def container_variables(pod: Object, container: Object, sources: Sources) -> dict[str, str]:
-    """The container's own variables; later ones may use earlier ones."""
+    """Return the container's own variables; later ones may use earlier ones."""
     known: dict[str, str] = {}
     for source in container.get("envFrom") or ():
         known |= {source.get("prefix", "") + name: decode_text(text) for name, text in sources.entries(source).items()}
@@ -232,7 +232,7 @@ def variable_value(
 
 
 def field_value(pod: Object, path: str) -> str:
-    """What a field of the pod is, in a variable or a file."""
+    """Return a field of the pod as text, for a variable or a file."""
     if found := MAP_FIELD_PATTERN.fullmatch(path):
         values: Mapping[str, str] = labels_of(pod) if found[1] == "labels" else annotations_of(pod)
         return values.get(found[2], "")
@@ -245,15 +245,15 @@ def field_value(pod: Object, path: str) -> str:
         return uid_of(pod)
     found_at = value_at(pod, *path.split("."))
     if found_at is None and path not in ("spec.serviceAccountName",):
-        raise MissingSource(f"{path}: the pod has none")
+        raise MissingSource(f"{path}: not set on the pod")
     return str(found_at or "")
 
 
-def resource_value(pod: Object, container: Object, wanted: Object) -> str:
-    """What the container may use of a resource, in units of the divisor, rounded up."""
-    named = wanted.get("containerName")
-    spec = next((each for each in containers_of(pod) if each["name"] == named), container)
-    part, _, resource = wanted["resource"].partition(".")
+def resource_value(pod: Object, container: Object, reference: Object) -> str:
+    """Return the request or limit of a resource in units of the divisor, rounded up."""
+    container_name = reference.get("containerName")
+    spec = next((each for each in containers_of(pod) if each["name"] == container_name), container)
+    part, _, resource = reference["resource"].partition(".")
     amount = ResourceList.parse(value_at(spec, "resources", part)).get(resource, parse_quantity(0))
-    divisor = parse_quantity(wanted.get("divisor") or "1")
+    divisor = parse_quantity(reference.get("divisor") or "1")
     return str(-(-amount.nano // (divisor.nano or parse_quantity("1").nano)))

@@ -1,7 +1,6 @@
-"""Logs of containers: what a process writes, line by line and with the time of each, in a file that stays small.
+"""Container logs: lines with timestamps in size-limited files.
 
-Log       takes what one run of a container writes
-reading   the part of it that somebody wants, and then, for those who follow, what comes
+`ContainerLog` writes the output of one run of a container.  `read_log` reads a part of it and optionally follows it.
 """
 
 import asyncio
@@ -20,14 +19,14 @@ from tapestry.process.logs import logger
 log = logger(__name__)
 
 MAX_LOG_BYTES = 10 << 20
-"""Bytes of a file; it then becomes the older one of two, of which only the newer is read."""
+"""Size of a log file before rotation; only the newer of two files is read."""
 MAX_LINE_BYTES = 16 << 10
 TIMESTAMP_LENGTH = len("2006-01-02T15:04:05.000000Z ")
 
 
 @dataclass
 class ContainerLog:
-    """The log of one run.  For one event loop."""
+    """Log of one run of a container; for one event loop."""
 
     path: Path
     now: Callable[[], datetime]
@@ -35,12 +34,12 @@ class ContainerLog:
     rotations: int = 0
     closed: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set, and replaced by another, at each change."""
+    """Event that is set and replaced at each change."""
     _file: FileIO | None = None
     _partial_line: bytes = b""
 
     def write(self, data: bytes) -> None:
-        """Take what was written; a line is in the file when it is complete, or too long."""
+        """Write output; a line is in the file when it is complete or too long."""
         *lines, self._partial_line = (self._partial_line + data).split(b"\n")
         if len(self._partial_line) >= MAX_LINE_BYTES:
             lines, self._partial_line = [*lines, self._partial_line], b""
@@ -48,7 +47,7 @@ class ContainerLog:
             self._append(lines)
 
     def close(self) -> None:
-        """No more comes; followers are told."""
+        """Close the log and notify followers."""
         if self._partial_line:
             self._append([self._partial_line])
         self.closed = True
@@ -64,8 +63,8 @@ class ContainerLog:
             file.write(b"".join(stamp + line + b"\n" for line in lines))
             if file.tell() > self.max_bytes:
                 self._rotate(file)
-        except OSError as error:  # a full disk takes lines from the log, and must not take more
-            log.warning("lines of a container are lost", path=str(self.path), error=str(error))
+        except OSError as error:  # a full disk must lose log lines only
+            log.warning("container log write failed; lines dropped", path=str(self.path), error=str(error))
         self._notify()
 
     def _rotate(self, file: FileIO) -> None:
@@ -81,21 +80,21 @@ class ContainerLog:
         return self._file
 
     def _notify(self) -> None:
-        grown, self.changed = self.changed, asyncio.Event()
-        grown.set()
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
 
 
 async def read_log(path: Path, query: LogQuery, source: ContainerLog | None) -> AsyncIterator[bytes]:
-    """What is wanted of the log in a file; `source` is what still writes it, if anything does."""
-    left = query.limit
+    """Yield the requested part of a log; `source` is its writer, if it is still open."""
+    remaining = query.limit
     async for line in log_lines(path, query, source):
         text = line if query.timestamps else line[TIMESTAMP_LENGTH:]
-        if left is not None:
-            text = text[:left]
-            left -= len(text)
+        if remaining is not None:
+            text = text[:remaining]
+            remaining -= len(text)
         if text:
             yield text
-        if left == 0:
+        if remaining == 0:
             return
 
 
@@ -108,23 +107,23 @@ async def log_lines(path: Path, query: LogQuery, source: ContainerLog | None) ->
         for line in first if query.tail is None else deque(first, maxlen=query.tail):
             yield line
         while query.follow and source is not None:
-            grew, is_last = source.changed, source.closed
+            changed, is_last = source.changed, source.closed
             for line in reader.lines():
                 yield line
-            if rotations != source.rotations:  # the rest of the older file is read; go on in the newer one
+            if rotations != source.rotations:  # the rotated file is read to its end; continue with the new one
                 rotations = source.rotations
                 reader.close()
                 reader = LineReader(path)
                 continue
             if is_last:
                 return
-            await grew.wait()
+            await changed.wait()
     finally:
         reader.close()
 
 
 class LineReader:
-    """Complete lines of a file, as far as it goes; it need not exist yet."""
+    """Complete lines of a file that may grow, or not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,8 +1,4 @@
-"""What the containers of a pod run, and what has to be on the disk for it.
-
-Tokens      tokens of pods' accounts, renewed in time
-Launches    the volumes of a pod, written, and the commands of its containers
-"""
+"""Volumes, tokens and commands of a pod's containers on disk."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,14 +23,14 @@ from tapestry.local.pod_folders import PodFolder
 from tapestry.local.volume_sources import MissingSource, Sources, TokenRequest, volume_files
 
 RENEWAL_FRACTION = 0.8
-"""The part of a token's life after which it gets another."""
+"""Fraction of a token's lifetime after which it is renewed."""
 LOGS_KEPT = 1
-"""Runs before the present one whose logs are kept."""
+"""Number of previous runs whose logs are kept."""
 
 
 @dataclass
 class TokenCache:
-    """Tokens of pods' accounts, renewed in time."""
+    """Tokens of pods' service accounts, renewed before they expire."""
 
     client: Client
     now: Callable[[], datetime]
@@ -46,10 +42,10 @@ class TokenCache:
         if self.now() >= renewal:
             account = pod["spec"].get("serviceAccountName") or "default"
             audiences = [request.audience] if request.audience else []
-            about = {"apiVersion": "v1", "kind": "Pod", "metadata": pod["metadata"]}
+            bound_to = {"apiVersion": "v1", "kind": "Pod", "metadata": pod["metadata"]}
             try:
                 issued = await self.client.request_token(
-                    account, namespace_of(pod) or "", audiences=audiences, seconds=request.seconds, bound_to=about
+                    account, namespace_of(pod) or "", audiences=audiences, seconds=request.seconds, bound_to=bound_to
                 )
             except NotFound as error:
                 raise MissingSource(f"no token for the account {account}: {error}") from error
@@ -68,7 +64,7 @@ class TokenCache:
 
 @dataclass
 class PodLauncher:
-    """What to run for the containers of a pod, by what its sources were when they were last looked at."""
+    """Writes the volumes of a pod and computes the commands of its containers."""
 
     folder: PodFolder
     address: str
@@ -79,7 +75,7 @@ class PodLauncher:
     launches: dict[str, Launch] = field(default_factory=dict)
 
     def prepare(self, pod: Object, sources: Sources) -> None:
-        """Write the pod's volumes, and see what its containers run; raises Missing."""
+        """Write the pod's volumes and compute the launches; raise MissingSource."""
         self.folder.create(pod)
         for volume in pod["spec"].get("volumes") or ():
             if "emptyDir" in volume:
@@ -90,17 +86,17 @@ class PodLauncher:
                 )
         for each in containers_of(pod):
             name, kubeconfig = each["name"], self.folder.kubeconfig(pod, each, self.server)
-            own = "" if pod["spec"].get("hostNetwork") else self.address
-            home = ContainerFolder(self.folder.container(name), self.folder.mounts(each), own, kubeconfig)
-            self.container_folders[name] = home
-            self.launches[name] = container_launch(pod, each, home, sources, self.policy, self.environ)
+            address = "" if pod["spec"].get("hostNetwork") else self.address
+            folder = ContainerFolder(self.folder.container(name), self.folder.mounts(each), address, kubeconfig)
+            self.container_folders[name] = folder
+            self.launches[name] = container_launch(pod, each, folder, sources, self.policy, self.environ)
 
     def launch(self, container: Object) -> Launch:
         return self.launches[container["name"]]
 
     def probe(self, container: Object, command: Sequence[str]) -> Launch:
-        made, home = self.launches[container["name"]], self.container_folders[container["name"]]
-        return made._replace(command=localized_command(command, made.environment, home, self.policy))
+        launch, container_folder = self.launches[container["name"]], self.container_folders[container["name"]]
+        return launch._replace(command=localized_command(command, launch.environment, container_folder, self.policy))
 
     def log(self, container: str, run: int) -> Path:
         self.folder.delete_old_logs(container, run - LOGS_KEPT)
@@ -108,7 +104,7 @@ class PodLauncher:
 
 
 def downward_api_value(pod: Object, item: Object) -> str:
-    """The text of an item of the downward API."""
+    """Return the text of a downward API item."""
     if reference := item.get("fieldRef"):
         return field_value(pod, reference["fieldPath"])
     reference = item["resourceFieldRef"]

@@ -1,7 +1,7 @@
-"""What serves a cluster of a world: our own API server with its controllers, or a real Kubernetes.
+"""Control planes of local clusters: our API server with its controllers, or a real Kubernetes.
 
-Both keep their address, their users and their objects in one folder.  Kubelets are added to `Served.manager`, and are
-called by a client certificate of `Served.callers`.
+Both keep their address, users and objects in one folder.  Kubelets are added to `RunningCluster.manager`, and accept
+client certificates of `RunningCluster.kubelet_client_ca`.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ log = logger(__name__)
 MASTERS = "system:masters"
 KUBELET_CLIENT = "apiserver-kubelet-client"
 GENERATED_FILE = "cluster.json"
-"""The file with what is chosen by chance."""
+"""File with the generated port and token."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class RunningCluster:
     """A cluster that answers."""
 
     server: str
-    """Its URL."""
+    """URL of the API server."""
     client: Client
     manager: Manager
-    """What runs beside it in this process; whoever got it here runs it."""
+    """Controllers of this process; the caller must run them."""
     kubelet_client_ca: Path
-    """The CA of those who may call its kubelets."""
+    """CA of clients that may call the kubelets."""
 
 
 # -- ours
@@ -57,7 +57,7 @@ class RunningCluster:
 
 @asynccontextmanager
 async def tapestry_control_plane(folder: Path) -> AsyncIterator[RunningCluster]:
-    """Our own API server in this process, its controllers and its scheduler, for as long as the context lasts."""
+    """Run our API server, controllers and scheduler in this process while the context is open."""
     settings = api_server_config(folder)
     async with run_apiserver(settings) as served:
         authority = CertificateAuthority(folder / "pki")
@@ -70,12 +70,12 @@ async def tapestry_control_plane(folder: Path) -> AsyncIterator[RunningCluster]:
 
 
 def api_server_config(folder: Path) -> ApiServerConfig:
-    """The server's configuration; what is chosen by chance is chosen once.  Raises ValueError."""
+    """Return the server's configuration; port and token are generated once.  Raise ValueError."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    kept = folder / GENERATED_FILE
-    if not kept.exists():
-        write_private(kept, json.dumps({"port": free_ports(1)[0], "token": secrets.token_urlsafe(32)}))
-    port, token = read_port_and_token(kept)
+    generated = folder / GENERATED_FILE
+    if not generated.exists():
+        write_private(generated, json.dumps({"port": free_ports(1)[0], "token": secrets.token_urlsafe(32)}))
+    port, token = read_port_and_token(generated)
     tokens = folder / "tokens.csv"
     write_private(tokens, f'{token},admin,admin,"{MASTERS}"\n')
     certificate, key = CertificateAuthority(folder / "pki").client_certificate(KUBELET_CLIENT, [MASTERS])
@@ -89,12 +89,11 @@ def api_server_config(folder: Path) -> ApiServerConfig:
 
 
 def read_port_and_token(file: Path) -> tuple[int, str]:
-    """The port and the token of a cluster."""
     try:
         known = json.loads(file.read_text())
         return int(known["port"]), str(known["token"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} cannot be read ({error}); delete it to have another port and token") from error
+        raise ValueError(f"{file} cannot be read ({error}); delete it to generate a new port and token") from error
 
 
 def write_kubeconfig(folder: Path, settings: ApiServerConfig) -> None:
@@ -121,7 +120,7 @@ def write_kubeconfig(folder: Path, settings: ApiServerConfig) -> None:
 
 @asynccontextmanager
 async def kubernetes_control_plane(folder: Path) -> AsyncIterator[RunningCluster]:
-    """etcd, kube-apiserver, kube-controller-manager and kube-scheduler; one that ends is started again."""
+    """Run etcd, kube-apiserver, kube-controller-manager and kube-scheduler; restart a component that exits."""
     plane = ControlPlane(
         folder,
         find_assets(os.environ, COMPONENTS),
@@ -132,20 +131,20 @@ async def kubernetes_control_plane(folder: Path) -> AsyncIterator[RunningCluster
     try:
         await asyncio.to_thread(plane.start)
         async with asyncio.TaskGroup() as group, kubelet_manager(plane) as served:
-            keeping = [group.create_task(supervise_component(plane, each), name=each) for each in plane.pids()]
+            supervisors = [group.create_task(supervise_component(plane, each), name=each) for each in plane.pids()]
             yield served
-            for each in keeping:
+            for each in supervisors:
                 each.cancel()
     finally:
         await asyncio.to_thread(plane.stop)
 
 
 def kubelet_flags(folder: Path) -> dict[str, str]:
-    """By which kube-apiserver can call the kubelets of this process."""
+    """Return the flags that let kube-apiserver call the kubelets of this process."""
     authority = CertificateAuthority(folder / "pki")
     certificate, key = authority.client_certificate(KUBELET_CLIENT, [MASTERS])
     return {
-        "client-ca-file": str(authority.certificate_file),  # which it publishes, for those of virtual nodes to know it
+        "client-ca-file": str(authority.certificate_file),  # published, so that virtual nodes' kubelets can verify it
         "kubelet-client-certificate": str(certificate),
         "kubelet-client-key": str(key),
     }
@@ -153,13 +152,13 @@ def kubelet_flags(folder: Path) -> dict[str, str]:
 
 @asynccontextmanager
 async def kubelet_manager(plane: ControlPlane) -> AsyncIterator[RunningCluster]:
-    """A manager in this process for a control plane that runs."""
+    """Yield a manager in this process for a running control plane."""
     access = load_access([plane.kubeconfig], environ={})
     config = ManagerConfig(name="kubelets", metrics=Metrics(address=""), probes=Probes(address=""))
     client, authority = Client(HttpTransport(access)), CertificateAuthority(plane.folder / "pki")
     authority.certificate_pem()
     manager = Manager(config, lambda: HttpTransport(access), identity=new_identity())
-    manager.register("kubelets", lambda _: None)  # by whoever gets it
+    manager.register("kubelets", lambda _: None)  # filled by the caller
     try:
         yield RunningCluster(plane.url, client, manager, authority.certificate_file)
     finally:
@@ -167,10 +166,10 @@ async def kubelet_manager(plane: ControlPlane) -> AsyncIterator[RunningCluster]:
 
 
 async def supervise_component(plane: ControlPlane, component: Component) -> None:
-    """Start a component again whenever it ends."""
+    """Restart a component whenever it exits."""
     while True:
         with exit_future(plane.pids()[component]) as ended:
             await ended
-        log.warning("a component has ended", component=component)
+        log.warning("control plane component exited", component=component)
         await asyncio.to_thread(plane.restart, component)
-        log.info("it runs again", component=component)
+        log.info("control plane component restarted", component=component)

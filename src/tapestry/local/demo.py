@@ -1,7 +1,7 @@
-"""The story of Tapestry, which the README tells, played in a world of its own: every command is shown, and run.
+"""Script of `tapestry demo`: every command is shown and run in a temporary world.
 
-A third cluster joins and lends half of what is idle on weeknights; a Job runs on all three; the owner of the third
-wants it back at once, and gets it; the pods go on elsewhere, and it can be asked why.
+A third cluster joins and leases half of its idle capacity on weeknights.  A Job runs on all three clusters.  The owner
+of the third cluster reclaims it at once, the pods continue elsewhere, and `explain` shows why.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from pathlib import Path
 from tapestry.local.world import TAPESTRY_PROGRAM, World, WorldError
 
 STEP_TIMEOUT = 60.0
-"""Seconds for a scene to come to its end."""
+"""Seconds for a step to produce its expected output."""
 POLL_INTERVAL = 0.5
 KUBECONFIG = ".tapestry/third/kubeconfig"
 WEEKNIGHTS = "20:00-08:00 Mon,Tue,Wed,Thu,Fri"
@@ -23,22 +23,22 @@ WEEKNIGHTS = "20:00-08:00 Mon,Tue,Wed,Thu,Fri"
 
 @dataclass(frozen=True)
 class DemoStep:
-    """A sentence, and what somebody types then."""
+    """A sentence and the commands that follow it."""
 
     text: str
     commands: tuple[str, ...]
     expected_output: str = ""
-    """What is to be seen at last: a pattern.  Until then the last command is typed again."""
+    """Pattern of the final output; the last command is repeated until it matches."""
 
 
 STEPS = (
     DemoStep(
-        "Two clusters have joined; they lend half of what is idle.",
+        "Two clusters have joined; they lend half of their idle capacity.",
         ("tapestry status",),
         expected_output=r"cluster-2 +Leasing +5 ",
     ),
     DemoStep(
-        "A third one joins.  Its owner lends half of what is idle, on weeknights.",
+        "A third cluster joins.  Its owner lends half of the idle capacity on weeknights.",
         (
             "tapestry add third --nodes 5",
             f'tapestry join third --cluster-kubeconfig {KUBECONFIG} --lease 50% --window "{WEEKNIGHTS}"',
@@ -47,14 +47,14 @@ STEPS = (
         expected_output=r"owner/third",
     ),
     DemoStep(
-        "So as not to wait for the night, the owner lends all day.",
+        "To avoid waiting for the night, the owner lends all day.",
         (
             f"tapestry join third --cluster-kubeconfig {KUBECONFIG} --window always",
             "tapestry k wait clusterbinding/third --for condition=Leasing",
         ),
     ),
     DemoStep(
-        "A Job of twenty pods; they run in all three clusters, as if these were one.",
+        "A Job of twenty pods runs in all three clusters as if they were one.",
         (
             "tapestry k create job work --image busybox --requests cpu=500m,memory=256Mi --completions 20 -- sleep 600",
             "tapestry k wait job/work --for 'jsonpath={.status.ready}=20'",
@@ -63,7 +63,7 @@ STEPS = (
         expected_output=r"third +Leasing +5 +[1-9]",
     ),
     DemoStep(
-        "The owner wants all of it back, now: the kill switch, an annotation.  The pods go on elsewhere.",
+        "The owner reclaims everything now with the kill switch, an annotation.  The pods continue elsewhere.",
         (
             f"tapestry k annotate namespace tapestry-leased tapestry.io/reclaim=now --kubeconfig {KUBECONFIG}",
             "tapestry k wait job/work --for 'jsonpath={.status.ready}=20'",
@@ -72,7 +72,7 @@ STEPS = (
         expected_output=r"third +Reclaimed +5 +0 ",
     ),
     DemoStep(
-        "Why does it lend nothing any more?",
+        "Why does the cluster lend nothing any more?",
         ("tapestry explain node vnode-third-third-1",),
         expected_output="kill switch",
     ),
@@ -81,40 +81,40 @@ STEPS = (
 
 @dataclass(frozen=True)
 class Demo:
-    """Plays in `folder`, which is empty, and leaves nothing running."""
+    """Runs the steps in the empty `folder` and leaves nothing running."""
 
     folder: Path
     print_line: Callable[[str], None]
     pace: float
-    """Seconds to read a sentence in."""
+    """Seconds to pause after each sentence."""
 
     async def run_steps(self) -> None:
-        await self.print_text("A virtual cluster, and two physical ones.")
+        await self.print_text("A virtual cluster and two physical clusters.")
         self.print_line("$ tapestry up")
         async with World(self.folder / ".tapestry", report=self.print_line).run():
-            for scene in STEPS:
-                await self.print_text(scene.text)
-                *first, last = scene.commands
+            for step in STEPS:
+                await self.print_text(step.text)
+                *first, last = step.commands
                 for command in first:
                     await self.type_command(command)
-                await self.type_command(last, scene.expected_output)
+                await self.type_command(last, step.expected_output)
 
     async def print_text(self, text: str) -> None:
         self.print_line(f"\n# {text}")
         await asyncio.sleep(self.pace)
 
     async def type_command(self, command: str, until: str = "") -> None:
-        """Run a command as a person would, again until it shows what it should, and show what it says."""
+        """Print and run a command, repeated until its output matches; print the output."""
         self.print_line(f"$ {command}")
         async with asyncio.timeout(STEP_TIMEOUT):
-            shown = await asyncio.to_thread(self.run_command, command)
-            while not re.search(until, shown):
+            output = await asyncio.to_thread(self.run_command, command)
+            while not re.search(until, output):
                 await asyncio.sleep(POLL_INTERVAL)
-                shown = await asyncio.to_thread(self.run_command, command)
-        self.print_line(shown)
+                output = await asyncio.to_thread(self.run_command, command)
+        self.print_line(output)
 
     def run_command(self, command: str) -> str:
-        """Run a command in this world, whatever cluster the person who watches works with."""
+        """Run a command in this world, independent of the user's KUBECONFIG."""
         path = os.pathsep.join([str(TAPESTRY_PROGRAM.parent), os.environ.get("PATH", os.defpath)])
         done = subprocess.run(
             ["sh", "-c", command],
@@ -127,5 +127,5 @@ class Demo:
             check=False,
         )
         if done.returncode:
-            raise WorldError(f"`{command}` ended with {done.returncode}:\n{done.stdout}")
+            raise WorldError(f"`{command}` exited with {done.returncode}:\n{done.stdout}")
         return done.stdout.rstrip()

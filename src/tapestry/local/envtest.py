@@ -1,8 +1,8 @@
-"""Programs that look like kube-apiserver and etcd to controller-runtime's envtest, and start our API server.
+"""Programs named kube-apiserver and etcd that start our API server for controller-runtime's envtest.
 
-`assets` fills a folder that KUBEBUILDER_ASSETS can name.  The one called etcd keeps nothing: it is there to be healthy,
-and lends the folder that it was given to the other, which keeps its objects there.  So they outlive a kube-apiserver
-that is started again, and go with the folder, as they would with etcd.
+`write_assets` fills a folder for KUBEBUILDER_ASSETS.  The etcd program stores nothing: it reports health and gives its
+data folder to the other program.  So objects survive a restart of kube-apiserver and are deleted with the folder, as
+with a real etcd.
 """
 
 import http.server
@@ -22,9 +22,9 @@ from tapestry.apiserver.config import ApiServerConfig, Tls
 
 PROGRAMS = ("etcd", "kube-apiserver")
 MODULE = "tapestry.cli.envtest"
-"""What the programs run."""
+"""Module that the programs run."""
 FOLDER_PATH = "/tapestry/folder"
-"""Where the etcd that is none tells its folder."""
+"""Path where the etcd program serves its data folder."""
 HEALTH_PATHS = ("/health", "/livez", "/readyz")
 
 SUPPORTED_FLAGS = (
@@ -32,25 +32,25 @@ SUPPORTED_FLAGS = (
     *("authorization-mode", "service-account-issuer", "service-account-signing-key-file", "disable-admission-plugins"),
 )
 IGNORED_FLAGS = ("advertise-address", "allow-privileged", "service-cluster-ip-range", "service-account-key-file")
-"""Flags that change nothing here; tokens are known by the key that signs them."""
+"""Flags without effect; tokens are verified with the signing key."""
 
 
 def write_assets(folder: Path, kubectl: Path | None) -> list[Path]:
-    """Write the programs into `folder`, and a link to `kubectl`; programs of an earlier time are replaced.
+    """Write the programs and a link to `kubectl` into `folder`, replacing earlier ones.
 
-    Raises FileExistsError where there are others of these names: a real Kubernetes is not overwritten.
+    Raise FileExistsError instead of overwriting other programs of these names.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for each in (folder / name for name in (*PROGRAMS, "kubectl")):
         if each.exists() and not is_ours(each):
-            raise FileExistsError(f"{each}: there is another program of that name; choose a folder of its own")
-    made = [write_program(folder, name) for name in PROGRAMS]
+            raise FileExistsError(f"{each}: another program of this name exists; choose an empty folder")
+    written = [write_program(folder, name) for name in PROGRAMS]
     if kubectl is not None:
         link = folder / "kubectl"
         link.unlink(missing_ok=True)
         link.symlink_to(kubectl)
-        made.append(link)
-    return made
+        written.append(link)
+    return written
 
 
 def is_ours(path: Path) -> bool:
@@ -71,7 +71,7 @@ def write_program(folder: Path, name: str) -> Path:
 
 @dataclass(frozen=True)
 class Flags:
-    """The flags of a command line, and those among them that nobody understands."""
+    """Parsed command line flags, with the names of unknown ones."""
 
     values: Mapping[str, str]
     unknown: tuple[str, ...]
@@ -81,24 +81,24 @@ class Flags:
 
 
 def parse_flags(arguments: Iterable[str], known: Sequence[str]) -> Flags:
-    """`--name=value`, `--name value`, and `--name` alone, which is true."""
+    """Parse `--name=value`, `--name value` and `--name`, which is true."""
     values: dict[str, str] = {}
-    waiting = ""
+    pending = ""
     for each in arguments:
-        if waiting and not each.startswith("-"):
-            values[waiting], waiting = each, ""
+        if pending and not each.startswith("-"):
+            values[pending], pending = each, ""
             continue
         name, equals, value = each.lstrip("-").partition("=")
         values[name] = value if equals else "true"
-        waiting = "" if equals else name
+        pending = "" if equals else name
     return Flags(values, tuple(name for name in values if name not in known))
 
 
 def server_config(flags: Flags, folder: Path) -> ApiServerConfig:
-    """What our server is to be, for a kube-apiserver with these flags; its objects and keys are in `folder`."""
+    """Return our server's configuration for kube-apiserver flags; objects and keys are in `folder`."""
     host, port = flags.get("bind-address", "127.0.0.1"), flags.get("secure-port", "6443")
     certificate = Path(flags.get("cert-dir", ".")) / "apiserver.crt"
-    given = "cert-dir" in flags.values and certificate.exists()
+    has_certificate = "cert-dir" in flags.values and certificate.exists()
     modes = flags.get("authorization-mode", "AlwaysAllow").split(",")
     return ApiServerConfig(
         file_rootpath=str(folder),
@@ -108,21 +108,21 @@ def server_config(flags: Flags, folder: Path) -> ApiServerConfig:
         pod_accounts="ServiceAccount" not in flags.get("disable-admission-plugins").split(","),
         service_account_issuer=flags.get("service-account-issuer", ApiServerConfig().service_account_issuer),
         service_account_signing_key_file=flags.get("service-account-signing-key-file"),
-        # As beside a real kube-apiserver in these tests: nobody collects garbage, nobody empties namespaces.
+        # As in envtest with a real kube-apiserver: no garbage collection, no namespace deletion.
         controllers=["none"],
         tls=Tls(
-            certificate=str(certificate) if given else "",
-            key=str(certificate.with_suffix(".key")) if given else "",
+            certificate=str(certificate) if has_certificate else "",
+            key=str(certificate.with_suffix(".key")) if has_certificate else "",
             client_ca=flags.get("client-ca-file"),
         ),
     )
 
 
 def data_folder(etcd: str) -> Path:
-    """The folder that an etcd of ours lends; a new one where it is another's, or none."""
+    """Return the folder of our etcd program; a new one for any other etcd."""
     try:
-        with urllib.request.urlopen(f"{etcd.split(',')[0].rstrip('/')}{FOLDER_PATH}", timeout=5) as answer:
-            return Path(answer.read().decode()) / "tapestry"
+        with urllib.request.urlopen(f"{etcd.split(',')[0].rstrip('/')}{FOLDER_PATH}", timeout=5) as response:
+            return Path(response.read().decode()) / "tapestry"
     except (URLError, OSError, ValueError):
         return Path(tempfile.mkdtemp(prefix="tapestry-envtest-"))
 
@@ -131,7 +131,7 @@ def data_folder(etcd: str) -> Path:
 
 
 class HealthHandler(http.server.BaseHTTPRequestHandler):
-    """Answers as a healthy etcd does."""
+    """Responds like a healthy etcd."""
 
     protocol_version = "HTTP/1.1"
     folder = ""
@@ -152,14 +152,14 @@ class HealthHandler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Health is asked for several times a second; nobody wants to read that."""
+        """Discard the log line; health is polled several times a second."""
 
 
 def health_server(flags: Flags) -> http.server.HTTPServer:
-    """An etcd that is healthy at its client URL, and nothing else."""
-    where = urlsplit(flags.get("listen-client-urls", "http://127.0.0.1:2379").split(",")[0])
+    """Return an HTTP server that only reports health at etcd's client URL."""
+    url = urlsplit(flags.get("listen-client-urls", "http://127.0.0.1:2379").split(",")[0])
     folder = Path(flags.get("data-dir", "default.etcd")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     handler = type("HealthHere", (HealthHandler,), {"folder": str(folder)})
-    port = 2379 if where.port is None else where.port
-    return http.server.ThreadingHTTPServer((where.hostname or "127.0.0.1", port), handler)
+    port = 2379 if url.port is None else url.port
+    return http.server.ThreadingHTTPServer((url.hostname or "127.0.0.1", port), handler)

@@ -1,7 +1,7 @@
-"""The listener of kubelets: logs and metrics, for those who may have them.
+"""HTTPS API of the local kubelets: logs and metrics.
 
-One listener is the kubelet of all its nodes: which one is called, the address says that was called.  Who calls is known
-by a client certificate or a token, and whether they may, the API server is asked, as by any kubelet.
+One listener serves the kubelets of all nodes; the called address selects the node.  Callers authenticate with a client
+certificate or a token, and the API server authorizes them, as for any kubelet.
 """
 
 import socket
@@ -33,14 +33,14 @@ PROMETHEUS = "text/plain; version=0.0.4"
 
 @dataclass(frozen=True, slots=True)
 class LogQuery:
-    """Which part of a log is wanted."""
+    """Requested part of a log."""
 
     follow: bool = False
     previous: bool = False
     timestamps: bool = False
     tail: int | None = None
     limit: int | None = None
-    """In bytes."""
+    """Limit in bytes."""
     since: datetime | None = None
 
 
@@ -49,10 +49,10 @@ class LogNotFound(Exception):
 
 
 class Runtime(Protocol):
-    """What runs the containers of some nodes."""
+    """Container runtime of some nodes."""
 
     def log(self, pod: Object, container: str, query: LogQuery, /) -> AsyncIterator[bytes]:
-        """The log of a container, as it comes; raises NoLog."""
+        """Yield the log of a container as it is written; raise LogNotFound."""
         ...
 
     def usage(self, node: Object) -> Sequence[PodUsage]: ...
@@ -60,7 +60,7 @@ class Runtime(Protocol):
 
 @dataclass(frozen=True)
 class KubeletServer:
-    """Answers for the kubelets of `nodes`."""
+    """HTTP handlers for the kubelets of `nodes`."""
 
     client: Client
     nodes: Informer
@@ -88,11 +88,11 @@ class KubeletServer:
             chunks = self.runtime.log(pod, container, log_query(request.query, self.now()))
         except LogNotFound as error:
             raise web.HTTPBadRequest(text=str(error)) from error
-        answer = web.StreamResponse(headers={"Content-Type": "text/plain"})
-        await answer.prepare(request)
+        response = web.StreamResponse(headers={"Content-Type": "text/plain"})
+        await response.prepare(request)
         async for chunk in chunks:
-            await answer.write(chunk)
-        return answer
+            await response.write(chunk)
+        return response
 
     async def metrics(self, request: web.Request) -> web.Response:
         node = await self.authorize(request, "metrics")
@@ -106,12 +106,12 @@ class KubeletServer:
     async def reject_streaming(self, request: web.Request) -> web.Response:
         node = await self.authorize(request, "proxy")
         verb = request.match_info["verb"]
-        raise web.HTTPNotImplemented(text=f"{name_of(node)} has no containers to {verb} in: only logs can be had of it")
+        raise web.HTTPNotImplemented(text=f"{name_of(node)} does not support {verb}: only logs are available")
 
-    # -- who asks
+    # -- authorization
 
     async def authorize(self, request: web.Request, subresource: str) -> Object:
-        """The node that is called; raises what there is to say to somebody who may not."""
+        """Return the called node; raise an HTTP error if the caller is not authorized."""
         node = self.requested_node(request)
         await DelegatedAuth(self.client).authorize_request(request, subresource, name_of(node))
         return node
@@ -120,17 +120,17 @@ class KubeletServer:
         address = request.transport.get_extra_info("sockname")[0] if request.transport else ""
         node = next(self.nodes.store.iter_by(BY_ADDRESS, address), None)
         if node is None:
-            raise web.HTTPNotFound(text=f"{address} is no node's address")
+            raise web.HTTPNotFound(text=f"{address} is not the address of a node")
         return node
 
 
 def log_query(query: Mapping[str, str], now: datetime) -> LogQuery:
-    """What is asked; raises what a kubelet says to a question that it cannot read."""
+    """Parse the query parameters; raise an HTTP error like a kubelet's if one is invalid."""
 
     def number(name: str) -> int | None:
         return int(query[name]) if name in query else None
 
-    def switch(name: str) -> bool:
+    def flag(name: str) -> bool:
         return query.get(name) in TRUE_VALUES
 
     try:
@@ -139,19 +139,19 @@ def log_query(query: Mapping[str, str], now: datetime) -> LogQuery:
         tail, limit = number("tailLines"), number("limitBytes")
     except ValueError as error:
         raise web.HTTPBadRequest(text=str(error)) from error
-    return LogQuery(switch("follow"), switch("previous"), switch("timestamps"), tail, limit, since)
+    return LogQuery(flag("follow"), flag("previous"), flag("timestamps"), tail, limit, since)
 
 
 # -- listening
 
 
 def loopback_socket(port: int = 0) -> socket.socket:
-    """A socket for every address of this machine's loopback, and for nobody elsewhere; port 0 is any free one."""
+    """Return a socket for all loopback addresses of this machine only; port 0 means any free one."""
     sock = socket.socket()
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, LOOPBACK)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(("0.0.0.0", port))  # as far as the device goes
+        sock.bind(("0.0.0.0", port))  # limited to the loopback device
     except BaseException:
         sock.close()
         raise
@@ -159,10 +159,10 @@ def loopback_socket(port: int = 0) -> socket.socket:
 
 
 def kubelet_tls(folder: Path, client_cas: Sequence[Path]) -> ssl.SSLContext:
-    """TLS with a certificate of its own, kept in `folder`; clients may have certificates of `client_cas`."""
+    """Return a TLS context with its own certificate in `folder`; clients may use certificates of `client_cas`."""
     return server_ssl_context(*CertificateAuthority(folder).server_certificate(["localhost", "127.0.0.1"]), client_cas)
 
 
 def serve_kubelet(kubelet: KubeletServer, sock: socket.socket, tls: ssl.SSLContext) -> AbstractAsyncContextManager[int]:
-    """Answer for the kubelets, as long as the context lasts; the socket is closed with it."""
+    """Serve the kubelet API while the context is open, then close the socket."""
     return serve_app(kubelet.app(), sock, tls)

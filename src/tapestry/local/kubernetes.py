@@ -1,10 +1,10 @@
-"""A real Kubernetes control plane on this machine: etcd, kube-apiserver and, where asked for, its controllers.
+"""Real Kubernetes control plane on this machine: etcd, kube-apiserver and optional controllers.
 
-The programs come from KUBEBUILDER_ASSETS or from the cache folder that `make kube-assets` fills.  Each is a child
-process that listens on loopback (kube-apiserver: on an address of choice) and keeps its data, certificates and log in
-one folder, so a control plane that is started again over the same folder has its ports, its token and its objects back.
+The programs are in KUBEBUILDER_ASSETS or in the cache folder that `make kube-assets` fills.  Each is a child process
+that listens on loopback (kube-apiserver: on a chosen address) and keeps its data, certificates and log in one folder.
+A control plane that is started again over the same folder keeps its ports, token and objects.
 
-Nothing here is asynchronous: a control plane outlives any event loop.  From a coroutine, call it in a thread
+Nothing here is asynchronous, because a control plane outlives event loops.  From a coroutine, call it in a thread
 (`await asyncio.to_thread(plane.restart, "kube-apiserver")`).
 """
 
@@ -33,7 +33,7 @@ from tapestry.local.child_processes import GUARD_COMMAND
 KUBERNETES_VERSION = "1.34.3"
 ETCD_VERSION = "3.6.8"
 READY_SECONDS = 120.0
-"""How long a program may take until it answers; on an idle machine kube-apiserver needs four seconds."""
+"""Seconds until a program must answer; kube-apiserver needs four on an idle machine."""
 
 AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
@@ -47,7 +47,7 @@ COMPONENTS: tuple[Component, ...] = get_args(Component)
 
 
 class AssetsMissing(Exception):
-    """There is no Kubernetes to run; the message says how to get one."""
+    """The Kubernetes programs are missing; the message says how to get them."""
 
 
 class ControlPlaneFailed(Exception):
@@ -55,15 +55,15 @@ class ControlPlaneFailed(Exception):
 
 
 def assets_folder(environ: Mapping[str, str]) -> Path:
-    """Where the programs of a control plane are expected."""
-    if given := environ.get("KUBEBUILDER_ASSETS"):
-        return Path(given)
+    """Return the folder where the programs of a control plane are expected."""
+    if configured := environ.get("KUBEBUILDER_ASSETS"):
+        return Path(configured)
     cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "tapestry" / "kube-assets" / f"kubernetes-{KUBERNETES_VERSION}-etcd-{ETCD_VERSION}"
 
 
 def find_assets(environ: Mapping[str, str], programs: Sequence[str] = ("etcd", "kube-apiserver", "kubectl")) -> Path:
-    """The folder that holds at least these programs, or AssetsMissing."""
+    """Return the folder with at least these programs; raise AssetsMissing otherwise."""
     folder = assets_folder(environ)
     if missing := [name for name in programs if not (folder / name).exists()]:
         raise AssetsMissing(
@@ -73,7 +73,7 @@ def find_assets(environ: Mapping[str, str], programs: Sequence[str] = ("etcd", "
 
 
 def find_kubectl(environ: Mapping[str, str] = os.environ) -> str | None:
-    """kubectl as somebody would call it here; None where there is none."""
+    """Return the kubectl command of this machine; None if there is none."""
     if shutil.which("kubectl"):
         return "kubectl"
     built = assets_folder(environ) / "kubectl"
@@ -82,7 +82,7 @@ def find_kubectl(environ: Mapping[str, str] = os.environ) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """How to run a component, and the URLs that all answer 200 once it does its work."""
+    """Flags of a component, and the URLs that return 200 when it is ready."""
 
     flags: Mapping[str, str]
     ready_urls: tuple[str, ...]
@@ -90,9 +90,9 @@ class Program:
 
 
 class ControlPlane:
-    """One cluster without nodes.  Its data survive `stop` and any `kill`; its processes do not survive ours.
+    """A cluster without nodes.  Its data survive `stop` and `kill`; its processes end with ours.
 
-    `kubeconfig` exists from the end of `start` on, is readable by its owner only, and verifies the server.
+    `kubeconfig` exists after `start`, is readable only by its owner, and verifies the server.
     """
 
     def __init__(
@@ -107,11 +107,11 @@ class ControlPlane:
         address: str = "127.0.0.1",
         flags: Mapping[str, str] | None = None,
     ) -> None:
-        """Without `fsync` etcd is quicker, and a crash of the machine (not of a process) may lose data.
+        """Configure the control plane.
 
-        With `audit` a line of `audit_log` tells of each request: who asked, for what, and what came of it.
-        `address`, of this machine, is the only one that kube-apiserver listens on and is verified by; nodes and pods
-        can come by no other.  `flags` are more of kube-apiserver's.
+        Without `fsync`, etcd is faster, but a crash of the machine (not of a process) may lose data.  With `audit`,
+        each request is a line in `audit_log`.  kube-apiserver listens only on `address` of this machine and its
+        certificate names only that.  `flags` are additional flags of kube-apiserver.
         """
         self.folder = folder
         self.kubeconfig = folder / "kubeconfig"
@@ -140,7 +140,7 @@ class ControlPlane:
         self.stop()
 
     def start(self) -> None:
-        """Run every component and wait until each is ready; on failure nothing is left running."""
+        """Start every component and wait until each is ready; on failure stop all."""
         write_private(self._tokens, f"{self.token},admin,admin,system:masters\n")
         write_private(self._audit_policy, json.dumps(AUDIT_POLICY))
         self._guard = self._guard or component_guard()
@@ -156,18 +156,18 @@ class ControlPlane:
     def stop(self) -> None:
         """Kill every component; the second call does nothing.
 
-        All state is in etcd and etcd is made for this, so there is no slow goodbye.
+        All state is in etcd, which survives a kill, so no graceful shutdown is needed.
         """
         for name in list(self._processes):
             self.kill(name)
         guard, self._guard = self._guard, None
         if guard is not None:
-            guard.communicate()  # at the end of its input it kills its group: by now itself alone
+            guard.communicate()  # at the end of its input the guard kills its group, which is now only itself
 
     def launch(self, component: Component) -> None:
-        """Run a component that is not running, where it ran before, and wait until it is ready."""
+        """Start a component that is not running and wait until it is ready."""
         if component in self._processes or self._guard is None:
-            raise ValueError(f"{component} can be launched only in a started control plane that lacks it")
+            raise ValueError(f"{component} can be launched only in a started control plane where it is not running")
         flags = self._programs[component].flags
         with self.log(component).open("ab") as log:
             self._processes[component] = subprocess.Popen(
@@ -180,52 +180,52 @@ class ControlPlane:
         self.wait_for_ready(component)
 
     def kill(self, component: Component) -> None:
-        """SIGKILL, and wait until the process is gone."""
+        """Kill a component with SIGKILL and wait until the process is gone."""
         process = self._processes.pop(component)
         process.kill()
         process.wait()
 
     def restart(self, component: Component = "kube-apiserver") -> None:
-        """Kill a component and run it again on the same port."""
+        """Kill a component and start it again on the same port."""
         self.kill(component)
         self.launch(component)
 
     def pause(self, component: Component = "kube-apiserver") -> None:
-        """Stop a component in its tracks: its connections stay open and silent until `resume`."""
+        """Suspend a component: its connections stay open without responses until `resume`."""
         self._processes[component].send_signal(signal.SIGSTOP)
 
     def resume(self, component: Component = "kube-apiserver") -> None:
         self._processes[component].send_signal(signal.SIGCONT)
 
     def pids(self) -> dict[Component, int]:
-        """The components that were launched and not killed since."""
+        """Return the PIDs of the components that were launched and not killed."""
         return {name: process.pid for name, process in self._processes.items()}
 
     def log(self, component: Component) -> Path:
         return self.folder / f"{component}.log"
 
     def wait_for_ready(self, component: Component) -> None:
-        """Return once a running component does its work; ControlPlaneFailed if it ends or takes too long."""
+        """Wait until a component is ready; raise ControlPlaneFailed if it exits or takes too long."""
         program, process = self._programs[component], self._processes[component]
         deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline and process.poll() is None:
             if all(_is_responding(url, program.ca, self.token) for url in program.ready_urls):
                 return
             time.sleep(0.05)
-        happened = f"was not ready after {READY_SECONDS:g} s"
+        failure = f"was not ready after {READY_SECONDS:g} s"
         if process.returncode is not None:
-            happened = f"exited with {process.returncode}"
+            failure = f"exited with {process.returncode}"
         log = self.log(component)
-        raise ControlPlaneFailed(f"{component} {happened}; the end of {log}:\n{_tail(log)}")
+        raise ControlPlaneFailed(f"{component} {failure}; the end of {log}:\n{_tail(log)}")
 
     def _token_and_ports(self) -> tuple[str, list[int]]:
-        """A token, and ports for all components: chosen once, and kept in the folder."""
+        """Return a token and ports for all components, generated once and stored in the folder."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        kept = self.folder / "chosen.json"
-        if not kept.exists():
-            write_private(kept, json.dumps({"token": secrets.token_urlsafe(32), "ports": free_ports(5)}))
-        known = json.loads(kept.read_text())
-        return known["token"], known["ports"]
+        file = self.folder / "chosen.json"
+        if not file.exists():
+            write_private(file, json.dumps({"token": secrets.token_urlsafe(32), "ports": free_ports(5)}))
+        generated = json.loads(file.read_text())
+        return generated["token"], generated["ports"]
 
     @property
     def _tokens(self) -> Path:
@@ -234,7 +234,7 @@ class ControlPlane:
     @property
     def _service_account_key(self) -> Path:
         # kube-apiserver writes its serving certificate and key before it reads the key for tokens.  One key for both
-        # will do on loopback, and nothing has to be generated here.
+        # is sufficient on loopback, and no key has to be generated here.
         return self.folder / "certs" / "apiserver.key"
 
     def _etcd(self, peer_url: str, *, fsync: bool) -> Program:
@@ -256,13 +256,13 @@ class ControlPlane:
 
     def _apiserver(self, more: Mapping[str, str], *, service_accounts: bool, audit: bool) -> Program:
         audited = {"audit-policy-file": str(self._audit_policy), "audit-log-path": str(self.audit_log)}
-        where = urlsplit(self.url)
+        url = urlsplit(self.url)
         flags = {
             **(audited if audit else {}),
             "etcd-servers": self.etcd_url,
-            "bind-address": str(where.hostname),
-            "advertise-address": str(where.hostname),
-            "secure-port": str(where.port),
+            "bind-address": str(url.hostname),
+            "advertise-address": str(url.hostname),
+            "secure-port": str(url.port),
             "cert-dir": str(self.ca.parent),
             "token-auth-file": str(self._tokens),
             "authorization-mode": "Node,RBAC",
@@ -271,13 +271,13 @@ class ControlPlane:
             "service-account-issuer": "https://kubernetes.default.svc",
             "service-cluster-ip-range": "10.96.0.0/16",
             "allow-privileged": "true",
-            # The default tries the host name first, which resolves to nothing here: logs and exec would fail.
+            # The default tries the host name first, which does not resolve here: logs and exec would fail.
             "kubelet-preferred-address-types": "InternalIP",
-            # The plugin refuses pods without a service account, which only kube-controller-manager makes.
+            # The plugin rejects pods without a service account, which only kube-controller-manager creates.
             "disable-admission-plugins": "" if service_accounts else "ServiceAccount",
             **more,
         }
-        # /readyz says ok a moment before the first namespaces are there.
+        # /readyz reports ok a moment before the first namespaces exist.
         ready = ("/readyz", "/api/v1/namespaces/default", "/api/v1/namespaces/kube-system")
         return Program(flags, ready_urls=tuple(self.url + path for path in ready), ca=self.ca)
 
@@ -319,10 +319,10 @@ class ControlPlane:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listens on.
+    """Return unused loopback ports.
 
-    They lie below the range that outgoing connections are given theirs from, so that none takes the port of a
-    component between its death and its restart.
+    They are below the range of ephemeral ports, so that no outgoing connection takes the port of a component between
+    its exit and its restart.
     """
     found: set[int] = set()
     while len(found) < count:
@@ -334,17 +334,17 @@ def free_ports(count: int) -> list[int]:
 
 
 def component_guard() -> subprocess.Popen[bytes]:
-    """A shell that leads the process group of the components and kills it when we are gone, whatever ended us.
+    """Start a shell that leads the process group of the components and kills it when we die.
 
-    It notices by the end of its input, which the kernel closes with the process that holds the other end.  Unlike
-    the parent-death signal of Linux this does not depend on the thread that started a child.
+    The shell detects our death by the end of its input.  Unlike the parent-death signal of Linux, this does not depend
+    on the thread that started a child.
     """
     return subprocess.Popen(GUARD_COMMAND, stdin=subprocess.PIPE, process_group=0)
 
 
 def _is_responding(url: str, ca: Path | None, token: str) -> bool:
-    where = urlsplit(url)
-    host, port = where.hostname or "", where.port
+    parsed = urlsplit(url)
+    host, port = parsed.hostname or "", parsed.port
     try:
         connection = (
             http.client.HTTPSConnection(host, port, timeout=5, context=ssl.create_default_context(cafile=ca))
@@ -352,7 +352,7 @@ def _is_responding(url: str, ca: Path | None, token: str) -> bool:
             else http.client.HTTPConnection(host, port, timeout=5)
         )
         with contextlib.closing(connection):
-            connection.request("GET", where.path, headers={"Authorization": f"Bearer {token}"})
+            connection.request("GET", parsed.path, headers={"Authorization": f"Bearer {token}"})
             return connection.getresponse().status == 200
     except (OSError, http.client.HTTPException):  # OSError also while the certificate is not written yet
         return False
@@ -364,7 +364,7 @@ def _tail(log: Path, lines: int = 20) -> str:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that nobody else may read, and that nobody reads half of."""
+    """Write a file atomically, readable only by its owner."""
     fresh = path.with_name(f"{path.name}.new")
     with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)

@@ -1,7 +1,7 @@
-"""What a kubelet does for its node, for many nodes at once: it says how it is, and that it is alive.
+"""Kubelet's work for many local nodes: status, addresses and Lease heartbeats.
 
-Each node has an address of its own on this machine's loopback, so that one listener can be the kubelet of all of them
-and still knows which one was called.  Leases are renewed every ten seconds, each at its own time within them.
+Each node has its own loopback address, so that one listener can serve all kubelets and still know which node was
+called.  Leases are renewed every ten seconds, spread over that time.
 """
 
 import asyncio
@@ -43,11 +43,11 @@ ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 @dataclass(frozen=True, slots=True)
 class NodeType:
-    """A sort of nodes that this process keeps: those with a label."""
+    """Type of nodes that this process manages, selected by a label."""
 
     label: str
     runtime: str
-    """What runs their containers: `simulated`, `process`."""
+    """Container runtime: `simulated` or `process`."""
     message: str
 
 
@@ -58,7 +58,7 @@ def new_node(
     labels: Mapping[str, str] | None = None,
     taints: list[Object] | None = None,
 ) -> Object:
-    """A node to be created; `room` is all that it has.  Whoever keeps its sort sees to the rest."""
+    """Return a node to create with this capacity; its kubelet adds the rest of the status."""
     known = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": architecture()}
     return {
         "apiVersion": "v1",
@@ -75,7 +75,7 @@ def architecture() -> str:
 
 @dataclass(frozen=True)
 class NodeReconciler:
-    """Keeps the nodes of one sort alive; keyed by their names."""
+    """Keeps the nodes of one type alive; keyed by name."""
 
     client: Client
     now: Callable[[], datetime]
@@ -97,14 +97,14 @@ class NodeReconciler:
         await self.heartbeats.start(node)
 
     def status(self, node: Object) -> Object:
-        """What a kubelet would say; what it has said already it says again, in the same words."""
-        ours = [
+        """Return the status that a kubelet reports; unchanged conditions keep their times."""
+        node_addresses = [
             {"type": "InternalIP", "address": self.addresses.allocate(node)},
             {"type": "Hostname", "address": name_of(node)},
         ]
         return {
             "conditions": self.conditions(node),
-            "addresses": ours,
+            "addresses": node_addresses,
             "daemonEndpoints": {"kubeletEndpoint": {"Port": self.port()}},
             "nodeInfo": node_info(node, self.node_type),
         }
@@ -113,11 +113,11 @@ class NodeReconciler:
         before = {each["type"]: each for each in value_at(node, "status", "conditions", default=())}
         now = timestamp(self.now())
         found = [each for type, each in before.items() if type not in CONDITIONS]
-        for type, (holds, reason) in CONDITIONS.items():
+        for type, (value, reason) in CONDITIONS.items():
             old = before.get(type)
-            said = {"type": type, "status": holds, "reason": reason, "message": self.node_type.message}
+            condition = {"type": type, "status": value, "reason": reason, "message": self.node_type.message}
             times = {"lastHeartbeatTime": now, "lastTransitionTime": now}
-            found.append(old if old is not None and old["status"] == holds else {**said, **times})
+            found.append(old if old is not None and old["status"] == value else {**condition, **times})
         return found
 
 
@@ -139,21 +139,21 @@ def node_info(node: Object, node_type: NodeType) -> Object:
 
 @dataclass
 class Heartbeats:
-    """Renews the Leases of nodes.  Each has its own tenth of a second, which its name decides."""
+    """Renews the Leases of nodes; the name of a node determines its slot of a tenth of a second."""
 
     client: Client
     now: Callable[[], datetime]
     leases: dict[str, Object] = field(default_factory=dict)
-    """As last seen, by node."""
+    """Leases as last read, by node."""
     slots: dict[int, dict[str, Object]] = field(default_factory=lambda: defaultdict(dict))
-    """The nodes of each slot."""
+    """Nodes by slot."""
 
     async def start(self, node: Object) -> None:
-        """Renew a node's Lease now, and ever after; the second call for a node does nothing."""
-        beating = self.slots[slot_of(name_of(node))]
-        if uid_of(beating.get(name_of(node)) or {"metadata": {}}) != uid_of(node):
+        """Renew a node's Lease now and periodically; the second call for a node does nothing."""
+        slot = self.slots[slot_of(name_of(node))]
+        if uid_of(slot.get(name_of(node)) or {"metadata": {}}) != uid_of(node):
             await self.renew(node)
-            beating[name_of(node)] = node
+            slot[name_of(node)] = node
 
     def stop(self, name: str) -> None:
         self.slots[slot_of(name)].pop(name, None)
@@ -175,8 +175,8 @@ class Heartbeats:
         try:
             await self.renew(node)
         except KubeError as error:
-            self.leases.pop(name_of(node), None)  # it may be another by now: look before the next time
-            log.warning("lease not renewed", node=name_of(node), error=str(error))
+            self.leases.pop(name_of(node), None)  # it may have been replaced: read it before the next renewal
+            log.warning("node lease renewal failed", node=name_of(node), error=str(error))
 
     async def renew(self, node: Object) -> None:
         name = name_of(node)
@@ -185,7 +185,7 @@ class Heartbeats:
         self.leases[name] = await self.client.replace(LEASES, {**lease, "spec": spec})
 
     async def ensure_lease(self, node: Object) -> Object:
-        """The node's Lease, made where there is none."""
+        """Return the node's Lease, created if it is missing."""
         name = name_of(node)
         found = await self.client.find(LEASES, name, NODE_LEASE_NAMESPACE)
         if found is not None:
@@ -203,20 +203,20 @@ def slot_of(name: str) -> int:
 
 
 def install(manager: Manager, node_type: NodeType, port: Callable[[], int]) -> Informer:
-    """Keep the nodes of a sort alive; `port` is where their kubelet listens.  Returns the nodes."""
+    """Manage the nodes of a type; `port` is that of their kubelet.  Return the nodes."""
     nodes = manager.informer(
         NODES, labels=f"{node_type.label},{NODE_TYPE}!=virtual", indexers={BY_ADDRESS: internal_ips}
     )
-    given = AddressAllocator(addresses.NODE_NETWORK, internal_ip, lambda address: nodes.store.by(BY_ADDRESS, address))
+    allocator = AddressAllocator(addresses.NODE_NETWORK, internal_ip, lambda ip: nodes.store.by(BY_ADDRESS, ip))
     heartbeats = Heartbeats(manager.client, manager.now)
-    alive = NodeReconciler(manager.client, manager.now, node_type, nodes, given, heartbeats, port)
-    manager.controller(f"{node_type.runtime}-nodes", alive.reconcile, workers=WORKERS).watch(nodes)
+    reconciler = NodeReconciler(manager.client, manager.now, node_type, nodes, allocator, heartbeats, port)
+    manager.controller(f"{node_type.runtime}-nodes", reconciler.reconcile, workers=WORKERS).watch(nodes)
     manager.run_while_leading(f"{node_type.runtime}-heartbeats", heartbeats.run)
     return nodes
 
 
 def internal_ip(node: Object) -> str:
-    """The address that a node shows; empty where it has none."""
+    """Return the node's reported address; empty if it has none."""
     found: list[Object] = value_at(node, "status", "addresses", default=[])
     return next((each["address"] for each in found if each["type"] == "InternalIP"), "")
 

@@ -1,9 +1,9 @@
-"""The folder of a pod: its volumes, and where its containers live and write their logs.
+"""Folders of pods on disk: volumes, kubeconfigs, working folders and logs of containers.
 
-<uid>/volumes/<volume>/...          what the volume consists of, kept as its sources are
-<uid>/kubeconfigs/<name>            the way to the API server by the token that a container has mounted
-<uid>/containers/<name>/            where a container runs
-<uid>/containers/<name>-<run>.log   what it writes
+<uid>/volumes/<volume>/...          files of the volume, kept in sync with its sources
+<uid>/kubeconfigs/<name>            kubeconfig with the token that a container has mounted
+<uid>/containers/<name>/            working folder of a container
+<uid>/containers/<name>-<run>.log   log of a run
 """
 
 import json
@@ -21,7 +21,7 @@ from tapestry.local.volume_sources import VolumeFiles
 
 @dataclass(frozen=True)
 class PodFolder:
-    """Where a pod lives on this machine."""
+    """Folder of one pod."""
 
     path: Path
 
@@ -39,44 +39,44 @@ class PodFolder:
             self.container(each["name"]).mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def write(self, volume: str, files: VolumeFiles) -> None:
-        """Have a volume consist of these files and no others."""
+        """Make a volume consist of exactly these files."""
         folder = self.volume(volume)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        wanted = {folder / safe_path(name): content for name, content in files.items()}
-        for path in [each for each in folder.rglob("*") if each.is_file() and each not in wanted]:
+        desired = {folder / safe_path(name): content for name, content in files.items()}
+        for path in [each for each in folder.rglob("*") if each.is_file() and each not in desired]:
             path.unlink()
-        for path, content in wanted.items():
+        for path, content in desired.items():
             if not path.exists() or path.read_bytes() != content:
                 replace_file(path, content)
 
     def mounts(self, container: Object) -> dict[str, Path]:
-        """What stands for the paths that the container has mounted."""
+        """Return the folders and files by the container's mount paths."""
         return {
             each["mountPath"].rstrip("/") or "/": self.volume(each["name"]) / safe_path(each.get("subPath") or "")
             for each in container.get("volumeMounts") or ()
         }
 
     def kubeconfig(self, pod: Object, container: Object, server: str) -> Path | None:
-        """The way to the API server as the pod's account, if the container has its token mounted."""
+        """Write a kubeconfig with the pod's token, if the container has that mounted."""
         folder = self.mounts(container).get(TOKEN_MOUNT_PATH)
         if folder is None:
             return None
-        where = {"server": server, "certificate-authority": str(folder / "ca.crt")}
+        cluster = {"server": server, "certificate-authority": str(folder / "ca.crt")}
         context = {"cluster": "home", "user": "account", "namespace": namespace_of(pod)}
         document = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "home",
-            "clusters": [{"name": "home", "cluster": where}],
+            "clusters": [{"name": "home", "cluster": cluster}],
             "users": [{"name": "account", "user": {"tokenFile": str(folder / "token")}}],
             "contexts": [{"name": "home", "context": context}],
         }
-        path: Path = self.path / "kubeconfigs" / container["name"]  # not where a volume could have a file
+        path: Path = self.path / "kubeconfigs" / container["name"]  # outside the volumes
         replace_file(path, json.dumps(document, indent=2).encode())
         return path
 
     def delete_old_logs(self, container: str, before: int) -> None:
-        """Remove what runs before that one wrote."""
+        """Delete the logs of runs before that number."""
         for path in (self.path / "containers").glob(f"{container}-*.*"):
             run = path.stem.removeprefix(f"{container}-")
             if run.isdecimal() and int(run) < before:
@@ -87,12 +87,12 @@ class PodFolder:
 
 
 def safe_path(name: str) -> PurePosixPath:
-    """A path that stays below the folder it is put in; API servers admit no other."""
+    """Return a path that stays below its folder; API servers admit no other."""
     return PurePosixPath(*(part for part in PurePosixPath(name).parts if part not in ("..", "/")))
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file for us alone; whoever reads it finds what was there before, or all of the new."""
+    """Write a private file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     part = path.with_name(f".{path.name}.part")
     part.unlink(missing_ok=True)
@@ -106,7 +106,7 @@ def pod_folder(root: Path, pod: Object) -> PodFolder:
 
 
 def remove_orphaned(root: Path, pods: Collection[Object]) -> None:
-    """Remove the folders of pods that are no more."""
+    """Delete the folders of pods that no longer exist."""
     known = {uid_of(pod) for pod in pods}
     for path in root.iterdir() if root.is_dir() else ():
         if path.name not in known:

@@ -1,7 +1,7 @@
-"""A pod whose containers are processes: who starts when, who is started again, and how it all ends.
+"""Lifecycle of a pod whose containers are processes: start order, restarts and termination.
 
-Init containers run one after the other, sidecars beside whatever comes after them, the containers all at once.  One
-that ends is started again as the pod's restart policy says: the first time at once, then after pauses that grow.
+Init containers run one after the other, sidecars alongside everything after them, and the containers in parallel.  A
+container that ends is restarted according to the restart policy: the first time at once, then with growing backoff.
 """
 
 import asyncio
@@ -33,9 +33,9 @@ from tapestry.local.statuses import (
 
 MIN_BACKOFF, MAX_BACKOFF = 10.0, 300.0
 BACKOFF_RESET_SECONDS = 600.0
-"""Seconds that a container has to run for its pauses to begin anew."""
+"""Seconds that a container must run to reset its backoff."""
 SHUTDOWN_GRACE = 5.0
-"""Seconds for processes to end when we have to."""
+"""Seconds for processes to end when this process stops."""
 SIGKILL_EXIT_CODE, START_FAILED_CODE = 137, 128
 DEFAULT_GRACE = 30
 
@@ -44,7 +44,7 @@ RecordEvent = Callable[[Literal["Normal", "Warning"], str, str], None]
 
 
 class Launcher(Protocol):
-    """What to run, as things stand."""
+    """Source of the commands and log files of containers."""
 
     def launch(self, container: Object) -> Launch: ...
 
@@ -55,7 +55,7 @@ class Launcher(Protocol):
 
 @dataclass
 class Container:
-    """What is known of one container."""
+    """State of one container."""
 
     spec: Object
     uid: str
@@ -68,7 +68,7 @@ class Container:
     log: ContainerLog | None = None
     unhealthy: asyncio.Event = field(default_factory=asyncio.Event)
     started_or_failed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once it started, or will not."""
+    """Set when it has started, or will not start."""
 
     @property
     def name(self) -> str:
@@ -77,11 +77,11 @@ class Container:
 
     def status(self) -> Object:
         identity = f"process://{self.uid}/{self.name}/{self.restarts}"
-        said = container_status(self.spec, self.state, identity, self.restarts, self.last_state, ready=self.ready)
-        return {**said, "started": self.started}
+        status = container_status(self.spec, self.state, identity, self.restarts, self.last_state, ready=self.ready)
+        return {**status, "started": self.started}
 
     def resume(self, before: Object | None, now: datetime) -> None:
-        """Take up what was said of it by a kubelet that is no more: what ran then does not run any more."""
+        """Continue from the last reported status; a container that ran then has ended since."""
         if before is None:
             return
         self.restarts, self.last_state = before["restartCount"], before.get("lastState") or None
@@ -89,13 +89,13 @@ class Container:
             self.state = before["state"]
         elif began := value_at(before, "state", "running", "startedAt"):
             self.state = terminated_state(
-                SIGKILL_EXIT_CODE, parse_time(began), now, "it ended with the process that ran it"
+                SIGKILL_EXIT_CODE, parse_time(began), now, "it ended together with its kubelet process"
             )
 
 
 @dataclass
 class PodWorker:
-    """Runs a pod.  `run` ends when nothing of it runs any more, and will not."""
+    """Runs a pod.  `run` returns when nothing of it runs and nothing will be restarted."""
 
     pod: Object
     address: str
@@ -121,15 +121,15 @@ class PodWorker:
                 self.containers[each["name"]] = container
 
     def stop(self, grace: float) -> None:
-        """Ask all containers to end, within so many seconds; the second call can only shorten them."""
+        """Stop all containers within `grace` seconds; a second call can only shorten the time."""
         self.grace = min(grace, self.grace) if self.stopping.is_set() else grace
         self.stopping.set()
 
     def container_statuses(self) -> ContainerStatuses:
-        def of(field: str) -> list[Object]:
+        def statuses_of(field: str) -> list[Object]:
             return [self.containers[each["name"]].status() for each in self.pod["spec"].get(field) or ()]
 
-        return ContainerStatuses(of("containers"), of("initContainers"))
+        return ContainerStatuses(statuses_of("containers"), statuses_of("initContainers"))
 
     async def run(self) -> None:
         try:
@@ -151,12 +151,12 @@ class PodWorker:
         else:
             main = [self.containers[each["name"]] for each in self.pod["spec"]["containers"]]
             await asyncio.wait([group.create_task(self.run_with_restarts(each, policy)) for each in main])
-        self.stopping.set()  # nobody is left for sidecars to help
+        self.stopping.set()  # the sidecars are no longer needed
         if sidecars:
             await asyncio.wait(sidecars)
 
     async def run_with_restarts(self, container: Container, policy: str) -> int:
-        """Have a container run until it is not to be started again; what it ended with last."""
+        """Run a container until it is not restarted any more; return its last exit code."""
         failures = 0
         while not self.stopping.is_set():
             code = exit_code({"state": container.state})
@@ -168,8 +168,8 @@ class PodWorker:
                     break
             began = self.now()
             await self.run_once(container)
-            lasted = (self.now() - began).total_seconds()
-            failures = failures + 1 if lasted < BACKOFF_RESET_SECONDS else 1
+            duration = (self.now() - began).total_seconds()
+            failures = failures + 1 if duration < BACKOFF_RESET_SECONDS else 1
         container.started_or_failed.set()
         code = exit_code({"state": container.state})
         if code is None:  # it never ran
@@ -177,7 +177,7 @@ class PodWorker:
         return code
 
     async def back_off(self, container: Container, failures: int) -> None:
-        """Wait before another run; what the last one came to is history from now on."""
+        """Wait before the next run; the last result becomes the last state."""
         container.last_state = container.state
         if failures > 1:
             seconds = min(MIN_BACKOFF * 2 ** (failures - 2), MAX_BACKOFF)
@@ -191,7 +191,7 @@ class PodWorker:
             container.state = container.last_state
 
     async def run_once(self, container: Container) -> None:
-        """One run of a container, from its start to its end."""
+        """Run a container once, from start to end."""
         began = self.now()
         container.restarts += container.last_state is not None
         container.unhealthy.clear()
@@ -222,12 +222,12 @@ class PodWorker:
             self.on_change()
 
     async def monitor(self, container: Container, ended: asyncio.Future[None]) -> None:
-        """Probe the container until it has ended, or has to."""
+        """Probe the container until it ends or has to be stopped."""
         async with asyncio.TaskGroup() as group:
-            probing = group.create_task(self.probe(container))
+            probe_task = group.create_task(self.probe(container))
             reasons = [group.create_task(wait_for_event(each)) for each in (self.stopping, container.unhealthy)]
             await asyncio.wait([ended, *reasons], return_when=asyncio.FIRST_COMPLETED)
-            for task in (probing, *reasons):
+            for task in (probe_task, *reasons):
                 task.cancel()
         if not ended.done():
             self.record_event("Normal", "Killing", f"Stopping container {container.name}")
@@ -237,15 +237,15 @@ class PodWorker:
         ports = {each["name"]: each["containerPort"] for each in spec.get("ports") or () if "name" in each}
         prober = Prober(self.session, self.address, ports, lambda command: self.launcher.probe(spec, command))
 
-        async def found(kind: str) -> str | None:
-            why = await prober.attempt(spec[f"{kind.lower()}Probe"])
-            if why is not None:
-                self.record_event("Warning", "Unhealthy", f"{kind} probe failed: {why}")
-            return why
+        async def attempt(kind: str) -> str | None:
+            failure = await prober.attempt(spec[f"{kind.lower()}Probe"])
+            if failure is not None:
+                self.record_event("Warning", "Unhealthy", f"{kind} probe failed: {failure}")
+            return failure
 
         if startup := spec.get("startupProbe"):
-            async with aclosing(probe_results(startup, lambda: found("Startup"))) as opinions:
-                if not await anext(opinions):
+            async with aclosing(probe_results(startup, lambda: attempt("Startup"))) as results:
+                if not await anext(results):
                     container.unhealthy.set()
                     return
         container.started, container.ready = True, not spec.get("readinessProbe")
@@ -253,19 +253,19 @@ class PodWorker:
         self.on_change()
         async with asyncio.TaskGroup() as group:
             if liveness := spec.get("livenessProbe"):
-                group.create_task(self.watch_liveness(container, probe_results(liveness, lambda: found("Liveness"))))
+                group.create_task(self.watch_liveness(container, probe_results(liveness, lambda: attempt("Liveness"))))
             if readiness := spec.get("readinessProbe"):
                 group.create_task(
-                    self.watch_readiness(container, probe_results(readiness, lambda: found("Readiness"), eager=True))
+                    self.watch_readiness(container, probe_results(readiness, lambda: attempt("Readiness"), eager=True))
                 )
 
-    async def watch_liveness(self, container: Container, opinions: AsyncIterator[bool]) -> None:
-        async for well in opinions:
-            if not well:
+    async def watch_liveness(self, container: Container, results: AsyncIterator[bool]) -> None:
+        async for healthy in results:
+            if not healthy:
                 container.unhealthy.set()
 
-    async def watch_readiness(self, container: Container, opinions: AsyncIterator[bool]) -> None:
-        async for container.ready in opinions:
+    async def watch_readiness(self, container: Container, results: AsyncIterator[bool]) -> None:
+        async for container.ready in results:
             self.on_change()
 
 

@@ -1,7 +1,6 @@
-"""Probes of containers: is it up, is it well, may it be called.
+"""Startup, liveness and readiness probes of containers.
 
-attempt    makes one, and says what was wrong
-verdicts   what many of them come to: each change of mind
+`Prober.attempt` runs one probe.  `probe_results` applies the thresholds and yields each change.
 """
 
 import asyncio
@@ -19,26 +18,26 @@ MAX_REASON_LENGTH = 256
 EAGER_SECONDS = 1
 
 CommandBuilder = Callable[[Sequence[str]], Launch]
-"""What to run for the command of a probe."""
+"""Returns what to run for the command of a probe."""
 
 
 @dataclass(frozen=True)
 class Prober:
-    """Makes the probes of one container."""
+    """Runs the probes of one container."""
 
     session: aiohttp.ClientSession
     address: str
     ports: dict[str, int]
-    """By name."""
+    """Ports by name."""
     run: CommandBuilder
 
     async def attempt(self, probe: Object) -> str | None:
-        """What is wrong; None if nothing is."""
+        """Run a probe; return the failure, or None on success."""
         try:
             async with asyncio.timeout(probe.get("timeoutSeconds") or 1):
                 return await self._probe_once(probe)
         except TimeoutError:
-            return "it did not answer in time"
+            return "timed out"
         except (OSError, aiohttp.ClientError) as error:
             return str(error) or type(error).__name__
 
@@ -55,41 +54,41 @@ class Prober:
         scheme, host = get.get("scheme", "HTTP").lower(), get.get("host") or self.address
         url = f"{scheme}://{host}:{self._port(get['port'])}{get.get('path') or '/'}"
         headers = {"User-Agent": "kube-probe/tapestry", **{e["name"]: e["value"] for e in get.get("httpHeaders") or ()}}
-        unchecked = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # probes ask whether it answers, not who does
+        unchecked = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # probes check that it answers, not its identity
         unchecked.check_hostname, unchecked.verify_mode = False, ssl.CERT_NONE
-        async with self.session.get(url, headers=headers, ssl=unchecked, allow_redirects=False) as answer:
-            return None if 200 <= answer.status < 400 else f"HTTP probe failed with statuscode: {answer.status}"
+        async with self.session.get(url, headers=headers, ssl=unchecked, allow_redirects=False) as response:
+            return None if 200 <= response.status < 400 else f"HTTP probe failed with statuscode: {response.status}"
 
     async def _exec(self, launch: Launch) -> str | None:
-        said: list[bytes] = []
-        async with child(launch.command, launch.environment, launch.folder, said.append) as running:
+        output: list[bytes] = []
+        async with child(launch.command, launch.environment, launch.folder, output.append) as running:
             code = await running.wait()
-        text = b"".join(said)[:MAX_REASON_LENGTH].decode(errors="replace").strip()
-        return f"command ended with {code}: {text}" if code else None
+        text = b"".join(output)[:MAX_REASON_LENGTH].decode(errors="replace").strip()
+        return f"command exited with {code}: {text}" if code else None
 
     def _port(self, port: int | str) -> int:
         if isinstance(port, int):
             return port
         if port not in self.ports:
-            raise OSError(f"the container has no port called {port}")
+            raise OSError(f"the container has no port named {port}")
         return self.ports[port]
 
 
 async def probe_results(
     probe: Object, attempt: Callable[[], Awaitable[str | None]], *, eager: bool = False
 ) -> AsyncGenerator[bool, None]:
-    """Whether the container is found well, whenever that changes, and first when it is known.
+    """Yield whether the container is healthy: first when known, then at each change.
 
-    The `eager` do not wait for a whole period as long as it has never been.
+    With `eager`, probe every second until the first success.
     """
     await asyncio.sleep(probe.get("initialDelaySeconds") or 0)
-    needed = {True: probe.get("successThreshold") or 1, False: probe.get("failureThreshold") or 3}
+    thresholds = {True: probe.get("successThreshold") or 1, False: probe.get("failureThreshold") or 3}
     period = probe.get("periodSeconds") or 10
     last, in_a_row = True, 0
     while True:
-        well = await attempt() is None
-        last, in_a_row = well, in_a_row + 1 if well == last else 1
-        if in_a_row == needed[well]:
-            yield well
-        eager = eager and not well
+        healthy = await attempt() is None
+        last, in_a_row = healthy, in_a_row + 1 if healthy == last else 1
+        if in_a_row == thresholds[healthy]:
+            yield healthy
+        eager = eager and not healthy
         await asyncio.sleep(min(period, EAGER_SECONDS) if eager else period)

@@ -1,11 +1,8 @@
-"""A kubelet without containers: it runs the commands of pods as processes of this machine, for nodes with a label.
+"""Kubelet that runs the commands of pods as processes of this machine, for labelled nodes.
 
-It runs our own program in namespaces that it was told to trust, and nothing else unless it is told to (`Trust`).  What
-runs is the calling user's, with few of its variables (`commands`), in a folder of its own (`pod_folders`) and on an
-address of its own, of loopback.  All of it goes when this process goes, and is started anew by the next one.
-
-    process_node   a node to be created
-    install        have the process nodes of a cluster live
+It runs only our own program in trusted namespaces, unless configured otherwise (`ProcessPolicy`).  Processes run as the
+calling user with few environment variables (`container_commands`), in their own folder (`pod_folders`) and on their own
+loopback address.  They end with this process, and the next one starts them again.
 """
 
 import asyncio
@@ -55,24 +52,24 @@ PROCESS_NODES = NodeType(PROCESS_NODE, "process", "containers are processes of t
 TAINT = {"key": PROCESS_NODE, "effect": NO_SCHEDULE}
 WORKERS = 8
 REFRESH_INTERVAL = timedelta(seconds=60)
-"""After which ConfigMaps and Secrets are looked at again."""
+"""Interval at which ConfigMaps and Secrets are read again."""
 RETRY_INTERVAL = timedelta(seconds=2)
 
 
 def process_node(name: str, capacity: Mapping[str, str], labels: Mapping[str, str] | None = None) -> Object:
-    """A node to be created, which only pods come to that tolerate its taint."""
+    """Return a node to create; only pods that tolerate its taint run there."""
     return new_node(PROCESS_NODES, name, capacity, labels, [TAINT])
 
 
 def machine_capacity() -> dict[str, str]:
-    """What this machine has."""
+    """Return the capacity of this machine."""
     memory = PAGE_BYTES * os.sysconf("SC_PHYS_PAGES")
     return {"cpu": str(os.cpu_count() or 1), "memory": f"{memory >> 10}Ki", "pods": "110"}
 
 
 @dataclass
 class ProcessKubelet:
-    """Runs the pods of process nodes; keyed as they are."""
+    """Runs the pods of process nodes; keyed by pod."""
 
     client: Client
     now: Callable[[], datetime]
@@ -81,7 +78,7 @@ class ProcessKubelet:
     tokens: TokenCache
     settings: "ProcessSettings"
     requeue: Callable[[str], None]
-    """Has a pod looked at again."""
+    """Reconciles a pod again."""
     workers: dict[str, PodWorker] = field(default_factory=dict)
     launchers: dict[str, PodLauncher] = field(default_factory=dict)
     group: asyncio.TaskGroup = field(init=False)
@@ -89,7 +86,7 @@ class ProcessKubelet:
     started: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
-        """Own all that runs, until cancelled; then it has ended."""
+        """Own all pod workers until cancelled."""
         remove_orphaned(self.settings.folder, self.pods.informer.store.list())
         async with aiohttp.ClientSession() as self.session, asyncio.TaskGroup() as self.group:
             self.started.set()
@@ -115,75 +112,75 @@ class ProcessKubelet:
         return None
 
     async def sync_pod(self, key: str, pod: Object, node: Object) -> Result | None:
-        """Have the pod run, and say how it does."""
-        place = self.pods.addresses_of(pod, node)
-        if why := rejection_reason(pod, self.settings.policy):
+        """Run the pod and update its status."""
+        addresses = self.pods.addresses_of(pod, node)
+        if reason := rejection_reason(pod, self.settings.policy):
             if (
-                await self.update_status(pod, waiting_statuses(pod, "Refused", why), PodAddresses(place.host_ip))
+                await self.update_status(pod, waiting_statuses(pod, "Refused", reason), PodAddresses(addresses.host_ip))
                 is not pod
             ):
-                self.events.warning(pod, "Refused", why)
+                self.events.warning(pod, "Refused", reason)
             return None
-        found = self.workers.get(key)
+        worker = self.workers.get(key)
         try:
-            again = await self.prepare(pod, place)
+            next_sync = await self.prepare(pod, addresses)
         except MissingSource as error:
             self.events.warning(pod, "FailedMount", str(error))
-            again = self.now() + RETRY_INTERVAL
-            if found is None:
+            next_sync = self.now() + RETRY_INTERVAL
+            if worker is None:
                 await self.update_status(
-                    pod, waiting_statuses(pod, "ContainerCreating", str(error)), PodAddresses(place.host_ip)
+                    pod, waiting_statuses(pod, "ContainerCreating", str(error)), PodAddresses(addresses.host_ip)
                 )
-                return Result(requeue_at=again)
-        if found is None:
-            found = self.start_worker(key, pod, place)
-        await self.update_status(pod, found.container_statuses(), place)
-        return Result(requeue_at=again)
+                return Result(requeue_at=next_sync)
+        if worker is None:
+            worker = self.start_worker(key, pod, addresses)
+        await self.update_status(pod, worker.container_statuses(), addresses)
+        return Result(requeue_at=next_sync)
 
     def start_worker(self, key: str, pod: Object, addresses: PodAddresses) -> PodWorker:
-        def said(type: str, reason: str, message: str) -> None:
+        def record_event(type: str, reason: str, message: str) -> None:
             (self.events.normal if type == "Normal" else self.events.warning)(pod, reason, message)
 
-        def changed() -> None:
+        def on_change() -> None:
             self.requeue(key)
 
-        launches = self.launcher_for(pod, addresses)
-        found = PodWorker(pod, addresses.pod_ip, launches, self.session, self.now, changed, said)
-        self.workers[key] = found
-        self.group.create_task(self.run_worker(key, found), name=f"pod-{key}")
-        return found
+        launcher = self.launcher_for(pod, addresses)
+        worker = PodWorker(pod, addresses.pod_ip, launcher, self.session, self.now, on_change, record_event)
+        self.workers[key] = worker
+        self.group.create_task(self.run_worker(key, worker), name=f"pod-{key}")
+        return worker
 
     async def run_worker(self, key: str, worker: PodWorker) -> None:
         try:
             await worker.run()
-        except Exception:  # one pod's trouble must not be that of all
-            log.exception("a pod is started anew", pod=key)
+        except Exception:  # a failure of one pod must not stop the others
+            log.exception("pod worker failed; restarting the pod", pod=key)
             await asyncio.sleep(RETRY_INTERVAL.total_seconds())
             del self.workers[key]
             self.requeue(key)
 
     async def terminate_pod(self, key: str, pod: Object, node: Object) -> Result | None:
-        """Have a deleted pod end, and let go of it when it has."""
+        """Stop a deleted pod and confirm its deletion when it has ended."""
         if not is_pod_terminal(pod):
-            place = self.pods.addresses_of(pod, node)
-            found = self.workers.get(key) or self.start_worker(
-                key, pod, place
-            )  # that nothing of it runs, it says as well
-            found.stop(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
-            pod = await self.update_status(pod, found.container_statuses(), place)
-            if not found.is_done:
-                return None  # its end brings us back
+            addresses = self.pods.addresses_of(pod, node)
+            worker = self.workers.get(key) or self.start_worker(
+                key, pod, addresses
+            )  # it also reports that nothing runs
+            worker.stop(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
+            pod = await self.update_status(pod, worker.container_statuses(), addresses)
+            if not worker.is_done:
+                return None  # its end triggers another reconcile
         if key not in self.workers:
             pod_folder(self.settings.folder, pod).remove()
         await self.pods.confirm_deletion(pod)
         return None
 
     def remove_replaced(self, key: str, worker: PodWorker) -> Result | None:
-        """Forget a pod that is no more, once nothing of it runs."""
+        """Forget a deleted pod when nothing of it runs any more."""
         worker.stop(0)
         if worker.is_done:
             self.forget(key, worker.pod)
-            self.requeue(key)  # another of its name may be waiting
+            self.requeue(key)  # a new pod of the same name may be waiting
         return None
 
     def forget(self, key: str, pod: Object) -> None:
@@ -193,19 +190,23 @@ class ProcessKubelet:
         self.pods.addresses.release(key)
         pod_folder(self.settings.folder, pod).remove()
 
-    async def prepare(self, pod: Object, place: PodAddresses) -> datetime:
-        """Bring what the pod's containers find on the disk up to date; returns when to look again.  Raises Missing."""
+    async def prepare(self, pod: Object, pod_addresses: PodAddresses) -> datetime:
+        """Update the volumes and launches of the pod; return when to do it again.  Raise MissingSource."""
         sources = await self.fetch_sources(pod, source_references(pod))
-        addresses = {"podIP": place.pod_ip, "podIPs": [{"ip": place.pod_ip}], "hostIP": place.host_ip}
-        shown = {**(pod.get("status") or {}), **addresses, "hostIPs": [{"ip": place.host_ip}]}
-        await asyncio.to_thread(self.launcher_for(pod, place).prepare, {**pod, "status": shown}, sources)
+        addresses = {
+            "podIP": pod_addresses.pod_ip,
+            "podIPs": [{"ip": pod_addresses.pod_ip}],
+            "hostIP": pod_addresses.host_ip,
+        }
+        status = {**(pod.get("status") or {}), **addresses, "hostIPs": [{"ip": pod_addresses.host_ip}]}
+        await asyncio.to_thread(self.launcher_for(pod, pod_addresses).prepare, {**pod, "status": status}, sources)
         return min(filter(None, (self.now() + REFRESH_INTERVAL, self.tokens.next_renewal(pod))))
 
     def launcher_for(self, pod: Object, addresses: PodAddresses) -> PodLauncher:
         found = self.launchers.get(uid_of(pod))
         if found is None:
-            folder, given = pod_folder(self.settings.folder, pod), self.settings
-            found = PodLauncher(folder, addresses.pod_ip, given.server, given.policy, given.environ)
+            folder, settings = pod_folder(self.settings.folder, pod), self.settings
+            found = PodLauncher(folder, addresses.pod_ip, settings.server, settings.policy, settings.environ)
             self.launchers[uid_of(pod)] = found
         return found
 
@@ -218,24 +219,24 @@ class ProcessKubelet:
         )
 
     async def update_status(self, pod: Object, statuses: ContainerStatuses, addresses: PodAddresses) -> Object:
-        """Report how the pod does, if that is news; returns the pod as it is then."""
+        """Patch the pod's status if it changed; return the pod."""
         status = pod_status(pod, statuses, addresses, self.now())
         if not status_differs(pod.get("status") or {}, status):
             return pod
         return await self.client.patch(PODS, pod, {"status": status}, subresource="status")
 
-    # -- what others ask
+    # -- kubelet API
 
     def log(self, pod: Object, container: str, query: LogQuery, /) -> AsyncIterator[bytes]:
-        found = self.workers.get(key_of(pod))
-        known = found.containers.get(container) if found is not None else None
-        said = known.status() if known is not None else status_of_container(pod, container)
-        is_waiting = "waiting" in value_at(said, "state", default={})  # the run before is the last there was
-        run = said.get("restartCount", 0) - (query.previous and not is_waiting)
+        worker = self.workers.get(key_of(pod))
+        state = worker.containers.get(container) if worker is not None else None
+        status = state.status() if state is not None else status_of_container(pod, container)
+        is_waiting = "waiting" in value_at(status, "state", default={})  # the previous run is the last one
+        run = status.get("restartCount", 0) - (query.previous and not is_waiting)
         path = pod_folder(self.settings.folder, pod).log(container, run)
         if query.previous and not path.exists():
             raise LogNotFound(f'previous terminated container "{container}" in pod "{name_of(pod)}" not found')
-        live = known.log if known is not None and not query.previous else None
+        live = state.log if state is not None and not query.previous else None
         if live is None and not path.exists():
             raise LogNotFound(f'container "{container}" in pod "{name_of(pod)}" is waiting to start')
         return read_log(path, query, live)
@@ -243,16 +244,16 @@ class ProcessKubelet:
     def usage(self, node: Object) -> Sequence[PodUsage]:
         found = []
         for pod in self.pods.on_node(node):
-            supervision = self.workers.get(key_of(pod))
-            containers = supervision.containers.values() if supervision is not None else ()
-            uses = [use for each in containers if each.pid and (use := process_usage(each.name, each.pid, self.now()))]
-            if uses:
-                found.append(PodUsage(pod, uses))
+            worker = self.workers.get(key_of(pod))
+            containers = worker.containers.values() if worker is not None else ()
+            used = [use for each in containers if each.pid and (use := process_usage(each.name, each.pid, self.now()))]
+            if used:
+                found.append(PodUsage(pod, used))
         return found
 
 
 def waiting_statuses(pod: Object, reason: str, message: str) -> ContainerStatuses:
-    """What is said of containers that do not start."""
+    """Return the statuses of containers that cannot start."""
     state, spec = waiting_state(reason, message), pod["spec"]
     return ContainerStatuses(
         [container_status(each, state, "") for each in spec["containers"]],
@@ -262,12 +263,12 @@ def waiting_statuses(pod: Object, reason: str, message: str) -> ContainerStatuse
 
 def status_of_container(pod: Object, container: str) -> Object:
     status = pod.get("status") or {}
-    said = (*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ()))
-    return next((each for each in said if each["name"] == container), {})
+    statuses = (*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ()))
+    return next((each for each in statuses if each["name"] == container), {})
 
 
 def process_usage(container: str, pid: int, now: datetime) -> ContainerUsage | None:
-    """What a process has used; None where it is gone."""
+    """Return the usage of a process; None if it is gone."""
     try:
         found = process_stat(pid)
     except OSError:
@@ -280,28 +281,28 @@ def process_usage(container: str, pid: int, now: datetime) -> ContainerUsage | N
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """How pods are run."""
+    """Configuration of the process kubelet."""
 
     folder: Path
-    """For their volumes and logs."""
+    """Folder for volumes and logs."""
     server: str
-    """The URL of the API server, for those of them that call it."""
+    """URL of the API server, for pods that call it."""
     policy: ProcessPolicy
     environ: Mapping[str, str]
-    """Variables of this process, of which they get a few."""
+    """Environment of this process; pods inherit a few of its variables."""
 
 
 def install(manager: Manager, port: Callable[[], int], settings: ProcessSettings) -> KubeletServer:
-    """Have the process nodes of a cluster live; `port` is where what is returned is served."""
-    ours = nodes.install(manager, PROCESS_NODES, port)
-    pods = bound_pods(manager, ours, PROCESS_POD_NETWORK)
+    """Run the process nodes of a cluster; serve the returned API on `port`."""
+    process_nodes = nodes.install(manager, PROCESS_NODES, port)
+    pods = bound_pods(manager, process_nodes, PROCESS_POD_NETWORK)
     tokens = TokenCache(manager.client, manager.now)
 
-    def again(key: str) -> None:
+    def requeue(key: str) -> None:
         controller.queue.add(key)
 
-    running = ProcessKubelet(manager.client, manager.now, manager.events, pods, tokens, settings, again)
-    controller: Controller = manager.controller("processes", running.reconcile, workers=WORKERS)
+    kubelet = ProcessKubelet(manager.client, manager.now, manager.events, pods, tokens, settings, requeue)
+    controller: Controller = manager.controller("processes", kubelet.reconcile, workers=WORKERS)
     pods.watch_with(controller)
-    manager.run_while_leading("processes", running.run)
-    return KubeletServer(manager.client, ours, pods.informer, running, manager.now)
+    manager.run_while_leading("processes", kubelet.run)
+    return KubeletServer(manager.client, process_nodes, pods.informer, kubelet, manager.now)

@@ -1,6 +1,6 @@
-"""When a world is ready: all its virtual nodes are, and somebody has just said so.
+"""Wait until the virtual nodes of a world are ready.
 
-That a node is ready may be what was left of the last time; its Lease tells whether a syncer keeps it now.
+A ready condition may be left over from an earlier run, so the node's Lease must also have been renewed since.
 """
 
 import asyncio
@@ -17,26 +17,26 @@ from tapestry.kube.times import parse_time
 from tapestry.local.cluster_processes import StallDetector
 
 STALL_TIMEOUT, TOTAL_TIMEOUT = 60.0, 900.0
-"""Seconds in which one more has to be ready, and all."""
+"""Seconds without a new ready node until the wait fails, and for all nodes."""
 MIN_POLL_INTERVAL, MAX_POLL_INTERVAL = 0.1, 1.0
-"""Seconds: at least so long between two looks, and at most where nothing changes."""
+"""Shortest and longest time between two checks, in seconds."""
 
 
 async def wait_for_nodes(virtual: Client, count: int, since: datetime) -> int:
-    """Until so many virtual nodes are ready, as was said `since` then, or no more of them come; how many are."""
+    """Wait until `count` virtual nodes are ready, or no more become ready; return their number."""
     nodes = Informer(virtual, NODES, labels=f"{keys.NODE_TYPE}={keys.NODE_TYPE_VIRTUAL}")
     leases = Informer(virtual, LEASES, namespace=NODE_LEASE_NAMESPACE)
     progress, changed = StallDetector(STALL_TIMEOUT, TOTAL_TIMEOUT), asyncio.Event()
     leases.on_change(lambda _old, _new: changed.set())
     nodes.on_change(lambda _old, _new: changed.set())
     async with asyncio.TaskGroup() as group:
-        following = [group.create_task(each.run()) for each in (nodes, leases)]
+        watches = [group.create_task(each.run()) for each in (nodes, leases)]
         while (ready := count_ready_nodes(nodes, leases, since)) < count and not progress.has_stalled(ready):
             await asyncio.sleep(MIN_POLL_INTERVAL)
             with suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), MAX_POLL_INTERVAL)
             changed.clear()
-        for each in following:
+        for each in watches:
             each.cancel()
     return ready
 

@@ -1,7 +1,7 @@
-"""Simulated kubelets: nodes by the thousand in one process, whose pods say that they run.
+"""Simulated kubelets: thousands of nodes in one process, whose pods only report to run.
 
-Which nodes are simulated, a label says.  `nodes` keeps them alive; what their pods say is decided in `simulation`, what
-they use in `usage`.  Anybody who asks for a pod's log gets one line.
+A label selects the simulated nodes.  `nodes` keeps them alive, `simulated_pods` decides the status of their pods, and
+`usage` their resource usage.  The log of each pod is one line.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -28,13 +28,13 @@ WORKERS = 32
 
 
 def simulated_node(name: str, capacity: Mapping[str, str], labels: Mapping[str, str] | None = None) -> Object:
-    """A node to be created; kubelets see to the rest."""
+    """Return a node to create; the simulated kubelet adds the rest."""
     return new_node(SIMULATED_NODES, name, capacity, labels)
 
 
 @dataclass(frozen=True)
 class SimulatedPods:
-    """Says how the pods of simulated nodes fare."""
+    """Reconciler that reports the status of pods on simulated nodes."""
 
     client: Client
     now: Callable[[], datetime]
@@ -48,21 +48,21 @@ class SimulatedPods:
         node = self.pods.node_of(pod)
         if node is None:
             return None
-        now, place = self.now(), self.pods.addresses_of(pod, node)
+        now, addresses = self.now(), self.pods.addresses_of(pod, node)
         try:
             if is_deleting(pod):
-                return await self.stop(pod, now, place)
-            status, again = status_update(pod, now, place)
+                return await self.stop(pod, now, addresses)
+            status, next_update = status_update(pod, now, addresses)
             if status is not None:
                 await self.client.patch(PODS, pod, {"status": status}, subresource="status")
         except NotFound:
             return None
-        return Result(requeue_at=again) if again is not None else None
+        return Result(requeue_at=next_update) if next_update is not None else None
 
     async def stop(self, pod: Object, now: datetime, addresses: PodAddresses) -> Result | None:
-        due = deletion_time(pod)
-        if due > now:
-            return Result(requeue_at=due)
+        deletion = deletion_time(pod)
+        if deletion > now:
+            return Result(requeue_at=deletion)
         if status := final_status(pod, now, addresses):
             pod = await self.client.patch(PODS, pod, {"status": status}, subresource="status")
         await self.pods.confirm_deletion(pod)
@@ -71,7 +71,7 @@ class SimulatedPods:
 
 @dataclass(frozen=True)
 class SimulatedRuntime:
-    """What the kubelets of simulated nodes answer."""
+    """Logs and usage of simulated pods."""
 
     pods: BoundPods
     now: Callable[[], datetime]
@@ -88,9 +88,9 @@ async def single_chunk(text: str) -> AsyncIterator[bytes]:
 
 
 def install(manager: Manager, port: Callable[[], int]) -> KubeletServer:
-    """Have the simulated nodes of a cluster live; `port` is where what is returned is served."""
+    """Run the simulated nodes of a cluster; serve the returned API on `port`."""
     simulated = nodes.install(manager, SIMULATED_NODES, port)
     pods = bound_pods(manager, simulated, SIMULATED_POD_NETWORK)
-    running = SimulatedPods(manager.client, manager.now, pods)
-    pods.watch_with(manager.controller("simulated-pods", running.reconcile, workers=WORKERS))
+    reconciler = SimulatedPods(manager.client, manager.now, pods)
+    pods.watch_with(manager.controller("simulated-pods", reconciler.reconcile, workers=WORKERS))
     return KubeletServer(manager.client, simulated, pods.informer, SimulatedRuntime(pods, manager.now), manager.now)

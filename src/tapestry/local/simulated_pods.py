@@ -1,16 +1,16 @@
-"""What a simulated kubelet says of a pod, moment by moment.  Pure.
+"""Status of a simulated pod over time (pure).
 
-Annotations of the pod say how it is to fare; without any it runs until it is deleted, or, where it is not to be
-restarted for ever, ends well after a few seconds:
+Annotations of the pod define its lifecycle.  Without any, it runs until it is deleted or, if its restart policy is not
+Always, succeeds after a few seconds:
 
-    simulated.tapestry.io/starts-after: 2s     until its containers run
-    simulated.tapestry.io/ready-after: 5s      from then until they are ready
-    simulated.tapestry.io/ends-after: 30s      from when they run until they end; `never`
-    simulated.tapestry.io/exit-code: "1"       what they end with
-    simulated.tapestry.io/stops-after: 1s      from its deletion until it is gone, at most its grace period
+  simulated.tapestry.io/starts-after: 2s     time until its containers run
+  simulated.tapestry.io/ready-after: 5s      time from then until they are ready
+  simulated.tapestry.io/ends-after: 30s      run time of its containers, or `never`
+  simulated.tapestry.io/exit-code: "1"       exit code of its containers
+  simulated.tapestry.io/stops-after: 1s      time from its deletion until it is gone, at most its grace period
 
-A container whose command is `sleep 60` says it, too: the longest of them.  Init containers end well the moment before
-the others begin; sidecars run as long as those do.
+The command `sleep 60` of a container also defines the run time; the longest counts.  Init containers succeed at once
+before the others start; sidecars run as long as the others.
 """
 
 import re
@@ -49,14 +49,14 @@ MAX_EXIT_CODE = 255
 
 
 class StatusUpdate(NamedTuple):
-    """What to say now, and when there is more to say; None where nothing is, or ever will be."""
+    """Status to report now, and time of the next change; None if there is none."""
 
     status: Object | None
     next_update: datetime | None = None
 
 
 class SimulatedLifecycle(NamedTuple):
-    """How a pod is to fare."""
+    """Timing and exit code of a simulated pod."""
 
     starts_after: timedelta
     ready_after: timedelta
@@ -66,20 +66,20 @@ class SimulatedLifecycle(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One run of a pod's containers; one that has yet to begin is waited for after a failure."""
+    """One run of a pod's containers; it may start in the future, after a backoff."""
 
     number: int
     started: datetime
     ended: datetime | None
-    """Set for a run that is the last."""
+    """End of the last run; None otherwise."""
 
 
 def lifecycle_of(pod: Object) -> SimulatedLifecycle:
-    """How the pod is to fare; what cannot be read is as if it were not said."""
-    said = annotations_of(pod)
+    """Parse the annotations; ignore invalid values."""
+    annotations = annotations_of(pod)
 
-    def lasting(key: str, default: timedelta | None) -> timedelta | None:
-        text = said.get(key)
+    def duration_of(key: str, default: timedelta | None) -> timedelta | None:
+        text = annotations.get(key)
         if text == NEVER:
             return None
         try:
@@ -87,49 +87,49 @@ def lifecycle_of(pod: Object) -> SimulatedLifecycle:
         except ValueError:
             return default
 
-    by_itself = sleep_duration(pod) or (DEFAULT_RUN_TIME if restart_policy(pod) != "Always" else None)
-    code = said.get(EXIT_CODE, "0")
+    default_run_time = sleep_duration(pod) or (DEFAULT_RUN_TIME if restart_policy(pod) != "Always" else None)
+    code = annotations.get(EXIT_CODE, "0")
     return SimulatedLifecycle(
-        lasting(STARTS_AFTER, NO_DELAY) or NO_DELAY,
-        lasting(READY_AFTER, NO_DELAY) or NO_DELAY,
-        lasting(ENDS_AFTER, by_itself),
+        duration_of(STARTS_AFTER, NO_DELAY) or NO_DELAY,
+        duration_of(READY_AFTER, NO_DELAY) or NO_DELAY,
+        duration_of(ENDS_AFTER, default_run_time),
         min(int(code), MAX_EXIT_CODE) if code.isdecimal() else 1,
-        lasting(STOPS_AFTER, NO_DELAY) or NO_DELAY,
+        duration_of(STOPS_AFTER, NO_DELAY) or NO_DELAY,
     )
 
 
 def sleep_duration(pod: Object) -> timedelta | None:
-    """How long its containers sleep, where one has nothing else to do."""
+    """Return the longest sleep of its containers; None if none only sleeps."""
     commands = [[*each.get("command", ()), *each.get("args", ())] for each in pod["spec"]["containers"]]
     seconds = [int(command[1]) for command in commands if SLEEP_PATTERN.fullmatch(" ".join(command))]
     return timedelta(seconds=max(seconds)) if seconds else None
 
 
 def status_update(pod: Object, now: datetime, addresses: PodAddresses) -> StatusUpdate:
-    """What there is to say of a pod that has been bound to a simulated node, if it is not said already."""
+    """Return the next status of a pod on a simulated node, if it differs from the current one."""
     if is_pod_terminal(pod):
         return StatusUpdate(None)
-    course, bound = lifecycle_of(pod), value_at(pod, "status", "startTime")
-    since = parse_time(bound) if bound else now.replace(microsecond=0)
-    if (end := active_deadline(pod, since)) is not None and end <= now:
-        why = "Pod was active on the node longer than the specified deadline"
-        status = failed_pod_status(pod, "DeadlineExceeded", why, stopped_statuses(pod, now), addresses, now)
+    lifecycle, start_time = lifecycle_of(pod), value_at(pod, "status", "startTime")
+    since = parse_time(start_time) if start_time else now.replace(microsecond=0)
+    if (deadline := active_deadline(pod, since)) is not None and deadline <= now:
+        message = "Pod was active on the node longer than the specified deadline"
+        status = failed_pod_status(pod, "DeadlineExceeded", message, stopped_statuses(pod, now), addresses, now)
         return StatusUpdate(status)
-    begins = since + course.starts_after
-    if now < begins:
+    starts_at = since + lifecycle.starts_after
+    if now < starts_at:
         return StatusUpdate(
             changed_status(pod, pod_status(pod, pending_statuses(pod), PodAddresses(addresses.host_ip), now)),
-            earliest(begins, end),
+            earliest(starts_at, deadline),
         )
-    run = run_at(begins, now, course, restart_policy(pod))
-    status = pod_status(pod, container_statuses(pod, run, begins, now, course), addresses, now)
+    run = run_at(starts_at, now, lifecycle, restart_policy(pod))
+    status = pod_status(pod, container_statuses(pod, run, starts_at, now, lifecycle), addresses, now)
     return StatusUpdate(
-        changed_status(pod, status), None if run.ended else earliest(*upcoming_changes(run, course, now), end)
+        changed_status(pod, status), None if run.ended else earliest(*upcoming_changes(run, lifecycle, now), deadline)
     )
 
 
 def changed_status(pod: Object, status: Object) -> Object | None:
-    """`status`, unless the pod has it."""
+    """Return `status`, or None if the pod already has it."""
     return status if status_differs(pod.get("status") or {}, status) else None
 
 
@@ -138,10 +138,10 @@ def earliest(*moments: datetime | None) -> datetime | None:
 
 
 def upcoming_changes(run: Run, lifecycle: SimulatedLifecycle, now: datetime) -> list[datetime]:
-    """When a run becomes something else."""
-    edges = [run.started, run.started + lifecycle.ready_after]
-    edges += [run.started + lifecycle.ends_after] if lifecycle.ends_after is not None else []
-    return [each for each in edges if each > now]
+    """Return the times when a run changes its state."""
+    times = [run.started, run.started + lifecycle.ready_after]
+    times += [run.started + lifecycle.ends_after] if lifecycle.ends_after is not None else []
+    return [each for each in times if each > now]
 
 
 def active_deadline(pod: Object, since: datetime) -> datetime | None:
@@ -150,7 +150,7 @@ def active_deadline(pod: Object, since: datetime) -> datetime | None:
 
 
 def run_at(starts_at: datetime, now: datetime, lifecycle: SimulatedLifecycle, policy: str) -> Run:
-    """Which run is under way, was the last, or comes next."""
+    """Return the current, last or next run."""
     started, number = starts_at, 0
     while lifecycle.ends_after is not None and started + lifecycle.ends_after <= now:
         end = started + lifecycle.ends_after
@@ -161,7 +161,7 @@ def run_at(starts_at: datetime, now: datetime, lifecycle: SimulatedLifecycle, po
 
 
 def restart_backoff(number: int) -> timedelta:
-    """Between a run and the next."""
+    """Return the pause after a run."""
     return min(MIN_BACKOFF * (1 << min(number, 10)), MAX_BACKOFF)
 
 
@@ -171,7 +171,7 @@ def restart_backoff(number: int) -> timedelta:
 def container_statuses(
     pod: Object, run: Run, starts_at: datetime, now: datetime, lifecycle: SimulatedLifecycle
 ) -> ContainerStatuses:
-    """What is said of the containers once they have begun."""
+    """Return the statuses of containers that have started."""
     last, ready, restarts = None, False, run.number
     if run.number and lifecycle.ends_after is not None:
         end = run.started - restart_backoff(run.number - 1)
@@ -200,7 +200,7 @@ def container_statuses(
 
 
 def ephemeral_statuses(pod: Object, now: datetime, ended: datetime | None) -> list[Object]:
-    """Containers for debugging run from when they are first seen."""
+    """Return the statuses of ephemeral containers, which run from when they are first seen."""
     before = {each["name"]: each for each in value_at(pod, "status", "ephemeralContainerStatuses", default=())}
     found = []
     for spec in pod["spec"].get("ephemeralContainers") or ():
@@ -221,18 +221,18 @@ def pending_statuses(pod: Object) -> ContainerStatuses:
 
 
 def stopped_statuses(pod: Object, now: datetime) -> ContainerStatuses:
-    """What is said of the containers once they were told to end: those that had yet to begin never ran."""
+    """Return the statuses after termination; containers that had not started never ran."""
     status = pod.get("status") or {}
 
-    def over(field: str, specs: list[Object] | None) -> list[Object]:
+    def terminated(field: str, specs: list[Object] | None) -> list[Object]:
         before = {each["name"]: each for each in status.get(field) or ()}
         return [terminated_status(pod, each, before.get(each["name"]), now) for each in specs or ()]
 
     spec = pod["spec"]
     return ContainerStatuses(
-        over("containerStatuses", spec["containers"]),
-        over("initContainerStatuses", spec.get("initContainers")),
-        over("ephemeralContainerStatuses", spec.get("ephemeralContainers")),
+        terminated("containerStatuses", spec["containers"]),
+        terminated("initContainerStatuses", spec.get("initContainers")),
+        terminated("ephemeralContainerStatuses", spec.get("ephemeralContainers")),
     )
 
 
@@ -251,18 +251,18 @@ def container_id(pod: Object, container: Object, run: int = 0) -> str:
     return f"simulated://{uid_of(pod)}/{container['name']}/{run}"
 
 
-# -- the end
+# -- termination
 
 
 def deletion_time(pod: Object) -> datetime:
-    """When a deleted pod is gone."""
+    """Return the time when a deleted pod is gone."""
     deleted = parse_time(pod["metadata"]["deletionTimestamp"])
     grace = timedelta(seconds=pod["metadata"].get("deletionGracePeriodSeconds") or 0)
     return deleted - grace + min(lifecycle_of(pod).stops_after, grace)
 
 
 def final_status(pod: Object, now: datetime, addresses: PodAddresses) -> Object | None:
-    """What there is to say of a deleted pod before it goes."""
+    """Return the status of a deleted pod before it is removed; None if it has ended."""
     if is_pod_terminal(pod):
         return None
     return pod_status(pod, stopped_statuses(pod, now), addresses, now)

@@ -1,8 +1,4 @@
-"""The status of a pod as a kubelet gives it, from what is known of its containers.  Pure.
-
-container_status   what is said of one container
-pod_status         the phase and the conditions that come of all of them
-"""
+"""Pod and container statuses as a kubelet reports them (pure)."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -13,11 +9,11 @@ from tapestry.kube.pods import TERMINAL_PHASES, is_sidecar
 from tapestry.kube.times import timestamp
 
 SIGTERM_EXIT_CODE = 143
-"""What a program that does not listen to SIGTERM ends with."""
+"""Exit code of a program that SIGTERM ends."""
 
 
 class ContainerStatuses(NamedTuple):
-    """What is said of the containers of a pod, in the order of its spec."""
+    """Container statuses of a pod, in the order of its spec."""
 
     main: Sequence[Object]
     init: Sequence[Object] = ()
@@ -25,7 +21,7 @@ class ContainerStatuses(NamedTuple):
 
 
 class PodAddresses(NamedTuple):
-    """Where a pod runs; a pod whose containers have yet to come has no address of its own."""
+    """Addresses of a pod; a pod whose containers have not started has no pod IP."""
 
     host_ip: str
     pod_ip: str = ""
@@ -55,7 +51,7 @@ def terminated_state(code: int, started: datetime, finished: datetime, message: 
 def container_status(
     spec: Object, state: Object, identity: str, restarts: int = 0, last: Object | None = None, *, ready: bool = False
 ) -> Object:
-    """`ready` is for those that run; `identity` names this run of the container."""
+    """Return a container status; `ready` applies to running containers, `identity` names this run."""
     resources = spec.get("resources") or {}
     started = "running" in state
     return {
@@ -79,7 +75,7 @@ def restart_policy(pod: Object) -> str:
 
 
 def exit_code(status: Object) -> int | None:
-    """What a container ended with, if it has and nobody starts it again."""
+    """Return the exit code of a terminated container; None otherwise."""
     code: int | None = value_at(status, "state", "terminated", "exitCode")
     return code
 
@@ -88,7 +84,7 @@ def exit_code(status: Object) -> int | None:
 
 
 def pod_status(pod: Object, statuses: ContainerStatuses, addresses: PodAddresses, now: datetime) -> Object:
-    """The whole status, to be laid over what there is: what others say of the pod stays."""
+    """Return the status to merge into the current one; fields of others are kept."""
     phase = phase_of(pod, statuses)
     before = value_at(pod, "status", "startTime")
     return {
@@ -111,36 +107,36 @@ def observed_generation(pod: Object) -> Object:
 
 
 def status_differs(current: Object, status: Object) -> bool:
-    """Whether a pod that has one status would change by the other being laid over it."""
-    shown = {**current, "conditions": conditions_without_nulls(current)}
-    return any(value != shown.get(field) for field, value in status.items())
+    """Return whether merging `status` would change the current status."""
+    normalized = {**current, "conditions": conditions_without_nulls(current)}
+    return any(value != normalized.get(field) for field, value in status.items())
 
 
 def conditions_without_nulls(status: Object) -> list[Object]:
-    """The conditions of a pod, without what nobody said: kube-apiserver shows a lastProbeTime that is null."""
+    """Return the conditions without null fields: kube-apiserver returns lastProbeTime as null."""
     return [{key: value for key, value in each.items() if value is not None} for each in status.get("conditions") or ()]
 
 
 def failed_pod_status(
     pod: Object, reason: str, message: str, statuses: ContainerStatuses, addresses: PodAddresses, now: datetime
 ) -> Object:
-    """The status of a pod that is over, whatever its containers say."""
+    """Return the status of a failed pod, independent of its containers."""
     status = pod_status(pod, statuses, addresses, now)
-    why = pod_conditions(pod, statuses, "Failed", now, has_network=bool(addresses.pod_ip))
-    return {**status, "phase": "Failed", "reason": reason, "message": message, "conditions": why}
+    conditions = pod_conditions(pod, statuses, "Failed", now, has_network=bool(addresses.pod_ip))
+    return {**status, "phase": "Failed", "reason": reason, "message": message, "conditions": conditions}
 
 
 def phase_of(pod: Object, statuses: ContainerStatuses) -> str:
     policy, is_over = restart_policy(pod), is_deleting(pod)
     if not is_initialized(pod, statuses):
-        broken = any(exit_code(each) for each in statuses.init)
-        return "Failed" if broken and (policy == "Never" or is_over) else "Pending"
+        has_failed = any(exit_code(each) for each in statuses.init)
+        return "Failed" if has_failed and (policy == "Never" or is_over) else "Pending"
     codes = [exit_code(each) for each in statuses.main]
     if any(code is None for code in codes):
-        begun = all("waiting" not in each["state"] or each["lastState"] for each in statuses.main)
-        return "Running" if begun else "Pending"
-    helped = any("running" in each["state"] for each in statuses.init)  # by a sidecar, which has yet to end
-    if helped or (policy == "Always" and not is_over):
+        have_started = all("waiting" not in each["state"] or each["lastState"] for each in statuses.main)
+        return "Running" if have_started else "Pending"
+    sidecar_runs = any("running" in each["state"] for each in statuses.init)  # a sidecar has not ended yet
+    if sidecar_runs or (policy == "Always" and not is_over):
         return "Running"
     if not any(codes):
         return "Succeeded"
@@ -152,7 +148,7 @@ def is_initialized(pod: Object, statuses: ContainerStatuses) -> bool:
 
 
 def incomplete_init_containers(pod: Object, statuses: ContainerStatuses) -> list[str]:
-    """The init containers that have yet to end well; a sidecar has only to start."""
+    """Return the init containers that have not succeeded; a sidecar only has to start."""
     specs = {each["name"]: each for each in pod["spec"].get("initContainers") or ()}
     return [
         each["name"]
@@ -168,12 +164,12 @@ def incomplete_init_containers(pod: Object, statuses: ContainerStatuses) -> list
 def pod_conditions(
     pod: Object, statuses: ContainerStatuses, phase: str, now: datetime, *, has_network: bool
 ) -> list[Object]:
-    """As a kubelet has them; those of others stay, and what was so stays so since then."""
+    """Return the conditions as a kubelet sets them; foreign conditions and transition times are kept."""
     before = {each["type"]: each for each in conditions_without_nulls(pod.get("status") or {})}
     completed = "PodCompleted" if phase == "Succeeded" else ""
     missing = incomplete_init_containers(pod, statuses)
-    listed = f"containers with incomplete status: [{' '.join(missing)}]"
-    initialized = ("ContainersNotInitialized", listed) if missing else (completed, "")
+    message = f"containers with incomplete status: [{' '.join(missing)}]"
+    initialized = ("ContainersNotInitialized", message) if missing else (completed, "")
     containers = unready_containers(pod, statuses, phase)
     pod_ready = containers or unready_gates(pod, before)
     found = [
@@ -183,13 +179,13 @@ def pod_conditions(
         new_condition("ContainersReady", containers is None, *(containers or ())),
         before.get("PodScheduled") or new_condition("PodScheduled", True),
     ]
-    ours = {each["type"] for each in found}
-    others = [each for type, each in before.items() if type not in ours]
+    own_types = {each["type"] for each in found}
+    others = [each for type, each in before.items() if type not in own_types]
     return [*others, *(with_transition_time(each, before.get(each["type"]), now) for each in found)]
 
 
-def new_condition(type: str, holds: bool, reason: str = "", message: str = "") -> Object:
-    found = {"type": type, "status": str(holds)}
+def new_condition(type: str, value: bool, reason: str = "", message: str = "") -> Object:
+    found = {"type": type, "status": str(value)}
     return found | ({"reason": reason} if reason else {}) | ({"message": message} if message else {})
 
 
@@ -203,16 +199,16 @@ def unready_containers(pod: Object, statuses: ContainerStatuses, phase: str) -> 
     if phase in TERMINAL_PHASES:
         return ("PodCompleted" if phase == "Succeeded" else "PodFailed", "")
     sidecars = {each["name"] for each in pod["spec"].get("initContainers") or () if is_sidecar(each)}
-    watched = (*(each for each in statuses.init if each["name"] in sidecars), *statuses.main)
-    names = [each["name"] for each in watched if not each["ready"]]
+    checked = (*(each for each in statuses.init if each["name"] in sidecars), *statuses.main)
+    names = [each["name"] for each in checked if not each["ready"]]
     return ("ContainersNotReady", f"containers with unready status: [{' '.join(names)}]") if names else None
 
 
 def unready_gates(pod: Object, before: Mapping[str, Object]) -> tuple[str, str] | None:
-    why = []
+    messages = []
     for gate in (each["conditionType"] for each in pod["spec"].get("readinessGates") or ()):
         if gate not in before:
-            why.append(f'corresponding condition of pod readiness gate "{gate}" does not exist.')
+            messages.append(f'corresponding condition of pod readiness gate "{gate}" does not exist.')
         elif before[gate]["status"] != "True":
-            why.append(f'the status of pod readiness gate "{gate}" is not "True", but {before[gate]["status"]}')
-    return ("ReadinessGatesNotReady", ", ".join(why)) if why else None
+            messages.append(f'the status of pod readiness gate "{gate}" is not "True", but {before[gate]["status"]}')
+    return ("ReadinessGatesNotReady", ", ".join(messages)) if messages else None

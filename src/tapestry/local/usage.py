@@ -1,8 +1,7 @@
-"""What nodes and pods use, in the two forms that kubelets show it in.  Pure.
+"""Resource usage of nodes and pods in the two formats of kubelets (pure).
 
-requested      what a simulated pod is taken to use: all that it asked for, all the time
-metrics_page   `/metrics/resource`, for Prometheus and metrics-server
-summary        `/stats/summary`
+`requested_usage` is the usage of simulated pods: their requests, all the time.  `metrics_page` is `/metrics/resource`
+for Prometheus and metrics-server.  `stats_summary` is `/stats/summary`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +18,7 @@ ZERO = parse_quantity(0)
 
 
 class ContainerUsage(NamedTuple):
-    """What one container uses."""
+    """Usage of one container."""
 
     container: str
     since: datetime
@@ -29,7 +28,7 @@ class ContainerUsage(NamedTuple):
 
 
 class PodUsage(NamedTuple):
-    """What a running pod uses."""
+    """Usage of a running pod."""
 
     pod: Object
     containers: Sequence[ContainerUsage]
@@ -45,7 +44,7 @@ def total_usage(usages: Sequence[ContainerUsage], since: str | None = None) -> C
 
 
 def requested_usage(pods: Iterable[Object], now: datetime) -> list[PodUsage]:
-    """What simulated pods use."""
+    """Return the usage of simulated pods: their requests."""
     found = [PodUsage(pod, [*container_usages(pod, now)]) for pod in pods]
     return [each for each in found if each.containers]
 
@@ -53,14 +52,14 @@ def requested_usage(pods: Iterable[Object], now: datetime) -> list[PodUsage]:
 def container_usages(pod: Object, now: datetime) -> Iterator[ContainerUsage]:
     specs = {each["name"]: each for each in containers_of(pod)}
     status = pod.get("status") or {}
-    for said in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
-        started = value_at(said, "state", "running", "startedAt")
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        started = value_at(container, "state", "running", "startedAt")
         if started is None:
             continue
-        asked, since = container_requests(specs[said["name"]]), parse_time(started)
-        cores = asked.get("cpu", ZERO).nano / NANOS
+        requests, since = container_requests(specs[container["name"]]), parse_time(started)
+        cores = requests.get("cpu", ZERO).nano / NANOS
         seconds = cores * max((now - since).total_seconds(), 0)
-        yield ContainerUsage(said["name"], since, cores, seconds, asked.get("memory", ZERO).value())
+        yield ContainerUsage(container["name"], since, cores, seconds, requests.get("memory", ZERO).value())
 
 
 # -- for Prometheus
@@ -95,21 +94,21 @@ SCRAPE_ERROR = MetricSeries(
 
 
 def metrics_page(usages: Sequence[PodUsage], now: datetime) -> str:
-    """All series of a node and its pods."""
+    """Return all series of a node and its pods."""
     moment = int(now.timestamp() * 1000)
     totals = [(metric_labels(each.pod), each.total()) for each in usages]
     of_containers = [
         (f'container="{use.container}",{metric_labels(each.pod)}', use) for each in usages for use in each.containers
     ]
-    seconds = sum(use.core_seconds for _, use in totals)
+    seconds = sum(usage.core_seconds for _, usage in totals)
     lines = [
         *metric_lines(CONTAINER_CPU, ((labels, use.core_seconds) for labels, use in of_containers), moment),
         *metric_lines(CONTAINER_MEMORY, ((labels, use.memory) for labels, use in of_containers), moment),
         *metric_lines(CONTAINER_START_TIME, ((labels, use.since.timestamp()) for labels, use in of_containers), None),
         *metric_lines(NODE_CPU, [("", seconds)], moment),
-        *metric_lines(NODE_MEMORY, [("", sum(use.memory for _, use in totals))], moment),
-        *metric_lines(POD_CPU, ((labels, use.core_seconds) for labels, use in totals), moment),
-        *metric_lines(POD_MEMORY, ((labels, use.memory) for labels, use in totals), moment),
+        *metric_lines(NODE_MEMORY, [("", sum(usage.memory for _, usage in totals))], moment),
+        *metric_lines(POD_CPU, ((labels, usage.core_seconds) for labels, usage in totals), moment),
+        *metric_lines(POD_MEMORY, ((labels, usage.memory) for labels, usage in totals), moment),
         *metric_lines(SCRAPE_ERROR, [("", 0)], None),
     ]
     return "\n".join(lines) + "\n"
@@ -131,7 +130,7 @@ def metric_lines(metric: MetricSeries, values: Iterable[tuple[str, float]], mome
 
 
 def stats_summary(node: Object, usages: Sequence[PodUsage], now: datetime) -> Object:
-    """What there is to say of a node and its pods."""
+    """Return the usage of a node and its pods."""
     capacity = value_at(node, "status", "capacity", "memory", default="0")
     since = node["metadata"]["creationTimestamp"]
     total = (
@@ -140,8 +139,8 @@ def stats_summary(node: Object, usages: Sequence[PodUsage], now: datetime) -> Ob
         else ContainerUsage("", parse_time(since), 0.0, 0.0, 0)
     )
     memory = memory_stats(total, now) | {"availableBytes": max(parse_quantity(capacity).value() - total.memory, 0)}
-    about = {"nodeName": name_of(node), "startTime": since, "cpu": cpu_stats(total, now), "memory": memory}
-    return {"node": about, "pods": [pod_summary(each, now) for each in usages]}
+    node_stats = {"nodeName": name_of(node), "startTime": since, "cpu": cpu_stats(total, now), "memory": memory}
+    return {"node": node_stats, "pods": [pod_summary(each, now) for each in usages]}
 
 
 def pod_summary(usage: PodUsage, now: datetime) -> Object:

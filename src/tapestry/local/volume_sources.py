@@ -1,8 +1,6 @@
-"""What a pod's volumes and variables are made of: ConfigMaps, Secrets, tokens and the pod itself.  Pure.
+"""Sources of a pod's volumes and variables: ConfigMaps, Secrets, tokens and the pod (pure).
 
-asked_by     what has to be fetched for a pod
-Sources      what was
-files_of     the files that a volume consists of
+`source_references` lists what to fetch for a pod, `Sources` holds it, and `volume_files` returns the files of a volume.
 """
 
 import base64
@@ -14,19 +12,19 @@ from tapestry.kube.objects import Object
 from tapestry.kube.pods import containers_of
 
 VOLUME_KINDS = ("configMap", "secret", "projected", "downwardAPI", "emptyDir")
-"""Of volumes."""
+"""Supported volume types."""
 TOKEN_SECONDS = 3600
 
 VolumeFiles = dict[str, bytes]
-"""Path below the volume's folder to content."""
+"""Content by path below the volume's folder."""
 
 
 class MissingSource(Exception):
-    """Something that a pod cannot start without is not there; the message says what."""
+    """A source that a pod needs is missing; the message names it."""
 
 
 class TokenRequest(NamedTuple):
-    """A token of the pod's account that it asks for."""
+    """A requested token of the pod's service account."""
 
     audience: str
     seconds: int
@@ -40,14 +38,14 @@ class SourceReferences(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What was found; an object that does not exist is None."""
+    """Fetched objects and tokens; a missing object is None."""
 
     configmaps: Mapping[str, Object | None]
     secrets: Mapping[str, Object | None]
     tokens: Mapping[TokenRequest, str]
 
     def entries(self, source: Object) -> Mapping[str, bytes]:
-        """All entries of what `configMapRef` or `secretRef`, `configMap` or `secret` names; raises Missing."""
+        """Return all entries of a `configMapRef`, `secretRef`, `configMap` or `secret`; raise MissingSource."""
         for kind in ("configMapRef", "configMap"):
             if reference := source.get(kind):
                 return self._content("ConfigMap", self.configmaps, reference)
@@ -57,7 +55,7 @@ class Sources:
         return {}
 
     def entry(self, source: Object) -> bytes | None:
-        """The entry that `configMapKeyRef` or `secretKeyRef` names; None where it need not exist and does not."""
+        """Return the entry of a `configMapKeyRef` or `secretKeyRef`; None if it is optional and missing."""
         configmap = source.get("configMapKeyRef")
         reference = configmap or source["secretKeyRef"]
         kind, objects = ("ConfigMap", self.configmaps) if configmap else ("Secret", self.secrets)
@@ -94,7 +92,7 @@ def decode_text(value: bytes) -> str:
     return value.decode(errors="replace")
 
 
-# -- what is asked for
+# -- references
 
 
 def source_references(pod: Object) -> SourceReferences:
@@ -116,7 +114,7 @@ def volume_references(pod: Object) -> Iterator[tuple[str, Object]]:
 
 
 def projected_sources(volume: Object) -> list[Object]:
-    """A volume as the sources that it is projected from."""
+    """Return the sources that a volume is projected from."""
     projected = volume.get("projected")
     return list(projected.get("sources") or ()) if projected is not None else [volume]
 
@@ -129,11 +127,11 @@ def variable_references(pod: Object) -> Iterator[tuple[str, Object]]:
             yield from (variable.get("valueFrom") or {}).items()
 
 
-# -- what they come to
+# -- contents
 
 
 def volume_files(volume: Object, sources: Sources, downward: Callable[[Object], str]) -> VolumeFiles:
-    """The files of a volume; `downward` is the text of an item of the downward API.  Raises Missing."""
+    """Return the files of a volume; `downward` returns the text of a downward API item.  Raise MissingSource."""
     found: VolumeFiles = {}
     for part in projected_sources(volume):
         found |= source_files(part, sources, downward)
@@ -149,9 +147,9 @@ def source_files(part: Object, sources: Sources, downward: Callable[[Object], st
     if not reference:
         return {}
     entries = sources.entries(part)
-    if not (chosen := reference.get("items")):
+    if not (selected := reference.get("items")):
         return dict(entries)
-    missing = [each["key"] for each in chosen if each["key"] not in entries]
+    missing = [each["key"] for each in selected if each["key"] not in entries]
     if missing and not reference.get("optional"):
         raise MissingSource(f'"{reference_name(reference)}" has no entry "{missing[0]}"')
-    return {each["path"]: entries[each["key"]] for each in chosen if each["key"] in entries}
+    return {each["path"]: entries[each["key"]] for each in selected if each["key"] in entries}

@@ -1,7 +1,7 @@
-"""The world on one machine: a virtual cluster woven from physical ones, each a process of its own.
+"""Local world: a virtual cluster and physical clusters on one machine, one process each.
 
-The manager is installed as anywhere else; the virtual cluster's process kubelet runs it, and through it the syncers.
-Nothing outlives whoever runs the world, however they end; what is in its folder does.
+The manager is installed as usual.  The virtual cluster's process kubelet runs it, and through it the syncers.  All
+processes end with the process that runs the world; the data in its folder stay.
 """
 
 import asyncio
@@ -51,15 +51,15 @@ from tapestry.manager.offers import Offer
 __all__ = ["RESCAN_SIGNAL", "TAPESTRY_PROGRAM", "VIRTUAL", "World", "WorldError"]
 
 RESCAN_SIGNAL = signal.SIGUSR1
-"""Tells the process that runs a world to look at the folders of clusters: one has come, or is to be removed."""
+"""Signal that makes the process of a world look for added and removed clusters."""
 REMOVED_FILE = "removed"
-"""The file in the folder of a cluster that is to be removed."""
+"""File in the folder of a cluster that is to be removed."""
 PING_TIMEOUT = 1.0
-"""Seconds that a cluster has to answer somebody who asks how it is."""
+"""Seconds for a cluster to answer a health check."""
 ESTABLISHED_TIMEOUT = 120.0
-"""Seconds for the server to take up a kind."""
+"""Seconds until a new kind must be served."""
 START_TIMEOUT = 120.0
-"""Seconds for a cluster to answer that somebody else starts."""
+"""Seconds until a cluster started by another process must answer."""
 
 MANIFEST_RESOURCES = {
     each.kind: each
@@ -68,18 +68,18 @@ MANIFEST_RESOURCES = {
         *(ROLES, ROLE_BINDINGS, CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS),
     )
 }
-"""What the manager's manifests consist of."""
+"""Resources of the manager's manifests, by kind."""
 
 
 def discard_message(_: object) -> None:
-    """Says nothing."""
+    """Ignore the message."""
 
 
 @dataclass
 class World:
-    """Clusters below one folder: `virtual`, and as many physical ones as wanted, with so many nodes each.
+    """Clusters in one folder: `virtual`, and `clusters` physical ones with `nodes` nodes each.
 
-    What is None is as it was the last time.
+    None keeps the previous number.
     """
 
     folder: Path
@@ -87,11 +87,11 @@ class World:
     nodes: int | None = None
     real_kubernetes: bool = False
     report: ReportLine = print
-    """Told what is done, with the time that it took."""
+    """Called with each finished step and its duration."""
     report_start: ReportLine = discard_message
-    """Told what is about to be done."""
+    """Called with each started step."""
     report_event: ReportLine = print
-    """Told what nobody asked for: a cluster that ended, and is started again."""
+    """Called with unexpected events, such as the restart of a cluster."""
     processes: ClusterProcesses = field(init=False, repr=False)
 
     @property
@@ -104,42 +104,42 @@ class World:
     def client(self, name: str) -> Client:
         return open_client(self.kubeconfig(name))
 
-    # -- to run it
+    # -- running it
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[WorldRecord]:
-        """Have everything at work for as long as the context lasts; nothing is left running then.
+        """Run everything while the context is open, then stop all processes.
 
-        Raises WorldFailed, AssetsMissing.
+        Raise WorldError or AssetsMissing.
         """
         loop = asyncio.get_running_loop()
         is_new = not self.world_folder.has_world()
         if self.real_kubernetes:
             find_assets(os.environ, COMPONENTS)
-        kept = self.world_folder.resolve_record(self.clusters, self.nodes, real_kubernetes=self.real_kubernetes)
+        record = self.world_folder.resolve_record(self.clusters, self.nodes, real_kubernetes=self.real_kubernetes)
         self.processes = ClusterProcesses(self.folder, self.report_event)
         loop.add_signal_handler(RESCAN_SIGNAL, self.rescan)
         try:
-            with self.world_folder.claim(kept):
+            with self.world_folder.claim(record):
                 async with self.run_processes():
-                    await self.start_clusters(kept, is_new=is_new)
-                    yield kept
+                    await self.start_clusters(record, is_new=is_new)
+                    yield record
         finally:
             loop.remove_signal_handler(RESCAN_SIGNAL)
 
     @asynccontextmanager
     async def run_processes(self) -> AsyncIterator[None]:
-        """Have members, and say how long it took to end them."""
-        ending = 0.0
+        """Run the cluster processes, and report how long stopping takes."""
+        stopped_at = 0.0
         try:
             async with self.processes.run():
                 try:
                     yield
                 finally:
                     self.report_start("stopping")
-                    ending = time.monotonic()
+                    stopped_at = time.monotonic()
         finally:
-            self.report_done("stopping", ending)
+            self.report_done("stopping", stopped_at)
 
     async def start_clusters(self, record: WorldRecord, *, is_new: bool) -> None:
         began = datetime.now(UTC)
@@ -166,17 +166,17 @@ class World:
             with self.report_step("virtual nodes"):
                 found = await wait_for_nodes(virtual, len(joined) * record.nodes, began)
         if found < len(joined) * record.nodes:
-            text = f"{found} of {len(joined) * record.nodes} virtual nodes are ready; `tapestry status` says more"
+            text = f"{found} of {len(joined) * record.nodes} virtual nodes are ready; `tapestry status` shows details"
             if is_new:
                 raise WorldError(text)
             self.report(text)
 
     def spawn(self, name: str, *flags: str) -> None:
-        """Have a process for a cluster of this world."""
+        """Start the process of a cluster of this world."""
         self.processes.spawn(name, *flags, *(["--real-kubernetes"] if self.real_kubernetes else []))
 
     def rescan(self) -> None:
-        """Start the clusters that have a folder here and do not run, and end those that are to be removed."""
+        """Start clusters that have a folder but no process, and remove those marked for removal."""
         for folder in sorted(each for each in self.folder.iterdir() if each.is_dir()):
             if (folder / REMOVED_FILE).exists():
                 self.processes.remove(folder.name)
@@ -186,10 +186,8 @@ class World:
     async def join(self, virtual: Client, name: str) -> None:
         access = load_access([self.kubeconfig(name)], environ={})
         async with self.client(name) as physical:
-            above, below = Cluster("virtual", virtual, discard_message), Cluster("physical", physical, discard_message)
-            await join(
-                Plan(name, name, offer=Offer()), above, below, access, connect=HttpTransport, now=datetime.now(UTC)
-            )
+            clusters = Cluster("virtual", virtual, discard_message), Cluster("physical", physical, discard_message)
+            await join(Plan(name, name, offer=Offer()), *clusters, access, connect=HttpTransport, now=datetime.now(UTC))
 
     @contextmanager
     def report_step(self, what: str) -> Iterator[None]:
@@ -201,14 +199,14 @@ class World:
     def report_done(self, what: str, started: float) -> None:
         self.report(f"  {time.monotonic() - started:5.1f} s  {what}")
 
-    # -- of one that somebody else runs
+    # -- a world that another process runs
 
     def running_pid(self) -> int | None:
-        """The process that runs the world, if one does."""
+        """Return the PID of the process that runs the world, if there is one."""
         return self.world_folder.running_pid()
 
     def stop_running(self) -> bool:
-        """Have the process that runs the world end it; whether there was one."""
+        """Stop the process that runs the world; return whether there was one."""
         pid = self.running_pid()
         if pid is None:
             return False
@@ -218,7 +216,7 @@ class World:
         return True
 
     async def wait_for_cluster(self, name: str) -> None:
-        """Return when a cluster answers."""
+        """Wait until a cluster answers."""
         progress = StallDetector(START_TIMEOUT, START_TIMEOUT)
         while not await is_responding(self.kubeconfig(name)):
             if progress.has_stalled(name):
@@ -226,25 +224,25 @@ class World:
             await asyncio.sleep(POLL_INTERVAL)
 
     async def unreachable_clusters(self) -> list[str]:
-        """The clusters in the folder that do not answer."""
+        """Return the clusters in the folder that do not answer."""
         files = sorted(self.folder.glob("*/kubeconfig"))
         async with asyncio.TaskGroup() as group:
-            asked = [(file.parent.name, group.create_task(is_responding(file, PING_TIMEOUT))) for file in files]
-        return [name for name, task in asked if not task.result()]
+            tasks = [(file.parent.name, group.create_task(is_responding(file, PING_TIMEOUT))) for file in files]
+        return [name for name, task in tasks if not task.result()]
 
 
 async def install_manager(virtual: Client) -> None:
-    """The manager and what it needs, as `tapestry manifests` has it, for one process of it."""
+    """Install the manager with one replica, as `tapestry manifests` prints it."""
     for obj in installation_objects(replicas=1):
         resource = MANIFEST_RESOURCES[obj["kind"]]
-        wanted = with_local_settings(obj) if resource == DEPLOYMENTS else obj
-        await virtual.apply(resource, wanted, manager="tapestry-up", force=True)
+        desired = with_local_settings(obj) if resource == DEPLOYMENTS else obj
+        await virtual.apply(resource, desired, manager="tapestry-up", force=True)
         if resource == CRDS:
             await wait_for(virtual, CRDS, name_of(obj), until=is_established, timeout=ESTABLISHED_TIMEOUT)
 
 
 async def has_binding(virtual: Client, name: str) -> bool:
-    """Whether a cluster has joined, and has not left."""
+    """Return whether a cluster has joined and not left."""
     return await virtual.find(CLUSTER_BINDINGS, name) is not None
 
 
@@ -253,9 +251,9 @@ def is_established(definition: Object | None) -> bool:
 
 
 def with_local_settings(manager: Object) -> Object:
-    """The manager's Deployment with the settings of a world on one machine.
+    """Return the manager's Deployment with the settings of a local world.
 
-    Each syncer has one replica, for there is but one machine to fail.  The clusters are on loopback addresses.
+    Each syncer has one replica, because there is only one machine.  The clusters are on loopback addresses.
     """
     template = manager["spec"]["template"]
     settings = {"TAPESTRY_SYNCER_REPLICAS": "1", "TAPESTRY_ALLOW_LOOPBACK": "true"}

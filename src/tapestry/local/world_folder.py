@@ -1,10 +1,10 @@
-"""The folder of a world: what lasts of it, and who runs it.
+"""Folder of a local world: its size, its lock and its clusters.
 
-    world.json   how many clusters there are, and what serves them
-    pid          the process that runs the world, which has the file locked for as long as it lives
-    NAME/        one cluster: objects, certificates, log, kubeconfig
+  world.json   number of clusters and nodes, and type of control plane
+  pid          PID of the process that runs the world, which holds a lock on the file
+  NAME/        one cluster: objects, certificates, log, kubeconfig
 
-A folder with anything else in it is no world: it is neither filled nor deleted.
+A folder with any other content is not a world: it is neither used nor deleted.
 """
 
 import fcntl
@@ -21,27 +21,27 @@ from typing import IO
 LAYOUT = 1
 VIRTUAL = "virtual"
 DEFAULT_CLUSTERS, DEFAULT_NODES = 2, 5
-"""Of a world where nobody says how many."""
+"""Default size of a world."""
 LOCK_TIMEOUT = 1.0
-"""Seconds: nobody holds the lock as long who only wants to know whether it is free."""
-FORGET_HINT = "choose another folder with --data, or forget this one with `tapestry down --purge`"
+"""Seconds; a process that only checks the lock holds it for less."""
+FORGET_HINT = "choose another folder with --data, or delete this one with `tapestry down --purge`"
 
 
 class WorldError(Exception):
-    """A world cannot be started, run or forgotten; the message says why, and what to do."""
+    """A world cannot be started, run or deleted; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class WorldRecord:
-    """What is known of a world from one time to the next."""
+    """Persistent size and state of a world."""
 
     clusters: int
-    """Physical ones."""
+    """Number of physical clusters."""
     nodes: int
-    """Simulated ones, of each."""
+    """Number of simulated nodes per physical cluster."""
     real_kubernetes: bool = False
     joined: int = 0
-    """How many of them have joined.  They may have left again since: whoever wanted that gets it."""
+    """Number of clusters that were joined once; a cluster that was unjoined since stays so."""
     layout: int = LAYOUT
 
 
@@ -57,10 +57,10 @@ class WorldFolder:
     def record_file(self) -> Path:
         return self.path / "world.json"
 
-    # -- what is in it
+    # -- contents
 
     def has_world(self) -> bool:
-        """Whether a world is in it, of whatever layout; raises WorldFailed where something else is."""
+        """Return whether a world of any layout is in it; raise WorldError if it has other content."""
         try:
             names = {each.name for each in self.path.iterdir()} - {self.pid_file.name}
         except FileNotFoundError:
@@ -69,14 +69,14 @@ class WorldFolder:
             raise folder_error(error) from error
         if names.isdisjoint((self.record_file.name, VIRTUAL)) and names:
             found = ", ".join(sorted(names)[:3])
-            raise WorldError(f"{self.path} has other things in it ({found}); choose another folder with --data")
+            raise WorldError(f"{self.path} contains other files ({found}); choose another folder with --data")
         return bool(names)
 
     def read_record(self) -> WorldRecord | None:
-        """What is known of the world in this folder; None if there is none yet.  Raises WorldFailed."""
+        """Return the record of the world; None if there is none yet.  Raise WorldError."""
         if not self.has_world():
             return None
-        if not self.record_file.exists():  # it is of a time when nothing was written down
+        if not self.record_file.exists():  # created before records were written
             clusters = len(list(self.path.glob("cluster-*/cluster.json")))
             return WorldRecord(clusters, 0, joined=clusters)
         try:
@@ -85,48 +85,48 @@ class WorldFolder:
                 return WorldRecord(**known)
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise WorldError(f"{self.record_file} cannot be read ({error}); {FORGET_HINT}") from error
-        raise WorldError(
-            f"{self.record_file}: layout {known['layout']} is not known here, only {LAYOUT} is; {FORGET_HINT}"
-        )
+        raise WorldError(f"{self.record_file}: layout {known['layout']} is not supported, only {LAYOUT}; {FORGET_HINT}")
 
     def resolve_record(self, clusters: int | None, nodes: int | None, *, real_kubernetes: bool) -> WorldRecord:
-        """The world to run: one that is there already keeps what it has.  Raises WorldFailed."""
+        """Return the record of the world to run; an existing world is never reduced.  Raise WorldError."""
         before = self.read_record()
         if before is None:
             return WorldRecord(clusters or DEFAULT_CLUSTERS, DEFAULT_NODES if nodes is None else nodes, real_kubernetes)
         if before.real_kubernetes != real_kubernetes:
-            made = "with" if before.real_kubernetes else "without"
-            advice = "run it with that" if before.real_kubernetes else FORGET_HINT
-            raise WorldError(f"the world in {self.path} was made {made} --real-kubernetes, and stays so; {advice}")
+            created = "with" if before.real_kubernetes else "without"
+            advice = "use that option" if before.real_kubernetes else FORGET_HINT
+            raise WorldError(
+                f"the world in {self.path} was created {created} --real-kubernetes and cannot change; {advice}"
+            )
         return replace(before, clusters=max(clusters or 0, before.clusters), nodes=max(nodes or 0, before.nodes))
 
     def delete(self) -> bool:
-        """Forget the world; whether there was one.  Raises WorldFailed where there is something else, or it is run."""
+        """Delete the world; return whether there was one.  Raise WorldError if it runs, or for other content."""
         if not self.has_world():
             return False
         if (pid := self.running_pid()) is not None:
-            raise WorldError(f"the world in {self.path} is run by process {pid}; end it first")
+            raise WorldError(f"the world in {self.path} is run by process {pid}; stop it first")
         shutil.rmtree(self.path)
         return True
 
-    # -- who runs it
+    # -- lock
 
     @contextmanager
     def claim(self, record: WorldRecord) -> Iterator[None]:
-        """Have the folder to ourselves, and write down what is in it.  Raises WorldFailed."""
-        with self.open_pid_file() as mark:
-            self.lock(mark)
+        """Lock the folder and write the record.  Raise WorldError."""
+        with self.open_pid_file() as pid_file:
+            self.lock(pid_file)
             try:
-                mark.truncate(0)
-                print(os.getpid(), file=mark, flush=True)
+                pid_file.truncate(0)
+                print(os.getpid(), file=pid_file, flush=True)
                 self.write_record(record)
             except OSError as error:
                 raise folder_error(error, self.path) from error
             yield
-            mark.truncate(0)
+            pid_file.truncate(0)
 
     def write_record(self, record: WorldRecord) -> None:
-        """Write down what is known from now on.  Raises OSError."""
+        """Write the record atomically.  Raise OSError."""
         fresh = self.record_file.with_suffix(".new")
         fresh.write_text(json.dumps(asdict(record)))
         fresh.replace(self.record_file)
@@ -138,35 +138,35 @@ class WorldFolder:
         except OSError as error:
             raise folder_error(error, self.path) from error
 
-    def lock(self, mark: IO[str]) -> None:
-        due = time.monotonic() + LOCK_TIMEOUT
+    def lock(self, pid_file: IO[str]) -> None:
+        deadline = time.monotonic() + LOCK_TIMEOUT
         while True:
             try:
-                fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(pid_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if time.monotonic() > due:
-                    who = f"is run by process {self.running_pid()} already"
-                    raise WorldError(f"the world in {self.path} {who}; `tapestry down` stops it") from None
+                if time.monotonic() > deadline:
+                    owner = f"is already run by process {self.running_pid()}"
+                    raise WorldError(f"the world in {self.path} {owner}; `tapestry down` stops it") from None
                 time.sleep(LOCK_TIMEOUT / 20)
             else:
                 return
 
     def running_pid(self) -> int | None:
-        """The process that runs the world, if one does."""
+        """Return the PID of the process that runs the world, if there is one."""
         try:
-            with self.pid_file.open() as mark:
+            with self.pid_file.open() as pid_file:
                 try:
-                    fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    fcntl.flock(pid_file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    return int(mark.read())
-        except (OSError, ValueError):  # there is none, or it has yet to say who it is
+                    return int(pid_file.read())
+        except (OSError, ValueError):  # no such file, or the PID is not written yet
             return None
         return None
 
     def wait_for_exit(self) -> None:
-        """Return when nobody runs the world."""
-        with self.pid_file.open() as mark:
-            fcntl.flock(mark, fcntl.LOCK_SH)
+        """Wait until no process runs the world."""
+        with self.pid_file.open() as pid_file:
+            fcntl.flock(pid_file, fcntl.LOCK_SH)
 
 
 def folder_error(error: OSError, path: Path | None = None) -> WorldError:

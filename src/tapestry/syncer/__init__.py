@@ -1,1 +1,1 @@
-"""One physical cluster and the virtual cluster: what is lent, what runs there, and what comes back."""
+"""Syncer of one physical cluster: leases its nodes and runs pods of the virtual cluster there."""

@@ -1,14 +1,14 @@
-"""Admission: whether a pod that is bound to a virtual node may run below now, as a kubelet would decide.
+"""Admission of pods to the leases of their virtual nodes, decided like a kubelet does.
 
-Taints and allocatable amounts only inform schedulers.  What is decided here holds for every pod, whatever it tolerates
-and whoever bound it: a pod gets a twin only while the lease is open and has enough left for it.
+Taints and allocatable amounts only inform schedulers. The decision here applies to every pod, whatever its
+tolerations and whichever scheduler bound it: a pod gets a twin only while the lease is open and has enough left for it.
 
-    closed       A pod that a controller made, that a scheduler bound and that does not tolerate the taint came just
-                 too late: it has failed, and its controller makes another one.  Any other pod waits.
-    no capacity  A pod that the lease has no room for has failed, with the reason that a kubelet gives.  It waits where
-                 only twins are in the way that schedulers do not count: pods deleted by force, amounts added below.
+    closed       A pod of a controller that a scheduler bound and that does not tolerate the taint was bound too
+                 late: it fails, and its controller creates another one. Any other pod waits.
+    no capacity  A pod that does not fit into the lease fails, with the reason that a kubelet gives. It waits if
+                 only twins are in the way that schedulers do not count, e.g. those of pods deleted by force.
 
-Everything here follows from its arguments.
+All functions are pure.
 """
 
 from collections.abc import Iterable
@@ -28,43 +28,43 @@ CORDONED = "Cordoned"
 CAPACITY_PENDING = "CapacityPending"
 DEFERRED, INFEASIBLE = "Deferred", "Infeasible"
 RESOURCE_ORDER = ("pods", "cpu", "memory", "ephemeral-storage")
-"""The order in which a kubelet names what there is too little of; other resources come later, by name."""
+"""Order in which a kubelet reports lacking resources; other resources follow by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeClosure:
-    """Why a node takes no new pods."""
+    """Reason why a node takes no new pods."""
 
     reason: str
     message: str
     taint: str
-    """The key of the taint that tells schedulers."""
+    """Key of the taint that informs schedulers."""
     opens: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The pod stays Pending."""
+    """Decision that the pod stays Pending."""
 
     reason: str
     message: str
     until: datetime | None = None
-    """When to look again; None where a change brings the pod back."""
+    """Time of the next check; None if a change will requeue the pod."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """The pod has failed."""
+    """Decision that the pod fails."""
 
     reason: str
     message: str
     is_disrupted: bool = False
-    """Whether its controller is to know that this was not the pod's fault."""
+    """True if its controller must learn that the pod did not fail by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingResize:
-    """A resize that is not done now; the reason is one that Kubernetes gives."""
+    """A resize that is not applied now; the reason is one of Kubernetes."""
 
     reason: str
     message: str
@@ -72,13 +72,13 @@ class PendingResize:
 
 
 def node_closure(node: Object | None, lease: Lease | None, now: datetime) -> NodeClosure | None:
-    """Why the physical `node` with this lease takes no new pods; None where it does.
+    """Return why the physical `node` with this lease takes no new pods; None if it does.
 
-    Without a node or a lease nothing is lent.
+    Without a node or a lease it takes none.
     """
     if node is None or lease is None or lease.state is LeaseState.WITHDRAWN:
-        why = lease.reason if lease is not None and node is not None else "PhysicalNodeGone"
-        return NodeClosure(WITHDRAWN, f"the node is withdrawn ({why}): it takes no new pods", keys.WITHDRAWING_TAINT)
+        reason = lease.reason if lease is not None and node is not None else "PhysicalNodeGone"
+        return NodeClosure(WITHDRAWN, f"the node is withdrawn ({reason}): it takes no new pods", keys.WITHDRAWING_TAINT)
     if lease.state is LeaseState.CLOSED:
         return lease_closure(lease, now)
     if value_at(node, "spec", "unschedulable"):
@@ -94,12 +94,12 @@ def lease_closure(lease: Lease, now: datetime) -> NodeClosure:
         )
         return NodeClosure(RECLAIMED, message, keys.OUT_OF_TIME_WINDOWS_TAINT)
     opens = lease_opening(lease, now)
-    when = f"it opens at {timestamp(opens)}" if opens is not None else "no time at which it opens is in sight"
+    when = f"it opens at {timestamp(opens)}" if opens is not None else "it has no known opening time"
     return NodeClosure(lease.reason, f"the lease of the node is closed; {when}", keys.OUT_OF_TIME_WINDOWS_TAINT, opens)
 
 
 def closed_decision(pod: Object, closure: NodeClosure) -> Wait | Reject:
-    """What becomes of a pod on a node that takes no new pods."""
+    """Return the decision for a pod on a node that takes no new pods."""
     if controller_of(pod) is not None and pod["status"]["scheduled"] and not tolerates(pod, closure.taint):
         return Reject(closure.reason, closure.message, is_disrupted=True)
     return Wait(closure.reason, closure.message, closure.opens)
@@ -112,16 +112,16 @@ def tolerates(pod: Object, taint: str) -> bool:
 def capacity_decision(
     requests: ResourceList, leased: ResourceList, held: ResourceList, known_to_scheduler: ResourceList
 ) -> Wait | Reject | None:
-    """What becomes of a pod for which too little is left of the lease; None where it fits.
+    """Return the decision for a pod that does not fit into the lease; None if it fits.
 
-    Twins hold `held` of the lease; `above` is what of that schedulers know.
+    Twins hold `held` of the lease; `known_to_scheduler` is the part of it that schedulers count.
     """
     lacking = first_lacking(requests, leased, held)
     if lacking is None:
         return None
     known = first_lacking(requests, leased, known_to_scheduler)
     if known is None:
-        message = f"{shortage_text(lacking, requests, leased, held)}; the pod runs once other pods have ended below"
+        message = f"{shortage_text(lacking, requests, leased, held)}; the pod runs once other twins have ended"
         return Wait(CAPACITY_PENDING, message)
     return Reject(f"OutOf{known}", shortage_text(known, requests, leased, known_to_scheduler))
 
@@ -129,17 +129,17 @@ def capacity_decision(
 def resize_decision(
     wanted: ResourceList, own: ResourceList, leased: ResourceList, held: ResourceList, closure: NodeClosure | None
 ) -> PendingResize | None:
-    """Why a pod that holds `own` is not resized to `wanted` now; None where it is.
+    """Return why a pod that holds `own` is not resized to `wanted` now; None if it is.
 
-    What does not grow needs no room.  `held` is what all twins of the node hold, this one included.
+    Amounts that do not grow need no capacity. `held` is what all twins of the node hold, including this one.
     """
     growing = ResourceList({each: amount for each, amount in wanted.items() if amount > own[each]})
     if not growing:
         return None
     if closure is not None:
         return PendingResize(DEFERRED, closure.message, closure.opens)
-    if (never := first_lacking(growing, leased, ResourceList())) is not None:
-        return PendingResize(INFEASIBLE, shortage_text(never, wanted, leased, ResourceList()))
+    if (infeasible := first_lacking(growing, leased, ResourceList())) is not None:
+        return PendingResize(INFEASIBLE, shortage_text(infeasible, wanted, leased, ResourceList()))
     others = held - own
     if (lacking := first_lacking(growing, leased, others)) is not None:
         return PendingResize(DEFERRED, shortage_text(lacking, wanted, leased, others))
@@ -147,7 +147,7 @@ def resize_decision(
 
 
 def first_lacking(requests: ResourceList, leased: ResourceList, held: ResourceList) -> str | None:
-    """The first resource of which less is left than is requested."""
+    """Return the first resource that is requested beyond what is left."""
     lacking = [each for each, amount in requests.items() if amount > ZERO and held[each] + amount > leased[each]]
     return min(lacking, key=resource_order) if lacking else None
 
@@ -164,5 +164,5 @@ def shortage_text(resource: str, requests: ResourceList, leased: ResourceList, h
 
 
 def total_requests(pods: Iterable[Object]) -> ResourceList:
-    """What schedulers count for these pods."""
+    """Return what schedulers count for these pods."""
     return sum((pod["held"] for pod in pods), ResourceList())

@@ -1,4 +1,4 @@
-"""A syncer: which change is whose business, and a process that sees to it."""
+"""Assembly of a syncer process: its controllers, and the watch events that requeue their keys."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -90,21 +90,21 @@ from tapestry.syncer.translate.pod_status import mapped_uid
 from tapestry.syncer.translate.references import projected_tokens as tokens_of
 
 SUMMARY_SECONDS = 1.0
-"""Sums over all nodes and pods are made at most this often."""
+"""Minimum seconds between two computations of sums over all nodes and pods."""
 NODE_WORKERS = 16
 POD_WORKERS = 32
 
 Connect = Callable[[Access], Transport]
 BackgroundServices = Callable[[SyncContext], AbstractAsyncContextManager[None]]
-"""What a process does for a site beside its reconcilers, for as long as they run."""
+"""Services that the process runs for a context beside its reconcilers, and stops with them."""
 
 
 class BindingNotFound(ValueError):
-    """There is no ClusterBinding of the name that the syncer was given."""
+    """No ClusterBinding has the configured name."""
 
 
 def with_election(config: SyncerConfig) -> SyncerConfig:
-    """The configuration with a name of its own for this binding's Lease."""
+    """Return the configuration with the process and its election Lease named after the binding."""
     name = f"tapestry-syncer-{config.binding}"
     election = config.leader_election
     if not election.name:
@@ -115,21 +115,21 @@ def with_election(config: SyncerConfig) -> SyncerConfig:
 async def run_syncer(
     config: SyncerConfig, environ: Mapping[str, str], home: Path, background: BackgroundServices
 ) -> None:
-    """Run the syncer of one binding until it is told to stop, or the binding is gone."""
+    """Run the syncer of one binding until the process is stopped or the binding is deleted."""
     config = with_election(config)
     access = default_access(
         Path(config.kubeconfig) if config.kubeconfig else None, config.context or None, environ=environ, home=home
     )
     while True:
         manager = Manager(config, lambda: HttpTransport(access), identity=new_identity())
-        site = await build_syncer(config, manager)
+        context = await build_syncer(config, manager)
         try:
-            async with background(site):
+            async with background(context):
                 await App(manager).run()
         finally:
-            for door in (site.read_transport, site.write_transport):
-                await door.close()
-        if not site.outdated.is_set():
+            for transport in (context.read_transport, context.write_transport):
+                await transport.close()
+        if not context.outdated.is_set():
             return
 
 
@@ -140,71 +140,71 @@ async def build_syncer(
     connect: Connect = HttpTransport,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> SyncContext:
-    """Give `manager` everything that the syncer of one binding does."""
+    """Register all controllers and informers of one binding's syncer with `manager`."""
     if not config.binding:
-        raise BindingNotFound("binding: name the ClusterBinding to work for (--binding)")
+        raise BindingNotFound("binding: no ClusterBinding given; pass its name with --binding")
     binding = await manager.reads.find(CLUSTER_BINDINGS, config.binding)
     if binding is None:
         raise BindingNotFound(f"there is no ClusterBinding {config.binding!r}; create it or name another")
     if manager.elector is not None:
         manager.elector.owner = binding
     system = await manager.reads.get(NAMESPACES, "kube-system")
-    doors = SwitchableTransport(connect, monotonic), SwitchableTransport(connect, monotonic)
-    site = build_context(config, manager, binding, uid_of(system), doors)
-    manager.register("syncer", lambda _: wire(site, connect))
-    return site
+    transports = SwitchableTransport(connect, monotonic), SwitchableTransport(connect, monotonic)
+    context = build_context(config, manager, binding, uid_of(system), transports)
+    manager.register("syncer", lambda _: wire(context, connect))
+    return context
 
 
 def wire(context: SyncContext, connect: Connect) -> None:
-    """Which change is whose business."""
+    """Connect every controller to the watch events that requeue its keys."""
     current = wire_leases(context, lambda names: add_all(nodes, names))
     physical = NodeReconciler(context, current)
     nodes = context.manager.controller("nodes", physical.reconcile, workers=NODE_WORKERS)
     leases = context.manager.controller("node-leases", NodeLeaseReconciler(context).reconcile, workers=NODE_WORKERS)
-    companions = wire_node_objects(context)
+    node_objects = wire_node_objects(context)
 
     def every_node(_: Object | None = None) -> Iterable[str]:
-        shown = (name for node in context.virtual_nodes.store.list() for name in physical_node_of(node))
-        return {*context.physical_nodes.store, *shown}
+        virtual = (name for node in context.virtual_nodes.store.list() for name in physical_node_of(node))
+        return {*context.physical_nodes.store, *virtual}
 
-    def nodes_concerned(pod: Object) -> Iterable[str]:
+    def nodes_to_recompute(pod: Object) -> Iterable[str]:
         return (name for name in physical_node_under(context, pod) if physical.depends_on_pods(name))
 
-    def nodes_taking_back(twin: Object) -> Iterable[str]:
+    def nodes_reclaiming(twin: Object) -> Iterable[str]:
         return (name for name in node_of_unattended_twin(context, twin) if physical.depends_on_pods(name))
 
-    def look_at_every_node() -> None:
+    def requeue_every_node() -> None:
         for name in every_node():
             nodes.queue.add(name)
-        for controller in (leases, *companions):
+        for controller in (leases, *node_objects):
             for name in context.virtual_nodes.store:
                 controller.queue.add(name)
 
     nodes.watch(context.physical_nodes)
     nodes.watch(context.physical_pods, foreign_pod_node, when=involves_foreign_pod)
     nodes.watch(context.physical_pods, lambda twin: node_of_ended_twin(context, twin), when=twin_ended)
-    nodes.watch(context.physical_pods, lambda twin: nodes_taking_back(twin), when=is_creation)
+    nodes.watch(context.physical_pods, lambda twin: nodes_reclaiming(twin), when=is_creation)
     nodes.watch(context.virtual_nodes, physical_node_of)
-    nodes.watch(context.virtual_pods, lambda pod: nodes_concerned(pod), when=hold_changed)
-    nodes.watch(context.virtual_pods, lambda pod: nodes_concerned(pod), when=is_creation, after=SUMMARY_SECONDS)
+    nodes.watch(context.virtual_pods, lambda pod: nodes_to_recompute(pod), when=hold_changed)
+    nodes.watch(context.virtual_pods, lambda pod: nodes_to_recompute(pod), when=is_creation, after=SUMMARY_SECONDS)
     for informer in (context.bindings, context.operator_policies, context.owner_policies, context.mount_namespaces):
         nodes.watch(informer, every_node, when=spec_changed)
     for informer in (*context.lease_informers, context.csi_nodes):
-        informer.after_sync(look_at_every_node)
+        informer.after_sync(requeue_every_node)
     leases.watch(context.virtual_nodes, when=lifecycle_changed)
     context.physical_pods.on_change(lambda old, new: forget_shortage(context, old, new))
     bindings = wire_summaries(context, connect)
     pods = wire_pods(context, current)
 
-    def look_at_everything() -> None:
-        look_at_every_node()
+    def requeue_everything() -> None:
+        requeue_every_node()
         pods()
         bindings.queue.add(context.binding_name)
 
-    watch = PartitionDetector(context, look_at_everything)
+    watch = PartitionDetector(context, requeue_everything)
     context.manager.run_while_leading("partition", watch.run)
     unfenced = Client(context.read_transport, audit=context.manager.audit, identity=context.manager.identity)
-    context.manager.run_always("vigil", OfflineReclaim(context, physical, unfenced).run)
+    context.manager.run_always("offline-reclaim", OfflineReclaim(context, physical, unfenced).run)
 
 
 def add_all(controller: Controller, names: Iterable[str]) -> None:
@@ -213,12 +213,12 @@ def add_all(controller: Controller, names: Iterable[str]) -> None:
 
 
 def wire_leases(context: SyncContext, on_shares_changed: Callable[[Iterable[str]], None]) -> LeaseCache:
-    """The leases as they are now, and what twins hold of them: kept up to date before anything else is told."""
+    """Return the lease cache. Its handlers, and those of the ledger, run before any controller sees a change."""
 
-    async def divide(_: str) -> None:
+    async def divide_totals(_: str) -> None:
         leases.refresh_shares(context.now())
 
-    totals = context.manager.controller("totals", divide, workers=1)
+    totals = context.manager.controller("totals", divide_totals, workers=1)
     leases = LeaseCache(
         context, on_shares_changed, lambda _: totals.queue.add_after(context.binding_name, SUMMARY_SECONDS)
     )
@@ -229,17 +229,17 @@ def wire_leases(context: SyncContext, on_shares_changed: Callable[[Iterable[str]
 
 
 def wire_pods(context: SyncContext, leases: LeaseCache) -> Callable[[], None]:
-    """Pods down, their status up; returns what has all of them looked at."""
+    """Wire the pod and pod status controllers; return a function that requeues every pod."""
     services = wire_services(context, lambda key: down.queue.add(key))
-    mirrored, copies = wire_copies(context, lambda key: down.queue.add(key))
-    tokens, minting = wire_tokens(context, mirrored.copy_informers[SECRETS.plural])
-    volumes = wire_volumes(context, mirrored, lambda key: down.queue.add(key))
-    wire_consistency_check(context, mirrored, services, volumes)
+    copy_reconciler, copies = wire_copies(context, lambda key: down.queue.add(key))
+    tokens, minting = wire_tokens(context, copy_reconciler.copy_informers[SECRETS.plural])
+    volumes = wire_volumes(context, copy_reconciler, lambda key: down.queue.add(key))
+    wire_consistency_check(context, copy_reconciler, services, volumes)
     admitter = Admitter(
         context, leases, requeue_pod=lambda key: down.queue.add(key), requeue_status=lambda key: up.queue.add(key)
     )
-    # Services come first: nothing may happen between a look at their addresses and their own word that all are there.
-    virtual = PodReconciler(context, admitter, (services, mirrored, volumes, tokens), services.aliases)
+    # Services first: a pod must not read their addresses before they report that all of them exist.
+    virtual = PodReconciler(context, admitter, (services, copy_reconciler, volumes, tokens), services.aliases)
     down = context.manager.controller("pods", virtual.reconcile, workers=POD_WORKERS)
     physical = PodStatusReconciler(context)
     up = context.manager.controller("pod-status", physical.reconcile, workers=POD_WORKERS)
@@ -260,14 +260,14 @@ def wire_pods(context: SyncContext, leases: LeaseCache) -> Callable[[], None]:
     )
     down.watch(context.virtual_nodes, lambda node: map(key_of, context.pods_on(name_of(node))), when=lifecycle_changed)
     down.watch(context.physical_nodes, lambda node: pods_on_physical_node(context, node), when=cordon_changed)
-    for informer in mirrored.copy_informers.values():
+    for informer in copy_reconciler.copy_informers.values():
         down.watch(informer, lambda copy: pods_waiting_for(context, copy), when=lifecycle_changed)
     up.watch(context.physical_pods, virtual_key, when=twin_status_changed)
     up.watch(context.virtual_pods, when=lambda old, new: status_changed(old, new) and has_twin(context, new))
 
     def every_pod() -> None:
-        below = (key for twin in context.physical_pods.store.list() for key in virtual_key(twin))
-        for key in {*context.virtual_pods.store, *below}:
+        physical_keys = (key for twin in context.physical_pods.store.list() for key in virtual_key(twin))
+        for key in {*context.virtual_pods.store, *physical_keys}:
             down.queue.add(key)
             up.queue.add(key)
         for controller in (copies, minting):
@@ -283,10 +283,10 @@ def wire_pods(context: SyncContext, leases: LeaseCache) -> Callable[[], None]:
 
 
 def wire_copies(context: SyncContext, requeue_pod: Callable[[str], None]) -> tuple[CopyReconciler, Controller]:
-    """ConfigMaps and Secrets go down ahead of pods, and follow their sources; `wake` has a pod looked at."""
+    """Wire the controllers that copy ConfigMaps and Secrets; `requeue_pod` gets keys of pods that wait for a copy."""
 
     def source_changed(key: str, old: Object | None, new: Object | None) -> None:
-        if mirrored.is_relevant(key):
+        if copy_reconciler.is_relevant(key):
             copies.queue.add(key)
         for pod in context.virtual_pods.store.by("refers", key) if old is None or new is None else ():
             if is_waiting(pod):
@@ -295,43 +295,43 @@ def wire_copies(context: SyncContext, requeue_pod: Callable[[str], None]) -> tup
     def on_pods_of(names: KeyMapper) -> KeyMapper:
         return lambda node: {name for pod in context.pods_on(name_of(node)) for name in names(pod)}
 
-    def unsettled(names: Iterable[str]) -> Iterable[str]:
+    def outdated(names: Iterable[str]) -> Iterable[str]:
         return [name for name in names if not sources.is_up_to_date(name)]
 
-    def sources_known(namespace: str) -> None:
-        for key in mirrored.copied_from(namespace):
+    def on_namespace_synced(namespace: str) -> None:
+        for key in copy_reconciler.copied_from(namespace):
             copies.queue.add(key)
 
-    below = {
+    copy_informers = {
         kind: context.manager.add_optional_informer(
             owned_informer(context, resource, digest_only, {"namespace": source_namespace})
         )
         for kind, resource in COPIED_RESOURCES.items()
     }
-    sources = SourceCache(context, source_changed, sources_known)
-    mirrored = CopyReconciler(
-        context, sources, below, lambda namespace: unused.queue.add_after(namespace, SUMMARY_SECONDS)
+    sources = SourceCache(context, source_changed, on_namespace_synced)
+    copy_reconciler = CopyReconciler(
+        context, sources, copy_informers, lambda namespace: unused.queue.add_after(namespace, SUMMARY_SECONDS)
     )
-    copies = context.manager.controller("copies", mirrored.reconcile)
-    unused = context.manager.controller("unused-copies", mirrored.sweep, workers=1)
+    copies = context.manager.controller("copies", copy_reconciler.reconcile)
+    unused = context.manager.controller("unused-copies", copy_reconciler.sweep, workers=1)
     namespaces = context.manager.controller("copied-namespaces", sources.reconcile, workers=1)
     copies.watch(context.virtual_pods, copy_dependencies, when=dependencies_changed)
-    namespaces.watch(context.virtual_pods, lambda pod: unsettled(own_namespace(pod)), when=dependencies_changed)
+    namespaces.watch(context.virtual_pods, lambda pod: outdated(own_namespace(pod)), when=dependencies_changed)
     unused.watch(context.virtual_pods, own_namespace, when=dependencies_changed, after=SUMMARY_SECONDS)
     copies.watch(context.virtual_nodes, on_pods_of(copy_dependencies), when=lifecycle_changed)
     unused.watch(context.virtual_nodes, on_pods_of(own_namespace), when=lifecycle_changed, after=SUMMARY_SECONDS)
-    for informer in below.values():
-        informer.on_change(mirrored.on_copy_change)
+    for informer in copy_informers.values():
+        informer.on_change(copy_reconciler.on_copy_change)
         copies.watch(informer, source_keys_of)
         unused.watch(informer, source_namespace, when=lifecycle_changed, after=SUMMARY_SECONDS)
         informer.after_sync(copies.resync)
-    for kind, following in sources.informers.items():
-        context.manager.run_always(f"sources-{kind}", following.run)
-    return mirrored, copies
+    for kind, informer_set in sources.informers.items():
+        context.manager.run_always(f"sources-{kind}", informer_set.run)
+    return copy_reconciler, copies
 
 
 def wire_tokens(context: SyncContext, secrets: Informer) -> tuple[TokenReconciler, Controller]:
-    """Service account tokens go down ahead of pods, and are replaced in time."""
+    """Wire the controller that issues and renews the service account tokens of pods."""
     tokens = TokenReconciler(context, secrets)
     controller = context.manager.controller("tokens", tokens.reconcile)
     controller.watch(context.virtual_pods, keys_with_tokens, when=dependencies_changed)
@@ -341,7 +341,7 @@ def wire_tokens(context: SyncContext, secrets: Informer) -> tuple[TokenReconcile
 
 
 def keys_with_tokens(pod: Object) -> Iterable[str]:
-    """The key of a pod that mounts service account tokens."""
+    """Return the key of the pod if it mounts service account tokens."""
     return [key_of(pod)] if tokens_of(pod["spec"]) else []
 
 
@@ -350,7 +350,7 @@ def has_twin(context: SyncContext, pod: Object | None) -> bool:
 
 
 def has_other_twin(context: SyncContext, pod: Object | None) -> bool:
-    """Whether a pod says that it has another twin than the one that is there."""
+    """Return whether the pod is mapped to a twin other than the one in the cache."""
     mapped = mapped_uid(pod) if pod is not None else None
     if pod is None or mapped is None:
         return False
@@ -359,20 +359,20 @@ def has_other_twin(context: SyncContext, pod: Object | None) -> bool:
 
 
 def is_expected_creation(context: SyncContext, old: Object | None, new: Object | None) -> bool:
-    """Whether a twin has just been created, has its node, and its pod is waiting for it: nothing is left to do."""
+    """Return whether a twin was created with its node while its pod waits for it: there is nothing left to do."""
     if old is not None or new is None or "twin" not in new or "nodeName" not in new["spec"]:
         return False
     return all(is_mapped_to(context.virtual_pods.store.get(key), new) for key in virtual_key(new))
 
 
 def is_waiting(pod: Object) -> bool:
-    """Whether a pod was told that it lacks something below."""
-    said = find_condition(pod["status"]["conditions"], keys.MAPPED_CONDITION)
-    return said is not None and bool(said["status"] == "False")
+    """Return whether the pod's Mapped condition is False: it lacks something in the physical cluster."""
+    condition = find_condition(pod["status"]["conditions"], keys.MAPPED_CONDITION)
+    return condition is not None and bool(condition["status"] == "False")
 
 
 def pods_waiting_for(context: SyncContext, copy: Object) -> Iterable[str]:
-    """The pods that may have lacked what came below."""
+    """Return the keys of waiting pods that may need the object that was just copied."""
     pods = context.virtual_pods.store
     users = (pod for key in source_keys_of(copy) for pod in pods.by("refers", key))
     owners = (pod for key in virtual_key(copy) if (pod := pods.get(key)) is not None)
@@ -380,40 +380,40 @@ def pods_waiting_for(context: SyncContext, copy: Object) -> Iterable[str]:
 
 
 def wire_services(context: SyncContext, requeue_pod: Callable[[str], None]) -> ServiceReconciler:
-    """Services down, from the namespaces that the binding names; `wake` has a pod looked at."""
+    """Wire the controller of Services in the binding's namespaces; `requeue_pod` gets keys of waiting pods."""
     services = ServiceReconciler(context, lambda key: controller.queue.add(key), requeue_pod)
     controller = context.manager.controller("services", services.reconcile)
     context.bindings.on_change(lambda old, new: services.follow_namespaces(new) if spec_changed(old, new) else None)
     for informer in (services.twins, services.twin_slices):
         controller.watch(context.manager.add_optional_informer(informer), source_key)
-    for name, following in {"services": services.virtual_services, "endpoint-slices": services.virtual_slices}.items():
-        context.manager.run_always(name, following.run)
+    for name, informers in {"services": services.virtual_services, "endpoint-slices": services.virtual_slices}.items():
+        context.manager.run_always(name, informers.run)
     return services
 
 
 def wire_volumes(context: SyncContext, copies: CopyReconciler, requeue_pod: Callable[[str], None]) -> VolumeReconciler:
-    """Claims and their volumes down, where the binding allows any; `wake` has a pod looked at."""
+    """Wire the controller that syncs claims and volumes; `requeue_pod` receives keys of waiting pods."""
     volumes = VolumeReconciler(context, copies, lambda key: controller.queue.add(key), requeue_pod)
     controller = context.manager.controller("volumes", volumes.reconcile)
     controller.watch(context.virtual_pods, claim_keys, when=pod_lifetime_changed)
     context.bindings.on_change(lambda old, new: volumes.follow_drivers(new) if spec_changed(old, new) else None)
     copies.other_users.append(volumes.needs_secret)
     copies.copy_informers[SECRETS.plural].on_change(volumes.on_copy_change)
-    found = {"claims": volumes.claims, "twin-claims": volumes.twin_claims, "twin-volumes": volumes.twin_volumes}
-    for name, following in found.items():
-        context.manager.run_always(name, following.run)
+    informers = {"claims": volumes.claims, "twin-claims": volumes.twin_claims, "twin-volumes": volumes.twin_volumes}
+    for name, each in informers.items():
+        context.manager.run_always(name, each.run)
     return volumes
 
 
 def wire_consistency_check(
     context: SyncContext, copies: CopyReconciler, services: ServiceReconciler, volumes: VolumeReconciler
 ) -> None:
-    """A look at everything from time to time: it finds what slipped through."""
+    """Wire the periodic check for inconsistencies that no controller noticed."""
     if not context.config.check_seconds:
         return
     caches = SnapshotCaches(
         virtual_caches={
-            **{COPIED_RESOURCES[kind]: following for kind, following in copies.source_cache.informers.items()},
+            **{COPIED_RESOURCES[kind]: informers for kind, informers in copies.source_cache.informers.items()},
             SERVICES: services.virtual_services,
             ENDPOINT_SLICES: services.virtual_slices,
         },
@@ -430,24 +430,24 @@ def wire_consistency_check(
 
 
 def wire_node_objects(context: SyncContext) -> tuple[Controller, Controller]:
-    """What goes with each virtual node, under its name: CSI drivers, and host ports that are taken."""
+    """Wire the controllers of the CSINode and the host port placeholder of each virtual node."""
 
-    def above(names: Iterable[str]) -> Iterable[str]:
+    def virtual_names(names: Iterable[str]) -> Iterable[str]:
         return [name_of(node) for name in names if (node := context.virtual_node_of(name)) is not None]
 
     csi = context.manager.controller("csinodes", CsiNodeReconciler(context).reconcile)
-    csi.watch(context.csi_nodes, lambda found: above([name_of(found)]))
+    csi.watch(context.csi_nodes, lambda csi_node: virtual_names([name_of(csi_node)]))
     csi.watch(context.virtual_nodes, when=lifecycle_changed)
     csi.watch(context.virtual_csi_nodes)
     ports = context.manager.controller("hostports", HostPortReconciler(context).reconcile)
-    ports.watch(context.physical_pods, lambda claim: above(foreign_pod_node(claim)), when=ports_changed)
+    ports.watch(context.physical_pods, lambda claim: virtual_names(foreign_pod_node(claim)), when=ports_changed)
     ports.watch(context.virtual_nodes, when=lifecycle_changed)
     ports.watch(context.placeholders, pod_node_name)
     return csi, ports
 
 
 def wire_summaries(context: SyncContext, connect: Connect) -> Controller:
-    """The binding and the policies: what they came to, in sums that are made once a second at most."""
+    """Wire the controllers that write the status of the binding and of the policies."""
     bindings = context.manager.controller("bindings", BindingReconciler(context).reconcile, workers=1)
     connector = Connector(context, connect, on_identity_known=lambda: bindings.queue.add(context.binding_name))
     for informer in (context.bindings, context.secrets):
@@ -475,39 +475,39 @@ def wire_summaries(context: SyncContext, connect: Connect) -> Controller:
 
 
 def pods_on_physical_node(context: SyncContext, node: Object) -> Iterable[str]:
-    """The pods that are bound to the virtual node of a physical one."""
-    above = context.virtual_node_of(name_of(node))
-    return map(key_of, context.pods_on(name_of(above))) if above is not None else ()
+    """Return the keys of the pods that are bound to the virtual node of a physical one."""
+    virtual_node = context.virtual_node_of(name_of(node))
+    return map(key_of, context.pods_on(name_of(virtual_node))) if virtual_node is not None else ()
 
 
 def physical_node_under(context: SyncContext, pod: Object) -> Iterable[str]:
-    """The physical node under the virtual one that a pod is bound to."""
+    """Return the physical node behind the virtual node that the pod is bound to."""
     node = context.virtual_nodes.store.get(pod["spec"]["nodeName"])
     return physical_node_of(node) if node is not None else ()
 
 
 def node_of_ended_twin(context: SyncContext, twin: Object) -> Iterable[str]:
-    """The physical node of a twin whose pod has ended or is gone: nobody else tells that the node may go, too."""
-    above = (context.virtual_pods.store.get(key) for key in virtual_key(twin))
-    if any(pod is not None and not is_pod_terminal(pod) for pod in above):
+    """Return the physical node of a twin whose pod has ended or is deleted: no other event releases that node."""
+    pods = (context.virtual_pods.store.get(key) for key in virtual_key(twin))
+    if any(pod is not None and not is_pod_terminal(pod) for pod in pods):
         return ()
     node = context.virtual_nodes.store.get(annotations_of(twin).get(keys.VIRTUAL_NODE_NAME, ""))
     return physical_node_of(node) if node is not None else ()
 
 
 def node_of_unattended_twin(context: SyncContext, pod: Object) -> Iterable[str]:
-    """The physical node of a twin which no pod tells to go: nobody else ends it in time where the lease is over."""
+    """Return the physical node of a twin that no pod deletion will end, so that the lease's end must."""
     if "twin" not in pod:
         return ()
-    above = [context.virtual_pods.store.get(key) for key in virtual_key(pod)]
-    if any(each is not None and uid_of(each) == virtual_uid(pod) and propagates_deletion(each) for each in above):
+    pods = [context.virtual_pods.store.get(key) for key in virtual_key(pod)]
+    if any(each is not None and uid_of(each) == virtual_uid(pod) and propagates_deletion(each) for each in pods):
         return ()
     node = context.virtual_nodes.store.get(annotations_of(pod).get(keys.VIRTUAL_NODE_NAME, ""))
     return physical_node_of(node) if node is not None else ()
 
 
 def forget_shortage(context: SyncContext, old: Object | None, new: Object | None) -> None:
-    """Where a foreign pod comes, goes or asks for something else, what a node lacked before says nothing any more."""
+    """Drop the recorded shortages of a node when the requests of its foreign pods change."""
     if involves_foreign_pod(old, new) and foreign_hold(old) != foreign_hold(new):
         for node in (node for obj in (old, new) if obj is not None for node in foreign_pod_node(obj)):
             context.shortages.pop(node, None)

@@ -1,7 +1,7 @@
-"""The binding itself, as its syncer sees it: the kubeconfig, who is behind it, what is lent in all, and the end.
+"""Connection to a binding's physical cluster, and reconciler of the binding's status and deletion.
 
-A syncer works for a binding whether or not a manager looks after it.  It pins the identity of the cluster behind the
-kubeconfig (the UID of kube-system there) and works with no other unless somebody approves of it.
+A syncer serves a binding whether or not a manager does. It pins the identity of the cluster behind the kubeconfig (the
+UID of its kube-system namespace) and works with no other cluster unless a user approves it.
 """
 
 import asyncio
@@ -54,25 +54,25 @@ MARKED_CONDITION = "MountNamespaceMarked"
 
 @dataclass
 class Connector:
-    """Opens the doors to the physical cluster, and again with each new kubeconfig; on a standby too.
+    """Connects the transports to the physical cluster, again with each new kubeconfig, also on a standby.
 
-    They are opened only to the cluster that the binding is pinned to.  Pinning is a write, so it is for the leader.
-    Where the binding leads to another cluster, Secret or mount namespace than it did, the site is of no more use: what
-    was listed and watched there means nothing here.
+    It connects only to the cluster that the binding is pinned to. Pinning is a write and therefore left to the leader.
+    If the binding changes to another cluster, Secret or mount namespace, the context is outdated: its caches belong to
+    the old one.
     """
 
     context: SyncContext
     connect: Callable[[Access], Transport]
     on_identity_known: Callable[[], None]
-    """Called when it is known who is behind a kubeconfig."""
+    """Called when the identity behind a kubeconfig is known."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     secret_version: str = field(default="", init=False)
-    """The version of the Secret that the doors were opened with."""
+    """Resource version of the Secret that the transports use."""
     identity: str = field(default="", init=False)
-    """Of the cluster that they were opened to."""
+    """Identity of the cluster that the transports are connected to."""
 
     async def run(self) -> None:
-        pause = INITIAL_BACKOFF
+        backoff = INITIAL_BACKOFF
         for informer in (self.context.bindings, self.context.secrets):
             await informer.synced.wait()
         while True:
@@ -80,15 +80,15 @@ class Connector:
             self.changed.clear()
             try:
                 await self.reconnect()
-                pause = INITIAL_BACKOFF
+                backoff = INITIAL_BACKOFF
             except (KubeError, Terminal, InvalidSpec) as error:
-                log.warning("cannot connect to the physical cluster", error=str(error), pause=pause)
+                log.warning("physical cluster connection failed", error=str(error), pause=backoff)
                 if isinstance(error, KubeError):
-                    await self.wait_for_change(pause)
-                    pause = min(pause * 2, MAX_BACKOFF)
+                    await self.wait_for_change(backoff)
+                    backoff = min(backoff * 2, MAX_BACKOFF)
 
     async def wait_for_change(self, seconds: float) -> None:
-        """Another kubeconfig is tried at once; the same one after `seconds`."""
+        """Wait up to `seconds` for a change. A new kubeconfig is tried at once, the same one after that time."""
         try:
             async with asyncio.timeout(seconds):
                 await self.changed.wait()
@@ -96,141 +96,140 @@ class Connector:
             self.changed.set()
 
     async def reconnect(self) -> None:
-        site = self.context
-        obj, binding = site.binding_object(), site.binding()
+        context = self.context
+        obj, binding = context.binding_object(), context.binding()
         if obj is None or binding is None:
             return
-        if connection_key_of(obj) != site.connection_key:
+        if connection_key_of(obj) != context.connection_key:
             self.stop_outdated()
             return
-        secret = kubeconfig_secret(site, binding)
+        secret = kubeconfig_secret(context, binding)
         if version_of(secret) != self.secret_version:
-            access = access_from_secret(secret, allow_loopback=site.config.allow_loopback)
+            access = access_from_secret(secret, allow_loopback=context.config.allow_loopback)
             identity, mount = await self.probe_cluster(access)
-            site.cluster_identity.uid = identity
+            context.cluster_identity.uid = identity
             self.on_identity_known()
             if value_at(obj, "status", "identity") != identity:
                 return
             if self.identity not in ("", identity):
                 self.stop_outdated()
                 return
-            if is_taken(mount, site.virtual_cluster):  # nobody tells us when it is free, so it is tried again
-                raise KubeError(taken_message(site.mount_namespace, site.virtual_cluster))
-            await site.read_transport.switch_to(access)
-            await site.write_transport.switch_to(access)
+            if is_taken(mount, context.virtual_cluster):  # retried: no event signals when it is free
+                raise KubeError(taken_message(context.mount_namespace, context.virtual_cluster))
+            await context.read_transport.switch_to(access)
+            await context.write_transport.switch_to(access)
             self.secret_version, self.identity = version_of(secret), identity
-            log.info("connected to the physical cluster", binding=binding.name, server=access.server)
+            log.info("physical cluster connected", binding=binding.name, server=access.server)
 
     def stop_outdated(self) -> None:
-        log.info("the binding leads elsewhere", binding=self.context.binding_name)
+        log.info("binding target changed, restarting syncer", binding=self.context.binding_name)
         self.context.outdated.set()
         self.context.manager.stop()
 
     def on_mount_namespace_change(self, _: Object | None, new: Object | None) -> None:
-        """A handler of the changes of the mount namespace: once it is another's, nothing is done there any more."""
+        """Handle a change of the mount namespace: stop if another virtual cluster owns it."""
         if is_taken(new, self.context.virtual_cluster):
-            log.warning("the mount namespace belongs to another virtual cluster", binding=self.context.binding_name)
+            log.warning("mount namespace owned by another virtual cluster", binding=self.context.binding_name)
             self.stop_outdated()
 
     async def probe_cluster(self, access: Access) -> tuple[str, Object | None]:
-        """The identity of the cluster that the kubeconfig leads to, and the mount namespace there."""
-        stranger = Client(SmallResponseTransport(self.connect(access)))
+        """Return the identity of the kubeconfig's cluster, and the mount namespace there."""
+        untrusted = Client(SmallResponseTransport(self.connect(access)))
         try:
-            identity = uid_of(await stranger.get(NAMESPACES, "kube-system"))
-            found = await stranger.list(NAMESPACES, fields=f"metadata.name={self.context.mount_namespace}")
+            identity = uid_of(await untrusted.get(NAMESPACES, "kube-system"))
+            found = await untrusted.list(NAMESPACES, fields=f"metadata.name={self.context.mount_namespace}")
             return identity, found[0] if found else None
         finally:
-            await stranger.close()
+            await untrusted.close()
 
 
 @dataclass(frozen=True)
 class BindingReconciler:
-    """Looks after the one binding of a site; keyed by its name."""
+    """Maintains the binding of a syncer; keyed by its name."""
 
     context: SyncContext
 
     async def reconcile(self, _: str) -> Result | None:
-        site = self.context
-        obj = site.binding_object()
+        context = self.context
+        obj = context.binding_object()
         if obj is None:
-            log.warning("the binding is gone", binding=site.binding_name)
-            site.manager.stop()
+            log.warning("binding deleted, stopping syncer", binding=context.binding_name)
+            context.manager.stop()
             return None
         if is_deleting(obj):
             return await self.unbind(obj)
         if keys.SYNCER_FINALIZER not in obj["metadata"].get("finalizers", []):
             finalizers = [*obj["metadata"].get("finalizers", []), keys.SYNCER_FINALIZER]
-            await site.virtual_client.patch(CLUSTER_BINDINGS, obj, {"metadata": {"finalizers": finalizers}})
+            await context.virtual_client.patch(CLUSTER_BINDINGS, obj, {"metadata": {"finalizers": finalizers}})
             return None
-        binding = site.binding()
+        binding = context.binding()
         assert binding is not None
-        kubeconfig_secret(site, binding)
+        kubeconfig_secret(context, binding)
         if await self.pin(obj):
-            return None  # the binding has moved on: the next pass sees it
-        await self.update_status(obj, binding, site.now())
+            return None  # the next pass sees the patched binding
+        await self.update_status(obj, binding, context.now())
         return Result(requeue_after=LAST_SEEN_INTERVAL.total_seconds())
 
     async def pin(self, obj: Object) -> bool:
-        """Note which cluster this is, once; another one is refused until somebody approves of it."""
-        found, pinned = self.context.cluster_identity.uid, value_at(obj, "status", "identity")
-        if found is None or found == pinned:
+        """Record the identity of the cluster once; another one is rejected until a user approves it."""
+        actual, pinned = self.context.cluster_identity.uid, value_at(obj, "status", "identity")
+        if actual is None or actual == pinned:
             return False
-        if pinned is not None and annotations_of(obj).get(keys.APPROVE_IDENTITY) != found:
-            message = f"the cluster is {found}, bound was {pinned}; approve with {keys.APPROVE_IDENTITY}={found}"
+        if pinned is not None and annotations_of(obj).get(keys.APPROVE_IDENTITY) != actual:
+            message = f"the cluster is {actual}, bound was {pinned}; approve with {keys.APPROVE_IDENTITY}={actual}"
             self.context.manager.events.warning(obj, "IdentityChanged", message)
             raise Terminal("IdentityChanged", message)
         await self.context.virtual_client.patch(
-            CLUSTER_BINDINGS, obj, {"status": {"identity": found}}, subresource="status"
+            CLUSTER_BINDINGS, obj, {"status": {"identity": actual}}, subresource="status"
         )
         return True
 
     async def update_status(self, obj: Object, binding: Binding, now: datetime) -> None:
-        """Keep the part of the status that is ours."""
+        """Update our part of the binding's status."""
         status = binding_status(self.context, obj, binding, now)
         patch = owned_patch(obj, {"status": status})
-        told, seen = value_at(obj, "status", "lastSeen"), self.context.last_seen()
-        if seen is not None and (patch or told is None or seen - parse_time(told) >= LAST_SEEN_INTERVAL):
+        recorded, seen = value_at(obj, "status", "lastSeen"), self.context.last_seen()
+        if seen is not None and (patch or recorded is None or seen - parse_time(recorded) >= LAST_SEEN_INTERVAL):
             patch = {"status": {**patch.get("status", {}), "lastSeen": timestamp(seen)}}
         metrics.update_binding(binding.name, status)
         if patch:
             await self.context.virtual_client.patch(CLUSTER_BINDINGS, obj, patch, subresource="status")
 
     async def unbind(self, obj: Object) -> Result | None:
-        """Let go of the binding once nothing of it is left, above or below."""
+        """Remove the finalizer once both clusters contain nothing of the binding."""
         finalizers = obj["metadata"].get("finalizers", [])
         if keys.SYNCER_FINALIZER not in finalizers:
             return None
         if len(self.context.virtual_nodes.store) or len(self.context.placeholders.store):
-            return None  # their going wakes us
+            return None  # their deletion requeues the binding
         if is_in_policy_status(self.context):
-            return None  # so does what is said about them
+            return None  # so does the change of the policies' status
         if await self.context.virtual_client.list(
             NODES, labels=f"{keys.CLUSTER_BINDING_UID}={self.context.binding_uid}"
         ):
             return Result(requeue_after=1)
         if self.context.read_transport.is_connected and await self.remove_physical_objects():
             return Result(requeue_after=1)
-        kept = [each for each in finalizers if each != keys.SYNCER_FINALIZER]
-        await self.context.virtual_client.patch(CLUSTER_BINDINGS, obj, {"metadata": {"finalizers": kept}})
-        log.info("let go of the binding", binding=self.context.binding_name)
+        remaining = [each for each in finalizers if each != keys.SYNCER_FINALIZER]
+        await self.context.virtual_client.patch(CLUSTER_BINDINGS, obj, {"metadata": {"finalizers": remaining}})
+        log.info("binding cleanup finished, finalizer removed", binding=self.context.binding_name)
         return None
 
     async def remove_physical_objects(self) -> list[str]:
-        """What was there of ours below; it is on its way out now."""
-        site = self.context
-        return await delete_owned(
-            site.physical_client, site.mount_namespace, owner_selector(site.virtual_cluster, site.binding_uid)
-        )
+        """Delete our objects in the physical cluster; return those that were still there."""
+        context = self.context
+        owned = owner_selector(context.virtual_cluster, context.binding_uid)
+        return await delete_owned(context.physical_client, context.mount_namespace, owned)
 
 
 def is_in_policy_status(context: SyncContext) -> bool:
-    """Whether a policy still speaks of nodes that this binding leases; an owner's only as long as we can reach it."""
-    mine = [
+    """Return whether a policy status still counts nodes of this binding; an owner's only while it is reachable."""
+    own_policies = [
         each
         for each in context.operator_policies.store.list()
         if policy_names_binding(context, each) and not is_deleting(each)
     ]
-    if any(value_at(policy, "status", "nodes") for policy in mine):
+    if any(value_at(policy, "status", "nodes") for policy in own_policies):
         return True
     if context.partition.since is not None or not context.is_physical_synced:
         return False
@@ -249,7 +248,7 @@ def policy_names_binding(context: SyncContext, policy: Object) -> bool:
 
 
 def kubeconfig_secret(context: SyncContext, binding: Binding) -> Object:
-    """The Secret with the kubeconfig; Terminal where it may not be used or is not there."""
+    """Return the Secret with the kubeconfig. Raises Terminal if it is not allowed or does not exist."""
     reference = binding.spec.secret_ref
     if reference.namespace not in context.config.kubeconfig_namespaces:
         allowed = ", ".join(context.config.kubeconfig_namespaces)
@@ -262,7 +261,7 @@ def kubeconfig_secret(context: SyncContext, binding: Binding) -> Object:
 
 
 def access_from_secret(secret: Object, *, allow_loopback: bool) -> Access:
-    """The access that a Secret's kubeconfig gives; Terminal says what is wrong with it."""
+    """Return the access of a Secret's kubeconfig. Raises Terminal if it is invalid."""
     data = value_at(secret, "data", "kubeconfig")
     if data is None:
         raise Terminal("KubeconfigMissing", "the Secret has no key `kubeconfig`")
@@ -281,8 +280,8 @@ def binding_status(context: SyncContext, obj: Object, binding: Binding, now: dat
     changes = [policy.schedule.next_change(now) for policy in (*rules.operator, *rules.owner)]
     change = soonest(*changes)
     conditions = value_at(obj, "status", "conditions", default=[])
-    for found in (permitted_condition(context, obj), marked_condition(context, obj)):
-        conditions = with_condition(conditions, found, now) if found is not None else conditions
+    for condition in (permitted_condition(context, obj), marked_condition(context, obj)):
+        conditions = with_condition(conditions, condition, now) if condition is not None else conditions
     return {
         "nodes": len(nodes),
         "pods": len(pods),
@@ -295,28 +294,28 @@ def binding_status(context: SyncContext, obj: Object, binding: Binding, now: dat
 
 
 def permitted_condition(context: SyncContext, obj: Object) -> Object | None:
-    """What the syncer itself knows of its rights: a priority class that is missing, and a level that is too loose."""
-    said = find_condition(value_at(obj, "status", "conditions"), "Permitted") or {}
+    """Return the Permitted condition: a missing priority class, or a Pod Security level that is too loose."""
+    current = find_condition(value_at(obj, "status", "conditions"), "Permitted") or {}
     generation = obj["metadata"].get("generation", 0)
     if context.priority_class_state.missing_message is not None:
         name = value_at(obj, "spec", "podPriorityClassName") or keys.PRIORITY_CLASS
         message = missing_class_message(name)
         return new_condition("Permitted", False, keys.PRIORITY_CLASS_MISSING, message, observed_generation=generation)
     mount = context.mount_namespace_object()
-    asked, enforced = value_at(obj, "spec", "podSecurity", default="baseline"), enforced_level(mount)
-    if stricter_level(asked, enforced) != asked:
+    level, enforced = value_at(obj, "spec", "podSecurity", default="baseline"), enforced_level(mount)
+    if stricter_level(level, enforced) != level:
         message = (
-            f"the binding has Pod Security level {asked}, and the owner enforces {enforced} in namespace "
+            f"the binding has Pod Security level {level}, and the owner enforces {enforced} in namespace "
             f"{context.mount_namespace}: {enforced} applies; set podSecurity to it, or have the owner loosen the label"
         )
         return new_condition("Permitted", False, keys.POD_SECURITY_STRICTER, message, observed_generation=generation)
-    if said.get("reason") not in SYNCER_REASONS or mount is None:
+    if current.get("reason") not in SYNCER_REASONS or mount is None:
         return None
     return new_condition("Permitted", True, "Permitted", observed_generation=generation)
 
 
 def marked_condition(context: SyncContext, obj: Object) -> Object | None:
-    """Whether the mount namespace carries our mark; said only where it does not, or did not before."""
+    """Return the condition that the mount namespace lacks our label, or has it again."""
     mount = context.mount_namespace_object()
     if mount is None:
         return None
@@ -334,7 +333,7 @@ def marked_condition(context: SyncContext, obj: Object) -> Object | None:
 def leasing_condition(
     obj: Object, nodes: Sequence[Object], rules: LeaseRules, unreachable_since: datetime | None
 ) -> Object:
-    """Whether anything is lent now, and if not, why; `silent_since` is when the physical cluster fell silent, if so."""
+    """Return the Leasing condition; `unreachable_since` is the start of a partition."""
     generation = obj["metadata"].get("generation", 0)
     if unreachable_since is not None:
         reason = "PhysicalClusterUnreachable"
@@ -342,7 +341,7 @@ def leasing_condition(
     elif not (rules.operator or rules.owner):
         reason, message = "NoPolicy", "no ResourceLeasingPolicy names this binding, on either side"
     elif not nodes:
-        reason, message = "NoNodes", "no node is selected and lent"
+        reason, message = "NoNodes", "no node is selected and leased"
     elif rules.reclaim_now:
         reason = "Reclaimed"
         message = f"the owner's kill switch is on: {keys.RECLAIM}={keys.RECLAIM_NOW} on the mount namespace"

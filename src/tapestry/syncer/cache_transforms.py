@@ -1,6 +1,6 @@
-"""What the caches of a syncer keep of each object: what somebody reads, and no more.
+"""Transforms and indexers of the syncer's caches, which keep only the fields that are read.
 
-Transforms change the object that they are given: it has just been decoded and is nobody else's yet.
+Transforms modify the object they are given: it was just decoded and has no other user yet.
 """
 
 import msgspec
@@ -26,7 +26,6 @@ TWIN_STATUS = msgspec.json.Encoder(order="sorted")
 
 
 def reduced_physical_node(node: Object) -> Object:
-    """A physical node as we need it, which is a small part of it."""
     return slim(sanitized_node(node))
 
 
@@ -40,96 +39,96 @@ def pod_node_name(pod: Object) -> list[str]:
 
 
 def with_changed_at(policy: Object) -> Object:
-    """A transform: `slim`, but what managedFields say of the last change is kept."""
+    """Apply `slim`, and keep the time of the last spec change from managedFields."""
     policy["metadata"][CHANGED_AT] = timestamp(changed_at(policy))
     return slim(policy)
 
 
 def is_placeholder(pod: Object) -> bool:
-    """Whether the pod only shows host ports that are taken below; see `bottomup.hostports`."""
+    """Return whether the pod only reserves host ports taken in the physical cluster; see `bottomup.hostports`."""
     return pod["metadata"]["namespace"] == keys.HOST_PORTS_NAMESPACE and keys.HOST_PORTS in labels_of(pod)
 
 
 def with_reduced_status(pod: Object) -> Object:
-    """A virtual pod as we need it: of its status, which is ours to write, little more than a digest.
+    """Reduce the status of a virtual pod, which only we write, to little more than a digest.
 
-    Under `held` is what it holds of its node.
+    `held` is the amount that the pod holds of its node.
     """
     pod["metadata"].pop("managedFields", None)
-    pod["held"] = effective_requests(pod)  # sums over all pods are made again and again
+    pod["held"] = effective_requests(pod)  # computed once: sums over all pods read it often
     pod["status"] = reduced_status(pod.get("status"))
     return pod
 
 
 def reference_keys(pod: Object) -> list[str]:
-    """What a pod that has not ended refers to: `secrets/team-a/password`."""
+    """Return the keys of the objects that an active pod refers to, e.g. `secrets/team-a/password`."""
     if is_pod_terminal(pod):
         return []
     return [f"{each.kind}/{pod['metadata']['namespace']}/{each.name}" for each in references(pod["spec"])]
 
 
 def dependency_namespace(pod: Object) -> list[str]:
-    """The namespace of a pod, where something may have to cross for it."""
+    """Return the namespace of an active pod whose dependencies may have to be copied."""
     namespace = pod["metadata"]["namespace"]
     return [] if is_pod_terminal(pod) or namespace in SYSTEM_NAMESPACES else [namespace]
 
 
 def digest_only(obj: Object) -> Object:
-    """A ConfigMap or Secret without its data, on either side."""
+    """Reduce a ConfigMap or Secret of either cluster to a digest of its data."""
     return slim(digest_view(obj))
 
 
 def source_namespace(copy: Object) -> list[str]:
-    """The namespace above of what something below is the copy of."""
+    """Return the virtual namespace of the source of a copy."""
     return [key.split("/")[0] for key in source_key(copy)]
 
 
 def physical_pod_transform(binding_uid: str, virtual_cluster_uid: str) -> Transform:
-    """A transform: of our twins what has to be compared and shown, of everybody else's pods what they hold."""
+    """Return a transform that keeps of twins what is compared and synced, and of foreign pods what they hold."""
     virtual_cluster = virtual_cluster_label(virtual_cluster_uid)
 
-    def seen(pod: Object) -> Object:
+    def transform(pod: Object) -> Object:
         labels = labels_of(pod)
-        ours = (
+        is_twin = (
             labels.get(keys.CLUSTER_BINDING_UID) == binding_uid and labels.get(keys.VIRTUAL_CLUSTER) == virtual_cluster
         )
-        return reduced_twin(pod) if ours else reduced_foreign_pod(pod)
+        return reduced_twin(pod) if is_twin else reduced_foreign_pod(pod)
 
-    return seen
+    return transform
 
 
 def reduced_twin(pod: Object) -> Object:
-    """A twin as we need it: who it is, what of it may change, and its status as it is shown, in bytes.
+    """Reduce a twin to its identity, its mutable fields, and its sanitized status as bytes.
 
-    Under `held` is what it requests of its node; None once it has ended.
+    `held` is the amount that it requests of its node; None once it has ended.
     """
     metadata, spec = pod["metadata"], pod["spec"]
     metadata.pop("managedFields", None)
-    kept = {name: spec[name] for name in ("nodeName", "terminationGracePeriodSeconds") if name in spec}
+    kept_spec = {name: spec[name] for name in ("nodeName", "terminationGracePeriodSeconds") if name in spec}
     for containers in CONTAINER_FIELDS:
         if spec.get(containers):
-            kept[containers] = [
+            kept_spec[containers] = [
                 {name: each[name] for name in ("name", "image", "resources") if each.get(name)}
                 for each in spec[containers]
             ]
     return {
         "metadata": metadata,
         "node": "",
-        "spec": kept,
+        "spec": kept_spec,
         "held": None if is_pod_terminal(pod) else effective_requests(pod),
         "twin": TWIN_STATUS.encode(sanitized_pod_status(pod.get("status"))),
     }
 
 
 def reduced_foreign_pod(pod: Object) -> Object:
-    """What arithmetic needs of a pod below: who it is, where, whose, what it holds and which host ports it has."""
+    """Reduce a foreign pod to its identity, node, ownership labels, allocation and host ports."""
     metadata = pod["metadata"]
     labels = labels_of(pod)
     spec = pod["spec"]
-    kept = {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion")}
-    ours = {key: labels[key] for key in (keys.VIRTUAL_CLUSTER, keys.CLUSTER_BINDING_UID) if key in labels}
+    identity = {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion")}
+    owner = {key: labels[key] for key in (keys.VIRTUAL_CLUSTER, keys.CLUSTER_BINDING_UID) if key in labels}
     claim: Object = {
-        "metadata": {**kept, "labels": ours} if ours else kept,
+        "metadata": {**identity, "labels": owner} if owner else identity,
         "node": spec.get("nodeName", "") if occupies_node(pod) else "",
         "hold": pod_allocation(pod),
     }
@@ -139,7 +138,7 @@ def reduced_foreign_pod(pod: Object) -> Object:
 
 
 def host_ports_of(spec: Object) -> tuple[tuple[str, int, str], ...]:
-    """The host ports of a pod as (address, port, protocol); what is no port is left out."""
+    """Return the host ports of a pod as (address, port, protocol), without invalid ones."""
     containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
     found = {
         (port.get("hostIP") or "0.0.0.0", port["hostPort"], port.get("protocol") or "TCP")

@@ -1,4 +1,4 @@
-"""The configuration of a syncer: that of any process that runs controllers, and a little more."""
+"""Configuration of a syncer: that of any controller process, and the syncer's own options."""
 
 import ipaddress
 from typing import Annotated
@@ -12,47 +12,47 @@ from tapestry.process.config import Section
 
 
 class Kubelet(Section, frozen=True):
-    """The kubelet of our virtual nodes."""
+    """Kubelet endpoint of our virtual nodes."""
 
     address: str = ""
-    """Where it listens, and what nodes say of it; empty serves none, port 0 takes a free one."""
+    """Address to listen on, also published in node status; empty serves none, port 0 takes a free port."""
     certificate: str = ""
     key: str = ""
     client_ca: str = ""
-    """Of client certificates that callers are known by; without it, what the virtual cluster publishes as such."""
+    """CA of client certificates of callers; by default the one that the virtual cluster publishes."""
 
     def __post_init__(self) -> None:
-        found = parse_address(self.address)
+        parsed = parse_address(self.address)
         try:
-            ipaddress.ip_address(found.host if found else "127.0.0.1")
+            ipaddress.ip_address(parsed.host if parsed else "127.0.0.1")
         except ValueError:
-            raise ValueError(f"address: {self.address} names no IP; say which: virtual nodes show it") from None
+            raise ValueError(f"address: {self.address} names no IP; give one that virtual nodes can publish") from None
         if bool(self.certificate) != bool(self.key):
             raise ValueError("certificate and key belong together")
 
 
 class SyncerConfig(ManagerConfig, frozen=True):
-    """Everything `tapestry syncer` can be told."""
+    """Options of `tapestry syncer`."""
 
     binding: str = ""
-    """The ClusterBinding that this process works for."""
+    """Name of the ClusterBinding that this process serves."""
     leader_election: LeaderElection = field(
         default_factory=lambda: LeaderElection(enabled=True, namespace=keys.SYSTEM_NAMESPACE)
     )
     time_zone: str = "UTC"
-    """Of windows that name none."""
+    """Default time zone of windows that name none."""
     warning_seconds: Annotated[float, Meta(ge=0)] = 600.0
-    """How long before the end of a lease its node says so."""
+    """Seconds before the end of a lease at which its node warns."""
     silence_seconds: Annotated[float, Meta(gt=0)] = 20.0
-    """After how long without an answer the physical cluster counts as out of reach."""
+    """Seconds without a response after which the physical cluster counts as unreachable."""
     unschedulable_seconds: Annotated[float, Meta(gt=0)] = 300.0
-    """How long a pod may find no place below before it has failed."""
+    """Seconds that a twin may stay unschedulable before its pod fails."""
     refusal_seconds: Annotated[float, Meta(gt=0)] = 300.0
-    """How long the physical API server may refuse a pod before it has failed."""
+    """Seconds that the physical API server may reject a twin before its pod fails."""
     check_seconds: Annotated[float, Meta(ge=0)] = 300.0
-    """How often everything is looked at for what slipped through; 0 never."""
+    """Seconds between two consistency checks; 0 disables them."""
     kubeconfig_namespaces: Annotated[tuple[str, ...], Meta(max_length=64)] = ("tapestry-system",)
-    """Namespaces that a binding's kubeconfig may come from."""
+    """Namespaces that a binding's kubeconfig Secret may be in."""
     allow_loopback: bool = False
-    """Whether the binding's kubeconfig may lead to this machine."""
+    """True if the binding's kubeconfig may point to a loopback address."""
     kubelet: Kubelet = field(default_factory=Kubelet)

@@ -1,8 +1,8 @@
-"""The periodic check of a syncer: what it finds twice is counted, and mended.
+"""Periodic consistency check of a syncer: reports and repairs what two checks in a row find.
 
-Whatever is some controller's business is put before that controller, at once.  The rest nobody else would ever look at:
-objects with our labels under a name that we never gave, or twins that lost the marks by which they are known.  Those
-are removed, or set right, after two checks that found them and a look at both clusters, past all caches, that does too.
+A finding that a controller is responsible for is requeued there at once. No controller would ever see the others:
+objects with our labels under a name that we never gave, or twins that lost their identifying metadata. Those are
+deleted or repaired after two checks found them and a live read of both clusters confirms it.
 """
 
 from collections import Counter
@@ -25,45 +25,45 @@ from tapestry.syncer.snapshots import SnapshotCaches, cached_snapshot, live_snap
 log = logger(__name__)
 
 MAX_REPAIRS = 50
-"""How many objects one check changes or removes, whatever it found."""
+"""Maximum number of objects that one check changes or deletes."""
 MAX_LOGGED = 10
 
 
 @dataclass
 class ConsistencyCheck:
-    """Checks the one binding of a site; keyed by its name."""
+    """Checks the binding of a syncer; keyed by its name."""
 
     context: SyncContext
     caches: SnapshotCaches
     previous_findings: frozenset[Finding] = frozenset()
-    """What the last check found."""
+    """Findings of the last check."""
 
     async def reconcile(self, _: str) -> Result:
-        again = Result(requeue_after=self.context.config.check_seconds)
-        picture = await self.take_snapshot()
-        if picture is None:
-            return again
-        found = findings(picture)
-        self.requeue_findings(found)
-        twice = [each for each in found if each in self.previous_findings]
-        self.report(twice)
-        await self.repair_findings([each for each in twice if each.requeue is None], picture.binding)
-        self.previous_findings = frozenset(found)  # not before: a check that was cut short has seen nothing
-        return again
+        requeue = Result(requeue_after=self.context.config.check_seconds)
+        snapshot = await self.take_snapshot()
+        if snapshot is None:
+            return requeue
+        current = findings(snapshot)
+        self.requeue_findings(current)
+        confirmed = [each for each in current if each in self.previous_findings]
+        self.report(confirmed)
+        await self.repair_findings([each for each in confirmed if each.requeue is None], snapshot.binding)
+        self.previous_findings = frozenset(current)  # only now: an interrupted check does not count
+        return requeue
 
     async def take_snapshot(self) -> Snapshot | None:
-        """What the caches show; None while they may be behind, or everything is about to go anyway."""
-        site = self.context
-        if site.is_unbinding or site.partition.since is not None:
+        """Return a snapshot of the caches; None while they may be outdated or the binding is being deleted."""
+        context = self.context
+        if context.is_unbinding or context.partition.since is not None:
             return None
         try:
-            binding = site.binding()
+            binding = context.binding()
         except InvalidSpec:
             return None
-        return await cached_snapshot(site, self.caches, binding) if binding is not None else None
+        return await cached_snapshot(context, self.caches, binding) if binding is not None else None
 
     def requeue_findings(self, found: Iterable[Finding]) -> None:
-        """Have the controllers look at what is their business."""
+        """Requeue the findings that a controller is responsible for."""
         queues = {controller.name: controller.queue for controller in self.context.manager.controllers}
         for each in found:
             if each.requeue is not None:
@@ -74,29 +74,30 @@ class ConsistencyCheck:
         for invariant in Invariant:
             FINDINGS.labels(self.context.binding_name, invariant).set(counts[invariant])
         for each in found[:MAX_LOGGED]:
-            what = f"{each.resource.plural} {each.key}"
-            log.warning("not as it should be", invariant=each.invariant, side=each.side, what=what, why=each.message)
+            fields = {"side": each.side, "what": f"{each.resource.plural} {each.key}", "why": each.message}
+            log.warning("consistency check: invariant violated", invariant=each.invariant, **fields)
 
     async def repair_findings(self, found: Sequence[Finding], binding: Binding) -> None:
-        """See to what is nobody's business, as far as it is still so."""
+        """Repair findings that no controller is responsible for, if a live read confirms them."""
         if not found:
             return
-        site = self.context
-        live = findings(await live_snapshot(site.virtual_client, site.physical_client, binding, site.now()))
+        context = self.context
+        live = findings(await live_snapshot(context.virtual_client, context.physical_client, binding, context.now()))
         for each in [each for each in live if each in found][:MAX_REPAIRS]:
-            if await repair_finding(each, binding, site.virtual_client, site.physical_client):
-                REPAIRED.labels(site.binding_name, each.invariant).inc()
+            if await repair_finding(each, binding, context.virtual_client, context.physical_client):
+                REPAIRED.labels(context.binding_name, each.invariant).inc()
 
 
 async def repair_finding(finding: Finding, binding: Binding, virtual: Client, physical: Client) -> bool:
-    """Remove what a finding is about, or set it right, as it was seen; whether that was done.
+    """Delete or patch the object of a finding; return whether that was done.
 
-    Below nothing is touched that is not provably ours.  What changed since it was seen is for the next look.
+    In the physical cluster only objects that are provably ours are changed. What has changed is left to the next check.
     """
     obj, client = finding.obj, physical if finding.side is ClusterSide.PHYSICAL else virtual
     if obj is None or (client is physical and not binding.owns(obj)):
         return False
-    log.info("mends", invariant=finding.invariant, what=f"{finding.resource.plural} {finding.key}", why=finding.message)
+    what = f"{finding.resource.plural} {finding.key}"
+    log.info("consistency check: repairing object", invariant=finding.invariant, what=what, why=finding.message)
     try:
         if finding.patch is not None:
             await client.patch(finding.resource, obj, finding.patch)

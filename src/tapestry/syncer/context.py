@@ -1,4 +1,4 @@
-"""The site: one binding, its two clusters, and what is known of them.  Every reconciler of a syncer works from it."""
+"""Shared context of a syncer's reconcilers: one binding, its two clusters, their clients and caches."""
 
 import asyncio
 from collections.abc import Callable
@@ -42,89 +42,89 @@ from tapestry.syncer.translate.metadata import virtual_uid
 from tapestry.syncer.virtual_nodes import Endpoint
 
 CACHE_LAG_SECONDS = 1.0
-"""Seconds that a cache gets to see what a live read, or a write of ours, has seen."""
+"""Seconds that a cache may lag behind a live read or our own write."""
 SHORTAGE_TTL = timedelta(minutes=10)
 
 
 @dataclass(slots=True)
 class Partition:
-    """Whether the physical cluster is out of reach."""
+    """Start of the current partition; None while the physical cluster is reachable."""
 
     since: datetime | None = None
 
 
 @dataclass(slots=True)
 class ClusterIdentity:
-    """Who is behind the kubeconfig, as far as anybody has looked: the UID of kube-system there."""
+    """UID of the physical cluster's kube-system namespace; None until it has been read."""
 
     uid: str | None = None
 
 
 @dataclass(slots=True)
 class PriorityClassState:
-    """What keeps every pod from going down."""
+    """Backoff while the PriorityClass of twins is missing in the physical cluster."""
 
     missing_message: str | None = None
-    """The message that says that ours is missing."""
+    """Error message about the missing PriorityClass."""
     retry_at: datetime | None = None
-    """Until when no pod is tried because of that."""
+    """Time before which no twin is created for that reason."""
     backoff: timedelta = timedelta()
-    """How long the last wait was."""
+    """Length of the last wait."""
 
 
 @dataclass(slots=True)
 class KubeletState:
-    """What answers for our virtual nodes, where anything does."""
+    """Endpoint of the kubelet that serves our virtual nodes, if there is one."""
 
     endpoint: Endpoint | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Room that a physical node turned out not to have."""
+    """Resources that a physical node turned out not to have."""
 
     amounts: ResourceList
     until: datetime
     pods: frozenset[str]
-    """UIDs of those that it was seen by."""
+    """UIDs of the pods that did not fit."""
 
 
 T = TypeVar("T")
 
 
 class IdentityMemo:
-    """What was read of objects last, by what for.  Cached objects are never changed: the same one says the same."""
+    """Last value computed under each key. Cached objects are never modified, so the same ones give the same value."""
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[tuple[object, ...], Any]] = {}
 
     def get(self, key: str, sources: tuple[object, ...], compute: Callable[[], T]) -> T:
-        """What `read` makes of `sources`, unless it is known.
+        """Return `compute()`, or the known value if `sources` are the same objects as last time.
 
-        A reading that equals the last one is that very object: our own status writes change the sources every second,
-        and whoever computed something from the reading need not do so again.
+        A new value that equals the known one is not returned; the known object is. Our own status writes change the
+        sources every second, and callers need not recompute what they derived from the value.
         """
         known = self._last.get(key)
         if known is None or list(map(id, known[0])) != list(map(id, sources)):
-            found = compute()
-            known = self._last[key] = (sources, known[1] if known is not None and known[1] == found else found)
-        reading: T = known[1]
-        return reading
+            computed = compute()
+            known = self._last[key] = (sources, known[1] if known is not None and known[1] == computed else computed)
+        value: T = known[1]
+        return value
 
 
 @dataclass(frozen=True)
 class SyncContext:
-    """One binding at work.  Virtual caches are filled before any work begins; physical ones when they can be."""
+    """State of one binding. Virtual caches are filled before work begins; physical ones when the cluster responds."""
 
     config: SyncerConfig
     manager: Manager
     binding_name: str
     binding_uid: str
     node_prefix: str
-    """What the names of our virtual nodes begin with."""
+    """Prefix of the names of our virtual nodes."""
     virtual_cluster_uid: str
     physical_client: Client
-    """Fenced as the manager's own client is."""
+    """Fenced like the manager's own client."""
     physical_read_client: Client
     read_transport: SwitchableTransport
     write_transport: SwitchableTransport
@@ -141,22 +141,22 @@ class SyncContext:
     csi_nodes: Informer
     mount_namespaces: Informer
     connection_key: Object
-    """What the informers were made for."""
+    """Spec fields that the informers were created for."""
     partition: Partition = field(default_factory=Partition)
     cluster_identity: ClusterIdentity = field(default_factory=ClusterIdentity)
     priority_class_state: PriorityClassState = field(default_factory=PriorityClassState)
     kubelet: KubeletState = field(default_factory=KubeletState)
     shortages: dict[str, Shortage] = field(default_factory=dict)
-    """By physical node."""
+    """Keyed by physical node."""
     pending_disruptions: dict[str, Object] = field(default_factory=dict)
-    """By the UIDs of twins that were taken back while the virtual cluster could not be told: how to mark their pods."""
+    """Patches that mark reclaimed pods, by the UID of their twin, until the virtual cluster is reachable."""
     ledger: Ledger = field(default_factory=Ledger)
-    """What our twins hold of each virtual node's lease."""
+    """Amounts that our twins hold of each virtual node's lease."""
     pending_resizes: dict[str, Object] = field(default_factory=dict)
-    """By the UIDs of pods whose resize does not go down now: the condition that says why."""
+    """Conditions that explain why a resize is not applied to the twin, by the UID of the pod."""
     memo: IdentityMemo = field(default_factory=IdentityMemo)
     outdated: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the binding leads elsewhere: another site has to take the place of this one."""
+    """Set when the binding's connection fields change: the process must build a new context."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -166,7 +166,7 @@ class SyncContext:
 
     @cached_property
     def virtual_cluster(self) -> str:
-        """The virtual cluster as a label value."""
+        """UID of the virtual cluster as a label value."""
         return virtual_cluster_label(self.virtual_cluster_uid)
 
     @property
@@ -181,23 +181,23 @@ class SyncContext:
         return self.manager.now()
 
     def last_seen(self) -> datetime | None:
-        """When the physical cluster last answered: as we heard it or, before that, as the binding's status has it."""
+        """Return the time of the last response, or before we are connected the one in the binding's status."""
         if self.read_transport.is_connected:
             return self.now() - timedelta(seconds=self.read_transport.seconds_since_response())
-        told = value_at(self.binding_object(), "status", "lastSeen")
-        return parse_time(told) if told else None
+        last = value_at(self.binding_object(), "status", "lastSeen")
+        return parse_time(last) if last else None
 
     def binding_object(self) -> Object | None:
         obj = self.bindings.store.get(self.binding_name)
         return obj if obj is not None and obj["metadata"]["uid"] == self.binding_uid else None
 
     def binding(self) -> Binding | None:
-        """The binding as it is now; None once it is gone or replaced by a namesake.  Raises InvalidSpec."""
+        """Return the current binding; None if it is deleted or another object has its name. Raises InvalidSpec."""
         obj, mount = self.binding_object(), self.mount_namespace_object()
         return self.memo.get("binding", (obj, mount), lambda: self.effective_binding(obj, mount)) if obj else None
 
     def effective_binding(self, obj: Object, mount: Object | None) -> Binding:
-        """The binding at the Pod Security level that applies: the stricter of its own and the owner's."""
+        """Return the binding with the stricter Pod Security level of its own and the owner's."""
         binding = binding_of(obj, self.virtual_cluster_uid)
         level = stricter_level(binding.spec.pod_security, enforced_level(mount))
         return (
@@ -207,7 +207,6 @@ class SyncContext:
         )
 
     def mount_namespace_object(self) -> Object | None:
-        """The mount namespace, as last seen."""
         return self.mount_namespaces.store.get(self.mount_namespace)
 
     @property
@@ -217,80 +216,79 @@ class SyncContext:
 
     @property
     def is_physical_synced(self) -> bool:
-        """Whether the physical caches have been filled: before that, nothing that is missing is missing."""
+        """True once the physical caches are filled. Before that, a missing object may still exist."""
         return all(informer.synced.is_set() for informer in self.lease_informers)
 
     @property
     def lease_informers(self) -> tuple[Informer, ...]:
-        """The physical caches that leases are decided by."""
+        """The physical caches that leases are computed from."""
         return self.physical_nodes, self.physical_pods, self.mount_namespaces, self.owner_policies
 
     def lease_rules(self, binding: Binding) -> LeaseRules:
-        """What decides about every node of the site."""
-        ours, theirs = self.operator_policies.store.list(), self.owner_policies.store.list()
+        """Return the rules that apply to every node of the binding."""
+        operator_objects, owner_objects = self.operator_policies.store.list(), self.owner_policies.store.list()
         mount = self.mount_namespace_object()
 
-        def read() -> LeaseRules:
+        def compute() -> LeaseRules:
             zone = self.config.time_zone
             operator, owner = (
-                parsed_policies(ours, PolicySide.OPERATOR, binding, zone),
-                parsed_policies(theirs, PolicySide.OWNER, binding, zone),
+                parsed_policies(operator_objects, PolicySide.OPERATOR, binding, zone),
+                parsed_policies(owner_objects, PolicySide.OWNER, binding, zone),
             )
             return build_rules(binding, operator, owner, mount, timedelta(seconds=self.config.warning_seconds))
 
-        return self.memo.get("rules", (binding, mount, *ours, *theirs), read)
+        return self.memo.get("rules", (binding, mount, *operator_objects, *owner_objects), compute)
 
     def foreign_holds(self, node: str, binding: Binding) -> list[PodAllocation]:
-        """What pods that are not ours hold of a physical node."""
+        """Return the allocations of foreign pods on a physical node."""
         return [pod["hold"] for pod in self.physical_pods.store.by("node", node) if not binding.owns(pod)]
 
     def shortage(self, node: str) -> Shortage | None:
-        """What a physical node turned out to lack, as far as that still counts."""
+        """Return the recorded shortage of a physical node unless it has expired."""
         found = self.shortages.get(node)
         return found if found is not None and found.until > self.now() else None
 
     def record_shortage(self, node: str, pod: Object) -> None:
-        """Lend less of a node by what a pod asks for, until a foreign pod changes there or some time has passed."""
+        """Lease less of a node by the pod's requests, until a foreign pod changes there or the record expires."""
         known = self.shortage(node) or Shortage(ResourceList(), self.now(), frozenset())
         if uid_of(pod) not in known.pods:
             total, pods = known.amounts + effective_requests(pod), known.pods | {uid_of(pod)}
             self.shortages[node] = Shortage(total, self.now() + SHORTAGE_TTL, pods)
 
     def twin_ref(self, key: str) -> Object:
-        """What the twin of the virtual pod under `key` is called."""
+        """Return name and namespace of the twin of the virtual pod under `key`."""
         namespace, name = key.split("/")
         return object_named(
             physical_name(self.virtual_cluster, self.binding_uid, namespace, name), self.mount_namespace
         )
 
     def twin_key(self, key: str) -> str:
-        """The key of the twin of the virtual pod under `key`."""
         namespace, name = key.split("/")
-        below, mount = physical_name(self.virtual_cluster, self.binding_uid, namespace, name), self.mount_namespace
-        return f"{mount}/{below}" if mount else below
+        twin, mount = physical_name(self.virtual_cluster, self.binding_uid, namespace, name), self.mount_namespace
+        return f"{mount}/{twin}" if mount else twin
 
     def twin_of(self, key: str) -> Object | None:
-        """The twin of the virtual pod under `key`, as last seen; whether it is of that very pod its UID tells."""
+        """Return the cached twin under the name for `key`; it may belong to an earlier pod of that name."""
         found = self.physical_pods.store.get(self.twin_key(key))
         return found if found is not None and "twin" in found else None
 
     async def live_pod(self, key: str) -> Object | None:
-        """The virtual pod under `key`, as its server has it now."""
+        """Read the virtual pod under `key` from its API server."""
         namespace, name = key.split("/")
         return await self.virtual_client.find(PODS, name, namespace)
 
     async def live_twin(self, key: str) -> Object | None:
-        """Whatever has the name of the twin of the virtual pod under `key`, as its server has it now."""
-        place = self.twin_ref(key)
-        return await self.physical_client.find(PODS, name_of(place), namespace_of(place))
+        """Read any pod with the name of the twin of `key` from its API server."""
+        ref = self.twin_ref(key)
+        return await self.physical_client.find(PODS, name_of(ref), namespace_of(ref))
 
     def pod_on_our_nodes(self, key: str) -> Object | None:
-        """The virtual pod under `key`, if it is bound to one of our nodes."""
+        """Return the virtual pod under `key` if it is bound to one of our nodes."""
         pod = self.virtual_pods.store.get(key)
         return pod if pod is not None and pod["spec"]["nodeName"] in self.virtual_nodes.store else None
 
     def twin_of_pod(self, pod: Object) -> Object | None:
-        """The twin that was made for this very pod, as last seen."""
+        """Return the cached twin that was created for this very pod."""
         twin = self.twin_of(key_of(pod))
         return twin if twin is not None and virtual_uid(twin) == uid_of(pod) else None
 
@@ -309,18 +307,18 @@ def build_context(
     virtual_cluster_uid: str,
     transports: tuple[SwitchableTransport, SwitchableTransport],
 ) -> SyncContext:
-    """A site for a binding as it was read live; informers are made here, and run when the manager runs."""
+    """Build the context of a binding that was read live. The informers start with the manager."""
     reads, writes = transports
     manager.on_loss(writes.abort)
-    below = Client(reads, identity=manager.identity)
+    read_client = Client(reads, identity=manager.identity)
     name, uid = binding["metadata"]["name"], binding["metadata"]["uid"]
     prefix = virtual_node_name(binding["spec"]["clusterID"], "")
     secret, mount = binding["spec"]["secretRef"], value_at(binding, "spec", "mountNamespace", default="")
 
-    def physical(resource: Resource, **options: object) -> Informer:
-        return manager.add_optional_informer(Informer(below, resource, **options))  # type: ignore[arg-type]
+    def add_physical(resource: Resource, **options: object) -> Informer:
+        return manager.add_optional_informer(Informer(read_client, resource, **options))  # type: ignore[arg-type]
 
-    owner_policies = physical(POLICIES, transform=with_changed_at).allow_missing()
+    owner_policies = add_physical(POLICIES, transform=with_changed_at).allow_missing()
     return SyncContext(
         config=config,
         manager=manager,
@@ -334,7 +332,7 @@ def build_context(
             audit=manager.audit,
             identity=manager.identity,
         ),
-        physical_read_client=below,
+        physical_read_client=read_client,
         read_transport=reads,
         write_transport=writes,
         bindings=manager.informer(CLUSTER_BINDINGS, fields=f"metadata.name={name}"),
@@ -358,12 +356,12 @@ def build_context(
             indexers={"node": pod_node_name},
         ),
         owner_policies=owner_policies.with_managed_fields(),
-        physical_nodes=physical(NODES, transform=reduced_physical_node),
-        physical_pods=physical(
+        physical_nodes=add_physical(NODES, transform=reduced_physical_node),
+        physical_pods=add_physical(
             PODS, transform=physical_pod_transform(uid, virtual_cluster_uid), indexers={"node": foreign_pod_node}
         ),
-        csi_nodes=physical(CSI_NODES),
-        mount_namespaces=physical(NAMESPACES, fields=f"metadata.name={mount}"),
+        csi_nodes=add_physical(CSI_NODES),
+        mount_namespaces=add_physical(NAMESPACES, fields=f"metadata.name={mount}"),
         connection_key=connection_key_of(binding),
     )
 
@@ -373,5 +371,5 @@ def with_pod_security(spec: ClusterBindingSpec, level: str) -> ClusterBindingSpe
 
 
 def connection_key_of(binding: Object) -> Object:
-    """What a site is built on and cannot change under it."""
+    """Return the spec fields that a context is built on; when they change, a new context is needed."""
     return {field: binding["spec"].get(field) for field in ("secretRef", "mountNamespace")}

@@ -1,8 +1,8 @@
-"""The credentials in the kubeconfig: new ones in time.
+"""Reconciler that renews the service account token in a binding's kubeconfig.
 
-`tapestry join` makes a kubeconfig around a service account token of thirty days.  A syncer reads from such a token
-whose it is and when it ends, and at four fifths of its life asks the physical cluster for the next one, which goes into
-the same Secret and from there, as any new kubeconfig does, to every replica.  Other credentials are not ours to renew.
+`tapestry join` creates a kubeconfig with a service account token that is valid for thirty days. The syncer reads the
+account and the expiry from the token. After 80% of its lifetime it requests a new token from the physical cluster and
+writes it to the same Secret, from which every replica reads it like any new one.
 """
 
 import base64
@@ -23,7 +23,7 @@ from tapestry.syncer.context import SyncContext
 log = logger(__name__)
 
 RENEWAL_FRACTION = 0.8
-"""Of a token's life."""
+"""Fraction of a token's lifetime after which it is renewed."""
 
 
 class ServiceAccount(msgspec.Struct):
@@ -36,7 +36,7 @@ class Kubernetes(msgspec.Struct):
 
 
 class TokenClaims(msgspec.Struct):
-    """What a bound service account token says of itself; nothing here trusts it, the server has to."""
+    """Claims of a bound service account token; only the server verifies them."""
 
     exp: float
     iat: float
@@ -53,16 +53,16 @@ class TokenClaims(msgspec.Struct):
 
 @dataclass(frozen=True)
 class CredentialsReconciler:
-    """Keeps the kubeconfig of the site's binding usable; keyed by the binding's name."""
+    """Keeps the token of the binding's kubeconfig valid; keyed by the binding's name."""
 
     context: SyncContext
 
     async def reconcile(self, _: str) -> Result | None:
-        site, now = self.context, self.context.now()
-        binding = site.binding()
-        if binding is None or site.is_unbinding:
+        context, now = self.context, self.context.now()
+        binding = context.binding()
+        if binding is None or context.is_unbinding:
             return None
-        secret = kubeconfig_secret(site, binding)
+        secret = kubeconfig_secret(context, binding)
         kubeconfig = parse_kubeconfig(secret)
         token = parse_token(kubeconfig)
         if token is None:
@@ -70,7 +70,7 @@ class CredentialsReconciler:
         if now < token.renewal:
             return Result(requeue_at=token.renewal)
         await self.renew(secret, kubeconfig, token)
-        return Result(requeue_after=60)  # where the new one is, if all went well
+        return Result(requeue_after=60)  # the Secret should have the new token by then
 
     async def renew(self, secret: Object, kubeconfig: Object, token: TokenClaims) -> None:
         account = token.kubernetes
@@ -80,20 +80,20 @@ class CredentialsReconciler:
         renewed = with_token(kubeconfig, issued["token"])
         data = {"kubeconfig": base64.b64encode(yaml.safe_dump(renewed).encode()).decode()}
         await self.context.virtual_client.patch(SECRETS, secret, {"data": data})
-        log.info("renewed the credentials", binding=self.context.binding_name, until=issued["expirationTimestamp"])
+        log.info("kubeconfig token renewed", binding=self.context.binding_name, until=issued["expirationTimestamp"])
 
 
 def parse_kubeconfig(secret: Object) -> Object:
-    """The kubeconfig of a Secret that has been used already: strict mode has read it before us."""
+    """Return the kubeconfig of a Secret; empty if it cannot be parsed. The strict parser has already accepted it."""
     try:
-        found = yaml.load(base64.b64decode(value_at(secret, "data", "kubeconfig", default="")), Loader=yaml.CSafeLoader)
+        data = yaml.load(base64.b64decode(value_at(secret, "data", "kubeconfig", default="")), Loader=yaml.CSafeLoader)
     except (binascii.Error, yaml.YAMLError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return data if isinstance(data, dict) else {}
 
 
 def parse_token(kubeconfig: Object) -> TokenClaims | None:
-    """What the kubeconfig's only token says of itself; None for other credentials."""
+    """Return the claims of the kubeconfig's only token; None for other credentials."""
     users = kubeconfig.get("users") or []
     text = str(value_at(users[0], "user", "token", default="")) if len(users) == 1 else ""
     parts = text.split(".")

@@ -1,7 +1,7 @@
-"""The lease that each node has now, by what the caches say.
+"""Cache of the current lease of each node, and of its share of total limits.
 
-A lease is computed again only when something that decides about it has changed, or at the next edge of a window: every
-pod is admitted by it.
+A lease is recomputed only when one of its inputs changes or at the next edge of a window, because every admission of a
+pod reads it.
 """
 
 from collections import defaultdict
@@ -21,20 +21,20 @@ from tapestry.syncer.total_limits import ShareRequest, combined_limits, from_uni
 from tapestry.syncer.virtual_nodes import with_removed_policies
 
 DIVISION_INTERVAL = timedelta(seconds=1)
-"""Totals are divided at most this often, unless they themselves change: it takes a look at every node."""
+"""Minimum time between two divisions of totals, unless the totals change: a division reads every node."""
 
 
 @dataclass(slots=True)
 class CachedLease:
-    """A lease, and what it was computed from."""
+    """A lease and its inputs."""
 
     inputs: tuple[object, ...]
     foreign_changes: int
     lease: Lease
-    """What the node could lend by itself."""
+    """Lease without regard to total limits."""
     share: ResourceList | None = None
     limited_lease: Lease | None = None
-    """The lease with no more than that share."""
+    """The lease limited to `share`."""
 
     def is_valid_for(self, inputs: tuple[object, ...], foreign_changes: int, now: datetime) -> bool:
         if self.foreign_changes != foreign_changes or any(a is not b for a, b in zip(self.inputs, inputs, strict=True)):
@@ -43,31 +43,31 @@ class CachedLease:
 
 
 def ignore(_: object) -> None:
-    """What is called where nobody has to know."""
+    """Do nothing. This is the default of optional callbacks."""
 
 
 @dataclass
 class LeaseCache:
-    """The leases of a site's physical nodes, and their shares of the totals that policies name."""
+    """Leases of a binding's physical nodes, and their shares of the total limits."""
 
     context: SyncContext
     on_shares_changed: Callable[[Iterable[str]], None] = ignore
     """Called with the physical nodes whose shares have changed."""
     on_shares_stale: Callable[[SyncContext], None] = ignore
-    """Called where the totals may have to be divided again."""
+    """Called when the totals may have to be divided again."""
     entries: dict[str, CachedLease] = field(default_factory=dict)
     foreign_changes: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """By physical node, how often foreign pods have changed there."""
+    """Number of changes of foreign pods, by physical node."""
     shares: dict[str, ResourceList] = field(default_factory=dict)
-    """By physical node, of the resources that have a total."""
+    """Shares of the resources that have a total, by physical node."""
     totals: ResourceList = field(default_factory=ResourceList)
-    """Those that the shares are of."""
+    """Totals that were divided into `shares`."""
     weights: dict[str, ResourceList] = field(default_factory=dict)
-    """By physical node, what each could lend by itself when they were divided."""
+    """Amounts that each physical node could lease at the last division."""
     divided_at: datetime | None = None
 
     def on_physical_pod_change(self, old: Object | None, new: Object | None) -> None:
-        """A handler of the physical pods' changes: what foreign pods hold decides about a lease."""
+        """Handle a change of a physical pod: leases depend on what foreign pods hold."""
         if involves_foreign_pod(old, new) and foreign_hold(old) != foreign_hold(new):
             for node in (node for obj in (old, new) if obj is not None for node in foreign_pod_node(obj)):
                 self.foreign_changes[node] += 1
@@ -75,7 +75,7 @@ class LeaseCache:
             self.on_shares_stale(self.context)
 
     def on_physical_node_change(self, old: Object | None, new: Object | None) -> None:
-        """A handler of the physical nodes' changes."""
+        """Handle a change of a physical node."""
         if old is not None and new is None:
             self.entries.pop(name_of(old), None)
             self.foreign_changes.pop(name_of(old), None)
@@ -83,49 +83,50 @@ class LeaseCache:
                 self.on_shares_stale(self.context)
 
     def current_lease(self, name: str, now: datetime) -> tuple[Object | None, Lease | None]:
-        """The physical node under a virtual one, and its lease; no node where the virtual one has lost it."""
-        node, found = self.unlimited_lease(name, now)
-        if node is None or found is None:
+        """Return the physical node and its current lease; None if the node is deleted or replaced."""
+        node, cached = self.unlimited_lease(name, now)
+        if node is None or cached is None:
             return None, None
         share = self.share(name, now)
         if share is None:
-            return node, found.lease
-        if found.limited_lease is None or found.share is not share:
-            found.share, found.limited_lease = share, limited_lease(found.lease, share)
-        return node, found.limited_lease
+            return node, cached.lease
+        if cached.limited_lease is None or cached.share is not share:
+            cached.share, cached.limited_lease = share, limited_lease(cached.lease, share)
+        return node, cached.limited_lease
 
     def unlimited_lease(self, name: str, now: datetime) -> tuple[Object | None, CachedLease | None]:
-        """The lease of a physical node without regard to totals."""
-        site, binding = self.context, self.context.binding()
-        node, existing = site.physical_nodes.store.get(name), site.virtual_node_of(name)
+        """Return the physical node and its lease without regard to total limits."""
+        context, binding = self.context, self.context.binding()
+        node, existing = context.physical_nodes.store.get(name), context.virtual_node_of(name)
         if node is None or binding is None or is_deleting(node) or is_replaced_node(node, existing):
             return None, None
         if existing is not None and is_deleting(existing):
             return None, None
-        sources = (node, existing, site.lease_rules(binding), site.shortage(name))
-        found, changes = self.entries.get(name), self.foreign_changes[name]
-        if found is None or not found.is_valid_for(sources, changes, now):
-            found = self.entries[name] = CachedLease(sources, changes, self.compute_lease(node, existing, binding, now))
-        return node, found
+        sources = (node, existing, context.lease_rules(binding), context.shortage(name))
+        cached, changes = self.entries.get(name), self.foreign_changes[name]
+        if cached is None or not cached.is_valid_for(sources, changes, now):
+            lease = self.compute_lease(node, existing, binding, now)
+            cached = self.entries[name] = CachedLease(sources, changes, lease)
+        return node, cached
 
     def compute_lease(
         self, node: Object, existing: Object | None, binding: Binding, now: datetime, used: Iterable[ResourceList] = ()
     ) -> Lease:
-        """The lease by itself; with what pods of ours have `used`, also what becomes of those it has no room for."""
-        site = self.context
-        rules = with_removed_policies(site.lease_rules(binding), node, existing, now)
-        lease = lease_for(node, site.foreign_holds(name_of(node), binding), used, rules, now)
-        shortage = site.shortage(name_of(node))
+        """Compute the lease without total limits; `used` also decides which of our pods it has to reclaim."""
+        context = self.context
+        rules = with_removed_policies(context.lease_rules(binding), node, existing, now)
+        lease = lease_for(node, context.foreign_holds(name_of(node), binding), used, rules, now)
+        shortage = context.shortage(name_of(node))
         lease = reduced_lease(lease, shortage.amounts) if shortage is not None else lease
         if self.totals and self.weights.get(name_of(node)) != lease.amounts:
             self.on_shares_stale(self.context)
         return lease
 
     def share(self, name: str, now: datetime) -> ResourceList | None:
-        """The node's share of the totals; None where there are none.
+        """Return the node's share of the totals; None without totals.
 
-        Totals that have changed are divided at once.  A node that came since the last division has nothing of them
-        until the next, which is soon.
+        Changed totals are divided at once. A node that was added since the last division has no share until the next
+        one.
         """
         binding = self.context.binding()
         assert binding is not None
@@ -144,7 +145,7 @@ class LeaseCache:
         return self.divided_at is None or abs(now - self.divided_at) >= DIVISION_INTERVAL
 
     def refresh_shares(self, now: datetime) -> None:
-        """Divide the totals by what nodes could lend now."""
+        """Divide the totals by what the nodes could lease now."""
         binding = self.context.binding()
         if binding is not None and self.context.is_physical_synced:
             self.divide_shares(combined_limits(self.context.lease_rules(binding), now), now)
@@ -153,9 +154,9 @@ class LeaseCache:
         self.totals, self.divided_at = totals, now
         weights: dict[str, ResourceList] = {}
         for name in self.context.physical_nodes.store:
-            _, found = self.unlimited_lease(name, now)
-            if found is not None and found.lease.state is not LeaseState.WITHDRAWN:
-                weights[name] = found.lease.amounts
+            _, cached = self.unlimited_lease(name, now)
+            if cached is not None and cached.lease.state is not LeaseState.WITHDRAWN:
+                weights[name] = cached.lease.amounts
         self.weights = weights
         shares: dict[str, dict[str, Quantity]] = {name: {} for name in weights} if totals else {}
         for resource, total in totals.items():
@@ -171,19 +172,19 @@ class LeaseCache:
             self.on_shares_changed(changed)
 
     def share_requests(self, resource: str, weights: Mapping[str, ResourceList]) -> dict[str, ShareRequest]:
-        found = {}
+        requests = {}
         for name, amounts in weights.items():
             virtual = self.context.virtual_node_of(name)
             used = self.context.ledger.held_amounts(name_of(virtual))[resource] if virtual is not None else ZERO
             before = self.shares.get(name)
             if before is None or resource not in before:
                 before = ResourceList.parse({resource: text} if (text := allocatable_amount(virtual, resource)) else {})
-            known = in_units(resource, before[resource]) if resource in before else None
-            found[name] = ShareRequest(in_units(resource, amounts[resource]), known, in_units(resource, used))
-        return found
+            last = in_units(resource, before[resource]) if resource in before else None
+            requests[name] = ShareRequest(in_units(resource, amounts[resource]), last, in_units(resource, used))
+        return requests
 
     def held_on_withdrawn_nodes(self, resource: str, weights: Mapping[str, ResourceList]) -> int:
-        """What pods hold of nodes that lend no more."""
+        """Return the amount that pods hold on nodes that are no longer leased."""
         nodes = (
             node for node in self.context.virtual_nodes.store.list() if not set(physical_node_of(node)) & set(weights)
         )
@@ -191,13 +192,13 @@ class LeaseCache:
 
 
 def allocatable_amount(virtual: Object | None, resource: str) -> str | None:
-    """What a virtual node shows of a resource: its share before this process started."""
-    found: str | None = value_at(virtual, "status", "allocatable", resource)
-    return found
+    """Return the allocatable amount of a virtual node: its share before this process started."""
+    amount: str | None = value_at(virtual, "status", "allocatable", resource)
+    return amount
 
 
 def is_replaced_node(node: Object, existing: Object | None) -> bool:
-    """Whether the physical node is not the one that the virtual node was made for: it was removed and came back."""
+    """Return whether the physical node was deleted and recreated since the virtual node was created."""
     if existing is None:
         return False
     return annotations_of(existing).get(keys.PHYSICAL_NODE_UID, uid_of(node)) != uid_of(node)

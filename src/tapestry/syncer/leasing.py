@@ -1,10 +1,9 @@
-"""Leasing: how much of a physical node is lent, until when, and on which terms it is taken back.
+"""Lease decisions: how much of a physical node is leased, until when, and on which terms it is reclaimed.
 
-Policies come from two sides.  The operator's live in the virtual cluster, the owner's in the physical one.  Within a
-side the most generous open policy counts, for each resource on its own; a resource that none of them names is lent
-whole.  Between the sides the smaller amount counts, and a side whose policies are all closed closes the node: no more
-pods, but what it lends stays as it was.  No policy, no lease.  Everything here follows from its arguments: no clock, no
-state, no I/O.
+There are two sides of policies: the operator's in the virtual cluster and the owner's in the physical one. Within a
+side the most generous open policy counts, separately for each resource; a resource that none of them names is leased
+whole. Between the sides the smaller amount counts. A side whose policies are all closed closes the node: it takes no
+more pods, but its amounts stay. Without a policy there is no lease. All functions are pure: no clock, no state, no I/O.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +21,7 @@ from tapestry.kube.selectors import NodeSelector
 from tapestry.syncer.windows import Schedule
 
 LOOKAHEAD = 64
-"""Changes of the schedules that are followed to find the end of a lease."""
+"""Maximum number of schedule changes that are followed to find the end of a lease."""
 WARNING = timedelta(minutes=10)
 NEVER = datetime.max.replace(tzinfo=UTC)
 
@@ -35,14 +34,14 @@ class PolicySide(StrEnum):
 class LeaseState(StrEnum):
     OPEN = "Open"
     CLOSED = "Closed"
-    """Only a taint: what runs may run on until the deadline, if there is one."""
+    """Only adds a taint: pods may run until the deadline, if there is one."""
     WITHDRAWN = "Withdrawn"
-    """The virtual node is to go, once its pods are gone."""
+    """The virtual node is deleted after its last pod."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy as it counts: by its own spec, or by its last good one."""
+    """A policy in effect: its own spec or its last valid one."""
 
     name: str
     side: PolicySide
@@ -50,11 +49,11 @@ class Policy:
     schedule: Schedule
     selector: NodeSelector
     changed_at: datetime
-    """Since when the spec is as it is: a policy that was closed by hand closed then, not at a time of its windows."""
+    """Time of the last spec change. A policy that a user closed was closed then, not at an edge of its windows."""
     is_valid: bool = True
-    """One that cannot be read and was never good offers nothing, and takes nothing back."""
+    """A policy that never had a valid spec leases nothing and reclaims nothing."""
     removed_at: datetime | None = None
-    """Since when it is no more: it counts as one that was open until then."""
+    """Time since which the policy no longer exists; it counts as open until then."""
 
     def is_open(self, now: datetime) -> bool:
         if self.removed_at is not None:
@@ -63,7 +62,7 @@ class Policy:
 
     @property
     def forces_reclaim(self) -> bool:
-        """Whether pods have to leave at a deadline once it has closed."""
+        """True if pods must leave at a deadline after the policy closes."""
         return self.is_valid and self.spec.force_reclaim
 
     def closed_since(self, now: datetime) -> datetime:
@@ -80,58 +79,58 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class ReclaimTerms:
-    """How pods leave: never by force where there is no deadline."""
+    """Terms on which pods leave; without a deadline none is forced to."""
 
     deadline: datetime | None = None
     evict: bool = False
-    """Try the Eviction API until the deadline, so that disruption budgets hold."""
+    """Use the Eviction API until the deadline, so that disruption budgets are respected."""
     by: str = ""
-    """Whose terms these are."""
+    """The policy or event that these terms belong to."""
 
 
 NO_DEADLINE = ReclaimTerms()
-"""Pods finish when they do."""
+"""Pods may finish."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """How much is lent of one resource, and who decided."""
+    """Leased amount of one resource, and the policy that decided it."""
 
     amount: Quantity
     by: str
     lost: Quantity
-    """What the resource could not express: half a GPU."""
+    """Remainder that the resource cannot express, e.g. half a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What a node lends at one moment."""
+    """Lease of a node at one moment."""
 
     state: LeaseState
     reason: str
     idle: ResourceList = field(default_factory=ResourceList)
     grants: dict[str, Grant] = field(default_factory=dict)
     terms: ReclaimTerms = NO_DEADLINE
-    """For everything on the node, unless it is open."""
+    """Terms for all pods on the node; unused while it is open."""
     excess: tuple[ResourceList, ReclaimTerms] | None = None
-    """Pods beyond these amounts leave on these terms: a policy has closed that had room for them."""
+    """Amounts, and the terms on which pods beyond them leave: a policy that leased more has closed."""
     policies: tuple[Policy, ...] = ()
     deciding_policies: tuple[Policy, ...] = ()
-    """Those that say how much: open, or closed last."""
+    """Policies that determine the amounts: those that are open, or closed last."""
     removed_policies: tuple[Policy, ...] = ()
-    """Those that are no more, and still make a difference."""
+    """Policies that no longer exist but still have an effect."""
     next_change: datetime | None = None
     ends: datetime | None = None
-    """When an open node closes."""
+    """Time at which an open node closes."""
     ends_soon: bool = False
-    """Whether that is near enough to be told."""
+    """True if the end is near enough for a warning."""
 
     @property
     def amounts(self) -> ResourceList:
         return ResourceList({resource: grant.amount for resource, grant in self.grants.items()})
 
     def is_stable(self, now: datetime) -> bool:
-        """Whether the lease is open, has no end in sight, and takes nothing back, whichever pods use it."""
+        """Return whether the lease is open, does not end soon and reclaims nothing, whichever pods use it."""
         if self.state is not LeaseState.OPEN or self.ends_soon:
             return False
         return not any(
@@ -141,26 +140,25 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRules:
-    """Everything but the node and its pods that decides."""
+    """All inputs of a decision except the node and its pods."""
 
     operator: Sequence[Policy]
     owner: Sequence[Policy]
     selector: NodeSelector
-    """The binding's."""
+    """Node selector of the binding."""
     owner_required: bool = False
     reclaim_now: bool = False
     """The owner's kill switch for the whole cluster."""
     warning: timedelta = WARNING
-    """How long before its end a lease says so."""
+    """Time before its end at which a lease warns."""
     removed_policies: Sequence[Policy] = ()
-    """Policies that the node was lent under and that are no more: they lend nothing, but what they lent is taken back
-    on their terms, and not on those of a policy that closed long before."""
+    """Policies that no longer exist: they lease nothing, but what they leased is reclaimed on their terms."""
 
 
 def lease_for(
     node: Object, foreign: Iterable[PodAllocation], used: Iterable[ResourceList], rules: LeaseRules, now: datetime
 ) -> Lease:
-    """The lease of `node`, of which `foreign` pods hold so much and `used` is held by ours."""
+    """Return the lease of `node`; `foreign` pods hold part of it, `used` is held by our pods."""
     foreign, used = list(foreign), list(used)
     lease = decide_lease(node, foreign, used, rules, now)
     if not rules.removed_policies:
@@ -170,14 +168,14 @@ def lease_for(
 
 
 def lease_effect(lease: Lease) -> tuple[object, ...]:
-    """What a lease lends, and on which terms it takes back."""
+    """Return what a lease offers, and its reclaim terms."""
     return lease.state, lease.terms, lease.excess, lease.amounts
 
 
 def decide_lease(
     node: Object, foreign: list[PodAllocation], used: list[ResourceList], rules: LeaseRules, now: datetime
 ) -> Lease:
-    """The lease by these rules, whether or not policies that are gone make a difference to it."""
+    """Return the lease according to these rules, including removed policies without effect."""
     sides = [side for policies in (rules.operator, rules.owner) if (side := matching_policies(policies, node))]
     killed = ReclaimTerms(now, by="the owner's kill switch") if rules.reclaim_now or has_kill_switch(node) else None
     if reason := withdrawal_reason(node, sides, rules):
@@ -197,28 +195,28 @@ def decide_lease(
     if killed:
         return closed_lease(lease, "Reclaimed", killed, now)
     lease = lease_with_excess(lease, node, foreign, used, sides, now)
-    if shut := [policy for policy in lease.deciding_policies if not policy.is_open(now)]:
-        return lease_closed_by(shut, lease, now)
+    if closed := [policy for policy in lease.deciding_policies if not policy.is_open(now)]:
+        return lease_closed_by(closed, lease, now)
     return lease_with_end(lease, lease_end(sides, now), rules.warning, now)
 
 
 def reduced_lease(lease: Lease, lacking: ResourceList) -> Lease:
-    """`lease` without what the node turned out not to have."""
-    less = {
+    """Return `lease` without what the node turned out not to have."""
+    reduced = {
         resource: replace(grant, amount=max(grant.amount - lacking[resource], ZERO))
         for resource, grant in lease.grants.items()
     }
-    return replace(lease, grants=less)
+    return replace(lease, grants=reduced)
 
 
 def matching_policies(policies: Iterable[Policy], node: Object) -> list[Policy]:
-    """The policies of one side for a node; those that cannot be read only where there are no others."""
+    """Return the policies of one side for a node; invalid ones only if there are no others."""
     matching = [policy for policy in policies if policy.selector.matches(node)]
     return [policy for policy in matching if policy.is_valid] or matching
 
 
 def side_with_removed(side: list[Policy], removed: Iterable[Policy]) -> list[Policy]:
-    """The policies of a side, and those that were of this side."""
+    """Return the policies of a side, including its removed ones."""
     return [*side, *(policy for policy in removed if policy.side is side[0].side)]
 
 
@@ -227,7 +225,7 @@ def flatten_sides(sides: Iterable[list[Policy]]) -> tuple[Policy, ...]:
 
 
 def deciding_policies(side: list[Policy], now: datetime) -> list[Policy]:
-    """The policies of a side that say how much: those that are open, else those that closed last."""
+    """Return the policies of a side that determine the amounts: the open ones, else those that closed last."""
     if open_now := [policy for policy in side if policy.is_open(now)]:
         return open_now
     edge = max(policy.closed_since(now) for policy in side)
@@ -235,7 +233,7 @@ def deciding_policies(side: list[Policy], now: datetime) -> list[Policy]:
 
 
 def withdrawal_reason(node: Object, sides: list[list[Policy]], rules: LeaseRules) -> str:
-    """Why the node lends nothing at all, if so."""
+    """Return why the node is not leased at all; empty if it is."""
     if not rules.selector.matches(node):
         return "NodeNotSelected"
     if not sides:
@@ -246,11 +244,11 @@ def withdrawal_reason(node: Object, sides: list[list[Policy]], rules: LeaseRules
 
 
 def idle_amounts(node: Object, foreign: Iterable[PodAllocation]) -> ResourceList:
-    """What the owner's own pods leave of the node."""
+    """Return what the owner's own pods leave of the node."""
     status = node.get("status") or {}
-    have = ResourceList.parse(status.get("allocatable") or status.get("capacity"), "status.allocatable")
-    left = have - sum((hold.amounts for hold in foreign), ResourceList())
-    return ResourceList({resource: max(left[resource], ZERO) for resource in have})
+    total = ResourceList.parse(status.get("allocatable") or status.get("capacity"), "status.allocatable")
+    left = total - sum((hold.amounts for hold in foreign), ResourceList())
+    return ResourceList({resource: max(left[resource], ZERO) for resource in total})
 
 
 def grants_for(idle: ResourceList, deciders: list[list[Policy]]) -> dict[str, Grant]:
@@ -262,26 +260,26 @@ def lent_amounts(idle: ResourceList, deciders: list[list[Policy]]) -> ResourceLi
 
 
 def grant_for(resource: str, idle: Quantity, deciders: Iterable[list[Policy]]) -> Grant:
-    """What every side lets go of one resource: the smallest of what each would lend."""
+    """Return the grant of one resource: the smallest offer of all sides."""
     amount, by = min((best_offer(resource, idle, side) for side in deciders), key=lambda offer: offer[0])
     whole = floored(resource, amount)
     return Grant(whole, by, amount - whole)
 
 
 def best_offer(resource: str, idle: Quantity, policies: list[Policy]) -> tuple[Quantity, str]:
-    """The most that one of the policies lends, and which; all that is idle where none of them names the resource."""
+    """Return the largest offer of the policies and its policy; all that is idle if none of them names the resource."""
     if not policies:
         return ZERO, "nobody"
-    named = [
+    offers = [
         (limit_amount(limit, idle), str(policy))
         for policy in policies
         if (limit := policy.limit_of(resource)) is not None
     ]
-    return max(named, key=lambda offer: offer[0]) if named else (idle, "idle")
+    return max(offers, key=lambda offer: offer[0]) if offers else (idle, "idle")
 
 
 def limit_amount(limit: ResourceLimit, idle: Quantity) -> Quantity:
-    """Zero means zero."""
+    """Return the amount that a limit permits; zero means zero."""
     caps = [idle]
     if limit.quantity is not None:
         caps.append(parse_quantity(limit.quantity))
@@ -291,7 +289,7 @@ def limit_amount(limit: ResourceLimit, idle: Quantity) -> Quantity:
 
 
 def reclaim_terms(policy: Policy, edge: datetime) -> ReclaimTerms:
-    """The terms on which a policy that closed at `edge` takes back what it lent."""
+    """Return the terms on which a policy that closed at `edge` reclaims what it leased."""
     if not policy.forces_reclaim:
         return ReclaimTerms(by=str(policy))
     grace = timedelta(seconds=policy.spec.graceful_reclaim_period_seconds)
@@ -299,7 +297,7 @@ def reclaim_terms(policy: Policy, edge: datetime) -> ReclaimTerms:
 
 
 def earliest(terms: Iterable[ReclaimTerms]) -> ReclaimTerms:
-    """The terms that end first; those without a deadline end last."""
+    """Return the terms with the earliest deadline; terms without a deadline count as the latest."""
     return min(terms, key=lambda each: each.deadline or NEVER)
 
 
@@ -321,7 +319,7 @@ def closed_lease(lease: Lease, reason: str, terms: ReclaimTerms, now: datetime) 
 
 
 def lease_with_end(lease: Lease, ends: datetime | None, warning: timedelta, now: datetime) -> Lease:
-    """An open lease that knows when it ends, and looks up in time to tell."""
+    """Return an open lease with its end, and a next change in time for the warning."""
     if ends is None:
         return lease
     warn_at, change = ends - warning, lease.next_change
@@ -336,37 +334,37 @@ def lease_with_excess(
     sides: list[list[Policy]],
     now: datetime,
 ) -> Lease:
-    """`lease`, with what is to become of pods that a policy had room for which has closed, while others lend on.
+    """Return `lease` with the pods' excess over what is left after a policy closed while others stay open.
 
-    What it narrowed is told by the moment it closed.  Foreign pods that came later do not count: what they take is for
-    priorities to settle.  Nor do policies that closed later: those have terms of their own.
+    The reduction is computed at the moment of closing. Foreign pods created later do not count: priorities decide about
+    them. Policies that closed later do not count either: they have their own terms.
     """
-    holding, found = sum(used, ResourceList()), []
+    held, excesses = sum(used, ResourceList()), []
     for side in sides:
         for policy in side:
             if policy.forces_reclaim and not policy.is_open(now):
-                # Whoever edits another of them narrows anew, and what is over the lease then has the same grace again.
+                # An edit of another policy is a new reduction, so excess pods get the full grace again.
                 edge = max(policy.closed_since(now), *(each.changed_at for each in side))
                 idle = idle_amounts(node, (hold for hold in foreign if hold.since <= edge))
                 left = amounts_after_close(policy, edge, sides, idle, now)
-                if over := ResourceList({each: amount for each, amount in left.items() if holding[each] > amount}):
-                    found.append((over, reclaim_terms(policy, edge)))
-    if not found:
+                if excess := ResourceList({each: amount for each, amount in left.items() if held[each] > amount}):
+                    excesses.append((excess, reclaim_terms(policy, edge)))
+    if not excesses:
         return lease
-    first = min(found, key=lambda each: each[1].deadline or NEVER)
+    first = min(excesses, key=lambda each: each[1].deadline or NEVER)
     return replace(lease, excess=first, next_change=soonest(lease.next_change, if_future(first[1].deadline, now)))
 
 
 def amounts_after_close(
     policy: Policy, edge: datetime, sides: list[list[Policy]], idle: ResourceList, now: datetime
 ) -> ResourceList:
-    """What is lent of everything of which less was lent from the moment on at which the policy closed."""
+    """Return the new amounts of the resources that were reduced when the policy closed."""
     others = [
         [each for each in side if each.is_open(edge)] if policy in side else deciding_policies(side, edge)
         for side in sides
     ]
-    with_it = [[*some, policy] if policy in side else some for some, side in zip(others, sides, strict=True)]
-    before = lent_amounts(idle, with_it)
+    including = [[*rest, policy] if policy in side else rest for rest, side in zip(others, sides, strict=True)]
+    before = lent_amounts(idle, including)
     left = lent_amounts(idle, others).larger(lent_amounts(idle, [deciding_policies(side, now) for side in sides]))
     return ResourceList({resource: left[resource] for resource in idle if left[resource] < before[resource]})
 
@@ -376,7 +374,7 @@ def next_change(sides: list[list[Policy]], now: datetime) -> datetime | None:
 
 
 def lease_end(sides: list[list[Policy]], now: datetime) -> datetime | None:
-    """When a node that is open closes; None where that is not in sight."""
+    """Return when an open node closes; None if no end is known."""
     moment: datetime | None = now
     for _ in range(LOOKAHEAD):
         if moment is None:
@@ -388,9 +386,9 @@ def lease_end(sides: list[list[Policy]], now: datetime) -> datetime | None:
 
 
 def lease_opening(lease: Lease, now: datetime) -> datetime | None:
-    """When a lease whose windows are closed opens; None where that is not in sight."""
-    every = (*lease.policies, *lease.removed_policies)
-    sides = [found for side in PolicySide if (found := [policy for policy in every if policy.side is side])]
+    """Return when a closed lease opens; None if no opening is known."""
+    policies = (*lease.policies, *lease.removed_policies)
+    sides = [matching for side in PolicySide if (matching := [policy for policy in policies if policy.side is side])]
     moment = next_change(sides, now)
     for _ in range(LOOKAHEAD):
         if moment is None or all(any(policy.is_open(moment) for policy in side) for side in sides):
@@ -400,7 +398,7 @@ def lease_opening(lease: Lease, now: datetime) -> datetime | None:
 
 
 def if_future(moment: datetime | None, now: datetime) -> datetime | None:
-    """The moment, where it is still to come."""
+    """Return the moment if it is in the future."""
     return moment if moment is not None and moment > now else None
 
 
@@ -409,5 +407,5 @@ def soonest(*moments: datetime | None) -> datetime | None:
 
 
 def has_kill_switch(node: Object) -> bool:
-    """The owner's kill switch, on the physical node."""
+    """Return whether the owner's kill switch is set on the physical node."""
     return bool(value_at(node, "metadata", "annotations", RECLAIM) == RECLAIM_NOW)

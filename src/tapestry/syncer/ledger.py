@@ -1,7 +1,7 @@
-"""The ledger: what our twins hold of each virtual node's lease, kept up to date with every change of a twin.
+"""Ledger of the amounts that our twins hold of each virtual node's lease.
 
-An entry belongs to the name of a twin below.  It counts what the twin in the cache requests and, beside that, what was
-reserved for a twin that is being created or resized and that the cache has yet to show.
+An entry belongs to the name of a twin. It counts what the cached twin requests and what is reserved for a twin that is
+being created or resized and that the cache does not show yet.
 """
 
 from dataclasses import dataclass
@@ -13,26 +13,26 @@ from tapestry.kube.quantity import ResourceList
 from tapestry.syncer.translate.metadata import virtual_key, virtual_uid
 
 RESERVATION_TTL = timedelta(minutes=1)
-"""How long a reservation lasts after its write: the cache shows the twin long before."""
+"""Lifetime of a reservation after its write; the cache shows the twin long before."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """What one twin holds."""
+    """Amounts held by one twin."""
 
     node: str
-    """The virtual node."""
+    """Name of the virtual node."""
     pod: str
-    """The key of the virtual pod."""
+    """Key of the virtual pod."""
     uid: str
-    """The UID of the virtual pod."""
+    """UID of the virtual pod."""
     requested: ResourceList | None = None
-    """What the twin in the cache requests; None without a twin, or where it has ended."""
+    """Requests of the cached twin; None without a twin or after its end."""
     reserved: ResourceList | None = None
     expires: datetime | None = None
-    """When the reservation ends; None while its write is under way."""
+    """End of the reservation; None while its write is in progress."""
     is_seen: bool = False
-    """Whether the cache has the twin."""
+    """True if the cache has the twin."""
 
     @property
     def amounts(self) -> ResourceList:
@@ -42,7 +42,7 @@ class Entry:
 
 
 class Ledger:
-    """Entries by the key of the twin, and their sums by virtual node."""
+    """Entries by twin key, and their sums by virtual node."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
@@ -51,31 +51,31 @@ class Ledger:
         self._twins: dict[str, str] = {}
 
     def on_physical_pod_change(self, old: Object | None, new: Object | None) -> None:
-        """A handler of the physical pods' changes."""
+        """Handle a change of a physical pod."""
         if new is not None and "twin" in new:
             self._record(new, is_first=old is None)
         elif old is not None and "twin" in old:
             self._forget(old)
 
     def held_amounts(self, node: str) -> ResourceList:
-        """What is held of a virtual node's lease, with reservations."""
+        """Return the amounts held of a virtual node's lease, including reservations."""
         return self._sums.get(node) or ResourceList()
 
     def twin_amounts(self, twin: str) -> ResourceList:
-        """What the twin under that key holds, with its reservation."""
+        """Return the amounts held by the twin under that key, including its reservation."""
         entry = self._entries.get(twin)
         return entry.amounts if entry is not None else ResourceList()
 
     def has_twin(self, uid: str) -> bool:
-        """Whether the pod of that UID has a twin, or one is being created."""
+        """Return whether the pod with that UID has a twin or one is being created."""
         return uid in self._twins
 
     def entries_on(self, node: str) -> list[tuple[str, Entry]]:
-        """The entries of a virtual node, by the keys of their twins."""
+        """Return the entries of a virtual node with the keys of their twins."""
         return [(key, self._entries[key]) for key in self._keys.get(node, ())]
 
     def reserve(self, twin: str, pod: Object, amounts: ResourceList) -> None:
-        """Count `amounts` for the twin of `pod` until the cache shows them, or `release`."""
+        """Count `amounts` for the twin of `pod` until the cache shows them or `release` is called."""
         entry = self._entries.get(twin)
         if entry is not None and entry.uid != uid_of(pod):
             self._drop(twin)
@@ -87,13 +87,13 @@ class Ledger:
         entry.expires = None
 
     def mark_written(self, twin: str, now: datetime) -> None:
-        """The write that a reservation was for has ended: the cache shows soon what came of it, or nothing did."""
+        """Start the lifetime of a reservation after its write, whether or not it succeeded."""
         entry = self._entries.get(twin)
         if entry is not None and entry.reserved is not None:
             entry.expires = now + RESERVATION_TTL
 
     def release(self, twin: str) -> None:
-        """End a reservation: nothing came of it."""
+        """End a reservation whose write had no effect."""
         entry = self._entries.get(twin)
         if entry is None:
             return
@@ -102,11 +102,11 @@ class Ledger:
             self._drop(twin)
 
     def release_expired(self, node: str, now: datetime) -> bool:
-        """End the reservations of a node that the cache should have shown by now; whether there were any."""
-        late = [key for key, entry in self.entries_on(node) if entry.expires is not None and entry.expires <= now]
-        for key in late:
+        """End the reservations of a node that have expired; return whether there were any."""
+        expired = [key for key, entry in self.entries_on(node) if entry.expires is not None and entry.expires <= now]
+        for key in expired:
             self.release(key)
-        return bool(late)
+        return bool(expired)
 
     def _record(self, twin: Object, *, is_first: bool) -> None:
         key, uid = key_of(twin), virtual_uid(twin)
@@ -118,11 +118,11 @@ class Ledger:
             entry = Entry(node, "".join(virtual_key(twin)), uid)
             self._add(key, entry)
         entry.is_seen = True
-        held, reserved = twin["held"], entry.reserved
-        if reserved is not None and (is_first or (held is not None and held.larger(reserved) == held)):
+        requested, reserved = twin["held"], entry.reserved
+        if reserved is not None and (is_first or (requested is not None and requested.larger(reserved) == requested)):
             reserved = None
-        if reserved is not entry.reserved or held != entry.requested:
-            self._change(entry, held, reserved)
+        if reserved is not entry.reserved or requested != entry.requested:
+            self._change(entry, requested, reserved)
 
     def _forget(self, twin: Object) -> None:
         key = key_of(twin)
@@ -133,9 +133,9 @@ class Ledger:
         if entry.reserved is None or entry.uid == virtual_uid(twin):
             self._drop(key)
 
-    def _change(self, entry: Entry, held: ResourceList | None, reserved: ResourceList | None) -> None:
+    def _change(self, entry: Entry, requested: ResourceList | None, reserved: ResourceList | None) -> None:
         before = entry.amounts
-        entry.requested, entry.reserved = held, reserved
+        entry.requested, entry.reserved = requested, reserved
         if reserved is None:
             entry.expires = None
         after = entry.amounts

@@ -1,9 +1,9 @@
-"""What is promised to owners holds while the virtual cluster is silent, too.
+"""Reclaim of twins at their deadline while the virtual cluster is unreachable.
 
-A syncer that cannot renew its Lease may not write any more: another one may lead.  Yet where nobody can reach the
-virtual cluster, nobody leads, and nodes would not be free when their time is over.  So whoever led last, and knows of
-no other leader, goes on with this one thing: at a deadline, by the policies as they were last seen and by the owner's
-own below, it deletes twins.  Beside another leader that does no harm: each delete is of one version of one twin.
+A syncer that cannot renew its Lease may not write any more, because another one may lead. But while the virtual cluster
+is unreachable no process leads, and nodes would not be free in time. So the last leader, if it knows of no other,
+continues with this one task: at a deadline it deletes twins, according to the policies it last saw and the owner's
+policies. This is harmless beside another leader because each delete is bound to one version of one twin.
 """
 
 import asyncio
@@ -19,17 +19,17 @@ from tapestry.syncer.context import SyncContext
 log = logger(__name__)
 
 CHECK_INTERVAL = 1.0
-"""Seconds between two looks at every node, and that the virtual cluster has to answer in."""
+"""Seconds between two checks of every node, and timeout of the virtual cluster's response."""
 
 
 @dataclass(frozen=True)
 class OfflineReclaim:
-    """Sees to deadlines while this process is cut off from its Lease."""
+    """Enforces reclaim deadlines while this process cannot reach its Lease."""
 
     context: SyncContext
     node_reconciler: NodeReconciler
     unfenced_client: Client
-    """Not fenced."""
+    """A client that works without the Lease."""
 
     async def run(self) -> None:
         while True:
@@ -39,7 +39,7 @@ class OfflineReclaim:
                 await self.reclaim_due()
 
     async def is_virtual_unreachable(self) -> bool:
-        """Whether the virtual cluster gives no answer of any kind; with one, the election knows better than we do."""
+        """Return whether the virtual cluster gives no response; after any response the election decides."""
         try:
             async with asyncio.timeout(CHECK_INTERVAL):
                 await self.context.manager.reads.server_version()
@@ -54,5 +54,5 @@ class OfflineReclaim:
             reclaim, reason = self.node_reconciler.due_reclaim(node, self.context.now())
             try:
                 await self.node_reconciler.delete_reclaimed_twins(name_of(node), reclaim, reason, self.unfenced_client)
-            except KubeError:  # logged there; the next look tries again
+            except KubeError:  # logged by the callee; the next check retries
                 continue

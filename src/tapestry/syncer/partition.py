@@ -1,10 +1,9 @@
-"""When the physical cluster falls silent.
+"""Detection of physical cluster partitions, and of their end.
 
-Silence is not an answer: nothing that it could mean for a pod is decided by it.  After some time without any answer the
-virtual nodes say that nobody knows (Ready=Unknown) and their leases stop, so that nothing new is placed there.  That
-alone would have the virtual cluster evict what runs there.  A binding that holds (`onPartition: Hold`, the default)
-therefore first lets its pods tolerate an unreachable node for ever; when the cluster answers again, they get their
-patience back as it was.
+A missing response decides nothing about a pod. After some time without any response the virtual nodes get Ready=Unknown
+and their leases are no longer renewed, so that nothing new is scheduled there. That alone would make the virtual
+cluster evict their pods. With `onPartition: Hold`, the default, the pods therefore first get unlimited tolerations for
+an unreachable node. When the cluster responds again their original tolerations are restored.
 """
 
 import asyncio
@@ -30,11 +29,11 @@ PROBES_PER_TIMEOUT = 4
 
 @dataclass(frozen=True)
 class PartitionDetector:
-    """Notices that the physical cluster fell silent, or answers again, and sees to both."""
+    """Detects the start and the end of a partition and handles both."""
 
     context: SyncContext
     requeue_all: Callable[[], None]
-    """Has everything looked at."""
+    """Requeues all keys of all controllers."""
 
     async def run(self) -> None:
         metrics.register_binding(self.context.binding_name, self.last_seen)
@@ -47,7 +46,7 @@ class PartitionDetector:
 
     @property
     def probe_interval(self) -> float:
-        """Seconds between looks."""
+        """Seconds between two probes."""
         return self.context.config.silence_seconds / PROBES_PER_TIMEOUT
 
     async def check(self) -> None:
@@ -60,12 +59,12 @@ class PartitionDetector:
             await self.restore_tolerations()
 
     def last_seen(self) -> float:
-        """For the metric: 0 where the cluster was never seen."""
-        found = self.context.last_seen()
-        return found.timestamp() if found is not None else 0.0
+        """Return the value of the metric; 0 if the cluster was never seen."""
+        last = self.context.last_seen()
+        return last.timestamp() if last is not None else 0.0
 
     async def probe(self, timeout: float) -> None:
-        """Ask for something that costs nothing; an answer of any kind counts."""
+        """Request the server version; a response of any kind counts."""
         try:
             async with asyncio.timeout(timeout):
                 await self.context.physical_read_client.server_version()
@@ -73,41 +72,41 @@ class PartitionDetector:
             return
 
     async def begin_partition(self) -> None:
-        """Say that nobody knows, once every pod may wait; those that came later may then, too."""
-        site = self.context
-        binding = None if site.is_unbinding else site.binding()
+        """Mark the cluster as unreachable after every pod tolerates that. Later passes do so for new pods."""
+        context = self.context
+        binding = None if context.is_unbinding else context.binding()
         holds = binding is not None and binding.spec.on_partition == "Hold"
         if holds and not await self.patch_pods(hold_patch):
-            return  # the next pass sees those as they are now
-        if site.partition.since is None:
-            log.warning("the physical cluster does not answer", binding=site.binding_name)
-            site.partition.since = site.last_seen() or site.now()
-            metrics.UNREACHABLE.labels(site.binding_name).set(1)
+            return  # conflicts: the next pass sees the current pods
+        if context.partition.since is None:
+            log.warning("physical cluster unreachable", binding=context.binding_name)
+            context.partition.since = context.last_seen() or context.now()
+            metrics.UNREACHABLE.labels(context.binding_name).set(1)
             self.requeue_all()
 
     def end_partition(self) -> None:
-        log.info("the physical cluster answers again", binding=self.context.binding_name)
+        log.info("physical cluster reachable again", binding=self.context.binding_name)
         self.context.partition.since = None
         metrics.UNREACHABLE.labels(self.context.binding_name).set(0)
         self.requeue_all()
 
     async def restore_tolerations(self) -> None:
-        """Give back what we, or a process that is no more, held back: where the virtual cluster has noticed, too.
+        """Restore tolerations that this or an earlier process lifted, once the node's taint is removed.
 
-        As long as the node is tainted, patience of a few seconds would be used up at once.
+        While the node is tainted, a toleration of a few seconds would expire at once.
         """
         await self.patch_pods(lambda pod: None if self.is_node_tainted(pod) else restore_patch(pod))
 
     def is_node_tainted(self, pod: Object) -> bool:
-        """Whether the virtual cluster still makes pods leave the pod's node."""
+        """Return whether the virtual cluster still evicts pods from the pod's node."""
         node = self.context.virtual_nodes.store.get(pod["spec"]["nodeName"])
         taints: list[Object] = value_at(node, "spec", "taints", default=[])
         return any(taint["key"] in UNREACHABLE_TAINTS and taint["effect"] == "NoExecute" for taint in taints)
 
     async def patch_pods(self, patch_for: Callable[[Object], Object | None]) -> bool:
-        """Whether there is nothing left to do: no pod was in other hands just then."""
+        """Patch pods and return True if no patch had a conflict."""
         done = True
-        nodes = list(self.context.virtual_nodes.store)  # the cache of pods may also have those of a binding named alike
+        nodes = list(self.context.virtual_nodes.store)  # the pod cache may hold pods of bindings with the same prefix
         for pod in [pod for node in nodes for pod in self.context.pods_on(node)]:
             patch = None if is_deleting(pod) else patch_for(pod)
             if patch is None:
@@ -117,39 +116,39 @@ class PartitionDetector:
             except NotFound:
                 continue
             except Conflict as error:
-                log.debug("pod moved on", pod=key_of(pod), error=str(error))
+                log.debug("partition: pod changed during toleration patch", pod=key_of(pod), error=str(error))
                 done = False
         return done
 
 
 def hold_patch(pod: Object) -> Object | None:
-    """The patch that lets a pod wait for ever, and keeps how long it would have; None where there is nothing to do."""
+    """Return the patch that makes tolerations unlimited and records their limits; None if there is nothing to do."""
     tolerations: list[Object] = value_at(pod, "spec", "tolerations", default=[])
     limited = {each["key"]: each["tolerationSeconds"] for each in tolerations if is_limited(each)}
     if not limited or keys.HELD_TOLERATIONS in annotations_of(pod):
         return None
-    patient = [without_limit(each) if is_limited(each) else each for each in tolerations]
+    unlimited = [without_limit(each) if is_limited(each) else each for each in tolerations]
     annotation = {keys.HELD_TOLERATIONS: msgspec.json.encode(limited).decode()}
-    return {"metadata": {"annotations": annotation}, "spec": {"tolerations": patient}}
+    return {"metadata": {"annotations": annotation}, "spec": {"tolerations": unlimited}}
 
 
 def restore_patch(pod: Object) -> Object | None:
-    """The patch that undoes `lifted`; None where it was not done."""
+    """Return the patch that reverts `hold_patch`; None if it was not applied."""
     text = annotations_of(pod).get(keys.HELD_TOLERATIONS)
     if text is None:
         return None
     try:
         limits: dict[str, int] = msgspec.json.decode(text, type=dict[str, int])
-    except msgspec.ValidationError:  # a tenant wrote there: nothing of it can be trusted
+    except msgspec.ValidationError:  # written by a tenant: the content cannot be trusted
         limits = {}
     tolerations: list[Object] = value_at(pod, "spec", "tolerations", default=[])
-    limited: list[Any] = [
+    restored: list[Any] = [
         {**each, "tolerationSeconds": limits[each["key"]]}
         if each.get("key") in UNREACHABLE_TAINTS and each["key"] in limits
         else each
         for each in tolerations
     ]
-    return {"metadata": {"annotations": {keys.HELD_TOLERATIONS: None}}, "spec": {"tolerations": limited}}
+    return {"metadata": {"annotations": {keys.HELD_TOLERATIONS: None}}, "spec": {"tolerations": restored}}
 
 
 def is_limited(toleration: Object) -> bool:

@@ -1,7 +1,7 @@
-"""Policies as they are read: by their own spec, or held to their last good one.
+"""Parsing of policies: the current spec or, if that is invalid, the last valid one.
 
-An invalid policy changes nothing.  Its last good spec goes on, kept in its own status; with none, it offers nothing and
-takes nothing back.  Nobody is ever evicted because something could not be read.
+An invalid policy changes nothing. Its last valid spec, kept in its status, stays in effect; without one, the policy
+leases nothing and reclaims nothing. No pod is ever evicted because a policy could not be parsed.
 """
 
 from collections.abc import Iterable
@@ -20,19 +20,19 @@ from tapestry.syncer.leasing import LeaseRules, Policy, PolicySide
 from tapestry.syncer.windows import NEVER_OPEN, schedule_of
 
 CHANGED_AT = "changedAt"
-"""Where the cache keeps `changed_at` of a policy, once managedFields are dropped."""
+"""Metadata field in which the cache keeps `changed_at` of a policy after managedFields are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedPolicy:
-    """What came of reading one policy: a complaint names the field that is wrong."""
+    """Result of parsing one policy; `error` names the invalid field."""
 
     policy: Policy
     error: str = ""
 
 
 def parse_policy(obj: Object, side: PolicySide, default_zone: str) -> Policy:
-    """The policy that `obj` describes; raises ValueError, beginning with the path of what is wrong."""
+    """Return the policy that `obj` describes. Raises ValueError; the message begins with the field path."""
     spec = decode_spec(POLICY, obj)
     for index, limit in enumerate(spec.resource_limits):
         if limit.quantity is not None:
@@ -50,21 +50,21 @@ def parse_policy(obj: Object, side: PolicySide, default_zone: str) -> Policy:
 
 
 def parsed_policy(obj: Object, side: PolicySide, default_zone: str) -> ParsedPolicy:
-    """The policy to go by: its spec, else its last good one, else one that is not readable."""
+    """Return the policy in effect: its spec, else its last valid spec, else an invalid policy."""
     try:
         return ParsedPolicy(parse_policy(obj, side, default_zone))
     except ValueError as error:
-        complaint = str(error)
+        message = str(error)
     try:
         return ParsedPolicy(
-            parse_policy({**obj, "spec": value_at(obj, "status", "lastGood")}, side, default_zone), complaint
+            parse_policy({**obj, "spec": value_at(obj, "status", "lastGood")}, side, default_zone), message
         )
     except ValueError:
-        return ParsedPolicy(invalid_policy(obj, side), complaint)
+        return ParsedPolicy(invalid_policy(obj, side), message)
 
 
 def invalid_policy(obj: Object, side: PolicySide) -> Policy:
-    """The policy in the place of one that cannot be read: for the nodes that it selects, if at least that is clear."""
+    """Return the stand-in for an unreadable policy, for the nodes that it selects if that can be read."""
     try:
         selector = node_selector(value_at(obj, "spec", "nodeSelector"))
     except SelectorError:
@@ -74,14 +74,14 @@ def invalid_policy(obj: Object, side: PolicySide) -> Policy:
 
 
 def applies_to_binding(obj: Object, binding: Binding) -> bool:
-    """Whether a policy is for this binding, by its name or its clusterID."""
+    """Return whether a policy names this binding or its clusterID."""
     return value_at(obj, "spec", "cluster") in (binding.name, binding.spec.cluster_id)
 
 
 def parsed_policies(
     objects: Iterable[Object], side: PolicySide, binding: Binding, default_zone: str
 ) -> list[ParsedPolicy]:
-    """The policies for this binding, in the order of their names; one that is being deleted counts no more."""
+    """Return the policies for this binding, sorted by name, without those that are being deleted."""
     found = [obj for obj in objects if applies_to_binding(obj, binding) and not is_deleting(obj)]
     return [parsed_policy(obj, side, default_zone) for obj in sorted(found, key=name_of)]
 
@@ -93,13 +93,13 @@ def build_rules(
     mount: Object | None,
     warning: timedelta,
 ) -> LeaseRules:
-    """What decides about every node of a binding; `mount` is its mount namespace, where that could be read.
+    """Return the rules for all nodes of a binding; `mount` is its mount namespace if it could be read.
 
-    `warning` is how long before its end a lease says so.
+    `warning` is the time before its end at which a lease warns.
     """
     return LeaseRules(
-        operator=[reading.policy for reading in operator],
-        owner=[reading.policy for reading in owner],
+        operator=[parsed.policy for parsed in operator],
+        owner=[parsed.policy for parsed in owner],
         selector=node_selector(node_selector_object(binding.spec.node_selector), "spec.nodeSelector"),
         owner_required=mount is not None and labels_of(mount).get(keys.OWNER_POLICY) == keys.OWNER_POLICY_REQUIRED,
         reclaim_now=mount is not None and annotations_of(mount).get(keys.RECLAIM) == keys.RECLAIM_NOW,
@@ -108,13 +108,13 @@ def build_rules(
 
 
 def changed_at(obj: Object) -> datetime:
-    """When the spec last changed, as far as the server tells: the last write that was not to a subresource.
+    """Return when the spec last changed: the time of the last write that was not to a subresource.
 
-    Later than the truth where somebody only touched a label: then a deadline is later too, and nobody is hurt.
+    This is too late if a write only changed a label; then a deadline is later too, which is harmless.
     """
-    kept = obj["metadata"].get(CHANGED_AT)
-    if kept is not None:
-        return parse_time(kept)
+    recorded = obj["metadata"].get(CHANGED_AT)
+    if recorded is not None:
+        return parse_time(recorded)
     times = [
         entry["time"]
         for entry in obj["metadata"].get("managedFields") or ()

@@ -1,4 +1,4 @@
-"""Which changes of an object are news to whom, by what it was and what it is; either may be missing."""
+"""Predicates that select the watch events a controller reacts to; old or new may be missing."""
 
 from tapestry.apis import keys
 from tapestry.kube.objects import Object, annotations_of, is_deleting, uid_of, value_at
@@ -8,7 +8,7 @@ from tapestry.syncer.translate.pod_status import MAPPING, mapped_uid
 
 
 def spec_changed(old: Object | None, new: Object | None) -> bool:
-    """Whether anything changed that a person or another controller decides; our own status writes do not count."""
+    """Return whether users or other controllers changed the object; our own status writes do not count."""
     if old is None or new is None:
         return True
     fields = ("generation", "deletionTimestamp", "labels")
@@ -18,31 +18,31 @@ def spec_changed(old: Object | None, new: Object | None) -> bool:
 
 
 def changed_beyond_own_status(old: Object | None, new: Object | None) -> bool:
-    """Whether more changed than what a summary of ours says: its own echo is no reason for another one."""
+    """Return whether more changed than the status that we write ourselves."""
     if old is None or new is None or value_at(old, "status", "identity") != value_at(new, "status", "identity"):
         return True
     return {**old["metadata"], "resourceVersion": ""} != {**new["metadata"], "resourceVersion": ""}
 
 
 def involves_foreign_pod(old: Object | None, new: Object | None) -> bool:
-    """Whether a pod below is somebody else's: what twins hold is known from above."""
+    """Return whether the pod is foreign. What twins hold is known from their virtual pods."""
     return any(obj is not None and "twin" not in obj for obj in (old, new))
 
 
 def foreign_hold(claim: Object | None) -> object:
-    """What a foreign pod holds, and where."""
+    """Return the node and the amounts that a foreign pod holds."""
     return (claim["node"], claim["hold"].amounts) if claim is not None and "hold" in claim else None
 
 
 def hold_changed(old: Object | None, new: Object | None) -> bool:
-    """Whether a virtual pod went, ended, or asks for something else: nothing is in a hurry when one comes."""
+    """Return whether a virtual pod was deleted, ended or changed its requests. Creations are handled with a delay."""
     if old is None or new is None or is_deleting(old) != is_deleting(new):
         return old is not None
     return bool(old["spec"] != new["spec"] or is_pod_terminal(old) != is_pod_terminal(new))
 
 
 def changed_beyond_twin_status(old: Object | None, new: Object | None) -> bool:
-    """Whether more changed of a virtual pod than what its twin showed."""
+    """Return whether a virtual pod changed in more than the status of its twin."""
     if old is None or new is None:
         return True
     if old["spec"] != new["spec"] or own_conditions(old) != own_conditions(new):
@@ -58,12 +58,12 @@ def changed_beyond_twin_status(old: Object | None, new: Object | None) -> bool:
 
 
 def own_annotations(pod: Object) -> dict[str, str]:
-    """The annotations of a virtual pod that are not from its twin."""
+    """Return the annotations of a virtual pod that do not describe its twin."""
     return {key: value for key, value in annotations_of(pod).items() if key not in MAPPING}
 
 
 def own_conditions(pod: Object) -> list[Object]:
-    """The conditions of a virtual pod, except the one that says which twin it has."""
+    """Return the conditions of a virtual pod, except the one that records its twin."""
     conditions: list[Object] = pod["status"]["conditions"]
     return (
         conditions
@@ -73,38 +73,38 @@ def own_conditions(pod: Object) -> list[Object]:
 
 
 def is_mapped_to(pod: Object | None, twin: Object) -> bool:
-    """Whether a virtual pod runs as `twin`, or is about to, and neither of the two is on its way out."""
+    """Return whether the pod runs or will run as `twin`, and neither of them is ending."""
     if pod is None or uid_of(pod) != virtual_uid(twin) or is_deleting(pod) or is_pod_terminal(pod) or is_deleting(twin):
         return False
     return mapped_uid(pod) in (None, uid_of(twin))
 
 
 def twin_changed_beyond_status(old: Object | None, new: Object | None) -> bool:
-    """Whether a twin came, went, goes, found its place or waits for one."""
+    """Return whether a twin was created, deleted, marked for deletion, scheduled, or is not scheduled yet."""
     if old is None or new is None or "twin" not in old or "twin" not in new:
         return True
     return bool(is_deleting(old) != is_deleting(new) or "nodeName" not in new["spec"])
 
 
 def twin_ended(old: Object | None, new: Object | None) -> bool:
-    """Whether a twin ended, or is gone."""
+    """Return whether a twin ended or was deleted."""
     return old is not None and bool(old.get("held")) and (new is None or not new.get("held"))
 
 
 def status_changed(old: Object | None, new: Object | None) -> bool:
-    """Whether the status of a virtual pod that is there is not what it was."""
+    """Return whether the status of an existing virtual pod changed."""
     return new is not None and (old is None or bool(old["status"] != new["status"]))
 
 
 def twin_status_changed(old: Object | None, new: Object | None) -> bool:
-    """Whether a twin that is there has another status than before, or another pod."""
+    """Return whether the status or the annotations of an existing twin changed."""
     if new is None or "twin" not in new:
         return False
     return old is None or old.get("twin") != new["twin"] or annotations_of(old) != annotations_of(new)
 
 
 def cordon_changed(old: Object | None, new: Object | None) -> bool:
-    """Whether a physical node bars other pods than before, by a cordon or by taints."""
+    """Return whether the cordon or the taints of a physical node changed."""
     return any(value_at(old, "spec", field) != value_at(new, "spec", field) for field in ("unschedulable", "taints"))
 
 
@@ -117,7 +117,7 @@ def lifecycle_changed(old: Object | None, new: Object | None) -> bool:
 
 
 def ports_changed(old: Object | None, new: Object | None) -> bool:
-    """Whether a pod below took host ports, gave them back, or moved with them."""
+    """Return whether the host ports of a physical pod changed, or its node with them."""
     return held_ports(old) != held_ports(new)
 
 

@@ -1,8 +1,8 @@
-"""Reclaim: which pods of a virtual node leave, how, and when to look again.
+"""Reclaim decisions: which pods leave a virtual node, how, and when to check again.
 
-Until the deadline of its terms a pod may finish; with `evict` it is asked to go, as disruption budgets allow.  At the
-deadline it goes, whatever it tolerates.  A pod that is being deleted already is deleted again, unless it has no more
-time than that.  Without a deadline nobody is made to go.
+Until the deadline of its terms a pod may finish; with `evict` it is evicted as disruption budgets allow. At the
+deadline it is deleted, whatever it tolerates. A pod that is already being deleted is deleted again unless its remaining
+grace is short enough. Without a deadline no pod is deleted.
 """
 
 from collections.abc import Iterable
@@ -16,39 +16,38 @@ from tapestry.kube.quantity import ZERO, ResourceList
 from tapestry.syncer.leasing import NO_DEADLINE, Lease, LeaseState, ReclaimTerms, soonest
 
 EVICTION_INTERVAL = timedelta(seconds=10)
-"""Between two tries to evict what a disruption budget holds back."""
+"""Time between two attempts to evict a pod that a disruption budget protects."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reclaim:
-    """What to do now."""
+    """Actions that are due now."""
 
     delete: tuple[Object, ...] = ()
     evict: tuple[Object, ...] = ()
     terms: ReclaimTerms = NO_DEADLINE
     requeue_at: datetime | None = None
     empties_node: bool = False
-    """Whether nothing of ours may stay on the node."""
+    """True if none of our pods may stay on the node."""
 
 
 def reclaim_for(lease: Lease, pods: Iterable[Object], now: datetime) -> Reclaim:
-    """Who leaves a node with that lease now: everybody if it is not open, and those it has no room for any more."""
+    """Return the reclaim for a node with that lease: all pods if it is not open, else those that no longer fit."""
     staying = [pod for pod in pods if occupies_node(pod)]
-    everybody = reclaim_all(staying, lease.terms, now) if lease.state is not LeaseState.OPEN else Reclaim()
-    if everybody.empties_node or lease.excess is None:
-        return everybody
+    all_pods = reclaim_all(staying, lease.terms, now) if lease.state is not LeaseState.OPEN else Reclaim()
+    if all_pods.empties_node or lease.excess is None:
+        return all_pods
     amounts, terms = lease.excess
-    some = reclaim_all(excess_pods(staying, amounts), terms, now)
+    excess = reclaim_all(excess_pods(staying, amounts), terms, now)
     return Reclaim(
-        delete=some.delete,
-        evict=tuple(pod for pod in everybody.evict or some.evict if pod not in some.delete),
+        delete=excess.delete,
+        evict=tuple(pod for pod in all_pods.evict or excess.evict if pod not in excess.delete),
         terms=terms,
-        requeue_at=soonest(everybody.requeue_at, some.requeue_at),
+        requeue_at=soonest(all_pods.requeue_at, excess.requeue_at),
     )
 
 
 def reclaim_all(pods: list[Object], terms: ReclaimTerms, now: datetime) -> Reclaim:
-    """All of `pods`, on these terms."""
     if terms.deadline is not None and terms.deadline <= now:
         return Reclaim(delete=tuple(pod for pod in pods if not is_ending_in_time(pod)), terms=terms, empties_node=True)
     evictable = tuple(pod for pod in pods if not is_deleting(pod))
@@ -58,22 +57,22 @@ def reclaim_all(pods: list[Object], terms: ReclaimTerms, now: datetime) -> Recla
 
 
 def excess_pods(pods: list[Object], amounts: ResourceList) -> list[Object]:
-    """The pods for which there is no room in `amounts`: those of the lowest priority, of these the newest, first.
+    """Return the pods that do not fit into `amounts`: first those of the lowest priority, and of these the newest.
 
-    A pod is spared where it fits into what is left by one that goes, as when a scheduler preempts.
+    A pod stays if it fits into what a leaving pod frees, as in preemption by a scheduler.
     """
-    left, out = amounts, []
+    left, excess = amounts, []
     for pod in sorted(pods, key=retention_order):
         requests = effective_requests(pod)
-        rest = left - requests
-        if any(rest[resource] < ZERO for resource in requests if resource in amounts):
-            out.append(pod)
+        remaining = left - requests
+        if any(remaining[resource] < ZERO for resource in requests if resource in amounts):
+            excess.append(pod)
         else:
-            left = rest
-    return out
+            left = remaining
+    return excess
 
 
 def retention_order(pod: Object) -> tuple[bool, int, str, str]:
-    """Who stays longest comes first; who is being deleted comes last."""
-    made = pod["metadata"].get("creationTimestamp", "")
-    return is_deleting(pod), -value_at(pod, "spec", "priority", default=0), made, key_of(pod)
+    """Sort key that puts the pods that stay longest first, and those being deleted last."""
+    created = pod["metadata"].get("creationTimestamp", "")
+    return is_deleting(pod), -value_at(pod, "spec", "priority", default=0), created, key_of(pod)

@@ -1,7 +1,7 @@
-"""Pictures of both clusters, for `repair`: from a syncer's caches, or from lists of what there is now.
+"""Snapshots of both clusters for `repair`: from a syncer's caches or from live lists.
 
-What is below is looked at first: a pod that comes meanwhile is then at worst without its twin, and never a twin without
-its pod.
+The physical cluster is read first: a pod that is created meanwhile then lacks a twin at worst, and no twin appears
+without its pod.
 """
 
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -41,17 +41,17 @@ VOLUME_RESOURCES = (PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES)
 
 @dataclass(frozen=True)
 class SnapshotCaches:
-    """What a syncer knows beside what its site knows."""
+    """Caches of a syncer that are not part of its context."""
 
     virtual_caches: Mapping[Resource, NamespaceInformers]
     physical_caches: Mapping[Resource, Informer | NamespaceInformers]
 
 
 async def cached_snapshot(context: SyncContext, caches: SnapshotCaches, binding: Binding) -> Snapshot | None:
-    """What the caches show; None as long as they do not show everything.  Only node leases are not cached."""
-    above = {resource: following.objects() for resource, following in caches.virtual_caches.items()}
-    below = {resource: synced_objects(source) for resource, source in caches.physical_caches.items()}
-    if not context.is_physical_synced or None in (*above.values(), *below.values()):
+    """Return a snapshot of the caches; None until all of them are filled. Only node leases are read live."""
+    virtual = {resource: informers.objects() for resource, informers in caches.virtual_caches.items()}
+    physical = {resource: synced_objects(source) for resource, source in caches.physical_caches.items()}
+    if not context.is_physical_synced or None in (*virtual.values(), *physical.values()):
         return None
     twins = [pod for pod in context.physical_pods.store.list() if "twin" in pod]
     nodes = by_name(context.virtual_nodes.store.list())
@@ -62,8 +62,8 @@ async def cached_snapshot(context: SyncContext, caches: SnapshotCaches, binding:
         other_nodes=(),
         pods=by_key(context.virtual_pods.store.list()),
         leases=by_name(await leases_with_our_prefix(context.manager.reads, binding)),
-        virtual_objects={resource: by_key(objects or ()) for resource, objects in above.items()},
-        physical_objects={PODS: twins, **{resource: list(objects or ()) for resource, objects in below.items()}},
+        virtual_objects={resource: by_key(objects or ()) for resource, objects in virtual.items()},
+        physical_objects={PODS: twins, **{resource: list(objects or ()) for resource, objects in physical.items()}},
     )
 
 
@@ -74,36 +74,36 @@ def synced_objects(source: Informer | NamespaceInformers) -> Iterable[Object] | 
 
 
 async def live_snapshot(virtual: Client, physical: Client, binding: Binding, now: datetime) -> Snapshot:
-    """What there is now; whoever asks needs no more rights than a syncer has."""
-    below = {resource: await owned_objects(physical, resource, binding) for resource in OWNED_RESOURCES}
+    """Return a snapshot of live lists. The clients need no more permissions than a syncer has."""
+    physical_objects = {resource: await owned_objects(physical, resource, binding) for resource in OWNED_RESOURCES}
     nodes = await virtual.list(NODES)
-    mine = [node for node in nodes if labels_of(node).get(keys.CLUSTER_BINDING_UID) == binding.uid]
-    bare = Snapshot(
+    own_nodes = [node for node in nodes if labels_of(node).get(keys.CLUSTER_BINDING_UID) == binding.uid]
+    without_sources = Snapshot(
         binding=binding,
         now=now,
-        nodes=by_name(mine),
-        other_nodes={name_of(node) for node in nodes} - {name_of(node) for node in mine},
+        nodes=by_name(own_nodes),
+        other_nodes={name_of(node) for node in nodes} - {name_of(node) for node in own_nodes},
         pods=by_key([pod async for pod in pods_with_our_prefix(virtual, binding)]),
         leases=by_name(await leases_with_our_prefix(virtual, binding)),
         virtual_objects={},
-        physical_objects=below,
+        physical_objects=physical_objects,
     )
-    return replace(bare, virtual_objects=await source_objects(virtual, bare))
+    return replace(without_sources, virtual_objects=await source_objects(virtual, without_sources))
 
 
 async def owned_objects(physical: Client, resource: Resource, binding: Binding) -> list[Object]:
-    """What is provably the binding's of a kind, as caches have it."""
+    """Return the objects of a kind that are provably the binding's, in their cached form."""
     namespace = binding.spec.mount_namespace if resource.namespaced else None
     labels = owner_selector(binding.virtual_cluster, binding.uid)
-    if resource in VOLUME_RESOURCES:  # of which a syncer sees something only where its binding lets any cross
+    if resource in VOLUME_RESOURCES:  # a syncer may only read these if its binding allows volumes
         return await selected_objects(physical, resource, namespace, labels)
-    kept = TRANSFORMS.get(resource, slim)
+    transform = TRANSFORMS.get(resource, slim)
     pages = physical.pages(resource, namespace, labels=labels, without_managed_fields=True)
-    return [kept(obj) async for page in pages for obj in page.items]
+    return [transform(obj) async for page in pages for obj in page.items]
 
 
 def twin_outline(pod: Object) -> Object:
-    """A twin, as far as it takes to judge and to remove it."""
+    """Return the part of a twin that is needed to check and delete it."""
     fields = ("terminationGracePeriodSeconds",)
     return {"metadata": pod["metadata"], "spec": {each: pod["spec"][each] for each in fields if each in pod["spec"]}}
 
@@ -125,21 +125,21 @@ async def leases_with_our_prefix(virtual: Client, binding: Binding) -> list[Obje
 
 
 async def source_objects(virtual: Client, snapshot: Snapshot) -> dict[Resource, dict[str, Object]]:
-    """What may cross of the virtual cluster, as far as it is of any interest here."""
-    namespaces = {need.split("/")[1] for need in snapshot.dependencies}
+    """Return the virtual objects that may be synced and that the snapshot refers to."""
+    namespaces = {dependency.split("/")[1] for dependency in snapshot.dependencies}
     for copy in (*snapshot.physical_objects[CONFIGMAPS], *snapshot.physical_objects[SECRETS]):
         namespaces |= {labels_of(copy).get(keys.VIRTUAL_NAMESPACE, "")} - {""}
-    found: dict[Resource, dict[str, Object]] = {}
+    sources: dict[Resource, dict[str, Object]] = {}
     for resource in (CONFIGMAPS, SECRETS):
-        found[resource] = by_key([obj async for obj in digests(virtual, resource, namespaces)])
+        sources[resource] = by_key([obj async for obj in digests(virtual, resource, namespaces)])
     for resource in (SERVICES, ENDPOINT_SLICES):
-        told = snapshot.binding.spec.service_namespaces
-        found[resource] = by_key([obj for each in told for obj in await virtual.list(resource, each)])
-    return found | await bound_claims(virtual, snapshot)
+        service_namespaces = snapshot.binding.spec.service_namespaces
+        sources[resource] = by_key([obj for each in service_namespaces for obj in await virtual.list(resource, each)])
+    return sources | await bound_claims(virtual, snapshot)
 
 
 async def bound_claims(virtual: Client, snapshot: Snapshot) -> dict[Resource, dict[str, Object]]:
-    """The claims that pods mount, and their volumes."""
+    """Return the claims that pods mount, and their volumes."""
     claims = [await find_object(virtual, PERSISTENT_VOLUME_CLAIMS, key) for key in snapshot.mounted_claims]
     names = {value_at(claim, "spec", "volumeName") for claim in claims} - {None}
     volumes = [await find_object(virtual, PERSISTENT_VOLUMES, name) for name in names]
@@ -150,7 +150,7 @@ async def bound_claims(virtual: Client, snapshot: Snapshot) -> dict[Resource, di
 
 
 async def digests(virtual: Client, resource: Resource, namespaces: Iterable[str]) -> AsyncIterator[Object]:
-    """What can be copied, without its data."""
+    """Yield the digests of the objects that can be copied."""
     for namespace in namespaces:
         async for page in virtual.pages(resource, namespace, without_managed_fields=True):
             for obj in page.items:
@@ -160,7 +160,7 @@ async def digests(virtual: Client, resource: Resource, namespaces: Iterable[str]
 
 async def find_object(client: Client, resource: Resource, key: str) -> Object | None:
     namespace, name = split_key(key)
-    if dns_subdomain_error(name):  # a pod may refer to what could never exist
+    if dns_subdomain_error(name):  # a pod may refer to an impossible name
         return None
     return await client.find(resource, name, namespace)
 

@@ -1,8 +1,8 @@
-"""The door to the physical cluster: a transport whose lock can be changed while it is in use.
+"""Transport to the physical cluster whose kubeconfig can be replaced while it is in use.
 
-The kubeconfig comes out of a Secret and may be replaced at any time.  Requests that are under way finish or fail on the
-old connections; everything later, watches included, goes over the new ones.  The door also knows when anyone last
-answered from behind it, which is what a partition is told by.
+The kubeconfig is read from a Secret and may be replaced at any time. Requests in progress finish or fail on the old
+connections; later requests and watches use the new ones. The transport records the time of the last response, from
+which partitions are detected.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from tapestry.kube.errors import TransportError
 
 
 class SwitchableTransport:
-    """A Transport to wherever the binding's kubeconfig leads now; closed until it is opened for the first time."""
+    """Transport to the server of the binding's current kubeconfig; unusable before the first `switch_to`."""
 
     def __init__(
         self,
@@ -29,18 +29,17 @@ class SwitchableTransport:
         self._transport: Transport | None = None
         self._connected = asyncio.Event()
         self.last_response = monotonic()
-        """When something last came back, on the monotonic clock; an error is an answer, silence is none."""
+        """Monotonic time of the last response; an error is a response."""
 
     @property
     def is_connected(self) -> bool:
         return self._connected.is_set()
 
     def seconds_since_response(self) -> float:
-        """Seconds since something last came back."""
         return self._monotonic() - self.last_response
 
     async def switch_to(self, access: Access) -> None:
-        """Lead to another place, or to the same one with other credentials."""
+        """Use another server, or the same one with other credentials."""
         old, self._transport = self._transport, self._connect(access)
         self.last_response = self._monotonic()
         self._connected.set()
@@ -49,13 +48,13 @@ class SwitchableTransport:
             await old.close()
 
     async def send(self, request: Request) -> Response:
-        answer = await self._current(request).send(request)
+        response = await self._current(request).send(request)
         self.last_response = self._monotonic()
-        return answer
+        return response
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator[Stream]:
-        await self._connected.wait()  # an informer has all the time there is
+        await self._connected.wait()  # informers have no deadline
         async with self._current(request).stream(request) as stream:
             self.last_response = self._monotonic()
             yield stream
@@ -70,7 +69,5 @@ class SwitchableTransport:
 
     def _current(self, request: Request) -> Transport:
         if self._transport is None:
-            raise TransportError(
-                f"{request}: there is no usable kubeconfig for the physical cluster yet", maybe_sent=False
-            )
+            raise TransportError(f"{request}: no usable kubeconfig for the physical cluster yet", maybe_sent=False)
         return self._transport

@@ -1,7 +1,7 @@
-"""Virtual nodes: what a leased physical node looks like in the virtual cluster.
+"""Virtual nodes: the Node object that represents a leased physical node in the virtual cluster.
 
-A virtual node belongs to two writers: us, and whoever labels, annotates or taints nodes there.  What we set last is
-kept in an annotation; with it a change of ours, a change of theirs and something we no longer want can be told apart.
+A virtual node has two kinds of writers: us, and users who label, annotate or taint nodes. An annotation records what we
+set last. It distinguishes our changes from theirs, and shows which of our values are no longer wanted.
 """
 
 from collections.abc import Mapping
@@ -33,42 +33,42 @@ from tapestry.syncer.leasing import (
 from tapestry.syncer.windows import NEVER_OPEN
 
 RESERVED_LABEL_PREFIXES = (keys.PREFIX, "node-role.kubernetes.io/", "node-restriction.kubernetes.io/")
-"""Labels of the physical node that mean something to its own cluster only."""
+"""Prefixes of labels that only have a meaning in the physical cluster."""
 LIFECYCLE_TAINT_PREFIX = "node.kubernetes.io/"
-"""Taints that every cluster's own controllers set."""
+"""Prefix of taints that each cluster's own controllers set."""
 HOSTNAME = "kubernetes.io/hostname"
 LONG_AGO = datetime.min.replace(tzinfo=UTC)
 MAX_CONDITIONS = 32
 MAX_MESSAGE_BYTES = 4096
-"""Bytes of a condition's message: it comes from a stranger."""
+"""Limit of a condition's message, which is untrusted."""
 
 Taint = dict[str, Any]
 
 
 class LastTerms(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The terms of a policy under which a node was lent last."""
+    """Terms of a policy under which a node was leased last."""
 
     policy: Annotated[str, Meta(pattern=f"^({'|'.join(PolicySide)})/.")]
     force: bool = False
     grace: Annotated[int, Meta(ge=0, le=MAX_SECONDS)] = 0
     evict: bool = False
     gone: Annotated[datetime, Meta(tz=True)] | None = None
-    """When the policy was seen to be no more, while there were others for the node."""
+    """Time when the policy was first missed while the node had other policies."""
     lent: dict[str, Amount] = {}
-    """What the node lent then."""
+    """Amounts that the node leased then."""
 
 
 class ExpectedMetadata(msgspec.Struct, frozen=True):
-    """What we set last, in the annotation that keeps it."""
+    """Metadata that we set last, stored in an annotation."""
 
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     taints: list[tuple[str, str]] = []
-    """The key and the effect of each."""
+    """Key and effect of each taint."""
 
 
 class Endpoint(NamedTuple):
-    """Where the kubelet of a virtual node listens."""
+    """Address on which the kubelet of a virtual node listens."""
 
     host: str
     port: int
@@ -83,7 +83,7 @@ def virtual_node(
     now: datetime,
     kubelet: Endpoint | None = None,
 ) -> Object:
-    """The Node to have in the virtual cluster for `node`, as `converge` takes it: None is absent, the rest is kept."""
+    """Return the desired virtual Node for `node`, for `converge`: None removes a field, unnamed fields stay."""
     before = expected_metadata(existing)
     taints = node_taints(node, lease, binding, existing, now)
     after = ExpectedMetadata(
@@ -103,7 +103,7 @@ def virtual_node(
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": metadata,
-        # A server keeps no empty list: asked for one, it would be asked again at every pass.
+        # A server stores no empty list; requesting one would cause a write at every pass.
         "spec": {"taints": merged_taints(before.taints, existing, taints) or None},
         "status": {**node_status(node, lease, existing), **node_addresses(node, name, kubelet)},
     }
@@ -126,7 +126,7 @@ def node_labels(node: Object, binding: Binding, name: str) -> dict[str, str]:
 
 
 def node_annotations(node: Object, lease: Lease, binding: Binding, existing: Object | None) -> dict[str, str]:
-    found = {
+    annotations = {
         keys.CLUSTER_BINDING: binding.name,
         keys.PHYSICAL_NODE_NAME: name_of(node),
         keys.PHYSICAL_NODE_UID: uid_of(node),
@@ -134,14 +134,14 @@ def node_annotations(node: Object, lease: Lease, binding: Binding, existing: Obj
         keys.LAST_TERMS: terms_annotation(lease, existing),
     }
     if lease.state is LeaseState.CLOSED:
-        found[keys.CLOSED_REASON] = lease.reason
+        annotations[keys.CLOSED_REASON] = lease.reason
     if lease.ends is not None and lease.ends_soon:
-        found[keys.LEASE_ENDS] = timestamp(lease.ends)
-    return found
+        annotations[keys.LEASE_ENDS] = timestamp(lease.ends)
+    return annotations
 
 
 def node_taints(node: Object, lease: Lease, binding: Binding, existing: Object | None, now: datetime) -> list[Taint]:
-    """The owner's taints, as far as they bar new pods, and our own."""
+    """Return the owner's taints that keep new pods off the node, and our own."""
     ours = []
     if not binding.spec.disable_node_default_taint:
         ours.append(keys.VNODE_TAINT)
@@ -153,23 +153,23 @@ def node_taints(node: Object, lease: Lease, binding: Binding, existing: Object |
 
 
 def owners_taints(node: Object) -> list[Taint]:
-    """The taints of a physical node that bar pods from its virtual one; no key has the same effect twice."""
-    found: dict[tuple[str, str], Taint] = {}
+    """Return the physical node's taints for its virtual node; each key has an effect at most once."""
+    taints: dict[tuple[str, str], Taint] = {}
     for taint in value_at(node, "spec", "taints", default=[]):
         if not taint["key"].startswith((LIFECYCLE_TAINT_PREFIX, keys.PREFIX)):
             effect = keys.NO_SCHEDULE if taint["effect"] == "NoExecute" else taint["effect"]
             copy = {key: value for key, value in taint.items() if key != "timeAdded"}
-            found.setdefault((taint["key"], effect), {**copy, "effect": effect})
-    return list(found.values())
+            taints.setdefault((taint["key"], effect), {**copy, "effect": effect})
+    return list(taints.values())
 
 
 def our_taint(key: str, existing: Object | None, now: datetime) -> Taint:
-    """A taint of ours; since when it is there is kept from the first time on."""
+    """Return a taint of ours; its `timeAdded` is kept from the first time on."""
     taint = {"key": key, "effect": keys.NO_SCHEDULE}
     if key not in (keys.OUT_OF_TIME_WINDOWS_TAINT, keys.WITHDRAWING_TAINT):
         return taint
-    there = taint_named(existing, key) or {}
-    return {**taint, "timeAdded": there.get("timeAdded") or timestamp(now)}
+    previous = taint_named(existing, key) or {}
+    return {**taint, "timeAdded": previous.get("timeAdded") or timestamp(now)}
 
 
 def taint_named(node: Object | None, key: str) -> Taint | None:
@@ -178,22 +178,22 @@ def taint_named(node: Object | None, key: str) -> Taint | None:
 
 
 def lease_state_of(node: Object) -> LeaseState:
-    """A virtual node's state as its taints tell it."""
+    """Return the lease state that a virtual node's taints express."""
     if is_deleting(node) or taint_named(node, keys.WITHDRAWING_TAINT):
         return LeaseState.WITHDRAWN
     return LeaseState.CLOSED if taint_named(node, keys.OUT_OF_TIME_WINDOWS_TAINT) else LeaseState.OPEN
 
 
 def leased_amounts(node: Object) -> ResourceList:
-    """What a virtual node lends now: nothing of any resource unless it is open, though its allocatable stays."""
+    """Return the amounts that a virtual node leases now: zero unless it is open, although its allocatable stays."""
     allocatable = ResourceList.parse(value_at(node, "status", "allocatable"))
     return allocatable if lease_state_of(node) is LeaseState.OPEN else ResourceList(dict.fromkeys(allocatable, ZERO))
 
 
 def node_status(node: Object, lease: Lease, existing: Object | None) -> Object:
-    """What lasts of the physical node's status.  Heartbeats do not: they would be a write every few seconds."""
-    gone = dict.fromkeys(value_at(existing, "status", "allocatable", default={}))
-    amounts = {**gone, **lease.amounts.texts()}
+    """Return the durable part of the physical node's status. Heartbeats would cause a write every few seconds."""
+    removed = dict.fromkeys(value_at(existing, "status", "allocatable", default={}))
+    amounts = {**removed, **lease.amounts.texts()}
     conditions = value_at(node, "status", "conditions", default=[])[:MAX_CONDITIONS]
     status = {
         "capacity": amounts,
@@ -205,10 +205,10 @@ def node_status(node: Object, lease: Lease, existing: Object | None) -> Object:
 
 
 def node_addresses(node: Object, name: str, kubelet: Endpoint | None) -> Object:
-    """The part of the status that says where the node is, and where its kubelet.
+    """Return the addresses of the node and of its kubelet.
 
-    API servers call a kubelet at its node's host name, if there is one, or else at the first address.  None may be
-    there twice.
+    API servers call a kubelet at its node's host name, if there is one, or else at the first address. No address may
+    occur twice.
     """
     internal = [each for each in value_at(node, "status", "addresses", default=[]) if each.get("type") == "InternalIP"]
     if kubelet is None:
@@ -221,14 +221,14 @@ def node_addresses(node: Object, name: str, kubelet: Endpoint | None) -> Object:
 
 
 def without_heartbeat(condition: Object) -> Object:
-    kept = {key: value for key, value in condition.items() if key in ("type", "status", "reason", "lastTransitionTime")}
+    copy = {key: value for key, value in condition.items() if key in ("type", "status", "reason", "lastTransitionTime")}
     if message := condition.get("message"):
-        kept["message"] = message.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore")
-    return {**kept, "lastHeartbeatTime": condition.get("lastTransitionTime")}
+        copy["message"] = message.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore")
+    return {**copy, "lastHeartbeatTime": condition.get("lastTransitionTime")}
 
 
 def withdrawal_patch(existing: Object, now: datetime) -> Object:
-    """What makes a virtual node one that is going: a taint, beside those it has."""
+    """Return the patch that adds the withdrawing taint."""
     taints: list[Taint] = value_at(existing, "spec", "taints", default=[])
     return {
         "metadata": {"name": name_of(existing)},
@@ -237,7 +237,7 @@ def withdrawal_patch(existing: Object, now: datetime) -> Object:
 
 
 def last_reclaim_terms(existing: Object, now: datetime) -> ReclaimTerms:
-    """The terms on which the node was lent last, counted from its withdrawal: the policies may be gone by now."""
+    """Return the terms of the last lease, counted from the withdrawal: the policies may be deleted by now."""
     forced = [each for each in stored_terms(existing) if each.force]
     if not forced:
         return NO_DEADLINE
@@ -248,7 +248,7 @@ def last_reclaim_terms(existing: Object, now: datetime) -> ReclaimTerms:
 
 
 def stored_terms(existing: Object | None) -> list[LastTerms]:
-    """What the annotation says; nobody is evicted because something could not be read."""
+    """Return the stored terms; none if they cannot be read, so that no pod is evicted because of that."""
     text = annotations_of(existing).get(keys.LAST_TERMS) if existing is not None else None
     try:
         return msgspec.json.decode(text or "[]", type=list[LastTerms])
@@ -257,9 +257,9 @@ def stored_terms(existing: Object | None) -> list[LastTerms]:
 
 
 def terms_annotation(lease: Lease, existing: Object | None) -> str:
-    """The terms of the policies that decide about a lease, for the day when they are gone.
+    """Return the terms of the policies that decide about a lease, to be used after they are deleted.
 
-    While none of them can be read, those stay that were kept before.
+    While none of the policies is valid, the stored terms stay.
     """
     if existing is not None and not any(policy.is_valid for policy in lease.policies):
         return annotations_of(existing).get(keys.LAST_TERMS, "[]")
@@ -282,19 +282,19 @@ def terms_of(policy: Policy) -> LastTerms:
 
 
 def with_removed_policies(rules: LeaseRules, node: Object, existing: Object | None, now: datetime) -> LeaseRules:
-    """`rules`, with the policies that the node was lent under last and that are no more, or no more for this node.
+    """Return `rules` with the policies that the node was leased under last and that no longer apply to it.
 
-    One that is missed for the first time closed now, with what the node has been lending up to now.
+    A policy that is missed for the first time closes now, with the amounts that the node has been leasing.
     """
     present = {str(policy) for side in (rules.operator, rules.owner) for policy in matching_policies(side, node)}
-    lent = value_at(existing, "status", "allocatable", default={})
-    gone = [removed_policy(each, now, lent) for each in stored_terms(existing) if each.policy not in present]
-    return replace(rules, removed_policies=gone) if gone else rules
+    leased = value_at(existing, "status", "allocatable", default={})
+    removed = [removed_policy(each, now, leased) for each in stored_terms(existing) if each.policy not in present]
+    return replace(rules, removed_policies=removed) if removed else rules
 
 
-def removed_policy(stored: LastTerms, now: datetime, lent: Mapping[str, Amount]) -> Policy:
+def removed_policy(stored: LastTerms, now: datetime, leased: Mapping[str, Amount]) -> Policy:
     side, _, name = stored.policy.partition("/")
-    amounts = stored.lent if stored.gone else lent
+    amounts = stored.lent if stored.gone else leased
     spec = ResourceLeasingPolicySpec(
         cluster="",
         resource_limits=tuple(ResourceLimit(resource, quantity=amount) for resource, amount in amounts.items()),
@@ -306,7 +306,7 @@ def removed_policy(stored: LastTerms, now: datetime, lent: Mapping[str, Amount])
 
 
 def expected_metadata(existing: Object | None) -> ExpectedMetadata:
-    """What we set last, as the annotation says; a broken one counts as nothing."""
+    """Return the recorded metadata; an unreadable annotation counts as empty."""
     text = annotations_of(existing).get(keys.EXPECTED_METADATA) if existing is not None else None
     try:
         return msgspec.json.decode(text or "{}", type=ExpectedMetadata)
@@ -315,23 +315,23 @@ def expected_metadata(existing: Object | None) -> ExpectedMetadata:
 
 
 def merged_metadata(before: dict[str, str], theirs: Mapping[str, str], ours: dict[str, str]) -> dict[str, str | None]:
-    """Our values, but theirs where they changed one that we did not; None for what we set once and want no more.
+    """Return our values, except those that users changed and we did not; None removes a value we no longer set.
 
-    Keys under our own prefix are nobody else's to change.
+    Users cannot change keys under our own prefix.
     """
-    wanted: dict[str, str | None] = dict(ours)
+    desired: dict[str, str | None] = dict(ours)
     for key, value in ours.items():
         changed_by_them = key in before and theirs.get(key) != before[key] and before[key] == value
         if changed_by_them and not key.startswith(keys.PREFIX):
-            wanted[key] = theirs.get(key)
+            desired[key] = theirs.get(key)
     for key in before.keys() - ours.keys():
         if theirs.get(key) == before[key] or key.startswith(keys.PREFIX):
-            wanted[key] = None
-    return wanted
+            desired[key] = None
+    return desired
 
 
 def merged_taints(before: list[tuple[str, str]], existing: Object | None, ours: list[Taint]) -> list[Taint]:
-    """Our taints and, after them, those that somebody else put on the virtual node."""
+    """Return our taints, followed by those that others put on the virtual node."""
     set_by_us = {*before, *((each["key"], each["effect"]) for each in ours)}
     theirs = [
         taint

@@ -1,9 +1,9 @@
-"""Time windows: when a policy is open, and when that changes.
+"""Time windows of policies: whether a policy is open, and when that changes.
 
-A window is a set of readings of the wall clock in a time zone.  It is open at an instant if the clock on the wall then
-reads a time between `start` and `end`, end excluded, on one of its days; an overnight window belongs to the day that it
-starts on.  Nothing else is said about daylight saving time, and nothing else is needed: where the clock skips a
-reading, nobody ever reads it, and where it reads one twice, the window is open twice.
+A window is a set of wall clock readings in a time zone. It is open at an instant if the wall clock then reads a time
+from `start` up to but excluding `end`, on one of its days. An overnight window belongs to the day that it starts on.
+Daylight saving time needs no special rule: a reading that the clock skips never occurs, and a window opens twice when
+the clock reads its time twice.
 """
 
 from collections.abc import Iterator
@@ -18,16 +18,16 @@ DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 EVERY_DAY = frozenset(range(7))
 MIDNIGHT = 24 * 60
 HORIZON = 15
-"""Days that are searched for a change: every week is like the last, but for one in which the clock was set."""
+"""Days that are searched for a change. All weeks are alike, except one in which the clock is changed."""
 
 
 class WindowError(ValueError):
-    """A time zone that nobody knows; the message begins with the path.  The rest of a window its schema has checked."""
+    """Unknown time zone; the message begins with the field path. The schema checks the rest of a window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Minutes of the day; `end` at or below `start` is on the next day.  Days count from Monday as 0."""
+    """Start and end in minutes of the day; an `end` at or before `start` is on the next day. Monday is day 0."""
 
     start: int
     end: int
@@ -42,7 +42,7 @@ class Window:
         return (minute >= self.start and today in self.days) or (minute < self.end and (today - 1) % 7 in self.days)
 
     def edges(self, first: date, last: date) -> Iterator[datetime]:
-        """Every instant from `first` to `last` at which the window could open or close."""
+        """Yield every instant from `first` to `last` at which the window could open or close."""
         day = first
         while day <= last:
             for minute in {self.start, self.end % MIDNIGHT}:
@@ -55,10 +55,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The windows of one policy; without any it is always open.
+    """The windows of one policy; a schedule without windows is always open.
 
-    Nothing changes within a minute, so what was found for one instant is remembered for all of its minute: a thousand
-    nodes under one policy cost as much as one.
+    Nothing changes within a minute, so results are cached by minute: a thousand nodes under one policy cost as much as
+    one.
     """
 
     windows: tuple[Window, ...] = ()
@@ -67,11 +67,11 @@ class Schedule:
         return not self.windows or is_open(self, minute_at(instant))
 
     def next_change(self, instant: datetime) -> datetime | None:
-        """The first instant after this one at which the policy opens or closes; None where it never does."""
+        """Return the first instant after this one at which the policy opens or closes; None if it never does."""
         return next_change(self, minute_at(instant)) if self.windows else None
 
     def last_change(self, instant: datetime) -> datetime | None:
-        """The instant, not after this one, since which the policy has been as it is; None where it always was."""
+        """Return the instant of the last change at or before this one; None if there was none."""
         return last_change(self, minute_at(instant)) if self.windows else None
 
 
@@ -90,31 +90,31 @@ def is_open(schedule: Schedule, minute: datetime) -> bool:
 @lru_cache(maxsize=1024)
 def next_change(schedule: Schedule, minute: datetime) -> datetime | None:
     now = is_open(schedule, minute)
-    later = (turn for turn in schedule_edges(schedule, minute, 0, HORIZON) if turn > minute)
-    return next((turn for turn in later if is_open(schedule, turn) != now), None)
+    edges = (edge for edge in schedule_edges(schedule, minute, 0, HORIZON) if edge > minute)
+    return next((edge for edge in edges if is_open(schedule, edge) != now), None)
 
 
 @lru_cache(maxsize=1024)
 def last_change(schedule: Schedule, minute: datetime) -> datetime | None:
     now, since = is_open(schedule, minute), None
-    for turn in reversed(schedule_edges(schedule, minute, -HORIZON, 0)):
-        if turn <= minute:
-            if is_open(schedule, turn) != now:
+    for edge in reversed(schedule_edges(schedule, minute, -HORIZON, 0)):
+        if edge <= minute:
+            if is_open(schedule, edge) != now:
                 return since
-            since = turn
+            since = edge
     return None
 
 
 def schedule_edges(schedule: Schedule, minute: datetime, before: int, after: int) -> list[datetime]:
-    """Every instant in some days around this one at which the schedule could change, in order."""
-    # A day more on either side: the date in the zone may not be the date in UTC.
+    """Return every instant within these days of `minute` at which the schedule could change, in order."""
+    # One more day on either side: the date in the zone may differ from the date in UTC.
     first, last = minute.date() + timedelta(days=before - 1), minute.date() + timedelta(days=after + 1)
-    return sorted({turn for window in schedule.windows for turn in window.edges(first, last)})
+    return sorted({edge for window in schedule.windows for edge in window.edges(first, last)})
 
 
 @lru_cache(maxsize=1024)
 def clock_changes(zone: ZoneInfo, day: date) -> tuple[datetime, ...]:
-    """The instant on that day at which the clocks of the zone are set, to the second; most days have none."""
+    """Return the instants on `day` at which the zone's UTC offset changes, to the second."""
     begin = datetime.combine(day, time(), UTC)
     end = begin + timedelta(days=1)
     if begin.astimezone(zone).utcoffset() == end.astimezone(zone).utcoffset():
@@ -130,7 +130,7 @@ def clock_changes(zone: ZoneInfo, day: date) -> tuple[datetime, ...]:
 
 
 def schedule_of(spec: ResourceLeasingPolicySpec, default_zone: str) -> Schedule:
-    """The schedule of a policy; a window's own zone goes before the policy's, that before the default."""
+    """Return the schedule of a policy. The zone of a window precedes that of the policy, which precedes the default."""
     policy_zone = zone_named(spec.time_zone or default_zone, "spec.timeZone")
     windows = []
     for index, window in enumerate(spec.time_windows):
@@ -141,7 +141,7 @@ def schedule_of(spec: ResourceLeasingPolicySpec, default_zone: str) -> Schedule:
 
 
 def minute_of(clock: str) -> int:
-    """The minute of the day that `HH:MM` is."""
+    """Return the minute of the day of an `HH:MM` text."""
     hours, minutes = clock.split(":")
     return int(hours) * 60 + int(minutes)
 

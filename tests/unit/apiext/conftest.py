@@ -1,4 +1,4 @@
-"""Plain REST over an API server in this process."""
+"""Plain REST API over an API server in this process."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ WIDGETS = Resource("example.com", "v1", "Widget", "widgets")
 
 @dataclass(frozen=True)
 class Page:
-    """Asks as the back end of a web page does, for somebody."""
+    """Client that calls the API like the back end of a web page, as one user."""
 
     server: Server
     plain: RestApi = field(default_factory=lambda: RestApi(ResourceMapper()))
@@ -40,7 +40,7 @@ class Page:
         )
 
     async def __call__(self, method: str, path: str, body: Any = None, **query: str) -> tuple[int, Any]:
-        """The status and the body of the answer."""
+        """Return the status and the body of the response."""
         reply = await self.reply(method, path, body, **query)
         return reply.status, msgspec.json.decode(reply.body)
 
@@ -49,18 +49,18 @@ class Page:
         assert status == 200, found
         return [each["name"] for each in found["items"]]
 
-    async def refusal(self, method: str, path: str, body: Any = None, **query: str) -> tuple[int, str]:
+    async def error(self, method: str, path: str, body: Any = None, **query: str) -> tuple[int, str]:
         status, found = await self(method, path, body, **query)
         assert found["code"] == status
         assert found["reason"]
         return status, found["message"]
 
-    def being(self, user: User) -> "Page":
+    def as_user(self, user: User) -> "Page":
         return Page(self.server, self.plain, user)
 
     @property
     def client(self) -> Client:
-        """What others do meanwhile, by the API itself."""
+        """Return a client that uses the Kubernetes API directly."""
         return Client(InProcessTransport(self.server, ADMIN))
 
 
@@ -88,7 +88,7 @@ def a_definition(resource: Resource) -> Object:
 
 @pytest.fixture
 async def page(tmp_path: Path) -> AsyncIterator[Page]:
-    """A page before a server that knows widgets."""
+    """Client of a server that serves widgets."""
     config = ApiServerConfig(backend="memory", pod_accounts=False, file_rootpath=str(tmp_path), secure_address="")
     async with run_apiserver(config) as served:
         await Client(InProcessTransport(served.server, ADMIN)).create(CRDS, a_definition(WIDGETS))

@@ -1,4 +1,4 @@
-"""Flat objects, of any kind and of whatever somebody wrote into its status."""
+"""Flat objects of any kind, with any status."""
 
 from typing import Any
 
@@ -39,11 +39,11 @@ def conditions(**statuses: str) -> Object:
         ("odd", None),
     ],
 )
-def test_the_phase_is_the_objects_own_or_the_condition_that_tells_most(status: Any, phase: str | None) -> None:
+def test_phase_is_status_phase_or_first_true_condition(status: Any, phase: str | None) -> None:
     assert flat_objects.phase_of(an_object(status=status)) == phase
 
 
-def test_a_list_sums_a_spec_up_by_dotted_paths() -> None:
+def test_outline_flattens_spec_to_dotted_paths() -> None:
     containers = [{"name": "web", "image": "nginx"}, {"name": "log", "image": "busybox"}]
     spec = {
         "replicas": 2,
@@ -62,20 +62,20 @@ def test_a_list_sums_a_spec_up_by_dotted_paths() -> None:
     }
 
 
-def test_fields_of_an_object_do_not_pass_for_those_of_every_object() -> None:
+def test_common_fields_override_fields_of_object() -> None:
     found = flat_objects.full_object(an_object(name="other", phase="Fine", status={"phase": "Failed"}), WIDGETS)
     assert (found["name"], found["phase"]) == ("a", "Failed")
 
 
 @given(ANYTHING, ANYTHING)
-def test_whatever_spec_and_status_are_an_object_is_shown(spec: Any, status: Any) -> None:
+def test_any_spec_and_status_can_be_shown(spec: Any, status: Any) -> None:
     obj = an_object(spec=spec, status=status)
     assert flat_objects.object_outline(obj, WIDGETS)["name"] == "a"
     assert flat_objects.full_object(obj, WIDGETS)["spec"] == spec
 
 
 @given(ANYTHING, st.dictionaries(st.sampled_from(["app", "tier"]), st.text("ab", max_size=3)))
-def test_what_is_shown_whole_means_the_same_object_when_it_is_posted(spec: Any, labels: dict[str, str]) -> None:
+def test_full_object_posts_back_to_same_object(spec: Any, labels: dict[str, str]) -> None:
     obj = {**an_object(spec=spec, data={"k": "v"}), "apiVersion": "example.com/v1", "kind": "Widget"}
     obj["metadata"]["labels"] = labels
     posted = flat_objects.object_from_body(flat_objects.full_object(obj, WIDGETS), WIDGETS, None)

@@ -1,4 +1,4 @@
-"""Plain REST on a socket, before an API server on another: in whose name it asks, and which pages may call."""
+"""Plain REST API over HTTP: credentials of callers, and allowed web pages."""
 
 import io
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ PAGE = "https://page.example"
 
 @pytest.fixture
 async def access(tmp_path: Path) -> AsyncIterator[Access]:
-    """An administrator's way to an API server that knows two more users."""
+    """Administrator's access to an API server with two more users."""
     tokens = tmp_path / "tokens.csv"
     tokens.touch(0o600)
     tokens.write_text('of-ann,ann,1,"system:masters"\nof-bob,bob,2\nof-admin,admin,3,"system:masters"\n')
@@ -59,30 +59,32 @@ def by(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-async def test_each_caller_has_the_rights_of_their_own_token(access: Access) -> None:
+async def test_each_caller_has_rights_of_own_token(access: Access) -> None:
     async with front(access_for_callers(access)) as session:
-        made = await session.post("/apiext/v1/configmaps", json={"name": "c", "data": {"a": "b"}}, headers=by("of-ann"))
-        assert made.status == 201
-        shown = await session.get(made.headers["Location"], headers=by("of-ann"))
-        assert (await shown.json())["data"] == {"a": "b"}
-        refused = await session.get("/apiext/v1/configmaps", headers=by("of-bob"))
-        assert refused.status == 403
-        assert 'User "bob" cannot list' in (await refused.json())["message"]
+        created = await session.post(
+            "/apiext/v1/configmaps", json={"name": "c", "data": {"a": "b"}}, headers=by("of-ann")
+        )
+        assert created.status == 201
+        read = await session.get(created.headers["Location"], headers=by("of-ann"))
+        assert (await read.json())["data"] == {"a": "b"}
+        rejected = await session.get("/apiext/v1/configmaps", headers=by("of-bob"))
+        assert rejected.status == 403
+        assert 'User "bob" cannot list' in (await rejected.json())["message"]
         assert (await session.get("/apiext/v1/configmaps", headers=by("guess"))).status == 401
 
 
-async def test_without_a_token_nobody_gets_in_whatever_the_kubeconfig_may(access: Access) -> None:
+async def test_request_without_token_is_unauthorized(access: Access) -> None:
     async with front(access_for_callers(access)) as session:
         for path in ("/apiext/v1", "/apiext/v1/configmaps", "/apiext/v1/nothing"):
-            refused = await session.get(path)
-            assert refused.status == 401
-            assert refused.headers["WWW-Authenticate"] == "Bearer"
-            assert "Authorization: Bearer TOKEN" in (await refused.json())["message"]
+            rejected = await session.get(path)
+            assert rejected.status == 401
+            assert rejected.headers["WWW-Authenticate"] == "Bearer"
+            assert "Authorization: Bearer TOKEN" in (await rejected.json())["message"]
         assert (await session.get("/apiext/openapi.json")).status == 200
         assert await (await session.get("/healthz")).text() == "ok"
 
 
-async def test_our_own_identity_is_lent_to_this_machine_and_to_no_page_in_its_browser(access: Access) -> None:
+async def test_own_identity_serves_local_clients_but_no_web_pages(access: Access) -> None:
     async with front(access, own_identity=True) as session:
         assert (await session.get("/apiext/v1/namespaces")).status == 200
         assert (await session.get("/apiext/v1/namespaces", headers={"Origin": PAGE})).status == 401
@@ -91,10 +93,10 @@ async def test_our_own_identity_is_lent_to_this_machine_and_to_no_page_in_its_br
         assert (await session.get("/apiext/v1/namespaces", headers={"Origin": PAGE})).status == 200
 
 
-async def test_only_pages_of_allowed_origins_may_call_from_a_browser(access: Access) -> None:
+async def test_only_allowed_origins_may_call_from_browser(access: Access) -> None:
     async with front(access_for_callers(access), origins=[PAGE]) as session:
-        asked = {"Origin": PAGE, "Access-Control-Request-Method": "DELETE"}
-        allowed = await session.options("/apiext/v1/namespaces", headers=asked)
+        preflight = {"Origin": PAGE, "Access-Control-Request-Method": "DELETE"}
+        allowed = await session.options("/apiext/v1/namespaces", headers=preflight)
         assert allowed.status == 204
         assert allowed.headers["Access-Control-Allow-Origin"] == PAGE
         assert "DELETE" in allowed.headers["Access-Control-Allow-Methods"]
@@ -102,40 +104,40 @@ async def test_only_pages_of_allowed_origins_may_call_from_a_browser(access: Acc
         assert found.headers["Access-Control-Allow-Origin"] == PAGE
         other = await session.get("/apiext/v1/namespaces", headers={"Origin": "https://other.example", **by("of-ann")})
         assert "Access-Control-Allow-Origin" not in other.headers
-        refused = await session.options("/apiext/v1/namespaces", headers={"Origin": "https://other.example"})
-        assert "Access-Control-Allow-Origin" not in refused.headers
-        assert refused.status == 401
+        rejected = await session.options("/apiext/v1/namespaces", headers={"Origin": "https://other.example"})
+        assert "Access-Control-Allow-Origin" not in rejected.headers
+        assert rejected.status == 401
 
 
-async def test_a_body_that_is_too_large_is_refused(access: Access) -> None:
+async def test_too_large_body_is_rejected(access: Access) -> None:
     async with front(access_for_callers(access)) as session:
         body = io.BytesIO(b'{"name": "' + b"a" * MAX_BODY_BYTES + b'"}')
         headers = {"Content-Type": "application/json", **by("of-ann")}
-        refused = await session.post("/apiext/v1/configmaps", data=body, headers=headers)
-        assert refused.status == 413
-        assert (await refused.json())["reason"] == "TooLarge"
+        rejected = await session.post("/apiext/v1/configmaps", data=body, headers=headers)
+        assert rejected.status == 413
+        assert (await rejected.json())["reason"] == "TooLarge"
 
 
-async def test_an_api_server_that_does_not_answer_is_not_told_about(access: Access) -> None:
+async def test_unreachable_api_server_is_bad_gateway_without_details(access: Access) -> None:
     nowhere = Access("http://127.0.0.1:1")
     async with front(access_for_callers(nowhere)) as session:
-        refused = await session.post("/apiext/v1/configmaps", json={"name": "a"}, headers=by("of-ann"))
-        assert refused.status == 502
-        assert (await refused.json())["message"] == "the API server gave no answer; try again"
+        rejected = await session.post("/apiext/v1/configmaps", json={"name": "a"}, headers=by("of-ann"))
+        assert rejected.status == 502
+        assert (await rejected.json())["message"] == "the API server did not respond; try again"
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         ({"listen": "0.0.0.0:6090"}, "tokens need TLS"),
-        ({"listen": ":6090", "ownIdentity": True}, "would let anybody in"),
-        ({"listen": ""}, "nowhere is no place to serve"),
-        ({"allowOrigins": ["*"]}, "'*' is no origin"),
-        ({"allowOrigins": ["https://page.example/"]}, "is no origin"),
-        ({"kinds": []}, "an empty list shows nothing"),
+        ({"listen": ":6090", "ownIdentity": True}, "would admit everyone"),
+        ({"listen": ""}, "an empty address cannot be served"),
+        ({"allowOrigins": ["*"]}, "'*' is not an origin"),
+        ({"allowOrigins": ["https://page.example/"]}, "is not an origin"),
+        ({"kinds": []}, "an empty list serves nothing"),
         ({"tls.certificate": "x"}, "certificate and key belong together"),
     ],
 )
-def test_what_would_be_unsafe_or_of_no_use_is_refused(flags: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told.replace("*", r"\*")):
+def test_unsafe_or_useless_configuration_is_rejected(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("*", r"\*")):
         load_config(ApiExtConfig, file=None, environ={}, flags=flags)

@@ -1,4 +1,4 @@
-"""Questions choose and order objects; how they are written is read once and for all."""
+"""Parsing of list queries, and their filters, order and pages."""
 
 from contextlib import suppress
 from typing import Any
@@ -18,7 +18,7 @@ def candidate(**fields: Any) -> Candidate:
 
 
 @pytest.mark.parametrize(
-    "written",
+    "filter_text",
     [
         "phase=Running",
         "phase==Running",
@@ -38,27 +38,27 @@ def candidate(**fields: Any) -> Candidate:
         ".metadata.generation=3",
     ],
 )
-def test_a_filter_holds_what_it_says(written: str) -> None:
+def test_filter_matches(filter_text: str) -> None:
     spec = {"tags": ["x", "y"], "on": True, "text": "a,b=c"}
     one = candidate(phase="Running", spec=spec, labels={"app.kubernetes.io/name": "web"})
-    assert parse_list_query({"filter": written}).matches(one)
+    assert parse_list_query({"filter": filter_text}).matches(one)
 
 
-@pytest.mark.parametrize("written", ["phase=run", "phase!=Running", "name~b", "spec.tags=z", "phase=Running,name=b"])
-def test_a_filter_keeps_out_what_it_does_not_mean(written: str) -> None:
-    assert not parse_list_query({"filter": written}).matches(candidate(phase="Running", spec={"tags": ["x"]}))
+@pytest.mark.parametrize(
+    "filter_text", ["phase=run", "phase!=Running", "name~b", "spec.tags=z", "phase=Running,name=b"]
+)
+def test_filter_excludes_non_matching(filter_text: str) -> None:
+    assert not parse_list_query({"filter": filter_text}).matches(candidate(phase="Running", spec={"tags": ["x"]}))
 
 
-@pytest.mark.parametrize("written", ["=x", "~", "phase", "nothing=x", ".=x", "!=x"])
-def test_a_filter_that_is_none_is_refused(written: str) -> None:
+@pytest.mark.parametrize("filter_text", ["=x", "~", "phase", "nothing=x", ".=x", "!=x"])
+def test_invalid_filter_is_rejected(filter_text: str) -> None:
     with pytest.raises(BadRequest, match="filter: "):
-        parse_list_query({"filter": written})
+        parse_list_query({"filter": filter_text})
 
 
 @given(st.lists(SCALARS), st.booleans())
-def test_whatever_the_values_are_they_are_sorted_and_what_lacks_one_comes_last(
-    values: list[Any], descending: bool
-) -> None:
+def test_any_values_sort_with_missing_ones_last(values: list[Any], descending: bool) -> None:
     keys = parse_list_query({"sort": "-spec.v" if descending else "spec.v"}).keys
     found = [one.value("spec.v") for one in sorted_candidates([candidate(spec={"v": each}) for each in values], keys)]
     having = [each for each in found if each is not None]
@@ -70,18 +70,18 @@ def test_whatever_the_values_are_they_are_sorted_and_what_lacks_one_comes_last(
 
 
 @given(st.lists(st.integers(0, 3)), st.integers(1, 5))
-def test_the_pages_of_a_list_are_the_list(values: list[int], limit: int) -> None:
+def test_pages_together_are_the_list(values: list[int], limit: int) -> None:
     candidates = [candidate(spec={"v": each}) for each in values]
-    asked = parse_list_query({"sort": "spec.v", "limit": str(limit)})
+    query = parse_list_query({"sort": "spec.v", "limit": str(limit)})
     pages = [
         parse_list_query({"sort": "spec.v", "limit": str(limit), "page": str(number)}).page_of(candidates)
-        for number in range(1, asked.page_count(len(values)) + 1)
+        for number in range(1, query.page_count(len(values)) + 1)
     ]
     assert all(pages)
     assert [one.value("spec.v") for page in pages for one in page] == sorted(values)
 
 
 @given(st.text(max_size=30))
-def test_no_text_breaks_a_filter(written: str) -> None:
+def test_filter_parses_any_text(filter_text: str) -> None:
     with suppress(BadRequest):
-        assert parse_list_query({"filter": written}).matches(candidate(phase="Running")) in (True, False)
+        assert parse_list_query({"filter": filter_text}).matches(candidate(phase="Running")) in (True, False)

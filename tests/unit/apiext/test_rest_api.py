@@ -1,4 +1,4 @@
-"""Plain REST over a whole API server, in this process."""
+"""Plain REST API over a complete API server in this process."""
 
 from typing import Any
 
@@ -14,22 +14,22 @@ from tapestry.kube.resources import CONFIGMAPS, CRDS, SECRETS, Resource
 from .conftest import WIDGETS, Page, a_definition
 
 
-async def made(page: Page, name: str, **spec: Any) -> None:
+async def create_widget(page: Page, name: str, **spec: Any) -> None:
     status, found = await page("POST", "/v1/widgets", {"name": name, "spec": spec})
     assert status == 201, found
 
 
-async def in_phase(page: Page, name: str, phase: str) -> None:
+async def set_phase(page: Page, name: str, phase: str) -> None:
     status = {"status": {"phase": phase, "conditions": [{"type": "Ready", "status": "True", "reason": "Fine"}]}}
     await page.client.patch(WIDGETS, object_named(name, "default"), status, subresource="status")
 
 
-async def test_what_is_created_is_shown_flat_and_can_be_posted_again(page: Page) -> None:
+async def test_created_object_is_flat_and_can_be_posted_again(page: Page) -> None:
     body = {"name": "a", "labels": {"app": "web"}, "spec": {"color": "red", "tags": ["x", "y"]}}
     created = await page.reply("POST", "/v1/widgets", body)
     assert created.status == 201
     assert created.headers["Location"] == "/apiext/v1/widgets.example.com/a?namespace=default"
-    await in_phase(page, "a", "Running")
+    await set_phase(page, "a", "Running")
     status, found = await page("GET", "/v1/widgets/a")
     assert status == 200
     assert found["uid"]
@@ -52,7 +52,7 @@ async def test_what_is_created_is_shown_flat_and_can_be_posted_again(page: Page)
     assert again["phase"] is None
 
 
-async def test_an_object_as_kubernetes_has_it_can_be_posted_too(page: Page) -> None:
+async def test_object_with_metadata_can_be_posted(page: Page) -> None:
     body = {"apiVersion": "example.com/v1", "kind": "Widget", "metadata": {"generateName": "w-"}, "spec": {"size": 1}}
     status, found = await page("POST", "/v1/widgets", body, namespace="kube-public")
     assert status == 201
@@ -60,26 +60,26 @@ async def test_an_object_as_kubernetes_has_it_can_be_posted_too(page: Page) -> N
     assert found["namespace"] == "kube-public"
 
 
-async def test_a_kind_has_several_names_and_is_there_as_soon_as_it_is_defined(page: Page) -> None:
+async def test_kind_has_several_names_and_appears_when_defined(page: Page) -> None:
     assert await page.names("/v1/widgets") == []
     gadgets = Resource("example.com", "v1", "Gadget", "gadgets", namespaced=False)
     await page.client.create(CRDS, a_definition(gadgets))
     for name in ("gadgets", "gadget", "Gadget", "gadgets.example.com"):
         assert await page.names(f"/v1/{name}") == []
-    assert await page.refusal("POST", "/v1/gadgets", {"name": "g", "namespace": "default"}) == (
+    assert await page.error("POST", "/v1/gadgets", {"name": "g", "namespace": "default"}) == (
         400,
-        "namespace: gadgets.example.com are in none; leave it out",
+        "namespace: gadgets.example.com are not namespaced; omit it",
     )
     assert (await page("POST", "/v1/gadgets", {"name": "g"}))[0] == 201
 
 
-async def test_of_namesakes_the_core_is_meant_and_others_by_their_full_name(page: Page) -> None:
+async def test_ambiguous_name_means_core_group(page: Page) -> None:
     for group in ("one.example", "two.example"):
         await page.client.create(CRDS, a_definition(Resource(group, "v1", "Thing", "things")))
         await page.client.create(CRDS, a_definition(Resource(group, "v1", "Pod", "pods")))
-    assert await page.refusal("GET", "/v1/things") == (
+    assert await page.error("GET", "/v1/things") == (
         400,
-        "kind 'things' is ambiguous; say things.one.example or things.two.example",
+        "kind 'things' is ambiguous; use things.one.example or things.two.example",
     )
     assert await page.names("/v1/things.two.example") == []
     _, index = await page("GET", "/v1")
@@ -88,7 +88,7 @@ async def test_of_namesakes_the_core_is_meant_and_others_by_their_full_name(page
     assert len(names) == len(set(names))
 
 
-async def test_the_index_says_what_can_be_done_with_each_kind(page: Page) -> None:
+async def test_index_lists_verbs_of_each_kind(page: Page) -> None:
     _, index = await page("GET", "/v1")
     (widgets,) = [each for each in index["kinds"] if each["name"] == "widgets"]
     assert widgets == {
@@ -102,21 +102,21 @@ async def test_the_index_says_what_can_be_done_with_each_kind(page: Page) -> Non
     }
 
 
-async def test_only_the_kinds_that_are_meant_to_be_shown_are(page: Page) -> None:
+async def test_only_configured_kinds_are_served(page: Page) -> None:
     narrow = Page(page.server, RestApi(ResourceMapper(["*.example.com", "configmaps"])))
     _, index = await narrow("GET", "/v1")
     assert [each["name"] for each in index["kinds"]] == ["configmaps", "widgets"]
-    assert await narrow.refusal("GET", "/v1/secrets") == (
+    assert await narrow.error("GET", "/v1/secrets") == (
         404,
-        "there is no kind 'secrets'; /apiext/v1 lists those there are",
+        "no kind 'secrets'; /apiext/v1 lists the available kinds",
     )
 
 
 async def test_lists_are_filtered_sorted_and_paged(page: Page) -> None:
     for name, size in (("web-1", 10), ("web-2", 9), ("db", 30), ("web-3", 2)):
-        await made(page, name, size=size, color="red")
-    await in_phase(page, "web-1", "Running")
-    await in_phase(page, "db", "Running")
+        await create_widget(page, name, size=size, color="red")
+    await set_phase(page, "web-1", "Running")
+    await set_phase(page, "db", "Running")
     assert await page.names("/v1/widgets", filter="phase=Running,name~WEB") == ["web-1"]
     assert await page.names("/v1/widgets", filter="phase!=Running", sort="name") == ["web-2", "web-3"]
     assert await page.names("/v1/widgets", filter="conditions.Ready.status=True", sort="-name") == ["web-1", "db"]
@@ -128,9 +128,9 @@ async def test_lists_are_filtered_sorted_and_paged(page: Page) -> None:
     assert await page.names("/v1/widgets", page="9") == []
 
 
-async def test_without_filter_and_sort_a_cursor_leads_through_the_servers_own_pages(page: Page) -> None:
+async def test_cursor_follows_server_pages_without_filter(page: Page) -> None:
     for number in range(5):
-        await made(page, f"w{number}")
+        await create_widget(page, f"w{number}")
     seen, query, totals = [], {"limit": "2"}, []
     while True:
         _, found = await page("GET", "/v1/widgets", **query)
@@ -141,21 +141,21 @@ async def test_without_filter_and_sort_a_cursor_leads_through_the_servers_own_pa
         query = {"limit": "2", "cursor": found["next"]}
     assert seen == ["w0", "w1", "w2", "w3", "w4"]
     assert totals[0] == 5
-    status, message = await page.refusal("GET", "/v1/widgets", cursor="nonsense")
+    status, message = await page.error("GET", "/v1/widgets", cursor="nonsense")
     assert status == 400
     assert "continue" in message
 
 
-async def test_a_namespace_can_be_named_and_none_is_all_of_them(page: Page) -> None:
-    await made(page, "here")
+async def test_list_covers_one_or_all_namespaces(page: Page) -> None:
+    await create_widget(page, "here")
     await page("POST", "/v1/widgets", {"name": "there", "namespace": "kube-public"})
     assert await page.names("/v1/widgets") == ["here", "there"]
     assert await page.names("/v1/widgets", namespace="kube-public") == ["there"]
-    assert (await page.refusal("GET", "/v1/widgets/there"))[0] == 404
+    assert (await page.error("GET", "/v1/widgets/there"))[0] == 404
     assert (await page("GET", "/v1/widgets/there", namespace="kube-public"))[0] == 200
 
 
-async def test_lists_show_the_keys_of_data_and_never_the_data(page: Page) -> None:
+async def test_lists_show_keys_but_never_values_of_data(page: Page) -> None:
     secret = {"metadata": {"name": "s", "namespace": "default"}, "stringData": {"password": "hunter2"}}
     await page.client.create(SECRETS, secret)
     await page.client.create(CONFIGMAPS, {"metadata": {"name": "c", "namespace": "default"}, "data": {"a": "b"}})
@@ -165,58 +165,56 @@ async def test_lists_show_the_keys_of_data_and_never_the_data(page: Page) -> Non
     assert found["data"] == {"a": "b"}
 
 
-async def test_what_is_deleted_is_gone_or_on_its_way(page: Page) -> None:
-    await made(page, "a")
+async def test_deleted_object_is_gone_or_pending(page: Page) -> None:
+    await create_widget(page, "a")
     assert await page("DELETE", "/v1/widgets/a") == (200, {"name": "a", "namespace": "default", "deleted": True})
-    assert await page.refusal("DELETE", "/v1/widgets/a") == (404, 'widgets.example.com "a" not found')
+    assert await page.error("DELETE", "/v1/widgets/a") == (404, 'widgets.example.com "a" not found')
     held = {"metadata": {"name": "b", "finalizers": ["example.com/hold"]}}
     await page("POST", "/v1/widgets", held)
     assert await page("DELETE", "/v1/widgets/b") == (202, {"name": "b", "namespace": "default", "deleted": False})
     assert (await page("GET", "/v1/widgets/b"))[1]["deleting"] is True
 
 
-async def test_the_rights_are_those_of_the_caller(page: Page) -> None:
-    await made(page, "a")
-    await page.names("/v1/widgets")  # by now the kinds are known
-    eve = page.being(User("eve"))
+async def test_caller_needs_permission(page: Page) -> None:
+    await create_widget(page, "a")
+    await page.names("/v1/widgets")  # the kinds are now cached
+    eve = page.as_user(User("eve"))
     for method, path, verb in (
         ("GET", "/v1/widgets", "list"),
         ("GET", "/v1/widgets/a", "get"),
         ("DELETE", "/v1/widgets/a", "delete"),
     ):
-        status, message = await eve.refusal(method, path)
+        status, message = await eve.error(method, path)
         assert status == 403
         assert f'User "eve" cannot {verb} resource "widgets"' in message
-    status, message = await eve.refusal("POST", "/v1/widgets", {"name": "b"})
+    status, message = await eve.error("POST", "/v1/widgets", {"name": "b"})
     assert status == 403
     assert 'User "eve" cannot create' in message
     assert (await page("GET", "/v1/widgets/a"))[0] == 200
 
 
 @pytest.mark.parametrize(
-    ("query", "told"),
+    ("query", "expected"),
     [
         ({"filter": "phase"}, "write field=text, field!=text, field~part or field!~part"),
-        ({"filter": "phas=x"}, "filter: there is no field 'phas'; there are kind, name,"),
+        ({"filter": "phas=x"}, "filter: there is no field 'phas'; use kind, name,"),
         ({"sort": "size"}, "sort: there is no field 'size'"),
         ({"limit": "0"}, "limit: '0' is not a number from 1 to 500"),
         ({"limit": "501"}, "limit: '501' is not a number from 1 to 500"),
         ({"page": "x"}, "page: 'x' is not a number from 1 on"),
-        ({"lmit": "1"}, "lmit: there is no such parameter; there are namespace, filter,"),
-        ({"cursor": "x", "sort": "name"}, "cursor: it goes on with a list that has no filter, sort or page"),
+        ({"lmit": "1"}, "lmit: no such parameter; valid are namespace, filter,"),
+        ({"cursor": "x", "sort": "name"}, "cursor: not allowed with filter, sort or page"),
         ({"namespace": "a/b"}, "'a/b' may not be a name"),
     ],
 )
-async def test_a_question_that_makes_no_sense_is_answered_with_what_to_write(
-    page: Page, query: dict[str, str], told: str
-) -> None:
-    status, message = await page.refusal("GET", "/v1/widgets", **query)
+async def test_invalid_query_is_rejected_with_advice(page: Page, query: dict[str, str], expected: str) -> None:
+    status, message = await page.error("GET", "/v1/widgets", **query)
     assert status == 400
-    assert told in message
+    assert expected in message
 
 
 @pytest.mark.parametrize(
-    ("body", "code", "told"),
+    ("body", "code", "expected"),
     [
         (b"{", 400, "the body is not JSON"),
         (b"[" * 100_000, 400, "the body is not JSON"),
@@ -231,59 +229,59 @@ async def test_a_question_that_makes_no_sense_is_answered_with_what_to_write(
         ({"name": "a", "namespace": 1}, 400, ""),
     ],
 )
-async def test_an_object_that_makes_no_sense_is_refused_in_words(page: Page, body: Any, code: int, told: str) -> None:
-    status, message = await page.refusal("POST", "/v1/widgets", body)
+async def test_invalid_object_is_rejected_with_message(page: Page, body: Any, code: int, expected: str) -> None:
+    status, message = await page.error("POST", "/v1/widgets", body)
     assert status == code
-    assert told in message
+    assert expected in message
 
 
-async def test_fields_that_are_wrong_are_named_for_forms(page: Page) -> None:
+async def test_invalid_fields_are_named(page: Page) -> None:
     _, found = await page("POST", "/v1/widgets", {"name": "a", "spec": {"color": 1}})
     assert [each["field"] for each in found["fields"]] == ["spec.color"]
 
 
-async def test_two_namespaces_in_one_request_are_refused(page: Page) -> None:
+async def test_two_namespaces_in_one_request_are_rejected(page: Page) -> None:
     body = {"name": "a", "namespace": "default"}
-    assert await page.refusal("POST", "/v1/widgets", body, namespace="kube-public") == (
+    assert await page.error("POST", "/v1/widgets", body, namespace="kube-public") == (
         400,
-        "namespace: 'default' in the body and 'kube-public' in the query; keep one",
+        "namespace: 'default' in the body and 'kube-public' in the query; use one",
     )
 
 
-async def test_what_is_not_done_here_says_what_is(page: Page) -> None:
+async def test_unsupported_method_names_supported_ones(page: Page) -> None:
     reply = await page.reply("PATCH", "/v1/widgets/a", {})
     assert reply.status == 405
     assert reply.headers["Allow"] == "GET, DELETE"
-    assert (await page.refusal("GET", "/v2/widgets"))[0] == 404
+    assert (await page.error("GET", "/v2/widgets"))[0] == 404
     assert (await page.reply("POST", "/v1/widgets", {"name": "a"}, kind="text/plain")).status == 415
-    assert (await page.refusal("GET", "/v1/widgets/a", filter="x=y"))[0] == 400
+    assert (await page.error("GET", "/v1/widgets/a", filter="x=y"))[0] == 400
 
 
-async def test_a_name_that_is_taken_is_refused(page: Page) -> None:
-    await made(page, "a")
-    told = 'widgets.example.com "a" already exists'
-    assert await page.refusal("POST", "/v1/widgets", {"name": "a"}) == (409, told)
+async def test_existing_name_is_rejected(page: Page) -> None:
+    await create_widget(page, "a")
+    expected = 'widgets.example.com "a" already exists'
+    assert await page.error("POST", "/v1/widgets", {"name": "a"}) == (409, expected)
 
 
-async def test_more_objects_than_can_be_sorted_are_refused(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_objects_to_sort_are_rejected(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rest_api, "BATCH", 2)
-    monkeypatch.setattr(rest_api, "MOST_READ", 3)
+    monkeypatch.setattr(rest_api, "MAX_OBJECTS_READ", 3)
     for number in range(4):
-        await made(page, f"w{number}")
+        await create_widget(page, f"w{number}")
     assert await page.names("/v1/widgets", sort="-name") == ["w3", "w2", "w1", "w0"]
-    await made(page, "w4")
-    status, message = await page.refusal("GET", "/v1/widgets", sort="-name")
+    await create_widget(page, "w4")
+    status, message = await page.error("GET", "/v1/widgets", sort="-name")
     assert status == 413
-    assert "more than 3 widgets.example.com; ask for one namespace" in message
+    assert "more than 3 widgets.example.com; query one namespace" in message
 
 
-async def test_openapi_names_every_path_and_every_answer(page: Page) -> None:
+async def test_openapi_names_every_path_and_schema(page: Page) -> None:
     _, found = await page("GET", "/openapi.json")
     assert found["openapi"].startswith("3.")
     assert set(found["paths"]) == {"/apiext/v1", "/apiext/v1/{kind}", "/apiext/v1/{kind}/{name}"}
     known = {f"#/components/schemas/{name}" for name in found["components"]["schemas"]}
     assert references(found) <= known
-    await made(page, "a")
+    await create_widget(page, "a")
     _, item = await page("GET", "/v1/widgets/a")
     assert set(found["components"]["schemas"]["Whole"]["required"]) <= set(item)
 

@@ -26,7 +26,7 @@ class Hook:
     port: int
     bundle: str
     say: Say
-    asked: list[Object] = field(default_factory=list)
+    requests: list[Object] = field(default_factory=list)
     connections: set[int] = field(default_factory=set)
     """Client ports of the received connections."""
 
@@ -36,7 +36,7 @@ class Hook:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         review = msgspec.json.decode(await request.read())
-        self.asked.append(review["request"])
+        self.requests.append(review["request"])
         assert request.transport is not None
         self.connections.add(request.transport.get_extra_info("peername")[1])
         response = self.say(review["request"])

@@ -1,4 +1,4 @@
-"""Data folders from outside: copies while a server writes, what comes back of them, and what damage is found."""
+"""Backup, restore, check, repair and export of data folders."""
 
 import gzip
 import io
@@ -18,16 +18,16 @@ from tapestry.apiserver.storage.log import Entry, Key, StorageError
 from tapestry.apiserver.storage.sqlite_log import FileLog
 from tapestry.cli.main import main
 
-from .earlier import write_version_1
+from .old_databases import write_version_1
 
 
-def an_object(name: str, revision: int, **fields: object) -> bytes:
+def encoded_object(name: str, revision: int, **fields: object) -> bytes:
     metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}", "resourceVersion": str(revision)}
     return msgspec.json.encode({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, **fields})
 
 
 def entry(name: str, revision: int, **fields: object) -> Entry:
-    return Entry(revision, Key("configmaps", "default", name), an_object(name, revision, **fields))
+    return Entry(revision, Key("configmaps", "default", name), encoded_object(name, revision, **fields))
 
 
 @pytest.fixture
@@ -37,33 +37,31 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def log(folder: Path) -> Iterator[FileLog]:
-    """A log in use, with three objects, of which one is gone."""
-    found = FileLog(folder)
+    """A log in use with the objects a and b, and a deleted object c."""
+    log = FileLog(folder)
     (folder / "pki").mkdir()
     (folder / "pki" / "ca.key").write_text("secret")
-    found.append([entry("a", 1, data={"k": "v"}), entry("b", 2), entry("c", 3)])
-    found.append([Entry(4, Key("configmaps", "default", "c"), None)])
-    yield found
-    found.close()
+    log.append([entry("a", 1, data={"k": "v"}), entry("b", 2), entry("c", 3)])
+    log.append([Entry(4, Key("configmaps", "default", "c"), None)])
+    yield log
+    log.close()
 
 
 def names(folder: Path) -> list[str]:
     return [each.key.name for each in archive.read_entries(folder)]
 
 
-def run(*words: object) -> Result:
-    return CliRunner().invoke(main, ["apiserver", *map(str, words)])
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["apiserver", *map(str, arguments)])
 
 
-def damaged(folder: Path, statement: str, *values: object) -> None:
+def damage(folder: Path, statement: str, *values: object) -> None:
     connection = apsw.Connection(str(folder / "tapestry.db"))
     connection.execute(statement, values)
     connection.close()
 
 
-def test_an_archive_of_a_log_in_use_has_everything_up_to_one_revision_and_the_keys(
-    log: FileLog, folder: Path, tmp_path: Path
-) -> None:
+def test_backup_of_running_log_has_one_revision_and_keys(log: FileLog, folder: Path, tmp_path: Path) -> None:
     assert archive.back_up(folder, tmp_path / "archive") == 4
     log.append([entry("later", 5)])
     archive.restore(tmp_path / "archive", tmp_path / "there")
@@ -72,14 +70,12 @@ def test_an_archive_of_a_log_in_use_has_everything_up_to_one_revision_and_the_ke
     assert names(folder) == ["a", "b", "later"]
 
 
-def test_nobody_else_can_read_an_archive(log: FileLog, folder: Path, tmp_path: Path) -> None:
+def test_archive_is_readable_by_owner_only(log: FileLog, folder: Path, tmp_path: Path) -> None:
     archive.back_up(folder, tmp_path / "archive")
     assert (tmp_path / "archive").stat().st_mode & 0o077 == 0
 
 
-def test_a_restored_log_gives_out_no_revision_that_anybody_may_have_seen(
-    log: FileLog, folder: Path, tmp_path: Path
-) -> None:
+def test_restored_log_does_not_reuse_revisions(log: FileLog, folder: Path, tmp_path: Path) -> None:
     archive.back_up(folder, tmp_path / "archive")
     log.append([entry("seen", 5)])
     revision = archive.restore(tmp_path / "archive", tmp_path / "there")
@@ -89,7 +85,7 @@ def test_a_restored_log_gives_out_no_revision_that_anybody_may_have_seen(
     assert latest == revision > 5
 
 
-def test_an_archive_of_the_first_version_is_restored_as_one_of_this_version(tmp_path: Path) -> None:
+def test_restore_migrates_archive_of_version_1(tmp_path: Path) -> None:
     write_version_1(tmp_path / "tapestry.db", [entry("a", 1), entry("b", 3)], latest=4)
     with tarfile.open(tmp_path / "archive", "w") as tar:
         tar.add(tmp_path / "tapestry.db", "tapestry.db")
@@ -97,7 +93,7 @@ def test_an_archive_of_the_first_version_is_restored_as_one_of_this_version(tmp_
     assert names(tmp_path / "there") == ["a", "b"]
 
 
-def test_an_archive_without_objects_in_it_is_not_restored_as_an_empty_one(tmp_path: Path) -> None:
+def test_restore_rejects_empty_database(tmp_path: Path) -> None:
     (tmp_path / "tapestry.db").touch()
     with tarfile.open(tmp_path / "archive", "w") as tar:
         tar.add(tmp_path / "tapestry.db", "tapestry.db")
@@ -106,16 +102,16 @@ def test_an_archive_without_objects_in_it_is_not_restored_as_an_empty_one(tmp_pa
     assert not (tmp_path / "there").exists()
 
 
-def test_a_restore_keeps_what_was_there_beside_it(log: FileLog, folder: Path, tmp_path: Path) -> None:
+def test_restore_renames_the_old_folder(log: FileLog, folder: Path, tmp_path: Path) -> None:
     archive.back_up(folder, tmp_path / "archive")
     log.append([entry("later", 5)])
     log.close()
     archive.restore(tmp_path / "archive", folder)
-    [kept] = tmp_path.glob("data.before-*")
-    assert (names(folder), names(kept)) == (["a", "b"], ["a", "b", "later"])
+    [old_folder] = tmp_path.glob("data.before-*")
+    assert (names(folder), names(old_folder)) == (["a", "b"], ["a", "b", "later"])
 
 
-def test_a_restore_under_a_running_server_is_refused(log: FileLog, folder: Path, tmp_path: Path) -> None:
+def test_restore_fails_while_server_runs(log: FileLog, folder: Path, tmp_path: Path) -> None:
     archive.back_up(folder, tmp_path / "archive")
     with pytest.raises(StorageError, match="another process has it open"):
         archive.restore(tmp_path / "archive", folder)
@@ -123,7 +119,7 @@ def test_a_restore_under_a_running_server_is_refused(log: FileLog, folder: Path,
 
 
 @pytest.mark.parametrize("name", ["../evil", "/etc/evil", "pki/../../evil", "pki/sub/evil", "other.db"])
-def test_an_archive_with_anything_else_in_it_is_refused(tmp_path: Path, name: str) -> None:
+def test_restore_rejects_unknown_members(tmp_path: Path, name: str) -> None:
     with tarfile.open(tmp_path / "archive", "w") as tar:
         tar.addfile(tarfile.TarInfo(name))
     with pytest.raises(StorageError, match="does not belong"):
@@ -139,24 +135,24 @@ class Zeros(io.RawIOBase):
         return bytes(size)
 
 
-def compressed(path: Path, *members: tarfile.TarInfo) -> None:
-    """An archive of members that consist of zeros: 1,000 times smaller than what is in it."""
+def write_zeros_archive(path: Path, *members: tarfile.TarInfo) -> None:
+    """Write an archive of members that consist of zeros, compressed by a factor of 1,000."""
     with tarfile.open(path, "w:gz", compresslevel=1) as tar:
         for each in members:
             tar.addfile(each, Zeros())
 
 
 def member(name: str, size: int) -> tarfile.TarInfo:
-    found = tarfile.TarInfo(name)
-    found.size = size
-    return found
+    info = tarfile.TarInfo(name)
+    info.size = size
+    return info
 
 
-def peak_of_restore(tmp_path: Path, complaint: str) -> int:
-    """Bytes of memory at most, for an archive that is refused."""
+def peak_restore_memory(tmp_path: Path, error: str) -> int:
+    """Peak memory in bytes of a restore that fails."""
     tracemalloc.start()
     try:
-        with pytest.raises(StorageError, match=complaint):
+        with pytest.raises(StorageError, match=error):
             archive.restore(tmp_path / "archive", tmp_path / "there")
         return tracemalloc.get_traced_memory()[1]
     finally:
@@ -164,40 +160,40 @@ def peak_of_restore(tmp_path: Path, complaint: str) -> int:
         assert not (tmp_path / "there").exists()
 
 
-def test_a_small_archive_with_a_huge_file_takes_little_memory(tmp_path: Path) -> None:
-    compressed(tmp_path / "archive", member("tapestry.db", ZEROS))
+def test_restore_of_huge_file_uses_little_memory(tmp_path: Path) -> None:
+    write_zeros_archive(tmp_path / "archive", member("tapestry.db", ZEROS))
     assert (tmp_path / "archive").stat().st_size < 1 << 20
-    assert peak_of_restore(tmp_path, "not a database") < 20 << 20
+    assert peak_restore_memory(tmp_path, "not a database") < 20 << 20
 
 
-def test_a_small_archive_with_a_huge_row_takes_little_memory(log: FileLog, folder: Path, tmp_path: Path) -> None:
+def test_restore_of_huge_row_uses_little_memory(log: FileLog, folder: Path, tmp_path: Path) -> None:
     log.close()
-    damaged(folder, "UPDATE objects SET raw = zeroblob(?) WHERE name = 'a'", ZEROS)
+    damage(folder, "UPDATE objects SET raw = zeroblob(?) WHERE name = 'a'", ZEROS)
     with tarfile.open(tmp_path / "archive", "w:gz", compresslevel=1) as tar:
         tar.add(folder / "tapestry.db", "tapestry.db")
-    assert peak_of_restore(tmp_path, "too big") < 20 << 20
+    assert peak_restore_memory(tmp_path, "too big") < 20 << 20
 
 
-def test_a_small_archive_with_a_huge_header_takes_little_memory(tmp_path: Path) -> None:
+def test_restore_of_huge_header_uses_little_memory(tmp_path: Path) -> None:
     huge = member("tapestry.db", 0)
     huge.pax_headers = {"comment": "0" * ZEROS}
-    compressed(tmp_path / "archive", huge)
-    assert peak_of_restore(tmp_path, "is no archive") < 20 << 20
+    write_zeros_archive(tmp_path / "archive", huge)
+    assert peak_restore_memory(tmp_path, "is not an archive") < 20 << 20
 
 
 @pytest.mark.parametrize(("name", "size"), [("tapestry.db", 1 << 60), ("pki/ca.key", 2 << 20)])
-def test_an_archive_with_too_large_a_file_is_refused_unread(tmp_path: Path, name: str, size: int) -> None:
+def test_restore_rejects_oversized_file_without_reading_it(tmp_path: Path, name: str, size: int) -> None:
     with (tmp_path / "archive").open("wb") as file:
         file.write(member(name, size).tobuf(tarfile.GNU_FORMAT))
-    assert peak_of_restore(tmp_path, "do not fit on the disk|is over 1048576 bytes") < 20 << 20
+    assert peak_restore_memory(tmp_path, "do not fit on the disk|is over 1048576 bytes") < 20 << 20
 
 
-def test_an_archive_of_countless_files_is_refused(tmp_path: Path) -> None:
-    compressed(tmp_path / "archive", *(member(f"pki/{number}", 0) for number in range(1001)))
-    assert peak_of_restore(tmp_path, "has more than 1000 files") < 20 << 20
+def test_restore_rejects_too_many_files(tmp_path: Path) -> None:
+    write_zeros_archive(tmp_path / "archive", *(member(f"pki/{number}", 0) for number in range(1001)))
+    assert peak_restore_memory(tmp_path, "has more than 1000 files") < 20 << 20
 
 
-def test_an_archive_compressed_by_gzip_is_restored(log: FileLog, folder: Path, tmp_path: Path) -> None:
+def test_restore_reads_gzip_archive(log: FileLog, folder: Path, tmp_path: Path) -> None:
     archive.back_up(folder, tmp_path / "plain")
     (tmp_path / "archive").write_bytes(gzip.compress((tmp_path / "plain").read_bytes()))
     archive.restore(tmp_path / "archive", tmp_path / "there")
@@ -205,19 +201,19 @@ def test_an_archive_compressed_by_gzip_is_restored(log: FileLog, folder: Path, t
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive at all" * 1000])
-def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_restore_rejects_other_files(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "archive").write_bytes(content)
     with pytest.raises(StorageError, match="archive"):
         archive.restore(tmp_path / "archive", tmp_path / "there")
     assert not (tmp_path / "there").exists()
 
 
-def test_a_folder_that_a_server_wrote_is_as_it_should_be(log: FileLog, folder: Path) -> None:
+def test_check_of_intact_folder_finds_nothing(log: FileLog, folder: Path) -> None:
     assert archive.check_folder(folder) == []
 
 
 @pytest.mark.parametrize(
-    ("statement", "values", "why"),
+    ("statement", "values", "problem"),
     [
         ("UPDATE objects SET raw = ? WHERE name = 'a'", (b"flipped",), "is not what was written"),
         ("UPDATE objects SET revision = 9 WHERE name = 'a'", (), "beyond the last one given out, 4"),
@@ -226,30 +222,30 @@ def test_a_folder_that_a_server_wrote_is_as_it_should_be(log: FileLog, folder: P
         ("UPDATE objects SET revision = 3 WHERE name = 'a'", (), "says that it is of revision 1, not 3"),
     ],
 )
-def test_a_check_says_what_is_wrong_with_which_object(
-    log: FileLog, folder: Path, statement: str, values: tuple[object, ...], why: str
+def test_check_names_damaged_object_and_problem(
+    log: FileLog, folder: Path, statement: str, values: tuple[object, ...], problem: str
 ) -> None:
     log.close()
-    damaged(folder, statement, *values)
-    found = archive.check_folder(folder)
-    assert any(why in str(each) for each in found)
-    assert {each.key.name for each in found} <= {"a", "b", "z"}
+    damage(folder, statement, *values)
+    findings = archive.check_folder(folder)
+    assert any(problem in str(each) for each in findings)
+    assert {each.key.name for each in findings} <= {"a", "b", "z"}
 
 
-def test_a_repair_takes_only_the_damaged_object_away_and_keeps_it_aside(log: FileLog, folder: Path) -> None:
+def test_repair_moves_only_damaged_objects_to_file(log: FileLog, folder: Path) -> None:
     log.close()
-    damaged(folder, "UPDATE objects SET raw = ? WHERE name = 'a'", b"flipped")
+    damage(folder, "UPDATE objects SET raw = ? WHERE name = 'a'", b"flipped")
     with pytest.raises(StorageError, match="is not what was written"):
         list(FileLog(folder).load()[1])
     assert run("check", "--file-rootpath", folder).exit_code == 1
     repaired = run("check", "--repair", "--file-rootpath", folder)
     assert repaired.exit_code == 0, repaired.output
     assert names(folder) == ["b"]
-    [aside] = folder.glob("removed-*")
-    assert msgspec.json.Decoder().decode_lines(aside.read_bytes())[0]["key"] == ["configmaps", "default", "a"]
+    [removed] = folder.glob("removed-*")
+    assert msgspec.json.Decoder().decode_lines(removed.read_bytes())[0]["key"] == ["configmaps", "default", "a"]
 
 
-def test_bytes_torn_out_of_the_file_are_found_and_said(log: FileLog, folder: Path) -> None:
+def test_check_finds_zeroed_bytes_in_file(log: FileLog, folder: Path) -> None:
     log.append([entry(f"many-{each}", each + 10, data={"k": "v" * 500}) for each in range(200)])
     log.close()
     path = folder / "tapestry.db"
@@ -259,7 +255,7 @@ def test_bytes_torn_out_of_the_file_are_found_and_said(log: FileLog, folder: Pat
     assert archive.check_folder(folder)
 
 
-def test_an_export_can_be_applied_elsewhere(log: FileLog, folder: Path, tmp_path: Path) -> None:
+def test_export_prints_objects_that_can_be_applied(log: FileLog, folder: Path, tmp_path: Path) -> None:
     printed = run("export", "--file-rootpath", folder)
     assert [each["metadata"] for each in yaml.safe_load_all(printed.output)] == [
         {"name": "a", "namespace": "default"},
@@ -271,8 +267,8 @@ def test_an_export_can_be_applied_elsewhere(log: FileLog, folder: Path, tmp_path
     assert run("export", "--file-rootpath", folder, "pods").output == ""
 
 
-def test_a_folder_without_data_is_named(tmp_path: Path) -> None:
-    for words in (["backup", tmp_path / "archive"], ["export"]):
-        found = run(*words, "--file-rootpath", tmp_path / "nowhere")
-        assert found.exit_code == 1
-        assert "name the folder with --file-rootpath" in found.output
+def test_missing_folder_error_names_option(tmp_path: Path) -> None:
+    for arguments in (["backup", tmp_path / "archive"], ["export"]):
+        result = run(*arguments, "--file-rootpath", tmp_path / "nowhere")
+        assert result.exit_code == 1
+        assert "name the folder with --file-rootpath" in result.output

@@ -1,4 +1,4 @@
-"""Conversion webhooks: the objects of a custom resource in the versions that they are not stored in."""
+"""Conversion webhooks for the versions of a custom resource."""
 
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -22,24 +22,24 @@ MERGE = "application/merge-patch+json"
 FIELDS = {"example.com/v1": "host", "example.com/v2": "address"}
 
 
-def converting(request: Object) -> Object:
-    """v1 has a host, which v2 calls its address."""
-    wanted = request["desiredAPIVersion"]
-    found = []
+def convert_sites(request: Object) -> Object:
+    """Convert between v1, which has `host`, and v2, which has `address` instead."""
+    version = request["desiredAPIVersion"]
+    converted = []
     for obj in request["objects"]:
         spec = dict(obj.get("spec") or {})
         value = spec.pop(FIELDS[obj["apiVersion"]], None)
-        found.append({**obj, "apiVersion": wanted, "spec": spec | ({FIELDS[wanted]: value} if value else {})})
-    return {"convertedObjects": found, "result": {"status": "Success"}}
+        converted.append({**obj, "apiVersion": version, "spec": spec | ({FIELDS[version]: value} if value else {})})
+    return {"convertedObjects": converted, "result": {"status": "Success"}}
 
 
-def a_version(name: str, field: str, *, storage: bool) -> Object:
+def version_body(name: str, field: str, *, storage: bool) -> Object:
     properties = {field: {"type": "string"}, "size": {"type": "integer"}}
     schema = {"type": "object", "properties": {"spec": {"type": "object", "properties": properties}}}
     return {"name": name, "served": True, "storage": storage, "schema": {"openAPIV3Schema": schema}}
 
 
-def a_definition(hook: Hook, storage: str = "v1") -> Object:
+def definition_body(hook: Hook, storage: str = "v1") -> Object:
     webhook = {"clientConfig": hook.client, "conversionReviewVersions": ["v1"]}
     return {
         "metadata": {"name": "sites.example.com"},
@@ -48,8 +48,8 @@ def a_definition(hook: Hook, storage: str = "v1") -> Object:
             "scope": "Namespaced",
             "names": {"plural": "sites", "kind": "Site"},
             "versions": [
-                a_version("v1", "host", storage=storage == "v1"),
-                a_version("v2", "address", storage=storage == "v2"),
+                version_body("v1", "host", storage=storage == "v1"),
+                version_body("v2", "address", storage=storage == "v2"),
             ],
             "conversion": {"strategy": "Webhook", "webhook": webhook},
         },
@@ -58,28 +58,28 @@ def a_definition(hook: Hook, storage: str = "v1") -> Object:
 
 @pytest.fixture
 async def hook(call: Hand, tmp_path: Path) -> AsyncIterator[Hook]:
-    """The webhook of a definition that is served."""
-    async with listening(tmp_path / "pki", converting) as hook:
-        await call.made(CRDS, a_definition(hook))
+    """The webhook of a served definition."""
+    async with listening(tmp_path / "pki", convert_sites) as hook:
+        await call.made(CRDS, definition_body(hook))
         yield hook
 
 
-def a_site(name: str, **spec: Any) -> Object:
+def site_body(name: str, **spec: Any) -> Object:
     return {"metadata": {"name": name}, "spec": spec}
 
 
-async def test_an_object_is_shown_in_the_version_that_is_asked_for(call: Hand, hook: Hook) -> None:
-    made = await call.made(V1, a_site("a", host="here", size=3))
-    assert hook.asked == []
+async def test_get_returns_the_requested_version(call: Hand, hook: Hook) -> None:
+    created = await call.made(V1, site_body("a", host="here", size=3))
+    assert hook.requests == []
     _, other = await call("GET", f"{V2}/a")
     assert (other["apiVersion"], other["spec"]) == ("example.com/v2", {"address": "here", "size": 3})
-    assert other["metadata"] == made["metadata"]
-    assert (await call("GET", f"{V1}/a"))[1] == made
+    assert other["metadata"] == created["metadata"]
+    assert (await call("GET", f"{V1}/a"))[1] == created
 
 
-async def test_what_is_written_in_another_version_is_stored_in_the_first(call: Hand, hook: Hook) -> None:
-    made = await call.made(V2, a_site("a", address="there"))
-    assert made["spec"] == {"address": "there"}
+async def test_write_in_other_version_is_stored_converted(call: Hand, hook: Hook) -> None:
+    created = await call.made(V2, site_body("a", address="there"))
+    assert created["spec"] == {"address": "there"}
     assert (await call("GET", f"{V1}/a"))[1]["spec"] == {"host": "there"}
     status, patched = await call("PATCH", f"{V2}/a", {"spec": {"size": 1}}, kind=MERGE)
     assert (status, patched["spec"]) == (200, {"address": "there", "size": 1})
@@ -90,18 +90,18 @@ async def test_what_is_written_in_another_version_is_stored_in_the_first(call: H
     assert (await call("DELETE", f"{V2}/a"))[0] == 200
 
 
-async def test_a_list_is_converted_in_one_call(call: Hand, hook: Hook) -> None:
+async def test_list_is_converted_in_one_call(call: Hand, hook: Hook) -> None:
     for number in range(5):
-        await call.made(V1, a_site(f"s{number}", host=f"h{number}"))
-    _, found = await call("GET", V2)
-    assert [each["spec"]["address"] for each in found["items"]] == [f"h{number}" for number in range(5)]
-    assert len(hook.asked) == 1
+        await call.made(V1, site_body(f"s{number}", host=f"h{number}"))
+    _, listed = await call("GET", V2)
+    assert [each["spec"]["address"] for each in listed["items"]] == [f"h{number}" for number in range(5)]
+    assert len(hook.requests) == 1
 
 
-async def test_an_admission_webhook_sees_the_version_of_its_rule(call: Hand, hook: Hook, tmp_path: Path) -> None:
+async def test_admission_webhook_gets_version_of_its_rule(call: Hand, hook: Hook, tmp_path: Path) -> None:
     rule = {"operations": ["*"], "apiGroups": ["example.com"], "apiVersions": ["v2"], "resources": ["sites"]}
-    changing = patching({"op": "replace", "path": "/spec/address", "value": "moved"})
-    async with listening(tmp_path / "pki", changing) as other:
+    change = patching({"op": "replace", "path": "/spec/address", "value": "moved"})
+    async with listening(tmp_path / "pki", change) as other:
         webhook = {
             "name": "one.example.com",
             "clientConfig": other.client,
@@ -111,18 +111,18 @@ async def test_an_admission_webhook_sees_the_version_of_its_rule(call: Hand, hoo
         }
         configurations = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
         await call.made(configurations, {"metadata": {"name": "hooks"}, "webhooks": [webhook]})
-        made = await call.made(V1, a_site("a", host="here"))
-    assert made["spec"] == {"host": "moved"}
-    [asked] = other.asked
-    assert (asked["kind"]["version"], asked["requestKind"]["version"]) == ("v2", "v1")
-    assert (asked["object"]["apiVersion"], asked["object"]["spec"]) == ("example.com/v2", {"address": "here"})
+        created = await call.made(V1, site_body("a", host="here"))
+    assert created["spec"] == {"host": "moved"}
+    [request] = other.requests
+    assert (request["kind"]["version"], request["requestKind"]["version"]) == ("v2", "v1")
+    assert (request["object"]["apiVersion"], request["object"]["spec"]) == ("example.com/v2", {"address": "here"})
 
 
-async def test_a_watcher_sees_its_own_version(call: Hand, hook: Hook) -> None:
-    await call.made(V1, a_site("a", host="first"))
-    watching = await call.answer("GET", V2, watch="true", timeoutSeconds="30")
-    assert isinstance(watching, WatchResponse)
-    chunks = watching.chunks()
+async def test_watch_returns_the_requested_version(call: Hand, hook: Hook) -> None:
+    await call.made(V1, site_body("a", host="first"))
+    watch = await call.answer("GET", V2, watch="true", timeoutSeconds="30")
+    assert isinstance(watch, WatchResponse)
+    chunks = watch.chunks()
     assert msgspec.json.decode(await anext(chunks))["object"]["spec"] == {"address": "first"}
     await call("PATCH", f"{V1}/a", {"spec": {"host": "then"}}, kind=MERGE)
     event = msgspec.json.decode(await anext(chunks))
@@ -131,42 +131,42 @@ async def test_a_watcher_sees_its_own_version(call: Hand, hook: Hook) -> None:
     await chunks.aclose()
 
 
-async def test_objects_of_before_the_stored_version_changed_are_converted_too(call: Hand, hook: Hook) -> None:
-    await call.made(V1, a_site("a", host="old"))
+async def test_object_in_old_storage_version_is_converted(call: Hand, hook: Hook) -> None:
+    await call.made(V1, site_body("a", host="old"))
     _, definition = await call("GET", f"{CRDS}/sites.example.com")
-    changed = {**definition, "spec": a_definition(hook, storage="v2")["spec"]}
+    changed = {**definition, "spec": definition_body(hook, storage="v2")["spec"]}
     assert (await call("PUT", f"{CRDS}/sites.example.com", changed))[0] == 200
     assert (await call("GET", f"{V2}/a"))[1]["spec"] == {"address": "old"}
     assert (await call("GET", f"{V1}/a"))[1]["spec"] == {"host": "old"}
 
 
-async def test_a_conversion_changes_labels_and_annotations_and_no_other_metadata(call: Hand, hook: Hook) -> None:
-    def meddling(request: Object) -> Object:
-        said = converting(request)
-        for obj in said["convertedObjects"]:
+async def test_conversion_changes_only_labels_and_annotations(call: Hand, hook: Hook) -> None:
+    def change_metadata(request: Object) -> Object:
+        response = convert_sites(request)
+        for obj in response["convertedObjects"]:
             obj["metadata"] = {
                 **obj["metadata"],
                 "labels": {"new": "label"},
                 "finalizers": ["example.com/mine"],
                 "resourceVersion": "1",
             }
-        return said
+        return response
 
-    made = await call.made(V1, a_site("a", host="here"))
-    hook.say = meddling
-    _, found = await call("GET", f"{V2}/a")
-    assert found["metadata"] == {**made["metadata"], "labels": {"new": "label"}}
+    created = await call.made(V1, site_body("a", host="here"))
+    hook.say = change_metadata
+    _, converted = await call("GET", f"{V2}/a")
+    assert converted["metadata"] == {**created["metadata"], "labels": {"new": "label"}}
 
 
-async def test_what_the_schema_does_not_know_is_pruned_from_a_conversion(call: Hand, hook: Hook) -> None:
-    def adding(request: Object) -> Object:
-        said = converting(request)
-        for obj in said["convertedObjects"]:
+async def test_converted_object_is_pruned(call: Hand, hook: Hook) -> None:
+    def add_field(request: Object) -> Object:
+        response = convert_sites(request)
+        for obj in response["convertedObjects"]:
             obj["spec"]["surprise"] = True
-        return said
+        return response
 
-    await call.made(V1, a_site("a", host="here"))
-    hook.say = adding
+    await call.made(V1, site_body("a", host="here"))
+    hook.say = add_field
     assert (await call("GET", f"{V2}/a"))[1]["spec"] == {"address": "here"}
 
 
@@ -181,30 +181,30 @@ METADATA = st.dictionaries(
 )
 
 
-@given(metadata=METADATA | JSON_VALUES, kept=st.booleans())
-def test_whatever_a_webhook_answers_an_object_stays_itself(metadata: Any, kept: bool) -> None:
+@given(metadata=METADATA | JSON_VALUES, keeps_identity=st.booleans())
+def test_conversion_preserves_identity_for_any_response(metadata: Any, keeps_identity: bool) -> None:
     own = {"name": "a", "namespace": "default", "uid": "1", "resourceVersion": "7", "finalizers": ["x.com/y"]}
     old = {"apiVersion": "example.com/v1", "kind": "Site", "metadata": own}
-    kept = kept and isinstance(metadata, dict)
-    answered = {**metadata, **{key: own[key] for key in ("name", "namespace", "uid")}} if kept else metadata
+    keeps_identity = keeps_identity and isinstance(metadata, dict)
+    returned = {**metadata, **{key: own[key] for key in ("name", "namespace", "uid")}} if keeps_identity else metadata
     try:
-        found = with_original_metadata(
-            old, {**old, "apiVersion": "example.com/v2", "metadata": answered}, "example.com/v2"
+        converted = with_original_metadata(
+            old, {**old, "apiVersion": "example.com/v2", "metadata": returned}, "example.com/v2"
         )
     except ConversionError:
         return
-    assert {key: value for key, value in found["metadata"].items() if key not in ("labels", "annotations")} == own
+    assert {key: value for key, value in converted["metadata"].items() if key not in ("labels", "annotations")} == own
 
 
-def renaming(request: Object) -> Object:
-    said = converting(request)
-    for obj in said["convertedObjects"]:
+def rename_sites(request: Object) -> Object:
+    response = convert_sites(request)
+    for obj in response["convertedObjects"]:
         obj["metadata"] = {**obj["metadata"], "name": "another"}
-    return said
+    return response
 
 
 @pytest.mark.parametrize(
-    ("say", "why"),
+    ("say", "message"),
     [
         (
             lambda _: {"result": {"status": "Failure", "message": "cannot"}},
@@ -222,25 +222,25 @@ def renaming(request: Object) -> Object:
             lambda request: {"result": {"status": "Success"}, "convertedObjects": request["objects"]},
             "invalid groupVersion (expected example.com/v2, received example.com/v1)",
         ),
-        (renaming, "must have the same name: a != another"),
+        (rename_sites, "must have the same name: a != another"),
     ],
 )
-async def test_a_conversion_that_fails_is_an_error_of_the_server(
-    call: Hand, hook: Hook, say: Callable[[Object], Object], why: str
+async def test_failed_conversion_is_server_error(
+    call: Hand, hook: Hook, say: Callable[[Object], Object], message: str
 ) -> None:
-    await call.made(V1, a_site("a", host="here"))
+    await call.made(V1, site_body("a", host="here"))
     hook.say = say
-    status, found = await call("GET", f"{V2}/a")
+    status, response = await call("GET", f"{V2}/a")
     assert status == 500
-    assert why in found["message"]
+    assert message in response["message"]
 
 
-async def test_a_watch_whose_conversion_fails_ends_with_the_error(call: Hand, hook: Hook) -> None:
-    await call.made(V1, a_site("a", host="here"))
+async def test_watch_ends_with_error_if_conversion_fails(call: Hand, hook: Hook) -> None:
+    await call.made(V1, site_body("a", host="here"))
     hook.say = lambda _: {"result": {"status": "Failure", "message": "cannot"}}
-    watching = await call.answer("GET", V2, watch="true", timeoutSeconds="30")
-    assert isinstance(watching, WatchResponse)
-    [line] = [chunk async for chunk in watching.chunks()]
+    watch = await call.answer("GET", V2, watch="true", timeoutSeconds="30")
+    assert isinstance(watch, WatchResponse)
+    [line] = [chunk async for chunk in watch.chunks()]
     event = msgspec.json.decode(line)
     assert (event["type"], event["object"]["code"]) == ("ERROR", 500)
 
@@ -273,11 +273,11 @@ async def test_a_watch_whose_conversion_fails_ends_with_the_error(call: Hand, ho
         ),
     ],
 )
-async def test_a_conversion_that_cannot_work_is_refused(
+async def test_invalid_conversion_settings_are_rejected(
     call: Hand, hook: Hook, conversion: Object, message: str
 ) -> None:
     _, definition = await call("GET", f"{CRDS}/sites.example.com")
     changed = {**definition, "spec": {**definition["spec"], "conversion": conversion}}
-    status, found = await call("PUT", f"{CRDS}/sites.example.com", changed)
+    status, response = await call("PUT", f"{CRDS}/sites.example.com", changed)
     assert status == 422
-    assert message in found["message"]
+    assert message in response["message"]

@@ -1,4 +1,4 @@
-"""OpenAPI and discovery: documents that say what is served, each with a tag that clients keep it by."""
+"""OpenAPI and discovery documents, their ETags, and the version document."""
 
 from typing import Any
 
@@ -21,8 +21,8 @@ SCHEMA = {
 }
 
 
-def a_definition(schema: Object = SCHEMA, **versions: bool) -> Object:
-    """With versions by name, and whether each is served; the first is stored."""
+def definition_body(schema: Object = SCHEMA, **versions: bool) -> Object:
+    """A definition with versions by name and whether each is served. The first is the storage version."""
     names = versions or {"v1": True}
     return {
         "metadata": {"name": "widgets.example.com"},
@@ -39,38 +39,38 @@ def a_definition(schema: Object = SCHEMA, **versions: bool) -> Object:
 
 
 async def definitions(call: Hand) -> Any:
-    status, found = await call("GET", "/openapi/v2")
+    status, document = await call("GET", "/openapi/v2")
     assert status == 200
-    return found["definitions"]
+    return document["definitions"]
 
 
-async def conditional(call: Hand, path: str, tag: str, accept: str = "") -> ApiResponse:
-    found = await call.server.handle(Call("GET", path, {}, {"if-none-match": tag, "accept": accept}, b"", ADMIN))
-    assert isinstance(found, ApiResponse)
-    return found
+async def conditional_get(call: Hand, path: str, tag: str, accept: str = "") -> ApiResponse:
+    response = await call.server.handle(Call("GET", path, {}, {"if-none-match": tag, "accept": accept}, b"", ADMIN))
+    assert isinstance(response, ApiResponse)
+    return response
 
 
-async def test_v2_has_every_custom_resource_in_the_versions_that_are_served(call: Hand) -> None:
+async def test_v2_has_served_versions_of_custom_resources(call: Hand) -> None:
     assert "com.example.v1.Widget" not in await definitions(call)
-    made = await call.made(DEFINITIONS, a_definition(v1=True, v2=True, v3=False))
-    found = await definitions(call)
-    assert {name for name in found if name.startswith("com.example")} == {
+    created = await call.made(DEFINITIONS, definition_body(v1=True, v2=True, v3=False))
+    schemas = await definitions(call)
+    assert {name for name in schemas if name.startswith("com.example")} == {
         "com.example.v1.Widget",
         "com.example.v2.Widget",
     }
-    widget = found["com.example.v1.Widget"]
+    widget = schemas["com.example.v1.Widget"]
     assert widget["properties"]["spec"] == SCHEMA["properties"]["spec"]
     assert widget["properties"]["metadata"]["$ref"] == "#/definitions/io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
     assert widget["x-kubernetes-group-version-kind"] == [{"group": "example.com", "kind": "Widget", "version": "v1"}]
-    made["spec"]["versions"][1]["served"] = False
-    assert (await call("PUT", f"{DEFINITIONS}/widgets.example.com", made))[0] == 200
+    created["spec"]["versions"][1]["served"] = False
+    assert (await call("PUT", f"{DEFINITIONS}/widgets.example.com", created))[0] == 200
     assert "com.example.v2.Widget" not in await definitions(call)
 
 
-async def test_v2_says_nothing_where_anything_may_be(call: Hand) -> None:
-    await call.made(DEFINITIONS, a_definition({"type": "object", "x-kubernetes-preserve-unknown-fields": True}))
-    found = (await definitions(call))["com.example.v1.Widget"]
-    assert {**found, "x-kubernetes-group-version-kind": None} == {
+async def test_v2_has_no_schema_if_unknown_fields_are_preserved(call: Hand) -> None:
+    await call.made(DEFINITIONS, definition_body({"type": "object", "x-kubernetes-preserve-unknown-fields": True}))
+    schemas = (await definitions(call))["com.example.v1.Widget"]
+    assert {**schemas, "x-kubernetes-group-version-kind": None} == {
         "type": "object",
         "x-kubernetes-group-version-kind": None,
     }
@@ -96,38 +96,38 @@ async def test_v2_says_nothing_where_anything_may_be(call: Hand) -> None:
         ),
     ],
 )
-def test_v2_leaves_out_what_it_cannot_say(schema: Object, expected: Object) -> None:
+def test_v2_omits_unsupported_constraints(schema: Object, expected: Object) -> None:
     assert v2_structural_schema(schema) == expected
 
 
-async def test_v2_is_to_be_had_in_json_and_in_protobuf_alone(call: Hand) -> None:
+async def test_v2_rejects_other_media_types(call: Hand) -> None:
     status, _ = await call("GET", "/openapi/v2", accept="application/xml")
     assert status == 406
 
 
-async def test_every_reference_of_v2_leads_somewhere(call: Hand) -> None:
-    await call.made(DEFINITIONS, a_definition())
-    found = await definitions(call)
-    text = msgspec.json.encode(found).decode()
-    named = {each.partition('"')[0] for each in text.split('"$ref":"#/definitions/')[1:]}
-    assert named
-    assert named <= set(found)
+async def test_v2_references_exist(call: Hand) -> None:
+    await call.made(DEFINITIONS, definition_body())
+    schemas = await definitions(call)
+    text = msgspec.json.encode(schemas).decode()
+    references = {each.partition('"')[0] for each in text.split('"$ref":"#/definitions/')[1:]}
+    assert references
+    assert references <= set(schemas)
 
 
 @pytest.mark.parametrize(
     ("path", "accept"),
     [("/openapi/v2", ""), ("/openapi/v3", ""), ("/openapi/v3/apis/apps/v1", ""), ("/apis", AGGREGATED)],
 )
-async def test_who_has_a_document_is_told_so_until_it_changes(call: Hand, path: str, accept: str) -> None:
-    tag = (await conditional(call, path, "", accept)).headers["ETag"]
-    again = await conditional(call, path, tag, accept)
+async def test_document_with_current_etag_is_not_modified(call: Hand, path: str, accept: str) -> None:
+    tag = (await conditional_get(call, path, "", accept)).headers["ETag"]
+    again = await conditional_get(call, path, tag, accept)
     assert (again.status, again.body) == (304, b"")
-    await call.made(DEFINITIONS, a_definition())
-    after = await conditional(call, path, tag, accept)
+    await call.made(DEFINITIONS, definition_body())
+    after = await conditional_get(call, path, tag, accept)
     assert after.status == (304 if path.endswith("apps/v1") else 200)
 
 
-async def test_the_index_of_v3_names_the_tags_of_its_documents(call: Hand) -> None:
+async def test_v3_index_has_hashes_of_documents(call: Hand) -> None:
     _, index = await call("GET", "/openapi/v3")
     address = index["paths"]["apis/apps/v1"]["serverRelativeURL"]
     path, _, tag = address.partition("?hash=")
@@ -137,10 +137,10 @@ async def test_the_index_of_v3_names_the_tags_of_its_documents(call: Hand) -> No
     assert "immutable" in document.headers["Cache-Control"]
 
 
-async def test_v3_explains_what_custom_resources_have_in_common(call: Hand) -> None:
-    await call.made(DEFINITIONS, a_definition())
-    _, found = await call("GET", "/openapi/v3/apis/example.com/v1")
-    schemas = found["components"]["schemas"]
+async def test_v3_describes_metadata_of_custom_resources(call: Hand) -> None:
+    await call.made(DEFINITIONS, definition_body())
+    _, document = await call("GET", "/openapi/v3/apis/example.com/v1")
+    schemas = document["components"]["schemas"]
     widget = schemas["com.example.v1.Widget"]
     assert widget["description"] == SCHEMA["description"]
     assert all(widget["properties"][name]["description"] for name in ("apiVersion", "kind", "metadata"))
@@ -148,29 +148,29 @@ async def test_v3_explains_what_custom_resources_have_in_common(call: Hand) -> N
     assert metadata["properties"]["creationTimestamp"]["description"]
 
 
-async def test_resources_that_are_stored_as_one_have_one_hash(call: Hand) -> None:
+async def test_resources_with_same_storage_have_same_hash(call: Hand) -> None:
     async def hash_of(path: str, name: str) -> str:
         _, listed = await call("GET", path)
-        found: str = next(each["storageVersionHash"] for each in listed["resources"] if each["name"] == name)
-        return found
+        version_hash: str = next(each["storageVersionHash"] for each in listed["resources"] if each["name"] == name)
+        return version_hash
 
-    assert await hash_of("/api/v1", "pods") == "xPOwRZ+Yhw8="  # as in every Kubernetes
+    assert await hash_of("/api/v1", "pods") == "xPOwRZ+Yhw8="  # the same as in Kubernetes
     assert await hash_of("/api/v1", "events") == await hash_of("/apis/events.k8s.io/v1", "events")
     scalers = "horizontalpodautoscalers"
     assert await hash_of("/apis/autoscaling/v1", scalers) == await hash_of("/apis/autoscaling/v2", scalers)
 
 
-async def test_the_version_has_every_field_that_clients_insist_on(call: Hand) -> None:
-    _, found = await call("GET", "/version")
-    assert set(found) == {
+async def test_version_has_all_fields(call: Hand) -> None:
+    _, document = await call("GET", "/version")
+    assert set(document) == {
         *("major", "minor", "gitVersion", "gitCommit", "gitTreeState"),
         *("buildDate", "goVersion", "compiler", "platform"),
         *("emulationMajor", "emulationMinor", "minCompatibilityMajor", "minCompatibilityMinor"),
     }
 
 
-async def test_kubectl_of_the_same_release_takes_the_version_for_its_own(call: Hand) -> None:
-    _, found = await call("GET", "/version")
-    compared = ("gitVersion", "gitCommit", "gitTreeState")  # by `kubectl --match-server-version`
+async def test_version_matches_kubectl_of_same_release(call: Hand) -> None:
+    _, document = await call("GET", "/version")
+    compared = ("gitVersion", "gitCommit", "gitTreeState")  # compared by `kubectl --match-server-version`
     release = "v1.34.3", "df11db1c0f08fab3c0baee1e5ce6efbf816af7f1", "clean"
-    assert tuple(found[each] for each in compared) == release
+    assert tuple(document[each] for each in compared) == release

@@ -1,4 +1,4 @@
-"""Webhooks and kubelets as a way to make the server call others, and what those may answer."""
+"""Protection against webhooks and kubelets at forbidden addresses or with hostile responses."""
 
 import gzip
 import ipaddress
@@ -26,7 +26,7 @@ FORBIDDEN = [
 
 
 @pytest.mark.parametrize("address", FORBIDDEN)
-def test_addresses_of_metadata_services_are_forbidden(address: str) -> None:
+def test_metadata_service_addresses_are_forbidden(address: str) -> None:
     assert not is_allowed(ipaddress.ip_address(address))
     with pytest.raises(AddressNotAllowed):
         check_host(f"[{address}]" if ":" in address else address)
@@ -38,7 +38,7 @@ def test_other_addresses_are_allowed(address: str) -> None:
     check_host("hook.example.com")
 
 
-class Answering(AbstractResolver):
+class FixedResolver(AbstractResolver):
     """Resolves every name to one address."""
 
     def __init__(self, address: str) -> None:
@@ -50,114 +50,114 @@ class Answering(AbstractResolver):
         return [ResolveResult(hostname=host, host=self._address, port=port, family=family, proto=0, flags=0)]
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
-async def test_a_name_is_judged_by_what_it_resolves_to() -> None:
-    assert await CheckedResolver(Answering("10.0.0.1")).resolve("a.example.com", 443)
+async def test_resolved_addresses_are_checked() -> None:
+    assert await CheckedResolver(FixedResolver("10.0.0.1")).resolve("a.example.com", 443)
     with pytest.raises(AddressNotAllowed):
-        await CheckedResolver(Answering("169.254.169.254")).resolve("a.example.com", 443)
+        await CheckedResolver(FixedResolver("169.254.169.254")).resolve("a.example.com", 443)
 
 
-def configuration(client: Any, **more: Any) -> Any:
+def configuration(client: Any, **fields: Any) -> Any:
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"], "operations": ["*"]}
-    hook = {
+    webhook = {
         "name": "one.example.com",
         "rules": [rule],
         "clientConfig": client,
         "admissionReviewVersions": ["v1"],
         "sideEffects": "None",
-        **more,
+        **fields,
     }
-    return {"metadata": {"name": "hooks"}, "webhooks": [hook]}
+    return {"metadata": {"name": "hooks"}, "webhooks": [webhook]}
 
 
-async def refusal(call: Hand, client: Any) -> str:
-    """What is said to a write that a webhook has a say in."""
+async def failure_message(call: Hand, client: Any) -> str:
+    """The error of a write that the webhook is called for."""
     await call.made(f"{GROUP}/validatingwebhookconfigurations", configuration(client))
-    status, found = await call("POST", MAPS, {"metadata": {"name": "m"}})
-    assert status == 500, found
-    return str(found["message"])
+    status, response = await call("POST", MAPS, {"metadata": {"name": "m"}})
+    assert status == 500, response
+    return str(response["message"])
 
 
 @pytest.mark.parametrize(
     "host",
     [*(f"[{each}]" if ":" in each else each for each in FORBIDDEN), "2852039166", "0xa9fea9fe", "169.254.43518"],
 )
-async def test_a_webhook_there_is_not_called(call: Hand, host: str) -> None:
-    found = await refusal(call, {"url": f"https://{host}/latest"})
-    assert "address not allowed" in found or "is not a canonical IPv4 address" in found
+async def test_webhook_at_forbidden_address_is_not_called(call: Hand, host: str) -> None:
+    message = await failure_message(call, {"url": f"https://{host}/latest"})
+    assert "address not allowed" in message or "is not a canonical IPv4 address" in message
 
 
-async def test_a_service_that_leads_there_is_not_called(call: Hand) -> None:
+async def test_service_at_forbidden_address_is_not_called(call: Hand) -> None:
     service = {"metadata": {"name": "s"}, "spec": {"type": "ExternalName", "externalName": "169.254.169.254"}}
     await call.made("/api/v1/namespaces/default/services", service)
     client = {"service": {"name": "s", "namespace": "default", "path": "/x"}}
-    assert "address not allowed" in await refusal(call, client)
+    assert "address not allowed" in await failure_message(call, client)
 
 
-async def test_a_kubelet_there_is_not_called(call: Hand) -> None:
+async def test_kubelet_at_forbidden_address_is_not_called(call: Hand) -> None:
     await call.made("/api/v1/nodes", {"metadata": {"name": "n"}})
     addresses = {"status": {"addresses": [{"type": "InternalIP", "address": "169.254.169.254"}]}}
     assert (await call("PATCH", "/api/v1/nodes/n/status", addresses, kind="application/merge-patch+json"))[0] == 200
     pod = {"metadata": {"name": "p"}, "spec": {"nodeName": "n", "containers": [{"name": "c", "image": "i"}]}}
     await call.made(PODS, pod)
-    status, found = await call("GET", f"{PODS}/p/log")
-    assert (status, "address not allowed" in found["message"]) == (500, True)
+    status, response = await call("GET", f"{PODS}/p/log")
+    assert (status, "address not allowed" in response["message"]) == (500, True)
 
 
 DEEP = b'{"response":{"status":' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}}"
 
 
-def redirecting(_: Any) -> web.Response:
+def redirect(_: Any) -> web.Response:
     return web.Response(status=302, headers={"Location": "https://127.0.0.1:1/"})
 
 
-def zipped(_: Any) -> web.Response:
+def gzip_bomb(_: Any) -> web.Response:
     return web.Response(body=gzip.compress(b" " * (64 << 20)), headers={"Content-Encoding": "gzip"})
 
 
-def endless(_: Any) -> web.Response:
+def long_response(_: Any) -> web.Response:
     return web.Response(body=b" " * (40 << 20))
 
 
-def deep(_: Any) -> web.Response:
+def deep_json(_: Any) -> web.Response:
     return web.Response(body=DEEP)
 
 
-def deep_complaint(_: Any) -> web.Response:
+def deep_json_error(_: Any) -> web.Response:
     return web.Response(status=500, body=DEEP)
 
 
 @pytest.mark.parametrize(
-    ("say", "why"),
+    ("say", "error"),
     [
-        (redirecting, "status code 302"),
-        (zipped, "json parse error"),
-        (endless, "is longer than"),
-        (deep, "json parse error"),
-        (deep_complaint, "an error on the server"),
+        (redirect, "status code 302"),
+        (gzip_bomb, "json parse error"),
+        (long_response, "is longer than"),
+        (deep_json, "json parse error"),
+        (deep_json_error, "an error on the server"),
     ],
 )
-async def test_what_a_hostile_webhook_answers_is_an_error_and_no_more(
-    call: Hand, tmp_path: Path, say: Any, why: str, caplog: pytest.LogCaptureFixture
+async def test_hostile_webhook_response_is_short_error(
+    call: Hand, tmp_path: Path, say: Any, error: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with hooks.listening(tmp_path, say) as hook:
-        found = await refusal(call, hook.client)
-    assert why in found
-    assert len(found) < 10_000
+        message = await failure_message(call, hook.client)
+    assert error in message
+    assert len(message) < 10_000
     assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
-    assert len(hook.asked) == 1
+    assert len(hook.requests) == 1
 
 
-async def test_no_cookies_are_kept() -> None:
+async def test_session_stores_no_cookies() -> None:
     seen: list[Any] = []
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         seen.append((dict(request.cookies), request.headers["Accept-Encoding"]))
-        answer = web.Response()
-        answer.set_cookie("a", "b")
-        return answer
+        response = web.Response()
+        response.set_cookie("a", "b")
+        return response
 
     runner = web.ServerRunner(web.Server(handle, access_log=None), shutdown_timeout=0.1)
     await runner.setup()

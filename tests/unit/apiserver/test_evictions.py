@@ -1,4 +1,4 @@
-"""Evictions: a pod goes where its disruption budget can spare it, and else stays."""
+"""Evictions of pods and their PodDisruptionBudgets."""
 
 import asyncio
 from typing import Any
@@ -16,21 +16,21 @@ BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 MERGE = "application/merge-patch+json"
 
 
-async def a_pod(call: Hand, name: str = "p", phase: str = "Running", ready: bool = True) -> Object:
-    """A pod that a kubelet has reported of."""
+async def create_pod(call: Hand, name: str = "p", phase: str = "Running", ready: bool = True) -> Object:
+    """Create a pod with a status as a kubelet reports it."""
     labels = {"app": "web"}
     spec = {"nodeName": "n", "containers": [{"name": "c", "image": "i"}]}
     await call.made(PODS, {"metadata": {"name": name, "labels": labels}, "spec": spec})
     conditions = [{"type": "Ready", "status": str(ready)}]
     status = {"status": {"phase": phase, "conditions": conditions}}
-    found: Object = (await call("PATCH", f"{PODS}/{name}/status", status, kind=MERGE))[1]
-    return found
+    pod: Object = (await call("PATCH", f"{PODS}/{name}/status", status, kind=MERGE))[1]
+    return pod
 
 
-async def a_budget(
+async def create_budget(
     call: Hand, allowed: int, name: str = "b", observed: int = 1, spec: Any = None, **status: Any
 ) -> None:
-    """A budget that somebody has counted for."""
+    """Create a budget with a status as the controller counts it."""
     selector = {"matchLabels": {"app": "web"}}
     await call.made(
         BUDGETS, {"metadata": {"name": name}, "spec": {"selector": selector, "minAvailable": 1, **(spec or {})}}
@@ -40,125 +40,125 @@ async def a_budget(
     assert (await call("PATCH", f"{BUDGETS}/{name}/status", body, kind=MERGE))[0] == 200
 
 
-def an_eviction(name: str = "p", **options: Any) -> Object:
+def eviction_body(name: str = "p", **options: Any) -> Object:
     eviction: Object = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
     return {**eviction, "deleteOptions": options} if options else eviction
 
 
 async def evict(call: Hand, name: str = "p", **options: Any) -> tuple[int, Any]:
-    return await call("POST", f"{PODS}/{name}/eviction", an_eviction(name, **options))
+    return await call("POST", f"{PODS}/{name}/eviction", eviction_body(name, **options))
 
 
-async def is_going(call: Hand, name: str = "p") -> bool:
-    status, found = await call("GET", f"{PODS}/{name}")
-    return status == 404 or "deletionTimestamp" in found["metadata"]
+async def is_deleted(call: Hand, name: str = "p") -> bool:
+    status, pod = await call("GET", f"{PODS}/{name}")
+    return status == 404 or "deletionTimestamp" in pod["metadata"]
 
 
-async def test_a_pod_of_no_budget_goes(call: Hand) -> None:
-    await a_pod(call)
-    status, found = await evict(call)
-    assert (status, found["status"]) == (201, "Success")
+async def test_eviction_without_budget_deletes_pod(call: Hand) -> None:
+    await create_pod(call)
+    status, response = await evict(call)
+    assert (status, response["status"]) == (201, "Success")
     pod = (await call("GET", f"{PODS}/p"))[1]
     assert pod["metadata"]["deletionGracePeriodSeconds"] == 30
-    (mark,) = [each for each in pod["status"]["conditions"] if each["type"] == "DisruptionTarget"]
-    assert (mark["status"], mark["reason"]) == ("True", "EvictionByEvictionAPI")
+    (condition,) = [each for each in pod["status"]["conditions"] if each["type"] == "DisruptionTarget"]
+    assert (condition["status"], condition["reason"]) == ("True", "EvictionByEvictionAPI")
 
 
-async def test_a_pod_that_a_budget_can_spare_is_taken_from_it(call: Hand) -> None:
-    await a_pod(call)
-    await a_budget(call, 1)
+async def test_eviction_takes_allowed_disruption(call: Hand) -> None:
+    await create_pod(call)
+    await create_budget(call, 1)
     assert (await evict(call))[0] == 201
-    assert await is_going(call)
+    assert await is_deleted(call)
     status = (await call("GET", f"{BUDGETS}/b"))[1]["status"]
     assert (status["disruptionsAllowed"], list(status["disruptedPods"])) == (0, ["p"])
     assert [(each["status"], each["reason"]) for each in status["conditions"]] == [("False", "InsufficientPods")]
 
 
-async def test_a_pod_that_a_budget_cannot_spare_stays(call: Hand) -> None:
-    await a_pod(call)
-    await a_budget(call, 0)
-    status, found = await evict(call)
-    assert (status, found["reason"]) == (429, "TooManyRequests")
-    assert found["message"] == "Cannot evict pod as it would violate the pod's disruption budget."
-    (cause,) = found["details"]["causes"]
+async def test_eviction_fails_without_allowed_disruptions(call: Hand) -> None:
+    await create_pod(call)
+    await create_budget(call, 0)
+    status, response = await evict(call)
+    assert (status, response["reason"]) == (429, "TooManyRequests")
+    assert response["message"] == "Cannot evict pod as it would violate the pod's disruption budget."
+    (cause,) = response["details"]["causes"]
     assert cause == {
         "reason": "DisruptionBudget",
         "message": "The disruption budget b needs 2 healthy pods and has 2 currently",
     }
-    assert not await is_going(call)
+    assert not await is_deleted(call)
 
 
-async def test_a_budget_that_nobody_has_looked_at_yet_asks_for_patience(call: Hand) -> None:
-    await a_pod(call)
-    await a_budget(call, 1, observed=0)
-    answer = await call.answer("POST", f"{PODS}/p/eviction", an_eviction())
-    assert isinstance(answer, ApiResponse)
-    assert (answer.status, answer.headers["Retry-After"]) == (429, "10")
-    (cause,) = msgspec.json.decode(answer.body)["details"]["causes"]
+async def test_unobserved_budget_responds_with_retry_after(call: Hand) -> None:
+    await create_pod(call)
+    await create_budget(call, 1, observed=0)
+    response = await call.answer("POST", f"{PODS}/p/eviction", eviction_body())
+    assert isinstance(response, ApiResponse)
+    assert (response.status, response.headers["Retry-After"]) == (429, "10")
+    (cause,) = msgspec.json.decode(response.body)["details"]["causes"]
     assert cause["message"] == "The disruption budget b is still being processed by the server."
 
 
-async def test_evictions_at_the_same_moment_do_not_take_the_same_disruption(call: Hand) -> None:
+async def test_concurrent_evictions_take_separate_disruptions(call: Hand) -> None:
     for number in range(6):
-        await a_pod(call, f"p{number}")
-    await a_budget(call, 2)
+        await create_pod(call, f"p{number}")
+    await create_budget(call, 2)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(evict(call, f"p{number}")) for number in range(6)]
     assert sorted(task.result()[0] for task in tasks) == [201, 201, 429, 429, 429, 429]
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Succeeded", "Failed"])
-async def test_a_pod_that_nobody_would_miss_goes_without_asking(call: Hand, phase: str) -> None:
-    await a_pod(call, phase=phase)
-    await a_budget(call, 0)
-    await a_budget(call, 0, "another")
+async def test_pending_or_finished_pod_ignores_budget(call: Hand, phase: str) -> None:
+    await create_pod(call, phase=phase)
+    await create_budget(call, 0)
+    await create_budget(call, 0, "another")
     assert (await evict(call))[0] == 201
-    assert await is_going(call)
+    assert await is_deleted(call)
 
 
 @pytest.mark.parametrize(
-    ("healthy", "policy", "goes"),
+    ("healthy", "policy", "is_evicted"),
     [(2, None, True), (1, None, False), (1, "IfHealthyBudget", False), (1, "AlwaysAllow", True)],
 )
-async def test_a_pod_that_is_not_ready_goes_where_the_budget_says(
-    call: Hand, healthy: int, policy: str | None, goes: bool
+async def test_unready_pod_follows_unhealthy_pod_policy(
+    call: Hand, healthy: int, policy: str | None, is_evicted: bool
 ) -> None:
-    await a_pod(call, ready=False)
+    await create_pod(call, ready=False)
     spec = {"unhealthyPodEvictionPolicy": policy} if policy else {}
-    await a_budget(call, 0, spec=spec, currentHealthy=healthy)
-    assert (await evict(call))[0] == (201 if goes else 429)
-    assert await is_going(call) is goes
+    await create_budget(call, 0, spec=spec, currentHealthy=healthy)
+    assert (await evict(call))[0] == (201 if is_evicted else 429)
+    assert await is_deleted(call) is is_evicted
 
 
-async def test_two_budgets_of_one_pod_are_a_mistake(call: Hand) -> None:
-    await a_pod(call)
-    await a_budget(call, 1)
-    await a_budget(call, 1, "another")
-    status, found = await evict(call)
+async def test_pod_with_two_budgets_is_server_error(call: Hand) -> None:
+    await create_pod(call)
+    await create_budget(call, 1)
+    await create_budget(call, 1, "another")
+    status, response = await evict(call)
     assert status == 500
-    assert found["message"] == (
+    assert response["message"] == (
         "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
     )
 
 
-async def test_a_dry_run_takes_nothing(call: Hand) -> None:
-    await a_pod(call)
-    await a_budget(call, 1)
+async def test_dry_run_deletes_nothing(call: Hand) -> None:
+    await create_pod(call)
+    await create_budget(call, 1)
     assert (await evict(call, dryRun=["All"]))[0] == 201
-    assert not await is_going(call)
+    assert not await is_deleted(call)
     assert (await call("GET", f"{BUDGETS}/b"))[1]["status"]["disruptionsAllowed"] == 1
 
 
-async def test_preconditions_and_grace_are_those_of_the_deletion(call: Hand) -> None:
-    pod = await a_pod(call)
-    status, found = await evict(call, preconditions={"uid": "another"})
-    assert (status, "the UID in the precondition (another)" in found["message"]) == (409, True)
+async def test_eviction_uses_delete_options(call: Hand) -> None:
+    pod = await create_pod(call)
+    status, response = await evict(call, preconditions={"uid": "another"})
+    assert (status, "the UID in the precondition (another)" in response["message"]) == (409, True)
     version = pod["metadata"]["resourceVersion"]
     assert (await evict(call, preconditions={"resourceVersion": version}, gracePeriodSeconds=7))[0] == 201
     assert (await call("GET", f"{PODS}/p"))[1]["metadata"]["deletionGracePeriodSeconds"] == 7
 
 
-async def test_an_eviction_of_another_name_is_refused(call: Hand) -> None:
-    await a_pod(call)
-    status, found = await call("POST", f"{PODS}/p/eviction", an_eviction("q"))
-    assert (status, found["message"]) == (400, "name in URL does not match name in Eviction object")
+async def test_eviction_with_other_name_is_rejected(call: Hand) -> None:
+    await create_pod(call)
+    status, response = await call("POST", f"{PODS}/p/eviction", eviction_body("q"))
+    assert (status, response["message"]) == (400, "name in URL does not match name in Eviction object")

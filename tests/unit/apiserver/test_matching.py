@@ -1,4 +1,4 @@
-"""Which writes rules and selectors are about."""
+"""Matching of writes by rules, selectors and conditions."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from tapestry.kube.objects import Object
 from tapestry.kube.resources import NAMESPACES, NODES, PODS, Resource
 
 OLD, NEW = Resource("example.com", "v1beta1", "Widget", "widgets"), Resource("example.com", "v1", "Widget", "widgets")
-ROWS = ResourceRegistry(
+REGISTRY = ResourceRegistry(
     [
         *(ResourceInfo(each, each.kind.lower(), (), storage=each.name) for each in (PODS, NODES, NAMESPACES, OLD, NEW)),
     ]
@@ -30,9 +30,9 @@ EVERYTHING = {"apiGroups": ["*"], "apiVersions": ["*"], "resources": ["*/*"], "o
 SCALE = Subresource("scale", "Scale", ("update",), "autoscaling", "v1")
 
 
-def an_attempt(resource: Resource = PODS, **said: Any) -> AdmissionAttributes:
-    named = {"metadata": {"name": "a", "labels": {"app": "web"}}}
-    found: dict[str, Any] = {
+def attributes(resource: Resource = PODS, **overrides: Any) -> AdmissionAttributes:
+    obj = {"metadata": {"name": "a", "labels": {"app": "web"}}}
+    defaults: dict[str, Any] = {
         "operation": "CREATE",
         "resource": resource,
         "subresource": "",
@@ -40,154 +40,154 @@ def an_attempt(resource: Resource = PODS, **said: Any) -> AdmissionAttributes:
         "name": "a",
         "namespace": "default" if resource.namespaced else "a" if resource == NAMESPACES else "",
         "user": User("admin"),
-        "dry": False,
-        "new": named,
+        "is_dry_run": False,
+        "new": obj,
         "old": None,
     }
-    return AdmissionAttributes(**{**found, **said})
+    return AdmissionAttributes(**{**defaults, **overrides})
 
 
-def matched(attempt: AdmissionAttributes, **webhook: Any) -> Resource | None:
+def matched_resource(write: AdmissionAttributes, **webhook: Any) -> Resource | None:
     criteria = webhook_criteria({"rules": [EVERYTHING], **webhook})
-    return criteria.matches(attempt, EquivalentResources(ROWS), lambda name: {"name": name})
+    return criteria.matches(write, EquivalentResources(REGISTRY), lambda name: {"name": name})
 
 
-def a_rule(**said: Any) -> list[Object]:
+def rule_list(**overrides: Any) -> list[Object]:
     pods = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"]}
-    return [{**pods, **said}]
+    return [{**pods, **overrides}]
 
 
 @pytest.mark.parametrize(
-    ("rule", "attempt", "meant"),
+    ("rule", "write", "matches"),
     [
-        ({}, an_attempt(), True),
-        ({}, an_attempt(operation="UPDATE"), False),
-        ({"operations": ["*"]}, an_attempt(operation="DELETE"), True),
-        ({"apiGroups": ["apps"]}, an_attempt(), False),
-        ({"apiGroups": ["*"]}, an_attempt(), True),
-        ({"apiVersions": ["v2"]}, an_attempt(), False),
-        ({"apiVersions": ["*"]}, an_attempt(), True),
-        ({}, an_attempt(subresource="status"), False),
-        ({"resources": ["pods/status"]}, an_attempt(subresource="status"), True),
-        ({"resources": ["pods/status"]}, an_attempt(), False),
-        ({"resources": ["pods/*"]}, an_attempt(subresource="status"), True),
-        ({"resources": ["pods/*"]}, an_attempt(), True),
-        ({"resources": ["*"]}, an_attempt(), True),
-        ({"resources": ["*"]}, an_attempt(subresource="status"), False),
-        ({"resources": ["*/status"]}, an_attempt(subresource="status"), True),
-        ({"resources": ["*/*"]}, an_attempt(subresource="status"), True),
-        ({"scope": "Namespaced"}, an_attempt(), True),
-        ({"scope": "Cluster"}, an_attempt(), False),
-        ({"resources": ["*"], "scope": "Cluster"}, an_attempt(NODES), True),
-        ({"resources": ["*"], "scope": "Namespaced"}, an_attempt(NODES), False),
-        ({"resources": ["*"], "scope": "Cluster"}, an_attempt(NAMESPACES), True),
-        ({"resources": ["*"], "scope": "Namespaced"}, an_attempt(NAMESPACES), False),
-        ({"resourceNames": ["a"]}, an_attempt(), True),
-        ({"resourceNames": ["b"]}, an_attempt(), False),
+        ({}, attributes(), True),
+        ({}, attributes(operation="UPDATE"), False),
+        ({"operations": ["*"]}, attributes(operation="DELETE"), True),
+        ({"apiGroups": ["apps"]}, attributes(), False),
+        ({"apiGroups": ["*"]}, attributes(), True),
+        ({"apiVersions": ["v2"]}, attributes(), False),
+        ({"apiVersions": ["*"]}, attributes(), True),
+        ({}, attributes(subresource="status"), False),
+        ({"resources": ["pods/status"]}, attributes(subresource="status"), True),
+        ({"resources": ["pods/status"]}, attributes(), False),
+        ({"resources": ["pods/*"]}, attributes(subresource="status"), True),
+        ({"resources": ["pods/*"]}, attributes(), True),
+        ({"resources": ["*"]}, attributes(), True),
+        ({"resources": ["*"]}, attributes(subresource="status"), False),
+        ({"resources": ["*/status"]}, attributes(subresource="status"), True),
+        ({"resources": ["*/*"]}, attributes(subresource="status"), True),
+        ({"scope": "Namespaced"}, attributes(), True),
+        ({"scope": "Cluster"}, attributes(), False),
+        ({"resources": ["*"], "scope": "Cluster"}, attributes(NODES), True),
+        ({"resources": ["*"], "scope": "Namespaced"}, attributes(NODES), False),
+        ({"resources": ["*"], "scope": "Cluster"}, attributes(NAMESPACES), True),
+        ({"resources": ["*"], "scope": "Namespaced"}, attributes(NAMESPACES), False),
+        ({"resourceNames": ["a"]}, attributes(), True),
+        ({"resourceNames": ["b"]}, attributes(), False),
     ],
 )
-def test_a_rule_means_what_all_of_its_parts_cover(rule: Object, attempt: AdmissionAttributes, meant: bool) -> None:
-    assert (matched(attempt, rules=a_rule(**rule)) is not None) is meant
+def test_rule_matches_if_all_parts_match(rule: Object, write: AdmissionAttributes, matches: bool) -> None:
+    assert (matched_resource(write, rules=rule_list(**rule)) is not None) is matches
 
 
-def test_a_webhook_without_rules_is_about_nothing_and_a_binding_without_rules_about_everything() -> None:
-    assert matched(an_attempt(), rules=[]) is None
-    assert policy_criteria(None).matches(an_attempt(), EquivalentResources(ROWS), lambda _: {}) == PODS
+def test_missing_rules_match_nothing_or_everything() -> None:
+    assert matched_resource(attributes(), rules=[]) is None
+    assert policy_criteria(None).matches(attributes(), EquivalentResources(REGISTRY), lambda _: {}) == PODS
 
 
-def test_an_object_is_known_by_another_version_unless_the_match_has_to_be_exact() -> None:
-    rules = a_rule(apiGroups=["example.com"], apiVersions=["v1"], resources=["widgets"])
-    assert matched(an_attempt(NEW), rules=rules) == NEW
-    assert matched(an_attempt(OLD), rules=rules) == NEW
-    assert matched(an_attempt(OLD), rules=rules, matchPolicy="Exact") is None
+def test_equivalent_version_matches_unless_exact() -> None:
+    rules = rule_list(apiGroups=["example.com"], apiVersions=["v1"], resources=["widgets"])
+    assert matched_resource(attributes(NEW), rules=rules) == NEW
+    assert matched_resource(attributes(OLD), rules=rules) == NEW
+    assert matched_resource(attributes(OLD), rules=rules, matchPolicy="Exact") is None
 
 
-def test_exceptions_are_not_meant() -> None:
-    criteria = policy_criteria({"resourceRules": [EVERYTHING], "excludeResourceRules": a_rule()})
+def test_excluded_rules_do_not_match() -> None:
+    criteria = policy_criteria({"resourceRules": [EVERYTHING], "excludeResourceRules": rule_list()})
     labels = lambda _: {}  # noqa: E731
-    assert criteria.matches(an_attempt(), EquivalentResources(ROWS), labels) is None
-    assert criteria.matches(an_attempt(NODES), EquivalentResources(ROWS), labels) == NODES
+    assert criteria.matches(attributes(), EquivalentResources(REGISTRY), labels) is None
+    assert criteria.matches(attributes(NODES), EquivalentResources(REGISTRY), labels) == NODES
 
 
 @pytest.mark.parametrize(
-    ("selector", "attempt", "meant"),
+    ("selector", "write", "matches"),
     [
-        ({"name": "default"}, an_attempt(), True),
-        ({"name": "other"}, an_attempt(), False),
-        ({"name": "other"}, an_attempt(NODES), True),  # what is in no namespace is never left out
-        ({"app": "web"}, an_attempt(NAMESPACES), True),  # a namespace that is written has the labels that it is to have
-        ({"name": "a"}, an_attempt(NAMESPACES, operation="DELETE", new=None), True),
-        ({"app": "web"}, an_attempt(NAMESPACES, operation="DELETE", new=None), False),
+        ({"name": "default"}, attributes(), True),
+        ({"name": "other"}, attributes(), False),
+        ({"name": "other"}, attributes(NODES), True),  # cluster-scoped objects always match
+        ({"app": "web"}, attributes(NAMESPACES), True),  # a namespace is matched by its new labels
+        ({"name": "a"}, attributes(NAMESPACES, operation="DELETE", new=None), True),
+        ({"app": "web"}, attributes(NAMESPACES, operation="DELETE", new=None), False),
     ],
 )
-def test_namespaces_are_selected_by_their_labels(selector: Object, attempt: AdmissionAttributes, meant: bool) -> None:
-    assert (matched(attempt, namespaceSelector={"matchLabels": selector}) is not None) is meant
+def test_namespace_selector_uses_namespace_labels(selector: Object, write: AdmissionAttributes, matches: bool) -> None:
+    assert (matched_resource(write, namespaceSelector={"matchLabels": selector}) is not None) is matches
 
 
-def test_objects_are_selected_by_the_labels_that_they_have_or_had() -> None:
+def test_object_selector_uses_old_and_new_labels() -> None:
     web = {"objectSelector": {"matchLabels": {"app": "web"}}}
     bare: Object = {"metadata": {"name": "a"}}
     labelled = {"metadata": {"name": "a", "labels": {"app": "web"}}}
-    assert matched(an_attempt(new=labelled), **web) == PODS
-    assert matched(an_attempt(new=bare, old=labelled), **web) == PODS
-    assert matched(an_attempt(new=None, old=labelled), **web) == PODS
-    assert matched(an_attempt(new=bare), **web) is None
+    assert matched_resource(attributes(new=labelled), **web) == PODS
+    assert matched_resource(attributes(new=bare, old=labelled), **web) == PODS
+    assert matched_resource(attributes(new=None, old=labelled), **web) == PODS
+    assert matched_resource(attributes(new=bare), **web) is None
 
 
-def test_configurations_of_admission_are_exempt() -> None:
+def test_admission_configurations_are_exempt() -> None:
     group = "admissionregistration.k8s.io"
     webhooks = Resource(group, "v1", "ValidatingWebhookConfiguration", "validatingwebhookconfigurations", False)
-    assert an_attempt(webhooks).is_exempt
-    assert not an_attempt().is_exempt
+    assert attributes(webhooks).is_exempt
+    assert not attributes().is_exempt
 
 
-def test_an_attempt_is_what_a_request_wants_to_do() -> None:
-    row = ResourceInfo(PODS, "pod", (), subresources={"scale": SCALE}, storage="pods")
+def test_attributes_describe_the_request() -> None:
+    info = ResourceInfo(PODS, "pod", (), subresources={"scale": SCALE}, storage="pods")
     body = {"metadata": {"name": "made"}}
-    attempt = admission_attributes(
-        WriteRequest("patch", Target(row, "default", "a", "scale"), User("u"), {"dryRun": "All"}), body, body
+    updated = admission_attributes(
+        WriteRequest("patch", Target(info, "default", "a", "scale"), User("u"), {"dryRun": "All"}), body, body
     )
-    assert (attempt.operation, attempt.kind.kind, attempt.resource, attempt.is_dry_run) == (
+    assert (updated.operation, updated.kind.kind, updated.resource, updated.is_dry_run) == (
         "UPDATE",
         "Scale",
         PODS,
         True,
     )
     namespace = ResourceInfo(NAMESPACES, "namespace", (), storage="namespaces")
-    made = admission_attributes(WriteRequest("create", Target(namespace), User("u"), {}), None, body)
-    assert (made.operation, made.name, made.namespace) == ("CREATE", "made", "made")
+    created = admission_attributes(WriteRequest("create", Target(namespace), User("u"), {}), None, body)
+    assert (created.operation, created.name, created.namespace) == ("CREATE", "made", "made")
 
 
 # -- conditions
 
 
-def held(*expressions: str, attempt: AdmissionAttributes | None = None) -> bool:
-    attempt = attempt or an_attempt()
+def all_hold(*expressions: str, write: AdmissionAttributes | None = None) -> bool:
+    write = write or attributes()
     listed = [{"name": f"c{number}", "expression": each} for number, each in enumerate(expressions)]
-    return compile_conditions(listed).all_hold(expression_variables(attempt, attempt.resource, allow_all))
+    return compile_conditions(listed).all_hold(expression_variables(write, write.resource, allow_all))
 
 
-def test_conditions_hold_where_all_of_them_do() -> None:
-    assert held()
-    assert held("request.operation == 'CREATE'", "object.metadata.name == 'a'")
-    assert not held("request.operation == 'CREATE'", "request.userInfo.username == 'nobody'")
-    assert held("oldObject == null", "request.namespace == 'default' && request.resource.resource == 'pods'")
-    assert held("authorizer.group('').resource('pods').namespace('default').check('create').allowed()")
+def test_conditions_hold_if_all_hold() -> None:
+    assert all_hold()
+    assert all_hold("request.operation == 'CREATE'", "object.metadata.name == 'a'")
+    assert not all_hold("request.operation == 'CREATE'", "request.userInfo.username == 'nobody'")
+    assert all_hold("oldObject == null", "request.namespace == 'default' && request.resource.resource == 'pods'")
+    assert all_hold("authorizer.group('').resource('pods').namespace('default').check('create').allowed()")
 
 
-def test_a_condition_that_fails_matters_only_where_none_is_false() -> None:
-    assert not held("object.nope == 1", "false")
+def test_condition_error_counts_only_if_none_is_false() -> None:
+    assert not all_hold("object.nope == 1", "false")
     with pytest.raises(EvaluationError, match=r"expression 'object\.nope == 1' resulted in error: no such key: nope"):
-        held("object.nope == 1", "true")
+        all_hold("object.nope == 1", "true")
 
 
-def test_conditions_cannot_ask_for_what_there_is_not() -> None:
+def test_conditions_cannot_use_unknown_variables() -> None:
     assert "params" not in VARIABLE_TYPES
     with pytest.raises(CompileError):
-        held("params.x == 1")
+        all_hold("params.x == 1")
 
 
-def test_conditions_may_cost_so_much_and_no_more() -> None:
+def test_conditions_have_cost_limit() -> None:
     many = {"metadata": {"name": "a"}, "items": list(range(3000))}
     with pytest.raises(EvaluationError, match="cost limit exceeded"):
-        held("object.items.all(x, object.items.all(y, x + y >= 0))", attempt=an_attempt(new=many))
+        all_hold("object.items.all(x, object.items.all(y, x + y >= 0))", write=attributes(new=many))

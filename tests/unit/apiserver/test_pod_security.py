@@ -1,4 +1,4 @@
-"""Pod Security: a namespace's labels decide which pods come in, in Kubernetes' words."""
+"""Pod Security admission: levels by namespace labels, in the wording of Kubernetes."""
 
 from typing import Any
 
@@ -15,41 +15,41 @@ LABEL = "pod-security.kubernetes.io/"
 MERGE = "application/merge-patch+json"
 
 
-async def a_namespace(call: Hand, **labels: str) -> str:
-    """Where pods of a new namespace are made."""
-    named = {LABEL + mode.replace("_", "-"): value for mode, value in labels.items()}
-    await call.made(NAMESPACES, {"metadata": {"name": "x", "labels": named}})
+async def create_namespace(call: Hand, **labels: str) -> str:
+    """Create a namespace with Pod Security labels and return the path of its pods."""
+    full_labels = {LABEL + mode.replace("_", "-"): value for mode, value in labels.items()}
+    await call.made(NAMESPACES, {"metadata": {"name": "x", "labels": full_labels}})
     return f"{NAMESPACES}/x/pods"
 
 
-def a_pod(name: str = "p", context: Object | None = None, **spec: Any) -> Object:
+def pod_body(name: str = "p", context: Object | None = None, **spec: Any) -> Object:
     container = {"name": "c", "image": "i", **({"securityContext": context} if context is not None else {})}
     return {"metadata": {"name": name}, "spec": {"containers": [container], **spec}}
 
 
-async def warning(call: Hand, path: str, body: Object) -> str:
-    answer = await call.answer("POST", path, body)
-    assert isinstance(answer, ApiResponse)
-    assert answer.status == 201, answer.body
-    return answer.headers.get("Warning", "").replace('\\"', '"')
+async def warning_of_create(call: Hand, path: str, body: Object) -> str:
+    response = await call.answer("POST", path, body)
+    assert isinstance(response, ApiResponse)
+    assert response.status == 201, response.body
+    return response.headers.get("Warning", "").replace('\\"', '"')
 
 
-async def test_what_is_against_the_standard_is_refused(call: Hand) -> None:
-    path = await a_namespace(call, enforce="baseline")
-    status, found = await call("POST", path, a_pod(context={"privileged": True}, hostNetwork=True))
+async def test_violating_pod_is_forbidden(call: Hand) -> None:
+    path = await create_namespace(call, enforce="baseline")
+    status, response = await call("POST", path, pod_body(context={"privileged": True}, hostNetwork=True))
     assert status == 403
-    assert found["message"] == (
+    assert response["message"] == (
         'pods "p" is forbidden: violates PodSecurity "baseline:latest": host namespaces (hostNetwork=true), '
         'privileged (container "c" must not set securityContext.privileged=true)'
     )
-    await call.made(path, a_pod())
+    await call.made(path, pod_body())
 
 
-async def test_what_is_missing_for_restricted_is_said_word_for_word(call: Hand) -> None:
-    path = await a_namespace(call, enforce="restricted", enforce_version="v1.30")
-    status, found = await call("POST", path, a_pod())
+async def test_restricted_violations_have_kubernetes_wording(call: Hand) -> None:
+    path = await create_namespace(call, enforce="restricted", enforce_version="v1.30")
+    status, response = await call("POST", path, pod_body())
     assert status == 403
-    assert found["message"] == (
+    assert response["message"] == (
         'pods "p" is forbidden: violates PodSecurity "restricted:v1.30": '
         'allowPrivilegeEscalation != false (container "c" must set securityContext.allowPrivilegeEscalation=false), '
         'unrestricted capabilities (container "c" must set securityContext.capabilities.drop=["ALL"]), '
@@ -60,89 +60,89 @@ async def test_what_is_missing_for_restricted_is_said_word_for_word(call: Hand) 
 
 
 @pytest.mark.parametrize(
-    ("pod", "said"),
+    ("pod", "message"),
     [
-        (a_pod(hostPID=True, hostIPC=True), "host namespaces (hostPID=true, hostIPC=true)"),
+        (pod_body(hostPID=True, hostIPC=True), "host namespaces (hostPID=true, hostIPC=true)"),
         (
-            a_pod(context={"capabilities": {"add": ["SYS_ADMIN", "NET_RAW"]}}),
+            pod_body(context={"capabilities": {"add": ["SYS_ADMIN", "NET_RAW"]}}),
             'non-default capabilities (container "c" must not include "NET_RAW", "SYS_ADMIN" '
             "in securityContext.capabilities.add)",
         ),
         (
-            a_pod(volumes=[{"name": "a", "hostPath": {"path": "/"}}, {"name": "b", "hostPath": {"path": "/"}}]),
+            pod_body(volumes=[{"name": "a", "hostPath": {"path": "/"}}, {"name": "b", "hostPath": {"path": "/"}}]),
             'hostPath volumes (volumes "a", "b")',
         ),
         (
-            a_pod(containers=[{"name": "c", "image": "i", "ports": [{"containerPort": 80, "hostPort": 8080}]}]),
+            pod_body(containers=[{"name": "c", "image": "i", "ports": [{"containerPort": 80, "hostPort": 8080}]}]),
             'hostPort (container "c" uses hostPort 8080)',
         ),
         (
-            a_pod(securityContext={"seLinuxOptions": {"type": "spc_t", "user": "u"}}),
+            pod_body(securityContext={"seLinuxOptions": {"type": "spc_t", "user": "u"}}),
             'seLinuxOptions (pod set forbidden securityContext.seLinuxOptions: type "spc_t"; user may not be set)',
         ),
         (
-            a_pod(securityContext={"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}),
+            pod_body(securityContext={"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}),
             "forbidden sysctls (kernel.msgmax)",
         ),
         (
-            a_pod(context={"seccompProfile": {"type": "Unconfined"}}),
+            pod_body(context={"seccompProfile": {"type": "Unconfined"}}),
             'seccompProfile (container "c" must not set securityContext.seccompProfile.type to "Unconfined")',
         ),
         (
-            a_pod(context={"procMount": "Unmasked"}, hostUsers=False),
+            pod_body(context={"procMount": "Unmasked"}, hostUsers=False),
             'procMount (container "c" must not set securityContext.procMount to "Unmasked")',
         ),
     ],
 )
-async def test_each_check_has_its_words(call: Hand, pod: Object, said: str) -> None:
-    path = await a_namespace(call, enforce="baseline")
-    status, found = await call("POST", path, pod)
-    assert (status, found["message"].partition('"baseline:latest": ')[2]) == (403, said)
+async def test_each_violation_has_kubernetes_wording(call: Hand, pod: Object, message: str) -> None:
+    path = await create_namespace(call, enforce="baseline")
+    status, response = await call("POST", path, pod)
+    assert (status, response["message"].partition('"baseline:latest": ')[2]) == (403, message)
 
 
-async def test_a_warning_lets_the_pod_in(call: Hand) -> None:
-    path = await a_namespace(call, warn="baseline")
-    said = await warning(call, path, a_pod(hostNetwork=True))
-    assert 'would violate PodSecurity "baseline:latest": host namespaces (hostNetwork=true)' in said
-    assert await warning(call, path, a_pod("q")) == ""
+async def test_warn_level_admits_with_warning(call: Hand) -> None:
+    path = await create_namespace(call, warn="baseline")
+    message = await warning_of_create(call, path, pod_body(hostNetwork=True))
+    assert 'would violate PodSecurity "baseline:latest": host namespaces (hostNetwork=true)' in message
+    assert await warning_of_create(call, path, pod_body("q")) == ""
 
 
-async def test_what_would_make_such_pods_is_warned_of(call: Hand) -> None:
-    await a_namespace(call, enforce="restricted")
+async def test_violating_template_causes_warning(call: Hand) -> None:
+    await create_namespace(call, enforce="restricted")
     labels = {"app": "web"}
-    template = {"metadata": {"labels": labels}, "spec": a_pod(hostNetwork=True)["spec"]}
+    template = {"metadata": {"labels": labels}, "spec": pod_body(hostNetwork=True)["spec"]}
     deployment = {"metadata": {"name": "d"}, "spec": {"selector": {"matchLabels": labels}, "template": template}}
-    said = await warning(call, "/apis/apps/v1/namespaces/x/deployments", deployment)
-    assert 'would violate PodSecurity "restricted:latest": host namespaces' in said
+    message = await warning_of_create(call, "/apis/apps/v1/namespaces/x/deployments", deployment)
+    assert 'would violate PodSecurity "restricted:latest": host namespaces' in message
 
 
-async def test_a_stricter_level_tells_of_the_pods_that_are_there(call: Hand) -> None:
-    path = await a_namespace(call)
+async def test_stricter_level_warns_about_existing_pods(call: Hand) -> None:
+    path = await create_namespace(call)
     for name in ("a", "b", "c"):
-        await call.made(path, a_pod(name, hostNetwork=True))
-    await call.made(path, a_pod("d", hostPID=True, context={"privileged": True}))
+        await call.made(path, pod_body(name, hostNetwork=True))
+    await call.made(path, pod_body("d", hostPID=True, context={"privileged": True}))
     patch = {"metadata": {"labels": {f"{LABEL}enforce": "baseline"}}}
-    answer = await call.answer("PATCH", f"{NAMESPACES}/x", patch, kind=MERGE)
-    assert isinstance(answer, ApiResponse)
-    said = answer.headers["Warning"].replace('\\"', '"')
-    assert 'existing pods in namespace "x" violate the new PodSecurity enforce level "baseline:latest"' in said
-    assert "a (and 2 other pods): host namespaces" in said
-    assert "d: host namespaces, privileged" in said
+    response = await call.answer("PATCH", f"{NAMESPACES}/x", patch, kind=MERGE)
+    assert isinstance(response, ApiResponse)
+    message = response.headers["Warning"].replace('\\"', '"')
+    assert 'existing pods in namespace "x" violate the new PodSecurity enforce level "baseline:latest"' in message
+    assert "a (and 2 other pods): host namespaces" in message
+    assert "d: host namespaces, privileged" in message
 
 
-async def test_a_label_that_means_nothing_is_refused(call: Hand) -> None:
+async def test_unknown_level_is_rejected(call: Hand) -> None:
     labels = {f"{LABEL}enforce": "strict"}
-    status, found = await call("POST", NAMESPACES, {"metadata": {"name": "x", "labels": labels}})
+    status, response = await call("POST", NAMESPACES, {"metadata": {"name": "x", "labels": labels}})
     assert status == 422
-    assert found["message"] == (
+    assert response["message"] == (
         f'Namespace "x" is invalid: metadata.labels[{LABEL}enforce]: Invalid value: "strict": '
         "must be one of privileged, baseline, restricted"
     )
 
 
-async def test_a_pod_that_was_there_before_may_still_change_what_nobody_asks_about(call: Hand) -> None:
-    path = await a_namespace(call)
-    await call.made(path, a_pod(hostNetwork=True))
+async def test_existing_violating_pod_can_be_relabeled(call: Hand) -> None:
+    path = await create_namespace(call)
+    await call.made(path, pod_body(hostNetwork=True))
     await call("PATCH", f"{NAMESPACES}/x", {"metadata": {"labels": {f"{LABEL}enforce": "baseline"}}}, kind=MERGE)
     patch = {"metadata": {"labels": {"a": "b"}}}
     assert (await call("PATCH", f"{path}/p", patch, kind=MERGE))[0] == 200
@@ -157,7 +157,7 @@ async def test_a_pod_that_was_there_before_may_still_change_what_nobody_asks_abo
         ({"enforce": "nonsense", "warn": "nonsense"}, "restricted:latest", "privileged:latest"),
     ],
 )
-def test_labels_say_what_is_asked(labels: dict[str, str], enforce: str, warn: str) -> None:
+def test_labels_select_levels(labels: dict[str, str], enforce: str, warn: str) -> None:
     policy = levels_from_labels({LABEL + mode: value for mode, value in labels.items()})
     assert (str(policy.enforce), str(policy.warn)) == (enforce, warn)
     assert levels_from_labels({"app": "web"}).enforce == LevelVersion()

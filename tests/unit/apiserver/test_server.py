@@ -610,7 +610,7 @@ async def test_invalid_definition_is_rejected_or_skipped(call: Hand, caplog: pyt
     row = call.server.registry.info_for(CRDS)
     key = Key(row.storage, "", "widgets.example.com")
     await call.server.verbs.store.put(key, None, encode_for_storage(row, bad))
-    assert [each.message for each in caplog.records] == ["cannot serve a definition"]
+    assert [each.message for each in caplog.records] == ["CustomResourceDefinition cannot be served"]
     await call.made(MAPS, {"metadata": {"name": "after"}})
 
 

@@ -12,7 +12,7 @@ from tapestry.apiserver.watches import WatchResponse
 from tapestry.kube.objects import Object
 
 from .conftest import Hand
-from .test_documents import DEFINITIONS, a_definition
+from .test_documents import DEFINITIONS, definition_body
 
 OLD, NEW = "/api/v1/namespaces/default/events", "/apis/events.k8s.io/v1/namespaces/default/events"
 SCALERS = "/apis/autoscaling/{}/namespaces/default/horizontalpodautoscalers"
@@ -104,7 +104,7 @@ def test_event_conversion_is_lossless(event: dict[str, Any]) -> None:
 
 async def test_new_default_applies_to_stored_objects(call: Hand) -> None:
     schema = {"type": "object", "properties": {"size": {"type": "integer"}}}
-    definition = await call.made(DEFINITIONS, a_definition(schema))
+    definition = await call.made(DEFINITIONS, definition_body(schema))
     await call.made(WIDGETS, {"metadata": {"name": "w"}})
     assert "size" not in (await call("GET", f"{WIDGETS}/w"))[1]
     definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["size"]["default"] = 3
@@ -114,7 +114,7 @@ async def test_new_default_applies_to_stored_objects(call: Hand) -> None:
 
 
 async def test_list_kind_comes_from_definition(call: Hand) -> None:
-    definition = a_definition()
+    definition = definition_body()
     definition["spec"]["names"]["listKind"] = "Assortment"
     await call.made(DEFINITIONS, definition)
     assert (await call("GET", WIDGETS))[1]["kind"] == "Assortment"

@@ -1,4 +1,4 @@
-"""The store: the promises of every store, kept in memory and on a disk, and what is so of a log alone."""
+"""The store contract with in-memory and SQLite logs, and the behaviour of local stores and logs."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -18,22 +18,22 @@ from tapestry.apiserver.storage.raw_objects import with_revision, without_revisi
 from tapestry.apiserver.storage.sqlite_log import FileLog
 from tapestry.apiserver.storage.store import ObjectVersion, WatchEvent, event_type
 
-from .earlier import write_version_1
-from .promises import (
+from .old_databases import write_version_1
+from .store_contract import (
     PODS,
-    PROMISES,
     STEPS,
-    Promise,
+    STORE_CHECKS,
     Step,
-    check_that_watches_lead_from_the_past_to_the_present,
+    StoreCheck,
+    check_watch_replays_history,
+    content_and_revision,
     key,
-    said,
     text,
 )
 
 
 @asynccontextmanager
-async def at_work(log: Log) -> AsyncIterator[LocalStore]:
+async def running_store(log: Log) -> AsyncIterator[LocalStore]:
     store = LocalStore(log)
     store.load(lambda _: {})
     async with asyncio.TaskGroup() as group:
@@ -46,33 +46,33 @@ async def at_work(log: Log) -> AsyncIterator[LocalStore]:
 
 
 @asynccontextmanager
-async def a_store() -> AsyncIterator[LocalStore]:
-    async with at_work(MemoryLog()) as store:
+async def memory_store() -> AsyncIterator[LocalStore]:
+    async with running_store(MemoryLog()) as store:
         yield store
 
 
-@pytest.mark.parametrize("check", PROMISES, ids=lambda promise: promise.__name__)
+@pytest.mark.parametrize("check", STORE_CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("backend", ["memory", "file"])
-async def test_a_store_keeps_its_promise(backend: str, check: Promise, tmp_path: Path) -> None:
-    async with at_work(FileLog(tmp_path) if backend == "file" else MemoryLog()) as store:
+async def test_local_store_fulfills_contract(backend: str, check: StoreCheck, tmp_path: Path) -> None:
+    async with running_store(FileLog(tmp_path) if backend == "file" else MemoryLog()) as store:
         await check(store)
 
 
 @settings(max_examples=150, deadline=None)
 @given(STEPS, st.integers(0, 25))
-def test_the_past_is_what_was_there_and_watches_lead_from_it_to_the_present(steps: list[Step], since: int) -> None:
-    async def story() -> None:
-        async with a_store() as store:
-            await check_that_watches_lead_from_the_past_to_the_present(store, steps, since)
+def test_watch_replays_history(steps: list[Step], since: int) -> None:
+    async def replay() -> None:
+        async with memory_store() as store:
+            await check_watch_replays_history(store, steps, since)
 
-    asyncio.run(story())
-
-
-# -- a log
+    asyncio.run(replay())
 
 
-class Held(MemoryLog):
-    """A log that takes nothing until it is let go."""
+# -- logs
+
+
+class BlockedLog(MemoryLog):
+    """A log that blocks until `go` is set."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -82,8 +82,8 @@ class Held(MemoryLog):
         asyncio.run_coroutine_threadsafe(self.go.wait(), self.loop).result(10)
 
 
-class Failing(MemoryLog):
-    """A log that is full until somebody makes room."""
+class FullLog(MemoryLog):
+    """A log that fails while `is_full` is set."""
 
     def __init__(self) -> None:
         self.is_full = True
@@ -93,9 +93,9 @@ class Failing(MemoryLog):
             raise StorageError("the disk is full")
 
 
-async def test_what_is_not_durable_yet_is_seen_by_the_next_writer_and_by_no_reader() -> None:
-    log = Held()
-    async with at_work(log) as store:
+async def test_pending_write_is_visible_to_writers_only() -> None:
+    log = BlockedLog()
+    async with running_store(log) as store:
         writing = asyncio.create_task(store.put(key("a"), None, text("one")))
         await asyncio.sleep(0)
         head = store.head(*key("a"))
@@ -110,9 +110,9 @@ async def test_what_is_not_durable_yet_is_seen_by_the_next_writer_and_by_no_read
         assert store.list_objects(PODS) == [await following]
 
 
-async def test_a_writer_may_leave_and_the_write_is_made_and_waited_for_by_others() -> None:
-    log = Held()
-    async with at_work(log) as store:
+async def test_write_continues_after_writer_is_cancelled() -> None:
+    log = BlockedLog()
+    async with running_store(log) as store:
         writing = asyncio.create_task(store.put(key("a"), None, text("one")))
         await asyncio.sleep(0)
         waiting = asyncio.create_task(store.wait_for_pending_write(key("a")))
@@ -122,15 +122,15 @@ async def test_a_writer_may_leave_and_the_write_is_made_and_waited_for_by_others
         assert not waiting.done()
         log.go.set()
         await waiting
-        assert [said(each.raw) for each in store.list_objects(PODS)] == [("one", 1)]
+        assert [content_and_revision(each.raw) for each in store.list_objects(PODS)] == [("one", 1)]
 
 
-async def test_somebody_who_cannot_bear_the_news_ends_the_store_and_leaves_no_writer_waiting() -> None:
+async def test_listener_error_stops_the_store() -> None:
     def listener(_: WatchEvent) -> None:
         raise RuntimeError("too much")
 
     async def write() -> None:
-        async with at_work(MemoryLog()) as store:
+        async with running_store(MemoryLog()) as store:
             store.on_change(PODS, listener)
             await store.put(key("a"), None, text("one"))
 
@@ -139,22 +139,22 @@ async def test_somebody_who_cannot_bear_the_news_ends_the_store_and_leaves_no_wr
     assert caught.group_contains(RuntimeError, match="too much")
 
 
-async def test_a_write_that_fails_never_happened_and_its_revision_is_not_given_out_again() -> None:
-    log = Failing()
-    async with at_work(log) as store:
-        watching = store.watch(PODS)
+async def test_failed_write_is_invisible_and_uses_up_revision() -> None:
+    log = FullLog()
+    async with running_store(log) as store:
+        subscription = store.watch(PODS)
         with pytest.raises(StorageError, match="disk is full"):
             await store.put(key("a"), None, text("one"))
         assert store.head(*key("a")) is None
         log.is_full = False
-        found = await store.put(key("a"), None, text("one"))
-        assert found.revision == 2
-        assert [event.revision for event in await watching.next_events()] == [2]
+        written = await store.put(key("a"), None, text("one"))
+        assert written.revision == 2
+        assert [event.revision for event in await subscription.next_events()] == [2]
 
 
-async def test_what_was_built_on_a_write_that_failed_fails_with_it() -> None:
-    log = Failing()
-    async with at_work(log) as store:
+async def test_write_based_on_failed_write_fails() -> None:
+    log = FullLog()
+    async with running_store(log) as store:
         first = asyncio.create_task(store.put(key("a"), None, text("one")))
         await asyncio.sleep(0)
         second = asyncio.create_task(store.put(key("a"), store.head(*key("a")), text("two")))
@@ -164,20 +164,20 @@ async def test_what_was_built_on_a_write_that_failed_fails_with_it() -> None:
         assert store.list_objects(PODS) == []
 
 
-async def test_a_watcher_that_is_too_far_behind_is_dropped_and_nobody_waits_for_it(
+async def test_slow_watcher_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tapestry.apiserver.storage.store.MAX_WATCH_BACKLOG", 3)
-    async with a_store() as store:
-        watching = store.watch(PODS)
+    async with memory_store() as store:
+        subscription = store.watch(PODS)
         for number in range(5):
             await store.put(key(f"p{number}"), None, text("x"))
-        assert await watching.next_events() == []
-        assert watching.dropped
+        assert await subscription.next_events() == []
+        assert subscription.dropped
         assert store.count(PODS) == 5
 
 
-def test_a_change_is_what_it_is_to_whoever_sees_only_some() -> None:
+def test_event_type_depends_on_selector() -> None:
     old, new = (ObjectVersion(key("a"), number, b"", {"app": app}) for number, app in ((1, "x"), (2, "y")))
     event = WatchEvent(2, old, new, b"")
     assert event_type(event, lambda version: version.labels["app"] == "y") == "ADDED"
@@ -186,33 +186,33 @@ def test_a_change_is_what_it_is_to_whoever_sees_only_some() -> None:
     assert event_type(event, lambda _: False) is None
 
 
-async def test_events_that_nobody_has_repeated_for_long_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_event_expires_after_ttl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tapestry.apiserver.storage.local_store.EVENT_TTL_SECONDS", 0.05)
-    async with a_store() as store:
-        watching = store.watch("events")
+    async with memory_store() as store:
+        subscription = store.watch("events")
         pod = await store.put(key("a"), None, text("one"))
-        made = await store.put(Key("events", "default", "e"), None, text("scheduled"))
-        [came] = await watching.next_events()
-        [gone] = await watching.next_events()
-        assert (came.new, gone.old, gone.new) == (made, made, None)
-        assert said(gone.raw) == ("scheduled", gone.revision)
+        event = await store.put(Key("events", "default", "e"), None, text("scheduled"))
+        [created] = await subscription.next_events()
+        [deleted] = await subscription.next_events()
+        assert (created.new, deleted.old, deleted.new) == (event, event, None)
+        assert content_and_revision(deleted.raw) == ("scheduled", deleted.revision)
         assert store.list_objects(PODS) == [pod]
 
 
-async def test_an_event_that_is_repeated_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_updated_event_does_not_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tapestry.apiserver.storage.local_store.EVENT_TTL_SECONDS", 0.05)
-    async with a_store() as store:
-        watching = store.watch("events")
+    async with memory_store() as store:
+        subscription = store.watch("events")
         first = await store.put(Key("events", "default", "a"), None, text("once"))
-        kept = await store.put(Key("events", "default", "b"), None, text("again"))
+        repeated = await store.put(Key("events", "default", "b"), None, text("again"))
         while store.get(*first.key) is not None:
-            kept = await store.put(kept.key, kept, text("again"))
-            await watching.next_events()
-        assert store.list_objects("events") == [kept]
+            repeated = await store.put(repeated.key, repeated, text("again"))
+            await subscription.next_events()
+        assert store.list_objects("events") == [repeated]
 
 
 @given(st.dictionaries(st.text(), st.recursive(st.text() | st.integers(-(2**53), 2**53), st.lists)), st.integers(1))
-def test_the_version_of_an_object_is_changed_and_nothing_else_is(fields: dict[str, object], revision: int) -> None:
+def test_with_revision_changes_only_resource_version(fields: dict[str, object], revision: int) -> None:
     obj = {"kind": "Pod", **fields, "apiVersion": "v1", "metadata": {"uid": "1", "labels": {"a": "b"}}}
     raw, labels = with_revision(msgspec.json.encode(obj), revision)
     assert raw.startswith(b'{"apiVersion":')
@@ -223,56 +223,56 @@ def test_the_version_of_an_object_is_changed_and_nothing_else_is(fields: dict[st
     assert msgspec.json.decode(without_revision(raw)) == obj
 
 
-# -- on a disk
+# -- SQLite log
 
 
-async def test_what_was_acknowledged_is_there_after_the_process_is_gone(tmp_path: Path) -> None:
-    async with at_work(FileLog(tmp_path)) as store:
+async def test_acknowledged_writes_survive_restart(tmp_path: Path) -> None:
+    async with running_store(FileLog(tmp_path)) as store:
         first = await store.put(key("a"), None, text("one"))
         await store.put(key("b"), None, text("two"))
         await store.delete(key("a"), first, text("gone"))
-    async with at_work(FileLog(tmp_path)) as store:
-        assert [(each.key.name, said(each.raw), each.revision) for each in store.list_objects(PODS)] == [
-            ("b", ("two", 2), 2)
-        ]
+    async with running_store(FileLog(tmp_path)) as store:
+        assert [
+            (each.key.name, content_and_revision(each.raw), each.revision) for each in store.list_objects(PODS)
+        ] == [("b", ("two", 2), 2)]
         assert (await store.put(key("c"), None, text("three"))).revision == 4, "3 was the deletion"
 
 
-async def test_many_writers_share_what_a_commit_costs(tmp_path: Path) -> None:
-    class Counting(FileLog):
+async def test_concurrent_writes_share_batches(tmp_path: Path) -> None:
+    class CountingLog(FileLog):
         batches = 0
 
         def append(self, entries: Sequence[Entry]) -> None:
             self.batches += 1
             super().append(entries)
 
-    log = Counting(tmp_path)
-    async with at_work(log) as store, asyncio.TaskGroup() as group:
+    log = CountingLog(tmp_path)
+    async with running_store(log) as store, asyncio.TaskGroup() as group:
         for number in range(200):
             group.create_task(store.put(key(f"p{number}"), None, text("x")))
     assert log.batches < 20
 
 
-def test_a_file_is_one_processs_alone(tmp_path: Path) -> None:
+def test_database_has_only_one_writer_process(tmp_path: Path) -> None:
     log = FileLog(tmp_path)
     with pytest.raises(StorageError, match="another process has it open"):
         FileLog(tmp_path)
     log.close()
 
 
-def test_bytes_that_are_not_what_was_written_are_not_served(tmp_path: Path) -> None:
+def test_corrupt_object_is_not_loaded(tmp_path: Path) -> None:
     log = FileLog(tmp_path)
     log.append([Entry(1, key("a"), b"the truth")])
     log.close()
     damaged = log.path.read_bytes().replace(b"the truth", b"the trutt")
     log.path.write_bytes(damaged)
-    again = FileLog(tmp_path)
+    reopened = FileLog(tmp_path)
     with pytest.raises(StorageError, match=r"pods default/a at revision 1 is not what was written"):
-        list(again.load()[1])
-    again.close()
+        list(reopened.load()[1])
+    reopened.close()
 
 
-def test_a_file_of_the_first_version_goes_on_as_one_of_this_version(tmp_path: Path) -> None:
+def test_database_of_version_1_is_migrated(tmp_path: Path) -> None:
     write_version_1(tmp_path / "tapestry.db", [Entry(7, key("a"), b"{}"), Entry(3, key("b"), b"{}")], latest=9)
     for _ in range(2):
         log = FileLog(tmp_path)
@@ -282,25 +282,25 @@ def test_a_file_of_the_first_version_goes_on_as_one_of_this_version(tmp_path: Pa
 
 
 @given(batches=st.lists(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), min_size=1, max_size=8), max_size=6))
-def test_a_log_holds_what_was_written_last_whatever_came_in_one_batch(batches: list[list[tuple[str, bool]]]) -> None:
+def test_log_has_last_write_of_each_key(batches: list[list[tuple[str, bool]]]) -> None:
     with TemporaryDirectory() as folder:
-        log, revision, left = FileLog(Path(folder)), 0, {}
+        log, revision, expected = FileLog(Path(folder)), 0, {}
         for batch in batches:
-            entries = []
+            batch_entries = []
             for name, is_put in batch:
                 revision += 1
-                entries.append(Entry(revision, key(name), b"%d" % revision if is_put else None))
-                left[key(name)] = entries[-1]
-            log.append(entries)
-        latest, found = log.load()
-        assert (latest, list(found)) == (
+                batch_entries.append(Entry(revision, key(name), b"%d" % revision if is_put else None))
+                expected[key(name)] = batch_entries[-1]
+            log.append(batch_entries)
+        latest, entries = log.load()
+        assert (latest, list(entries)) == (
             revision,
-            sorted((each for each in left.values() if each.raw is not None), key=lambda each: each.revision),
+            sorted((each for each in expected.values() if each.raw is not None), key=lambda each: each.revision),
         )
         log.close()
 
 
-def test_a_file_that_is_no_database_is_refused_with_advice(tmp_path: Path) -> None:
+def test_invalid_database_error_suggests_backup(tmp_path: Path) -> None:
     (tmp_path / "tapestry.db").write_bytes(b"not a database at all" * 100)
     with pytest.raises(StorageError, match="restore a backup"):
         FileLog(tmp_path)

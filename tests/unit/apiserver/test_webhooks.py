@@ -1,4 +1,4 @@
-"""Admission webhooks: whom the server asks, what it tells them, and what it makes of their answers."""
+"""Admission webhooks: matching, requests, responses, failures and configurations."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -30,7 +30,7 @@ Listen = Callable[..., Any]
 
 @pytest.fixture
 async def listen(tmp_path: Path) -> AsyncIterator[Listen]:
-    """Starts webhooks, which end with the test."""
+    """Starts webhooks that stop at the end of the test."""
     async with AsyncExitStack() as stack:
 
         async def start(say: Say = allowing, *names: str) -> Hook:
@@ -40,7 +40,7 @@ async def listen(tmp_path: Path) -> AsyncIterator[Listen]:
         yield start
 
 
-def a_hook(client: Object, name: str = "one.example.com", **more: Any) -> Object:
+def hook_body(client: Object, name: str = "one.example.com", **more: Any) -> Object:
     return {
         "name": name,
         "clientConfig": client,
@@ -51,49 +51,49 @@ def a_hook(client: Object, name: str = "one.example.com", **more: Any) -> Object
     }
 
 
-def a_configuration(*hooks: Object, name: str = "hooks") -> Object:
+def configuration_body(*hooks: Object, name: str = "hooks") -> Object:
     return {"metadata": {"name": name}, "webhooks": list(hooks)}
 
 
-async def mutating(call: Hand, *hooks: Object, name: str = "hooks") -> Object:
-    return await call.made(f"{GROUP}/mutatingwebhookconfigurations", a_configuration(*hooks, name=name))
+async def create_mutating(call: Hand, *hooks: Object, name: str = "hooks") -> Object:
+    return await call.made(f"{GROUP}/mutatingwebhookconfigurations", configuration_body(*hooks, name=name))
 
 
-async def validating(call: Hand, *hooks: Object, name: str = "hooks") -> Object:
-    return await call.made(f"{GROUP}/validatingwebhookconfigurations", a_configuration(*hooks, name=name))
+async def create_validating(call: Hand, *hooks: Object, name: str = "hooks") -> Object:
+    return await call.made(f"{GROUP}/validatingwebhookconfigurations", configuration_body(*hooks, name=name))
 
 
-def a_map(name: str = "a", **data: str) -> Object:
+def map_body(name: str = "a", **data: str) -> Object:
     return {"metadata": {"name": name}, "data": data}
 
 
-# -- what a webhook is told
+# -- requests
 
 
-async def test_a_webhook_is_told_who_wants_to_do_what(call: Hand, listen: Listen) -> None:
+async def test_webhook_gets_user_operation_and_object(call: Hand, listen: Listen) -> None:
     hook = await listen()
-    await validating(call, a_hook(hook.client))
-    made = await call.made(MAPS, a_map(k="v"))
-    [asked] = hook.asked
-    assert asked["operation"] == "CREATE"
-    assert asked["kind"] == asked["requestKind"] == {"group": "", "version": "v1", "kind": "ConfigMap"}
-    assert asked["resource"] == {"group": "", "version": "v1", "resource": "configmaps"}
-    assert (asked["name"], asked["namespace"], asked["dryRun"]) == ("a", "default", False)
-    assert asked["userInfo"] == {"username": "admin", "groups": ["system:masters"]}
-    assert asked["object"]["data"] == {"k": "v"}
-    assert asked["object"]["metadata"]["uid"] == made["metadata"]["uid"]
-    assert asked["oldObject"] is None
-    assert asked["options"] == {"kind": "CreateOptions", "apiVersion": "meta.k8s.io/v1"}
-    assert "subResource" not in asked
+    await create_validating(call, hook_body(hook.client))
+    created = await call.made(MAPS, map_body(k="v"))
+    [request] = hook.requests
+    assert request["operation"] == "CREATE"
+    assert request["kind"] == request["requestKind"] == {"group": "", "version": "v1", "kind": "ConfigMap"}
+    assert request["resource"] == {"group": "", "version": "v1", "resource": "configmaps"}
+    assert (request["name"], request["namespace"], request["dryRun"]) == ("a", "default", False)
+    assert request["userInfo"] == {"username": "admin", "groups": ["system:masters"]}
+    assert request["object"]["data"] == {"k": "v"}
+    assert request["object"]["metadata"]["uid"] == created["metadata"]["uid"]
+    assert request["oldObject"] is None
+    assert request["options"] == {"kind": "CreateOptions", "apiVersion": "meta.k8s.io/v1"}
+    assert "subResource" not in request
 
 
-async def test_a_webhook_sees_what_is_changed_and_what_goes(call: Hand, listen: Listen) -> None:
+async def test_webhook_gets_updates_and_deletions(call: Hand, listen: Listen) -> None:
     hook = await listen()
-    await call.made(MAPS, a_map(k="1"))
-    await validating(call, a_hook(hook.client))
+    await call.made(MAPS, map_body(k="1"))
+    await create_validating(call, hook_body(hook.client))
     await call("PATCH", f"{MAPS}/a", {"data": {"k": "2"}}, kind=MERGE, fieldManager="me")
     await call("DELETE", f"{MAPS}/a", {"propagationPolicy": "Background"})
-    changed, gone = hook.asked
+    changed, deleted = hook.requests
     assert (changed["operation"], changed["object"]["data"], changed["oldObject"]["data"]) == (
         "UPDATE",
         {"k": "2"},
@@ -101,33 +101,31 @@ async def test_a_webhook_sees_what_is_changed_and_what_goes(call: Hand, listen: 
     )
     assert changed["options"]["kind"] == "UpdateOptions"
     assert changed["options"]["fieldManager"] == "me"
-    assert (gone["operation"], gone["object"], gone["oldObject"]["data"]) == ("DELETE", None, {"k": "2"})
-    assert gone["options"]["propagationPolicy"] == "Background"
+    assert (deleted["operation"], deleted["object"], deleted["oldObject"]["data"]) == ("DELETE", None, {"k": "2"})
+    assert deleted["options"]["propagationPolicy"] == "Background"
 
 
-@pytest.mark.parametrize("configured", [mutating, validating])
-async def test_a_webhook_sees_also_what_would_change_nothing(
-    call: Hand, listen: Listen, configured: Callable[..., Any]
-) -> None:
+@pytest.mark.parametrize("configure", [create_mutating, create_validating])
+async def test_webhook_gets_writes_without_changes(call: Hand, listen: Listen, configure: Callable[..., Any]) -> None:
     hook = await listen()
-    before = await call.made(MAPS, a_map(k="1"))
-    await configured(call, a_hook(hook.client))
+    before = await call.made(MAPS, map_body(k="1"))
+    await configure(call, hook_body(hook.client))
     assert await call("PATCH", f"{MAPS}/a", {"data": {"k": "1"}}, kind=MERGE) == (200, before)
     assert await call("PUT", f"{MAPS}/a", before) == (200, before)
-    assert [(each["operation"], each["object"]["data"]) for each in hook.asked] == [("UPDATE", {"k": "1"})] * 2
+    assert [(each["operation"], each["object"]["data"]) for each in hook.requests] == [("UPDATE", {"k": "1"})] * 2
     hook.say = denying("not even this")
-    status, found = await call("PATCH", f"{MAPS}/a", {}, kind=MERGE)
-    assert (status, "not even this" in found["message"]) == (400, True)
+    status, response = await call("PATCH", f"{MAPS}/a", {}, kind=MERGE)
+    assert (status, "not even this" in response["message"]) == (400, True)
 
 
-async def test_what_a_webhook_makes_of_one_pod_no_other_of_the_same_spec_has(call: Hand, listen: Listen) -> None:
+async def test_mutation_does_not_affect_equal_specs(call: Hand, listen: Listen) -> None:
     steps = [
         {"op": "add", "path": "/spec/containers/0/env", "value": [{"name": "A", "value": "b"}]},
         {"op": "remove", "path": "/spec/tolerations/0"},
     ]
-    changing = patching(*steps)
-    hook = await listen(lambda request: changing(request) if request["name"] == "odd" else allowing(request))
-    await mutating(call, a_hook(hook.client, rules=[{**ANY, "resources": ["pods"]}]))
+    change = patching(*steps)
+    hook = await listen(lambda request: change(request) if request["name"] == "odd" else allowing(request))
+    await create_mutating(call, hook_body(hook.client, rules=[{**ANY, "resources": ["pods"]}]))
     spec = {"containers": [{"name": "c", "image": "nginx"}], "tolerations": [{"key": "k", "operator": "Exists"}]}
     one, odd, other = [
         (await call.made(PODS, {"metadata": {"name": name}, "spec": spec}))["spec"] for name in ("one", "odd", "other")
@@ -137,18 +135,18 @@ async def test_what_a_webhook_makes_of_one_pod_no_other_of_the_same_spec_has(cal
     assert one == {**odd, "tolerations": [one["tolerations"][0], *odd["tolerations"]]}
 
 
-async def test_a_subresource_is_a_matter_of_its_own(call: Hand, listen: Listen) -> None:
+async def test_subresource_needs_its_own_rule(call: Hand, listen: Listen) -> None:
     hook = await listen()
     rule = {**ANY, "resources": ["pods/status"]}
-    await validating(call, a_hook(hook.client, rules=[rule]))
+    await create_validating(call, hook_body(hook.client, rules=[rule]))
     await call.made(PODS, {"metadata": {"name": "web"}, "spec": {"containers": [{"name": "c", "image": "i"}]}})
-    assert hook.asked == []
+    assert hook.requests == []
     await call("PATCH", f"{PODS}/web/status", {"status": {"phase": "Running"}}, kind=MERGE)
-    [asked] = hook.asked
-    assert (asked["subResource"], asked["requestSubResource"]) == ("status", "status")
+    [request] = hook.requests
+    assert (request["subResource"], request["requestSubResource"]) == ("status", "status")
 
 
-# -- refusals
+# -- denials
 
 
 @pytest.mark.parametrize(
@@ -159,182 +157,180 @@ async def test_a_subresource_is_a_matter_of_its_own(call: Hand, listen: Listen) 
         (denying(), 400, 'admission webhook "one.example.com" denied the request without explanation'),
     ],
 )
-async def test_a_denial_is_told_in_kubernetes_words(
-    call: Hand, listen: Listen, say: Say, status: int, message: str
-) -> None:
+async def test_denial_has_kubernetes_wording(call: Hand, listen: Listen, say: Say, status: int, message: str) -> None:
     hook = await listen(say)
-    await validating(call, a_hook(hook.client))
-    code, found = await call("POST", MAPS, a_map())
-    assert (code, found["message"]) == (status, message)
+    await create_validating(call, hook_body(hook.client))
+    code, response = await call("POST", MAPS, map_body())
+    assert (code, response["message"]) == (status, message)
     assert (await call("GET", f"{MAPS}/a"))[0] == 404
 
 
-async def test_of_several_denials_the_first_hook_is_heard_and_all_are_asked(call: Hand, listen: Listen) -> None:
+async def test_first_of_several_denials_is_returned(call: Hand, listen: Listen) -> None:
     one, two = await listen(denying("one")), await listen(denying("two"))
-    await validating(call, a_hook(one.client), a_hook(two.client, "two.example.com"))
-    assert (await call("POST", MAPS, a_map()))[1]["message"].endswith("one")
-    assert len(one.asked) == len(two.asked) == 1
+    await create_validating(call, hook_body(one.client), hook_body(two.client, "two.example.com"))
+    assert (await call("POST", MAPS, map_body()))[1]["message"].endswith("one")
+    assert len(one.requests) == len(two.requests) == 1
 
 
-async def test_what_a_webhook_warns_of_reaches_the_client(call: Hand, listen: Listen) -> None:
+async def test_webhook_warning_reaches_client(call: Hand, listen: Listen) -> None:
     hook = await listen(lambda _: {"allowed": True, "warnings": ["look out"]})
-    await validating(call, a_hook(hook.client))
-    answer = await call.answer("POST", MAPS, a_map())
-    assert isinstance(answer, ApiResponse)
-    assert answer.headers["Warning"] == '299 - "look out"'
+    await create_validating(call, hook_body(hook.client))
+    response = await call.answer("POST", MAPS, map_body())
+    assert isinstance(response, ApiResponse)
+    assert response.headers["Warning"] == '299 - "look out"'
 
 
-async def test_what_a_webhook_notes_is_for_the_audit_log(call: Hand, listen: Listen) -> None:
+async def test_webhook_audit_annotations_are_recorded(call: Hand, listen: Listen) -> None:
     hook = await listen(lambda _: {"allowed": True, "auditAnnotations": {"why": "because"}})
-    await validating(call, a_hook(hook.client))
-    asked = Call("POST", MAPS, {}, {}, b'{"metadata":{"name":"a"}}', call.user)
-    await call.server.handle(asked)
-    assert asked.audit_annotations == {"one.example.com/why": "because"}
+    await create_validating(call, hook_body(hook.client))
+    request = Call("POST", MAPS, {}, {}, b'{"metadata":{"name":"a"}}', call.user)
+    await call.server.handle(request)
+    assert request.audit_annotations == {"one.example.com/why": "because"}
 
 
-# -- changes
+# -- mutations
 
 
-async def test_what_a_webhook_changes_is_stored_and_judged(call: Hand, listen: Listen) -> None:
-    changing = await listen(patching({"op": "add", "path": "/data", "value": {"k": "patched"}}))
-    judging = await listen()
-    await mutating(call, a_hook(changing.client))
-    await validating(call, a_hook(judging.client))
-    made = await call.made(MAPS, a_map(k="sent"))
-    assert made["data"] == judging.asked[0]["object"]["data"] == {"k": "patched"}
+async def test_mutation_is_stored_and_validated(call: Hand, listen: Listen) -> None:
+    mutating_hook = await listen(patching({"op": "add", "path": "/data", "value": {"k": "patched"}}))
+    validating_hook = await listen()
+    await create_mutating(call, hook_body(mutating_hook.client))
+    await create_validating(call, hook_body(validating_hook.client))
+    created = await call.made(MAPS, map_body(k="sent"))
+    assert created["data"] == validating_hook.requests[0]["object"]["data"] == {"k": "patched"}
 
 
-async def test_what_a_webhook_adds_is_read_like_what_a_client_sends(call: Hand, listen: Listen) -> None:
+async def test_mutation_is_defaulted_and_pruned(call: Hand, listen: Listen) -> None:
     container = {"name": "side", "image": "sidecar", "surprise": True}
     hook = await listen(patching({"op": "add", "path": "/spec/containers/-", "value": container}))
-    await mutating(call, a_hook(hook.client, rules=[{**ANY, "resources": ["pods"], "operations": ["CREATE"]}]))
+    await create_mutating(
+        call, hook_body(hook.client, rules=[{**ANY, "resources": ["pods"], "operations": ["CREATE"]}])
+    )
     pod = await call.made(PODS, {"metadata": {"name": "web"}, "spec": {"containers": [{"name": "c", "image": "i"}]}})
     side = pod["spec"]["containers"][1]
     assert side["imagePullPolicy"] == "Always"
     assert "surprise" not in side
 
 
-async def test_hooks_change_an_object_in_the_order_of_their_names(call: Hand, listen: Listen) -> None:
+async def test_mutating_webhooks_run_in_name_order(call: Hand, listen: Listen) -> None:
     first = await listen(patching({"op": "add", "path": "/data/order", "value": "first"}))
-    then = await listen(patching({"op": "add", "path": "/data/order", "value": "then"}))
-    await mutating(call, a_hook(then.client), name="b")
-    await mutating(call, a_hook(first.client), name="a")
-    made = await call.made(MAPS, a_map(k="v"))
-    assert made["data"]["order"] == "then"
-    assert then.asked[0]["object"]["data"]["order"] == "first"
+    second = await listen(patching({"op": "add", "path": "/data/order", "value": "then"}))
+    await create_mutating(call, hook_body(second.client), name="b")
+    await create_mutating(call, hook_body(first.client), name="a")
+    created = await call.made(MAPS, map_body(k="v"))
+    assert created["data"]["order"] == "then"
+    assert second.requests[0]["object"]["data"]["order"] == "first"
 
 
-@pytest.mark.parametrize(("policy", "times"), [("IfNeeded", 2), ("Never", 1)])
-async def test_a_hook_is_asked_again_about_what_a_later_one_changed_if_it_wants_to(
-    call: Hand, listen: Listen, policy: str, times: int
-) -> None:
+@pytest.mark.parametrize(("policy", "call_count"), [("IfNeeded", 2), ("Never", 1)])
+async def test_webhook_is_reinvoked_if_needed(call: Hand, listen: Listen, policy: str, call_count: int) -> None:
     first = await listen()
-    then = await listen(patching({"op": "add", "path": "/data/k", "value": "changed"}))
-    await mutating(
+    second = await listen(patching({"op": "add", "path": "/data/k", "value": "changed"}))
+    await create_mutating(
         call,
-        a_hook(first.client, reinvocationPolicy=policy),
-        a_hook(then.client, "two.example.com", reinvocationPolicy="IfNeeded"),
+        hook_body(first.client, reinvocationPolicy=policy),
+        hook_body(second.client, "two.example.com", reinvocationPolicy="IfNeeded"),
     )
-    await call.made(MAPS, a_map(k="v"))
-    assert len(first.asked) == times
-    assert len(then.asked) == 1
-    assert first.asked[-1]["object"]["data"]["k"] == ("changed" if times == 2 else "v")
+    await call.made(MAPS, map_body(k="v"))
+    assert len(first.requests) == call_count
+    assert len(second.requests) == 1
+    assert first.requests[-1]["object"]["data"]["k"] == ("changed" if call_count == 2 else "v")
 
 
-async def test_a_patch_that_does_not_apply_refuses_the_write(call: Hand, listen: Listen) -> None:
+async def test_patch_that_does_not_apply_fails_write(call: Hand, listen: Listen) -> None:
     hook = await listen(patching({"op": "remove", "path": "/data/missing"}))
-    await mutating(call, a_hook(hook.client, failurePolicy="Ignore"))
-    status, found = await call("POST", MAPS, a_map())
-    assert (status, found["reason"]) == (500, "InternalError")
-    assert found["message"].startswith("Internal error occurred: ")
+    await create_mutating(call, hook_body(hook.client, failurePolicy="Ignore"))
+    status, response = await call("POST", MAPS, map_body())
+    assert (status, response["reason"]) == (500, "InternalError")
+    assert response["message"].startswith("Internal error occurred: ")
 
 
-async def test_a_deletion_cannot_be_changed(call: Hand, listen: Listen) -> None:
+async def test_webhook_cannot_modify_deletion(call: Hand, listen: Listen) -> None:
     hook = await listen(patching({"op": "add", "path": "/data/k", "value": "v"}))
-    await call.made(MAPS, a_map())
-    await mutating(call, a_hook(hook.client))
-    status, found = await call("DELETE", f"{MAPS}/a")
+    await call.made(MAPS, map_body())
+    await create_mutating(call, hook_body(hook.client))
+    status, response = await call("DELETE", f"{MAPS}/a")
     assert status == 500
-    assert found["message"].endswith(
+    assert response["message"].endswith(
         'admission webhook "one.example.com" attempted to modify the object, which is not supported for this operation'
     )
     assert (await call("GET", f"{MAPS}/a"))[0] == 200
 
 
-async def test_nobody_moves_an_object_to_another_namespace(call: Hand, listen: Listen) -> None:
+async def test_webhook_cannot_change_namespace(call: Hand, listen: Listen) -> None:
     hook = await listen(patching({"op": "replace", "path": "/metadata/namespace", "value": "kube-system"}))
-    await mutating(call, a_hook(hook.client))
-    status, found = await call("POST", MAPS, a_map())
-    assert (status, found["reason"]) == (400, "BadRequest")
-    assert "does not match the namespace" in found["message"]
+    await create_mutating(call, hook_body(hook.client))
+    status, response = await call("POST", MAPS, map_body())
+    assert (status, response["reason"]) == (400, "BadRequest")
+    assert "does not match the namespace" in response["message"]
 
 
-async def test_a_name_that_the_server_makes_up_may_be_chosen_by_a_webhook(call: Hand, listen: Listen) -> None:
+async def test_webhook_can_choose_generated_name(call: Hand, listen: Listen) -> None:
     hook = await listen()
-    await mutating(call, a_hook(hook.client))
-    made = await call.made(MAPS, {"metadata": {"generateName": "a-"}})
-    assert made["metadata"]["name"].startswith("a-")
-    assert "name" not in hook.asked[0]
-    assert "name" not in hook.asked[0]["object"]["metadata"]
+    await create_mutating(call, hook_body(hook.client))
+    created = await call.made(MAPS, {"metadata": {"generateName": "a-"}})
+    assert created["metadata"]["name"].startswith("a-")
+    assert "name" not in hook.requests[0]
+    assert "name" not in hook.requests[0]["object"]["metadata"]
     hook.say = patching({"op": "add", "path": "/metadata/name", "value": "chosen"})
     assert (await call.made(MAPS, {"metadata": {"generateName": "a-"}}))["metadata"]["name"] == "chosen"
     assert (await call("GET", f"{MAPS}/chosen"))[0] == 200
 
 
-async def test_a_value_of_a_type_that_cannot_be_is_a_fault_of_the_webhook(call: Hand, listen: Listen) -> None:
+async def test_patch_with_wrong_type_is_internal_error(call: Hand, listen: Listen) -> None:
     hook = await listen(patching({"op": "add", "path": "/data", "value": 7}))
-    await mutating(call, a_hook(hook.client))
-    status, found = await call("POST", MAPS, a_map())
-    assert (status, found["reason"]) == (500, "InternalError")
+    await create_mutating(call, hook_body(hook.client))
+    status, response = await call("POST", MAPS, map_body())
+    assert (status, response["reason"]) == (500, "InternalError")
 
 
-# -- whom the server asks
+# -- matching
 
 
-async def test_selectors_choose_by_the_object_and_by_its_namespace(call: Hand, listen: Listen) -> None:
+async def test_selectors_match_object_and_namespace_labels(call: Hand, listen: Listen) -> None:
     hook = await listen(denying())
-    await validating(
+    await create_validating(
         call,
-        a_hook(hook.client, objectSelector={"matchLabels": {"watched": "yes"}}),
-        a_hook(hook.client, "two.example.com", namespaceSelector={"matchLabels": {"strict": "yes"}}),
+        hook_body(hook.client, objectSelector={"matchLabels": {"watched": "yes"}}),
+        hook_body(hook.client, "two.example.com", namespaceSelector={"matchLabels": {"strict": "yes"}}),
     )
-    await call.made(MAPS, a_map())
-    marked = {"metadata": {"name": "b", "labels": {"watched": "yes"}}}
-    assert "one.example.com" in (await call("POST", MAPS, marked))[1]["message"]
+    await call.made(MAPS, map_body())
+    labeled = {"metadata": {"name": "b", "labels": {"watched": "yes"}}}
+    assert "one.example.com" in (await call("POST", MAPS, labeled))[1]["message"]
     await call.made("/api/v1/namespaces", {"metadata": {"name": "strict", "labels": {"strict": "yes"}}})
-    status, found = await call("POST", "/api/v1/namespaces/strict/configmaps", a_map())
-    assert (status, "two.example.com" in found["message"]) == (400, True)
+    status, response = await call("POST", "/api/v1/namespaces/strict/configmaps", map_body())
+    assert (status, "two.example.com" in response["message"]) == (400, True)
 
 
-async def test_conditions_decide_whether_a_webhook_is_asked(call: Hand, listen: Listen) -> None:
+async def test_match_conditions_limit_webhook(call: Hand, listen: Listen) -> None:
     hook = await listen(denying())
     conditions = [{"name": "only-k", "expression": "has(object.data) && 'k' in object.data"}]
-    await validating(call, a_hook(hook.client, matchConditions=conditions))
-    await call.made(MAPS, a_map(other="v"))
-    assert (await call("POST", MAPS, a_map("b", k="v")))[0] == 400
+    await create_validating(call, hook_body(hook.client, matchConditions=conditions))
+    await call.made(MAPS, map_body(other="v"))
+    assert (await call("POST", MAPS, map_body("b", k="v")))[0] == 400
 
 
-async def test_no_webhook_is_asked_about_the_configurations_themselves(call: Hand, listen: Listen) -> None:
+async def test_webhooks_do_not_apply_to_configurations(call: Hand, listen: Listen) -> None:
     hook = await listen(denying())
     everything = {"operations": ["*"], "apiGroups": ["*"], "apiVersions": ["*"], "resources": ["*/*"]}
-    await validating(call, a_hook(hook.client, rules=[everything]))
-    assert (await call("POST", MAPS, a_map()))[0] == 400
+    await create_validating(call, hook_body(hook.client, rules=[everything]))
+    assert (await call("POST", MAPS, map_body()))[0] == 400
     assert (await call("DELETE", f"{GROUP}/validatingwebhookconfigurations/hooks"))[0] == 200
-    await call.made(MAPS, a_map())
+    await call.made(MAPS, map_body())
 
 
-async def test_a_dry_run_asks_only_hooks_that_do_nothing_else(call: Hand, listen: Listen) -> None:
+async def test_dry_run_calls_webhook_without_side_effects(call: Hand, listen: Listen) -> None:
     hook = await listen()
-    await validating(call, a_hook(hook.client))
-    assert (await call("POST", MAPS, a_map(), dryRun="All"))[0] == 201
-    assert hook.asked[0]["dryRun"] is True
-    assert hook.asked[0]["options"]["dryRun"] == ["All"]
+    await create_validating(call, hook_body(hook.client))
+    assert (await call("POST", MAPS, map_body(), dryRun="All"))[0] == 201
+    assert hook.requests[0]["dryRun"] is True
+    assert hook.requests[0]["options"]["dryRun"] == ["All"]
 
 
-async def test_a_version_that_counts_as_the_same_is_shown_as_the_one_of_the_rule(call: Hand, listen: Listen) -> None:
+async def test_webhook_gets_equivalent_version_of_rule(call: Hand, listen: Listen) -> None:
     hook = await listen()
     rule = {"operations": ["*"], "apiGroups": ["autoscaling"], "apiVersions": ["v1"], "resources": ["*"]}
-    await validating(call, a_hook(hook.client, rules=[rule]))
+    await create_validating(call, hook_body(hook.client, rules=[rule]))
     scaler = {
         "metadata": {"name": "s"},
         "spec": {
@@ -349,52 +345,52 @@ async def test_a_version_that_counts_as_the_same_is_shown_as_the_one_of_the_rule
         },
     }
     await call.made("/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers", scaler)
-    [asked] = hook.asked
-    assert (asked["kind"]["version"], asked["requestKind"]["version"]) == ("v1", "v2")
-    assert asked["object"]["apiVersion"] == "autoscaling/v1"
-    assert asked["object"]["spec"]["targetCPUUtilizationPercentage"] == 7
+    [request] = hook.requests
+    assert (request["kind"]["version"], request["requestKind"]["version"]) == ("v1", "v2")
+    assert request["object"]["apiVersion"] == "autoscaling/v1"
+    assert request["object"]["spec"]["targetCPUUtilizationPercentage"] == 7
 
 
 # -- failures
 
 
-async def failed(call: Hand, hook: Object) -> str:
-    """What the server says of a write that fails with a hook; it succeeds where the hook may fail."""
-    await validating(call, hook)
-    status, found = await call("POST", MAPS, a_map())
-    assert (status, found["reason"]) == (500, "InternalError")
+async def failure_message(call: Hand, hook: Object) -> str:
+    """The error of a write whose webhook fails. Also checks that the write succeeds with failurePolicy Ignore."""
+    await create_validating(call, hook)
+    status, response = await call("POST", MAPS, map_body())
+    assert (status, response["reason"]) == (500, "InternalError")
     await call("DELETE", f"{GROUP}/validatingwebhookconfigurations/hooks")
-    await validating(call, {**hook, "failurePolicy": "Ignore"})
-    assert (await call("POST", MAPS, a_map()))[0] == 201
-    message: str = found["message"]
+    await create_validating(call, {**hook, "failurePolicy": "Ignore"})
+    assert (await call("POST", MAPS, map_body()))[0] == 201
+    message: str = response["message"]
     return message.removeprefix('Internal error occurred: failed calling webhook "one.example.com": ')
 
 
-async def test_a_webhook_that_is_not_there_fails_the_write_or_is_ignored(call: Hand, listen: Listen) -> None:
+async def test_unreachable_webhook_follows_failure_policy(call: Hand, listen: Listen) -> None:
     client = {"url": "https://127.0.0.1:1/hook"}
-    assert await failed(call, a_hook(client)) == (
+    assert await failure_message(call, hook_body(client)) == (
         'failed to call webhook: Post "https://127.0.0.1:1/hook?timeout=10s": '
         "dial tcp 127.0.0.1:1: connect: connection refused"
     )
 
 
-async def test_a_webhook_whose_certificate_is_somebody_elses_is_not_believed(call: Hand, listen: Listen) -> None:
+async def test_certificate_of_unknown_authority_is_rejected(call: Hand, listen: Listen) -> None:
     hook = await listen()
-    stranger = await listen(allowing, "127.0.0.1", "another.example.com")
-    said = await failed(call, a_hook({**hook.client, "caBundle": stranger.bundle}))
-    assert said.endswith("tls: failed to verify certificate: x509: certificate signed by unknown authority")
-    assert hook.asked == []
+    other = await listen(allowing, "127.0.0.1", "another.example.com")
+    message = await failure_message(call, hook_body({**hook.client, "caBundle": other.bundle}))
+    assert message.endswith("tls: failed to verify certificate: x509: certificate signed by unknown authority")
+    assert hook.requests == []
 
 
-async def test_a_webhook_whose_certificate_has_another_name_is_not_believed(call: Hand, listen: Listen) -> None:
+async def test_certificate_for_other_name_is_rejected(call: Hand, listen: Listen) -> None:
     hook = await listen(allowing, "elsewhere.example.com")
-    said = await failed(call, a_hook(hook.client))
-    assert said.endswith("x509: cannot validate certificate for 127.0.0.1 because it doesn't contain any IP SANs")
-    assert hook.asked == []
+    message = await failure_message(call, hook_body(hook.client))
+    assert message.endswith("x509: cannot validate certificate for 127.0.0.1 because it doesn't contain any IP SANs")
+    assert hook.requests == []
 
 
 @pytest.mark.parametrize(
-    ("say", "why"),
+    ("say", "error"),
     [
         (
             lambda _: web.Response(status=404, text="nobody"),
@@ -422,45 +418,45 @@ async def test_a_webhook_whose_certificate_has_another_name_is_not_believed(call
         ),
     ],
 )
-async def test_an_answer_that_is_none_is_a_failure(call: Hand, listen: Listen, say: Say, why: str) -> None:
+async def test_invalid_response_is_failure(call: Hand, listen: Listen, say: Say, error: str) -> None:
     hook = await listen(say)
-    assert (await failed(call, a_hook(hook.client))).startswith(why)
+    assert (await failure_message(call, hook_body(hook.client))).startswith(error)
 
 
-async def test_a_webhook_that_takes_too_long_is_not_waited_for(call: Hand, listen: Listen) -> None:
+async def test_slow_webhook_times_out(call: Hand, listen: Listen) -> None:
     hook = await listen(lambda _: asyncio.Event().wait())
-    await validating(call, a_hook(hook.client, timeoutSeconds=1))
-    status, found = await call("POST", MAPS, a_map())
-    assert (status, found["message"]) == (
+    await create_validating(call, hook_body(hook.client, timeoutSeconds=1))
+    status, response = await call("POST", MAPS, map_body())
+    assert (status, response["message"]) == (
         500,
         'Internal error occurred: failed calling webhook "one.example.com": failed to call webhook: '
         f'Post "https://127.0.0.1:{hook.port}/hook?timeout=1s": context deadline exceeded',
     )
 
 
-async def test_an_answer_that_is_too_long_is_a_failure(
-    call: Hand, listen: Listen, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_oversized_response_is_failure(call: Hand, listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tapestry.apiserver.admission.webhook_client.MAX_RESPONSE_BYTES", 1000)
     monkeypatch.setattr("tapestry.apiserver.admission.webhook_client.MAX_RESPONSE_GROWTH", 0)
     hook = await listen(lambda _: {"allowed": True, "warnings": ["x" * 2000]})
-    assert (await failed(call, a_hook(hook.client))) == ("failed to call webhook: the answer is longer than 1000 bytes")
+    assert (
+        await failure_message(call, hook_body(hook.client))
+    ) == "failed to call webhook: the response is longer than 1000 bytes"
 
 
-# -- behind a Service
+# -- Services
 
 
-async def test_a_webhook_behind_a_service_is_known_by_the_services_name(call: Hand, listen: Listen) -> None:
+async def test_service_webhook_certificate_has_service_name(call: Hand, listen: Listen) -> None:
     hook = await listen(allowing, "guard.default.svc")
     service = {"metadata": {"name": "guard"}, "spec": {"type": "ExternalName", "externalName": "localhost"}}
     await call.made("/api/v1/namespaces/default/services", service)
-    at = {"name": "guard", "namespace": "default", "path": "/judge", "port": hook.port}
-    await validating(call, a_hook({"service": at, "caBundle": hook.bundle}))
-    await call.made(MAPS, a_map())
-    assert len(hook.asked) == 1
+    service_reference = {"name": "guard", "namespace": "default", "path": "/judge", "port": hook.port}
+    await create_validating(call, hook_body({"service": service_reference, "caBundle": hook.bundle}))
+    await call.made(MAPS, map_body())
+    assert len(hook.requests) == 1
 
 
-async def test_a_service_is_where_something_is_ready_or_else_at_its_address(call: Hand) -> None:
+async def test_service_resolves_to_ready_endpoint_or_cluster_ip(call: Hand) -> None:
     port = {"port": 443, "targetPort": 8443, "name": "https"}
     spec = {"ports": [port], "clusterIP": "None"}
     services = ServiceResolver(call.server.verbs.store, Random(1))
@@ -482,68 +478,70 @@ async def test_a_service_is_where_something_is_ready_or_else_at_its_address(call
     assert services.address("default", "guard", {**spec, "clusterIP": "10.96.0.9"}, 443) == ("10.0.0.7", 8443)
 
 
-async def test_a_service_that_is_not_there_fails_the_write_or_is_ignored(call: Hand) -> None:
+async def test_missing_service_follows_failure_policy(call: Hand) -> None:
     client = {"service": {"name": "guard", "namespace": "default", "path": "/judge"}}
-    assert (await failed(call, a_hook(client))) == (
+    assert (await failure_message(call, hook_body(client))) == (
         'failed to call webhook: Post "https://guard.default.svc:443/judge?timeout=10s": service "guard" not found'
     )
 
 
-async def test_connections_are_used_again(call: Hand, listen: Listen) -> None:
+async def test_connections_are_reused(call: Hand, listen: Listen) -> None:
     hook = await listen()
-    await validating(call, a_hook(hook.client))
+    await create_validating(call, hook_body(hook.client))
     for number in range(5):
-        await call.made(MAPS, a_map(f"m{number}"))
-    assert len(hook.asked) == 5
+        await call.made(MAPS, map_body(f"m{number}"))
+    assert len(hook.requests) == 5
     assert len(hook.connections) == 1
 
 
-# -- what is no object
+# -- subresources
 
 
-async def test_a_scale_is_shown_as_what_it_is(call: Hand, listen: Listen) -> None:
+async def test_webhook_gets_scale(call: Hand, listen: Listen) -> None:
     hook = await listen(patching({"op": "replace", "path": "/spec/replicas", "value": 2}))
     rule = {"operations": ["*"], "apiGroups": ["apps"], "apiVersions": ["v1"], "resources": ["deployments/scale"]}
-    await mutating(call, a_hook(hook.client, rules=[rule]))
+    await create_mutating(call, hook_body(hook.client, rules=[rule]))
     template = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
     spec = {"replicas": 1, "selector": {"matchLabels": {"a": "b"}}, "template": template}
     path = "/apis/apps/v1/namespaces/default/deployments"
     await call.made(path, {"metadata": {"name": "d"}, "spec": spec})
     status, scale = await call("PATCH", f"{path}/d/scale", {"spec": {"replicas": 5}}, kind=MERGE)
     assert (status, scale["spec"]["replicas"]) == (200, 2)
-    [asked] = hook.asked
-    assert (asked["kind"]["kind"], asked["object"]["spec"]["replicas"]) == ("Scale", 5)
-    assert asked["oldObject"]["spec"]["replicas"] == 1
+    [request] = hook.requests
+    assert (request["kind"]["kind"], request["object"]["spec"]["replicas"]) == ("Scale", 5)
+    assert request["oldObject"]["spec"]["replicas"] == 1
 
 
-async def test_a_binding_is_shown_as_what_it_is(call: Hand, listen: Listen) -> None:
+async def test_webhook_gets_binding(call: Hand, listen: Listen) -> None:
     hook = await listen(denying("not there"))
     await call.made(PODS, {"metadata": {"name": "web"}, "spec": {"containers": [{"name": "c", "image": "i"}]}})
     rule = {**ANY, "resources": ["pods/binding"]}
-    await validating(call, a_hook(hook.client, rules=[rule]))
+    await create_validating(call, hook_body(hook.client, rules=[rule]))
     status, _ = await call("POST", f"{PODS}/web/binding", {"metadata": {"name": "web"}, "target": {"name": "n"}})
-    [asked] = hook.asked
-    assert (status, asked["operation"], asked["kind"]["kind"]) == (400, "CREATE", "Binding")
-    assert asked["object"]["target"] == {"name": "n"}
+    [request] = hook.requests
+    assert (status, request["operation"], request["kind"]["kind"]) == (400, "CREATE", "Binding")
+    assert request["object"]["target"] == {"name": "n"}
 
 
-async def test_whoever_wants_to_connect_is_judged_first(call: Hand, listen: Listen) -> None:
+async def test_webhook_gets_connect_request(call: Hand, listen: Listen) -> None:
     hook = await listen(denying("nobody gets in"))
     await call.made(PODS, {"metadata": {"name": "web"}, "spec": {"containers": [{"name": "c", "image": "i"}]}})
     assert (await call("POST", f"{PODS}/web/exec", command="ls"))[0] == 501
-    await validating(call, a_hook(hook.client, rules=[{**ANY, "operations": ["CONNECT"], "resources": ["pods/exec"]}]))
-    status, found = await call("POST", f"{PODS}/web/exec", command="ls")
-    assert (status, "nobody gets in" in found["message"]) == (400, True)
-    [asked] = hook.asked
-    assert (asked["operation"], asked["kind"]["kind"], asked["options"]) == ("CONNECT", "PodExecOptions", None)
+    await create_validating(
+        call, hook_body(hook.client, rules=[{**ANY, "operations": ["CONNECT"], "resources": ["pods/exec"]}])
+    )
+    status, response = await call("POST", f"{PODS}/web/exec", command="ls")
+    assert (status, "nobody gets in" in response["message"]) == (400, True)
+    [request] = hook.requests
+    assert (request["operation"], request["kind"]["kind"], request["options"]) == ("CONNECT", "PodExecOptions", None)
 
 
-async def test_the_server_has_its_own_things_in_order_without_asking(call: Hand) -> None:
+async def test_bootstrap_does_not_call_webhooks(call: Hand) -> None:
     everything = {"operations": ["*"], "apiGroups": ["*"], "apiVersions": ["*"], "resources": ["*/*"]}
     await call("DELETE", "/api/v1/namespaces/kube-node-lease")
     await call("PUT", "/api/v1/namespaces/kube-node-lease/finalize", {"metadata": {"name": "kube-node-lease"}})
     assert (await call("GET", "/api/v1/namespaces/kube-node-lease"))[0] == 404
-    await validating(call, a_hook({"url": "https://127.0.0.1:1/"}, rules=[everything]))
+    await create_validating(call, hook_body({"url": "https://127.0.0.1:1/"}, rules=[everything]))
     await bootstrap.install(call.server)
     assert (await call("GET", "/api/v1/namespaces/kube-node-lease"))[0] == 200
 
@@ -580,19 +578,19 @@ async def test_the_server_has_its_own_things_in_order_without_asking(call: Hand)
         ({"rules": [{**ANY, "operations": []}]}, "webhooks[0].rules[0].operations: Required value"),
     ],
 )
-async def test_a_configuration_that_cannot_work_is_refused(call: Hand, change: Object, message: str) -> None:
+async def test_invalid_configuration_is_rejected(call: Hand, change: Object, message: str) -> None:
     hook = {
-        key: value for key, value in (a_hook({"url": "https://a.example.com"}) | change).items() if value is not None
+        key: value for key, value in (hook_body({"url": "https://a.example.com"}) | change).items() if value is not None
     }
-    status, found = await call("POST", f"{GROUP}/validatingwebhookconfigurations", a_configuration(hook))
+    status, response = await call("POST", f"{GROUP}/validatingwebhookconfigurations", configuration_body(hook))
     assert status == 422
-    assert message in found["message"]
+    assert message in response["message"]
 
 
-async def test_a_configuration_says_what_holds_where_nothing_is_said(call: Hand) -> None:
+async def test_configuration_gets_defaults(call: Hand) -> None:
     service = {"name": "guard", "namespace": "default"}
-    made = await mutating(call, a_hook({"service": service}))
-    [hook] = made["webhooks"]
+    created = await create_mutating(call, hook_body({"service": service}))
+    [hook] = created["webhooks"]
     assert (hook["failurePolicy"], hook["matchPolicy"], hook["timeoutSeconds"]) == ("Fail", "Equivalent", 10)
     assert (hook["namespaceSelector"], hook["objectSelector"], hook["reinvocationPolicy"]) == ({}, {}, "Never")
     assert hook["rules"][0]["scope"] == "*"

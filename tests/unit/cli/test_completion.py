@@ -1,4 +1,4 @@
-"""Completion, as shells and kubectl ask for it."""
+"""Shell completion for bash, zsh, fish and kubectl."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ Complete = Callable[..., list[str]]
 
 @pytest.fixture
 def in_bash(tmp_path: Path) -> Complete:
-    """What bash offers after these words, of which the last is incomplete."""
+    """Return the completions of bash for these words, of which the last is incomplete."""
     known = {key: value for key, value in os.environ.items() if not key.startswith(("KUBE", "_TAPESTRY"))}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     surroundings = {**known, "PATH": path, "HOME": str(tmp_path)}
@@ -61,7 +61,7 @@ def kubeconfig_of(address: str, folder: Path) -> Path:
 
 @pytest.fixture
 async def kubeconfig(tmp_path: Path) -> AsyncIterator[Path]:
-    """Of a server with the bindings east and eastern."""
+    """Kubeconfig of a server with the bindings east and eastern."""
     config = ApiServerConfig(
         backend="memory",
         secure_address="",
@@ -88,20 +88,20 @@ def established(definition: Object) -> bool:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_every_shell_gets_a_script_of_its_own(shell: str) -> None:
+def test_every_shell_has_a_script(shell: str) -> None:
     done = CliRunner().invoke(main, ["completion", shell])
     assert done.exit_code == 0
     assert f"_TAPESTRY_COMPLETE={shell}_complete" in done.output
 
 
 @pytest.mark.parametrize("shell", [shell for shell in SHELLS if shutil.which(shell)])
-def test_every_shell_that_is_here_can_read_its_script(shell: str) -> None:
+def test_every_installed_shell_parses_its_script(shell: str) -> None:
     script = CliRunner().invoke(main, ["completion", shell]).output
     read = subprocess.run([shell, "-n"], input=script, text=True, capture_output=True, timeout=30, check=False)
     assert (read.returncode, read.stderr) == (0, "")
 
 
-def test_fish_is_told_whole_sentences() -> None:
+def test_fish_keeps_commas_in_help() -> None:
     script = CliRunner().invoke(main, ["completion", "fish"]).output
     assert 'string split --max 1 "," $completion' in script
 
@@ -115,7 +115,7 @@ def test_bash_completes_commands_and_options(in_bash: Complete) -> None:
     assert in_bash("status", "-o", "") == ["table", "wide", "json", "yaml"]
 
 
-async def test_bash_completes_names_out_of_the_cluster(in_bash: Complete, kubeconfig: Path) -> None:
+async def test_bash_completes_names_from_cluster(in_bash: Complete, kubeconfig: Path) -> None:
     async def offered(command: str, *words: str) -> list[str]:
         return await asyncio.to_thread(in_bash, command, "--kubeconfig", str(kubeconfig), *words)
 
@@ -124,7 +124,7 @@ async def test_bash_completes_names_out_of_the_cluster(in_bash: Complete, kubeco
     assert await offered("pods", "-n", "team") == ["team-a"]
 
 
-async def test_bash_completes_kinds_and_then_names_of_that_kind(in_bash: Complete, kubeconfig: Path) -> None:
+async def test_bash_completes_kinds_then_names(in_bash: Complete, kubeconfig: Path) -> None:
     async def offered(verb: str, *words: str) -> list[str]:
         return await asyncio.to_thread(in_bash, "k", verb, "--kubeconfig", str(kubeconfig), *words)
 
@@ -134,15 +134,15 @@ async def test_bash_completes_kinds_and_then_names_of_that_kind(in_bash: Complet
     assert await offered("wait", "dances", "") == []
 
 
-def test_where_nothing_answers_there_are_no_names_and_no_complaint(in_bash: Complete, tmp_path: Path) -> None:
+def test_completion_is_empty_without_server(in_bash: Complete, tmp_path: Path) -> None:
     nowhere = kubeconfig_of("127.0.0.1:1", tmp_path)
     assert in_bash("unjoin", "--kubeconfig", str(nowhere), "") == []
     assert in_bash("unjoin", "") == []
 
 
-def test_a_server_that_says_nothing_is_given_up_soon(in_bash: Complete, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        file = kubeconfig_of(f"127.0.0.1:{silent.getsockname()[1]}", tmp_path)
+def test_completion_gives_up_on_silent_server(in_bash: Complete, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        file = kubeconfig_of(f"127.0.0.1:{listener.getsockname()[1]}", tmp_path)
         started = time.monotonic()
         assert in_bash("unjoin", "--kubeconfig", str(file), "") == []
-        assert time.monotonic() - started < 20  # half a minute is what others wait
+        assert time.monotonic() - started < 20  # other commands wait half a minute

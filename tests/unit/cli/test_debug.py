@@ -1,4 +1,4 @@
-"""`tapestry debug collect`, where there is no cluster: it collects what there is, and says what is missing."""
+"""`tapestry debug collect` without a cluster."""
 
 import json
 import stat
@@ -20,7 +20,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_without_a_cluster_the_doctor_and_the_manifest_say_so(tmp_path: Path) -> None:
+def test_bundle_without_cluster_has_doctor_and_manifest(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["debug", "collect", "-o", "trouble.tar.gz"])
     assert done.exit_code == 0, done.output
     file = tmp_path / "trouble.tar.gz"
@@ -33,26 +33,26 @@ def test_without_a_cluster_the_doctor_and_the_manifest_say_so(tmp_path: Path) ->
     assert {"manifest.json", "doctor.txt", "doctor.json"} == names.keys()
     (missing,) = manifest["missing"]
     assert missing["what"] == "the virtual cluster"
-    assert "1 thing could not be read" in done.output
+    assert "1 item could not be read" in done.output
     assert "doctor" in done.stderr
 
 
-def test_a_file_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
+def test_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     file = tmp_path / "precious"
     file.write_text("mine")
     done = CliRunner().invoke(main, ["debug", "collect", "-o", str(file)])
     assert done.exit_code == 1
-    assert "is there already; choose another name with -o" in done.output
+    assert "already exists; choose another name with -o" in done.output
     assert file.read_text() == "mine"
 
 
-def test_a_bundle_that_does_not_come_about_leaves_no_file(tmp_path: Path) -> None:
+def test_failed_bundle_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), new_private_file(tmp_path / "half"):
         raise KeyboardInterrupt
     assert not (tmp_path / "half").exists()
 
 
-def test_where_nothing_can_be_written_one_line_says_so() -> None:
+def test_unwritable_folder_is_one_line_error() -> None:
     done = CliRunner().invoke(main, ["debug", "collect", "-o", "no/such/folder/file"])
     assert done.exit_code == 1
     assert "No such file or directory" in done.output

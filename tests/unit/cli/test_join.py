@@ -1,4 +1,4 @@
-"""The options of `tapestry join`, as what is asked for."""
+"""Options of `tapestry join`."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tapestry.manager.safeguards import Safeguards
 
 
 @pytest.mark.parametrize(
-    ("options", "asked"),
+    ("options", "expected"),
     [
         ([], Safeguards()),
         (["--pod-security", "restricted"], Safeguards(pod_security="restricted")),
@@ -21,7 +21,7 @@ from tapestry.manager.safeguards import Safeguards
         (["--trust-volumes"], Safeguards(trust_volumes=True)),
     ],
 )
-def test_options_say_which_safeguards_are_asked_for(options: list[str], asked: Safeguards) -> None:
+def test_options_select_safeguards(options: list[str], expected: Safeguards) -> None:
     context = join.make_context("join", ["east", "--cluster-kubeconfig", __file__, *options])
-    assert safeguards_from_options(context.params) == asked
+    assert safeguards_from_options(context.params) == expected
     assert context.params["mount_namespace"] == ""

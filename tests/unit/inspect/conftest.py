@@ -1,4 +1,4 @@
-"""An API server in this process, and a hand in it."""
+"""API server in this process, with a kubectl-like client."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,8 +14,8 @@ from tapestry.inspect.anykind.kubectl_lite import KubectlLite
 
 
 @pytest.fixture
-async def hand(tmp_path: Path) -> AsyncIterator[KubectlLite]:
-    """Somebody who may do everything, on an API server in this process."""
+async def kubectl(tmp_path: Path) -> AsyncIterator[KubectlLite]:
+    """`KubectlLite` of an administrator on an API server in this process."""
     config = ApiServerConfig(backend="memory", secure_address="", file_rootpath=str(tmp_path), pod_accounts=False)
     async with run_apiserver(config) as served:
         yield KubectlLite(Client(InProcessTransport(served.server, bootstrap.APISERVER_USER)), "default")

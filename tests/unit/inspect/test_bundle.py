@@ -1,4 +1,4 @@
-"""The bundle: what is in it, what is said to be missing, and what never gets in."""
+"""Contents of the diagnostic bundle, missing items and redaction."""
 
 import base64
 import io
@@ -42,9 +42,9 @@ def an_object(name: str, created: str = "2026-03-01T00:00:00Z", **fields: Any) -
     return {"kind": "Pod", "metadata": {"name": name, "creationTimestamp": created}, **fields}
 
 
-def gathered_in_a_world(tmp_path: Path, *, below: bool = True) -> CollectedData:
-    """What is gathered of a virtual cluster with one binding, where the secret is planted wherever it can be."""
-    gathered, said = CollectedData(), []
+def collect_from_world(tmp_path: Path, *, with_physical: bool = True) -> CollectedData:
+    """Collect from a virtual cluster with one binding, with a secret planted wherever possible."""
+    collected, steps = CollectedData(), []
 
     async def main() -> None:
         clock = running_clock()
@@ -53,42 +53,42 @@ def gathered_in_a_world(tmp_path: Path, *, below: bool = True) -> CollectedData:
         await virtual.create(NAMESPACES, object_named("kube-system"))
         identity = (await physical.create(NAMESPACES, object_named("kube-system")))["metadata"]["uid"]
         await physical.create(NODES, object_named("n1"))
-        if below:
+        if with_physical:
             data = {"kubeconfig": base64.b64encode(json.dumps(KUBECONFIG).encode()).decode()}
             await virtual.create(SECRETS, {**object_named("east", keys.SYSTEM_NAMESPACE), "data": data})
         reference = {"name": "east", "namespace": keys.SYSTEM_NAMESPACE}
         spec = {"clusterID": "e1", "secretRef": reference, "mountNamespace": "leased"}
-        made = await virtual.create(
+        binding_object = await virtual.create(
             CLUSTER_BINDINGS, with_type_meta(CLUSTER_BINDINGS, {**object_named("east"), "spec": spec})
         )
-        await virtual.patch(CLUSTER_BINDINGS, made, {"status": {"identity": identity}}, subresource="status")
+        await virtual.patch(CLUSTER_BINDINGS, binding_object, {"status": {"identity": identity}}, subresource="status")
         container = {"name": "c", "image": "i", "env": [{"name": "A", "value": SECRET}], "args": [SECRET]}
         for client, namespace in ((virtual, "default"), (physical, "leased")):
             await client.create(PODS, {**object_named("web", namespace), "spec": {"containers": [container]}})
             about = {"involvedObject": {"kind": "Pod", "name": "web", "namespace": namespace}, "reason": "R"}
             await client.create(EVENTS, {**object_named("e", namespace), **about, "message": f"it said {SECRET}"})
         await virtual.create(CONFIGMAPS, {**object_named("c", keys.SYSTEM_NAMESPACE), "data": {"k": SECRET}})
-        collector = Collector(gathered, said.append)
+        collector = Collector(collected, steps.append)
         await collector.collect_clusters(Queries(virtual, lambda _: physical_api.connect(), clock.now()))
 
     run(main())
-    assert "pods above" in said
+    assert "virtual pods" in steps
     folder = tmp_path / "virtual"
     folder.mkdir()
     (folder / "log").write_text(f'{{"message": "it said {SECRET}"}}\n')
     (folder / "etcd.log").write_text("started\n")
     (folder / "audit.log").write_text("who asked for what\n")
     (folder / "kubeconfig").write_text("users: [{user: {token: of-the-administrator}}]")
-    Collector(gathered, said.append).collect_world(tmp_path)
-    return gathered
+    Collector(collected, steps.append).collect_world(tmp_path)
+    return collected
 
 
-def test_rule_7_a_planted_secret_is_nowhere_in_the_bundle(tmp_path: Path) -> None:
-    gathered = gathered_in_a_world(tmp_path)
-    gathered.texts["doctor.txt"] = f"kubeconfig: {SECRET}, of-the-administrator"
-    gathered.missing.append(MissingItem(what=f"logs of {SECRET}", why=f"refused: {SECRET}"))
-    assert SECRET in str(gathered.objects) + str(gathered.texts)
-    files = bundle_files(gathered, {"tapestry": "1"}, NOW)
+def test_safety_rule_7_bundle_contains_no_planted_secret(tmp_path: Path) -> None:
+    collected = collect_from_world(tmp_path)
+    collected.texts["doctor.txt"] = f"kubeconfig: {SECRET}, of-the-administrator"
+    collected.missing.append(MissingItem(what=f"logs of {SECRET}", why=f"refused: {SECRET}"))
+    assert SECRET in str(collected.objects) + str(collected.texts)
+    files = bundle_files(collected, {"tapestry": "1"}, NOW)
     everything = b"\n".join(files.values()).decode() + "\n".join(files)
     assert SECRET not in everything
     assert base64.b64encode(SECRET.encode()).decode().rstrip("=") not in everything
@@ -96,8 +96,8 @@ def test_rule_7_a_planted_secret_is_nowhere_in_the_bundle(tmp_path: Path) -> Non
     assert "it said [redacted]" in everything
 
 
-def test_both_clusters_are_in_it(tmp_path: Path) -> None:
-    files = bundle_files(gathered_in_a_world(tmp_path), {"tapestry": "1"}, NOW)
+def test_bundle_contains_both_clusters(tmp_path: Path) -> None:
+    files = bundle_files(collect_from_world(tmp_path), {"tapestry": "1"}, NOW)
     assert {
         "virtual/clusterbindings.yaml",
         "virtual/pods.yaml",
@@ -114,32 +114,32 @@ def test_both_clusters_are_in_it(tmp_path: Path) -> None:
     assert manifest_of(files)["versions"] == {"tapestry": "1"}
 
 
-def test_what_cannot_be_read_is_in_the_manifest_and_the_rest_in_the_bundle(tmp_path: Path) -> None:
-    files = bundle_files(gathered_in_a_world(tmp_path, below=False), {}, NOW)
+def test_unreadable_items_are_in_manifest(tmp_path: Path) -> None:
+    files = bundle_files(collect_from_world(tmp_path, with_physical=False), {}, NOW)
     (missing,) = [each for each in manifest_of(files)["missing"] if "physical cluster" in each["what"]]
     assert missing["what"] == "physical cluster of east"
     assert 'secrets "east" not found' in missing["why"]
     assert "virtual/pods.yaml" in files
 
 
-def test_of_too_many_objects_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle, "MOST", 2)
+def test_newest_objects_are_kept_over_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "MAX_OBJECTS", 2)
     days = [an_object(f"of-day-{day}", f"2026-03-0{day}T00:00:00Z") for day in (1, 3, 2)]
     files = bundle_files(CollectedData(objects={"pods.yaml": days}), {}, NOW)
-    kept = [each["metadata"]["name"] for each in yaml.safe_load_all(files["pods.yaml"])]
-    assert kept == ["of-day-3", "of-day-2"]
+    names = [each["metadata"]["name"] for each in yaml.safe_load_all(files["pods.yaml"])]
+    assert names == ["of-day-3", "of-day-2"]
     assert manifest_of(files)["missing"] == [{"what": "pods.yaml", "why": "has the newest 2 of 3 objects"}]
 
 
-def test_a_bundle_has_an_end_and_says_what_did_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle, "LARGEST", 1000)
+def test_files_over_size_limit_are_omitted_and_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "MAX_BUNDLE_BYTES", 1000)
     files = bundle_files(CollectedData(texts={"large.log": "x" * 1001, "small.log": "y" * 10}), {}, NOW)
     assert files.keys() == {"manifest.json", "small.log"}
     (missing,) = manifest_of(files)["missing"]
     assert missing["what"] == "large.log"
 
 
-def test_the_archive_is_one_folder_for_its_owner_alone() -> None:
+def test_archive_is_one_private_folder() -> None:
     packed = tar_archive({"manifest.json": b"{}", "logs/a.log": b"a"}, "bundle", NOW)
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         assert {each.name: each.mode for each in archive} == {"bundle/manifest.json": 0o600, "bundle/logs/a.log": 0o600}

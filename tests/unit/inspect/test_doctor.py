@@ -1,4 +1,4 @@
-"""The doctor: what is found wrong with a world, and what is said to be done about it."""
+"""Findings of the doctor and their advice."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -38,8 +38,8 @@ def any_value(kind: Any, **fields: Any) -> Any:
 
 
 def a_binding(**fields: Any) -> BindingStatus:
-    given = {"name": "east", "cluster_id": "e1", "phase": "Ready", "nodes": 2, "pods": 3, "troubles": []}
-    found: BindingStatus = any_value(BindingStatus, **{**given, **fields})
+    defaults = {"name": "east", "cluster_id": "e1", "phase": "Ready", "nodes": 2, "pods": 3, "troubles": []}
+    found: BindingStatus = any_value(BindingStatus, **{**defaults, **fields})
     return found
 
 
@@ -50,28 +50,28 @@ def a_lease(age: timedelta, holder: str = "somebody") -> Object:
 @pytest.mark.parametrize(
     ("seconds", "level"), [(0, ["ok"]), (1.5, ["ok"]), (-10, ["warning"]), (10, ["warning"]), (-3600, ["wrong"])]
 )
-def test_a_clock_that_differs_is_told_by_how_much(seconds: float, level: list[str]) -> None:
+def test_clock_difference_is_reported(seconds: float, level: list[str]) -> None:
     assert levels(findings.clock_findings(NOW + timedelta(seconds=seconds), NOW)) == level
 
 
-def test_a_server_that_does_not_tell_the_time_is_not_judged_by_it() -> None:
+def test_missing_server_time_is_ignored() -> None:
     assert levels(findings.clock_findings(None, NOW)) == []
 
 
 @pytest.mark.parametrize(
     ("lease", "level", "found"),
     [
-        (None, "wrong", "nobody has ever led"),
-        ({"spec": {}}, "wrong", "nobody leads now"),
-        (a_lease(MINUTE, holder=""), "wrong", "nobody leads now"),
-        (a_lease(MINUTE), "wrong", "somebody was last heard of 1m0s ago"),
-        (a_lease(MINUTE / 10), "ok", "led by somebody"),
+        (None, "wrong", "has never had a leader"),
+        ({"spec": {}}, "wrong", "has no leader now"),
+        (a_lease(MINUTE, holder=""), "wrong", "has no leader now"),
+        (a_lease(MINUTE), "wrong", "leader somebody was last seen 1m0s ago"),
+        (a_lease(MINUTE / 10), "ok", "leader is somebody"),
     ],
 )
-def test_a_leader_is_one_that_said_so_lately(lease: Object | None, level: str, found: str) -> None:
-    told = findings.leader_finding("manager", lease, NOW, "look there")
-    assert (told.level, told.found) == (level, found)
-    assert told.advice == ("look there" if level == "wrong" else "")
+def test_leader_must_have_renewed_recently(lease: Object | None, level: str, found: str) -> None:
+    finding = findings.leader_finding("manager", lease, NOW, "look there")
+    assert (finding.level, finding.found) == (level, found)
+    assert finding.advice == ("look there" if level == "wrong" else "")
 
 
 @pytest.mark.parametrize(
@@ -86,63 +86,63 @@ def test_a_leader_is_one_that_said_so_lately(lease: Object | None, level: str, f
         (a_binding(credentials_expire=NOW - DAY), ["ok", "wrong"]),
     ],
 )
-def test_a_binding_is_judged_by_conditions_silence_and_token(binding: BindingStatus, level: list[str]) -> None:
+def test_binding_is_judged_by_conditions_contact_and_token(binding: BindingStatus, level: list[str]) -> None:
     assert levels(findings.binding_findings([binding], (), NOW)) == level
 
 
-def test_a_cluster_that_gives_no_answer_now_is_wrong_at_once() -> None:
+def test_unreachable_cluster_is_wrong_at_once() -> None:
     binding = a_binding(last_seen=NOW - timedelta(seconds=7), last_seen_exact=True)
-    told = list(findings.binding_findings([binding], {binding.name}, NOW))
-    assert [(each.level, each.found) for each in told] == [
+    finding = list(findings.binding_findings([binding], {binding.name}, NOW))
+    assert [(each.level, each.found) for each in finding] == [
         ("wrong", "its cluster does not answer; it last answered 7s ago")
     ]
 
 
-def test_a_minute_of_silence_is_wrong_where_the_time_is_exact() -> None:
+def test_exact_contact_over_a_minute_ago_is_wrong() -> None:
     binding = a_binding(last_seen=NOW - timedelta(seconds=70), last_seen_exact=True)
     assert levels(findings.binding_findings([binding], (), NOW)) == ["wrong"]
     vague = a_binding(last_seen=NOW - timedelta(minutes=5), last_seen_exact=False)
     assert levels(findings.binding_findings([vague], (), NOW)) == ["ok"]
 
 
-def test_that_a_binding_which_is_well_lends_nothing_is_said() -> None:
-    (told,) = findings.binding_findings([a_binding(leasing="Reclaimed", pods=1)], (), NOW)
-    assert told.found == "Ready, Reclaimed, 2 nodes, 1 pod"
+def test_healthy_binding_reports_leasing_reason() -> None:
+    (finding,) = findings.binding_findings([a_binding(leasing="Reclaimed", pods=1)], (), NOW)
+    assert finding.found == "Ready, Reclaimed, 2 nodes, 1 pod"
 
 
-def test_a_world_that_nobody_has_joined_is_worth_a_hint() -> None:
-    (told,) = findings.binding_findings([], (), NOW)
-    assert (told.level, told.advice) == ("warning", "`tapestry join --help` says how")
+def test_missing_bindings_are_a_warning_with_hint() -> None:
+    (finding,) = findings.binding_findings([], (), NOW)
+    assert (finding.level, finding.advice) == ("warning", "`tapestry join --help` shows how")
 
 
-def test_nodes_that_are_not_ready_are_named() -> None:
+def test_unready_nodes_are_named() -> None:
     found = [any_value(NodeStatus, name=f"n{number}", ready=number > 4) for number in range(6)]
-    (told,) = findings.node_findings(found)
-    assert told.found == "5 of 6 virtual nodes are not ready: n0, n1, n2 ..."
+    (finding,) = findings.node_findings(found)
+    assert finding.found == "5 of 6 virtual nodes are not ready: n0, n1, n2 ..."
     assert levels(findings.node_findings(found[5:])) == ["ok"]
     assert levels(findings.node_findings([])) == []
 
 
-def test_a_policy_that_cannot_be_read_is_wrong_and_one_that_cannot_be_seen_is_told() -> None:
+def test_invalid_policy_is_wrong_unreadable_is_warning() -> None:
     bad = any_value(PolicyStatus, name="half", side="owner", seen_by="east", complaint="spec.cluster: is missing")
     good = any_value(PolicyStatus, name="all", side="operator", seen_by="", complaint="")
-    unseen, wrong = findings.policy_findings([good, bad], ["those of west are not shown: no answer"])
-    assert (unseen.level, wrong.level) == ("warning", "wrong")
+    unreadable, wrong = findings.policy_findings([good, bad], ["those of west are not shown: no answer"])
+    assert (unreadable.level, wrong.level) == ("warning", "wrong")
     assert wrong.about == "policy half in the cluster of east"
     assert "tapestry explain policy owner/half" in wrong.advice
     assert levels(findings.policy_findings([good], [])) == ["ok"]
 
 
-def test_the_mark_of_a_forced_unjoin_is_told() -> None:
+def test_leftovers_of_forced_unjoin_are_reported() -> None:
     left = Leftover("east", "u1", "v1", "leased", "i1")
     secret = {"metadata": {"name": "east", "namespace": "s", **leftovers_patch([left])["metadata"]}}
-    (told,) = findings.leftover_findings([secret, object_named("other", "s")])
-    assert (told.about, told.level) == ("Secret s/east", "warning")
-    assert "ClusterBinding east" in told.found
+    (finding,) = findings.leftover_findings([secret, object_named("other", "s")])
+    assert (finding.about, finding.level) == ("Secret s/east", "warning")
+    assert "ClusterBinding east" in finding.found
 
 
 @pytest.mark.parametrize(
-    ("is_running", "free", "silent", "level"),
+    ("is_running", "free", "unreachable", "level"),
     [
         (True, 9 << 30, [], ["ok", "ok"]),
         (True, 9 << 30, ["cluster-1"], ["ok", "wrong", "ok"]),
@@ -150,54 +150,55 @@ def test_the_mark_of_a_forced_unjoin_is_told() -> None:
         (True, 1 << 20, [], ["ok", "wrong"]),
     ],
 )
-def test_a_local_world_is_judged_by_its_processes_and_its_disk(
-    is_running: bool, free: int, silent: list[str], level: list[str]
+def test_local_world_is_judged_by_processes_and_disk(
+    is_running: bool, free: int, unreachable: list[str], level: list[str]
 ) -> None:
-    assert levels(findings.local_world_findings(Path("w"), is_running=is_running, free=free, silent=silent)) == level
+    found = findings.local_world_findings(Path("w"), is_running=is_running, free=free, unreachable=unreachable)
+    assert levels(found) == level
 
 
-def test_the_text_ends_with_what_to_do_and_a_verdict() -> None:
+def test_text_ends_with_advice_and_summary() -> None:
     well = Finding("disk", "ok", "9 GiB are free")
-    assert findings_text([well]).splitlines()[-1] == "all is well"
-    text = findings_text([well, Finding("manager", "wrong", "nobody leads now", "look there")])
-    assert text.splitlines()[-4:] == ["What to do:", "manager: look there", "", "1 wrong, 0 to look at"]
+    assert findings_text([well]).splitlines()[-1] == "no problems"
+    text = findings_text([well, Finding("manager", "wrong", "has no leader now", "look there")])
+    assert text.splitlines()[-4:] == ["Advice:", "manager: look there", "", "1 wrong, 0 warnings"]
 
 
 # -- on a server
 
 
 def doctor(client: Client) -> Doctor:
-    questions = Queries(client, lambda _: InProcessApi([NAMESPACES]).connect(), datetime.now(UTC))
-    return Doctor(questions, lambda: datetime.now(UTC))
+    doctor_queries = Queries(client, lambda _: InProcessApi([NAMESPACES]).connect(), datetime.now(UTC))
+    return Doctor(doctor_queries, lambda: datetime.now(UTC))
 
 
-async def test_a_cluster_without_our_kinds_is_told_how_to_get_them(hand: KubectlLite) -> None:
-    server, kinds = await doctor(hand.client).findings()
+async def test_missing_kinds_come_with_install_hint(kubectl: KubectlLite) -> None:
+    server, kinds = await doctor(kubectl.client).findings()
     assert (server.level, kinds.level) == ("ok", "wrong")
     assert "tapestry manifests" in kinds.advice
 
 
-async def test_after_the_advice_is_followed_the_manager_is_what_is_missing(hand: KubectlLite) -> None:
+async def test_missing_manager_is_reported_after_installation(kubectl: KubectlLite) -> None:
     for obj in installation_objects():
-        await hand.apply(obj)
-    found = {(each.about, each.level) for each in await doctor(hand.client).findings()}
+        await kubectl.apply(obj)
+    found = {(each.about, each.level) for each in await doctor(kubectl.client).findings()}
     assert {("kinds", "ok"), ("manager", "wrong"), ("bindings", "warning"), ("policies", "ok")} <= found
     renewed = {"holderIdentity": "me", "leaseDurationSeconds": 15, "renewTime": micro_timestamp(datetime.now(UTC))}
-    await hand.client.create(LEASES, {**object_named("tapestry-manager", keys.SYSTEM_NAMESPACE), "spec": renewed})
-    assert Finding("manager", "ok", "led by me") in await doctor(hand.client).findings()
+    await kubectl.client.create(LEASES, {**object_named("tapestry-manager", keys.SYSTEM_NAMESPACE), "spec": renewed})
+    assert Finding("manager", "ok", "leader is me") in await doctor(kubectl.client).findings()
 
 
-class Nowhere:
-    """A transport that leads to no server."""
+class UnreachableTransport:
+    """Transport without a server."""
 
     async def send(self, request: Request) -> Response:
         raise TransportError(f"{request}: connection refused", maybe_sent=False)
 
 
-async def test_a_server_that_does_not_answer_is_all_that_there_is_to_say() -> None:
-    (told,) = await doctor(Client(Nowhere())).findings()  # type: ignore[arg-type]  nothing else of it is used
-    assert (told.about, told.level) == ("API server", "wrong")
-    assert "connection refused" in told.found
+async def test_unreachable_server_is_the_only_finding() -> None:
+    (finding,) = await doctor(Client(UnreachableTransport())).findings()  # type: ignore[arg-type]  nothing else of it is used
+    assert (finding.about, finding.level) == ("API server", "wrong")
+    assert "connection refused" in finding.found
 
 
 # -- safeguards of the owners
@@ -216,13 +217,13 @@ def a_namespace(safeguards: str = "", **labels: str) -> Object:
     }
 
 
-def test_an_installation_of_before_lacks_every_safeguard() -> None:
-    refused = {"type": "Permitted", "status": "False", "reason": keys.PRIORITY_CLASS_MISSING}
-    told = safeguard_finding({**ALLOWING, "status": {"conditions": [refused]}}, a_namespace())
-    assert told.level == "warning"
+def test_old_installation_lacks_every_safeguard() -> None:
+    not_permitted = {"type": "Permitted", "status": "False", "reason": keys.PRIORITY_CLASS_MISSING}
+    finding = safeguard_finding({**ALLOWING, "status": {"conditions": [not_permitted]}}, a_namespace())
+    assert finding.level == "warning"
     for part in ("mark", "Pod Security level", "network policy", "quota", "admission policies", "priority class"):
-        assert part in told.found
-    assert "tapestry join east --cluster-kubeconfig" in told.advice
+        assert part in finding.found
+    assert "tapestry join east --cluster-kubeconfig" in finding.advice
 
 
 @pytest.mark.parametrize(

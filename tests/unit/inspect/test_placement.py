@@ -1,4 +1,4 @@
-"""What bars a pod from virtual nodes."""
+"""Obstacles that keep a pod off virtual nodes."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -26,49 +26,51 @@ def a_pod(*tolerations: Object, cpu: str = "1", **spec: Any) -> Object:
     return {"metadata": {"name": "web"}, "spec": {"tolerations": list(tolerations), "containers": [container], **spec}}
 
 
-def barring(pod: Object, *nodes: Object) -> tuple[list[tuple[str, int]], int]:
+def found_obstacles(pod: Object, *nodes: Object) -> tuple[list[tuple[str, int]], int]:
     found, free = obstacles(pod, nodes, {}, OPENS)
     return [(each.what, each.nodes) for each in found], free
 
 
-def test_a_taint_that_is_not_tolerated_is_named_with_what_to_add() -> None:
+def test_untolerated_taint_is_named_with_toleration() -> None:
     found, free = obstacles(a_pod(), [a_node("a", VNODE), a_node("b", VNODE)], {}, None)
     advice = "add to the pod's spec.tolerations: {key: tapestry.io/vnode, operator: Exists}"
     assert found == (Obstacle(what="taint tapestry.io/vnode:NoSchedule", nodes=2, todo=advice),)
     assert free == 0
-    assert barring(a_pod({"key": keys.VNODE_TAINT, "operator": "Exists"}), a_node("a", VNODE)) == ([], 1)
+    assert found_obstacles(a_pod({"key": keys.VNODE_TAINT, "operator": "Exists"}), a_node("a", VNODE)) == ([], 1)
 
 
-def test_a_closed_window_says_when_the_next_change_is() -> None:
+def test_closed_window_shows_next_change() -> None:
     (found,), _ = obstacles(a_pod(), [a_node("a", CLOSED)], {}, OPENS)
     assert "2026-03-02T22:00:00Z" in found.todo
 
 
-def test_a_node_that_its_owner_took_back_is_not_said_to_open() -> None:
+def test_reclaimed_node_does_not_promise_opening() -> None:
     reclaimed = a_node("a", CLOSED)
     reclaimed["metadata"]["annotations"] = {keys.CLOSED_REASON: "Reclaimed"}
     (found,), _ = obstacles(a_pod(), [reclaimed], {}, OPENS)
-    assert found.todo.startswith("its owner took the node back with tapestry.io/reclaim=now")
+    assert found.todo.startswith("the owner reclaimed the node with tapestry.io/reclaim=now")
     assert "window" not in found.todo
 
 
-def test_obstacles_are_counted_over_nodes_the_most_frequent_first() -> None:
+def test_obstacles_are_counted_most_frequent_first() -> None:
     nodes = [a_node("a", VNODE), a_node("b", VNODE, CLOSED), a_node("c")]
-    assert barring(a_pod(), *nodes) == (
+    assert found_obstacles(a_pod(), *nodes) == (
         [("taint tapestry.io/vnode:NoSchedule", 2), ("taint tapestry.io/out-of-time-windows:NoSchedule", 1)],
         1,
     )
 
 
-def test_a_cordon_bars_even_before_it_is_a_taint() -> None:
-    assert barring(a_pod(), a_node(unschedulable=True))[0] == [("taint node.kubernetes.io/unschedulable:NoSchedule", 1)]
+def test_cordon_counts_before_its_taint() -> None:
+    assert found_obstacles(a_pod(), a_node(unschedulable=True))[0] == [
+        ("taint node.kubernetes.io/unschedulable:NoSchedule", 1)
+    ]
 
 
-def test_a_preference_bars_nothing() -> None:
-    assert barring(a_pod(), a_node("a", {"key": "x", "effect": "PreferNoSchedule"})) == ([], 1)
+def test_preferred_taint_is_no_obstacle() -> None:
+    assert found_obstacles(a_pod(), a_node("a", {"key": "x", "effect": "PreferNoSchedule"})) == ([], 1)
 
 
-def test_room_is_what_is_lent_less_what_pods_use() -> None:
+def test_free_resources_are_allocatable_minus_used() -> None:
     node, used = a_node(), {"vnode-e1-n1": [a_pod(cpu="1500m", nodeName="vnode-e1-n1")]}
     (found,), free = obstacles(a_pod(), [node], used, None)
     assert (found.what, free) == ("too little cpu", 0)
@@ -76,13 +78,13 @@ def test_room_is_what_is_lent_less_what_pods_use() -> None:
     assert obstacles(a_pod(), [node], ended, None) == ((), 1)
 
 
-def test_selectors_of_the_pod_count_and_one_that_cannot_be_read_selects_nothing() -> None:
-    assert barring(a_pod(nodeSelector={"zone": "a"}), a_node(labels={"zone": "a"})) == ([], 1)
+def test_pod_selectors_apply_and_invalid_ones_match_nothing() -> None:
+    assert found_obstacles(a_pod(nodeSelector={"zone": "a"}), a_node(labels={"zone": "a"})) == ([], 1)
     term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
-    wanted = a_pod(affinity={"nodeAffinity": required})
-    assert barring(wanted, a_node(labels={"zone": "a"})) == ([], 1)
-    for labels, pod in (({"zone": "b"}, wanted), ({"zone": "b"}, a_pod(nodeSelector={"zone": "a"}))):
-        assert barring(pod, a_node(labels=labels))[0] == [("nodeSelector or nodeAffinity of the pod", 1)]
+    pod_with_affinity = a_pod(affinity={"nodeAffinity": required})
+    assert found_obstacles(pod_with_affinity, a_node(labels={"zone": "a"})) == ([], 1)
+    for labels, pod in (({"zone": "b"}, pod_with_affinity), ({"zone": "b"}, a_pod(nodeSelector={"zone": "a"}))):
+        assert found_obstacles(pod, a_node(labels=labels))[0] == [("nodeSelector or nodeAffinity of the pod", 1)]
     broken = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [{}]}]}}
-    assert barring(a_pod(affinity={"nodeAffinity": broken}), a_node())[1] == 0
+    assert found_obstacles(a_pod(affinity={"nodeAffinity": broken}), a_node())[1] == 0

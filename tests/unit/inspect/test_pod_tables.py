@@ -1,4 +1,4 @@
-"""Answers about pods, and repairs, as text."""
+"""Text output about pods and repairs."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -11,17 +11,17 @@ NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 
 
 def a_pod(**fields: object) -> PodStatus:
-    given = {"namespace": "shop", "name": "web", "phase": "Running", "node": "vnode-e1-n1", "physical_node": "n1"}
-    given |= {"binding": "east", "twin": "leased/web-1", "state": "Running", "reason": "", "why": ""}
-    return PodStatus(**{**given, "created": NOW - timedelta(hours=1), **fields})  # type: ignore[arg-type]
+    defaults = {"namespace": "shop", "name": "web", "phase": "Running", "node": "vnode-e1-n1", "physical_node": "n1"}
+    defaults |= {"binding": "east", "twin": "leased/web-1", "state": "Running", "reason": "", "why": ""}
+    return PodStatus(**{**defaults, "created": NOW - timedelta(hours=1), **fields})  # type: ignore[arg-type]
 
 
-def an_answer(pod: PodStatus, **fields: object) -> PodExplanation:
-    given = {"todo": "", "twin_phase": "", "twin_node": "", "deadline": None, "nodes": 0, "free_nodes": 0}
-    return PodExplanation(**{"pod": pod, **given, "obstacles": (), "unseen": "", **fields})  # type: ignore[arg-type]
+def an_explanation(pod: PodStatus, **fields: object) -> PodExplanation:
+    defaults = {"todo": "", "twin_phase": "", "twin_node": "", "deadline": None, "nodes": 0, "free_nodes": 0}
+    return PodExplanation(**{"pod": pod, **defaults, "obstacles": (), "unseen": "", **fields})  # type: ignore[arg-type]
 
 
-def test_a_line_for_each_pod_ends_with_why_it_waits() -> None:
+def test_each_row_ends_with_reason() -> None:
     waits = a_pod(name="db", phase="Pending", twin="", reason="SecretMissing", why="shop/p does not exist")
     header, running, waiting = pods_table([a_pod(), waits], NOW).splitlines()
     assert header.split() == ["NAMESPACE", "POD", "PHASE", "NODE", "WHY"]
@@ -30,7 +30,7 @@ def test_a_line_for_each_pod_ends_with_why_it_waits() -> None:
     assert "leased/web-1" in pods_table([a_pod()], NOW, wide=True)
 
 
-def test_a_long_reason_is_cut_unless_the_table_is_wide() -> None:
+def test_long_reason_is_cut_unless_wide() -> None:
     waits = a_pod(reason="RefusedBelow", why="because\n" * 50)
     assert pods_table([waits], NOW).endswith("...")
     assert "RefusedBelow" in pods_table([waits], NOW)
@@ -39,42 +39,49 @@ def test_a_long_reason_is_cut_unless_the_table_is_wide() -> None:
     assert "no pod" in pods_table([], NOW)
 
 
-def test_an_explanation_says_where_why_and_what_to_do() -> None:
+def test_explanation_shows_place_reason_and_advice() -> None:
     pod = a_pod(state="Waiting", reason="UnschedulableBelow", why="Insufficient cpu")
     text = pod_text(
-        an_answer(pod, todo="wait", twin_phase="Pending", deadline=NOW + timedelta(minutes=4), unseen="no answer"), NOW
+        an_explanation(pod, todo="wait", twin_phase="Pending", deadline=NOW + timedelta(minutes=4), unseen="no answer"),
+        NOW,
     )
     assert text.splitlines() == [
         "Pod shop/web: Waiting (UnschedulableBelow)",
         "  Insufficient cpu",
-        "  if that lasts it fails at 2026-03-02T12:04:00Z (in 4m0s), unless its syncer was told otherwise",
+        "  if this persists it fails at 2026-03-02T12:04:00Z (in 4m0s), with the default syncer settings",
         "  node vnode-e1-n1, which is n1 of ClusterBinding east",
         "  twin leased/web-1: Pending",
-        "  what to do: wait",
-        "  the physical cluster was not looked into: no answer",
+        "  advice: wait",
+        "  the physical cluster was not read: no answer",
     ]
 
 
-def test_what_bars_a_pod_is_a_table_with_what_to_do_about_each() -> None:
+def test_obstacles_are_a_table_with_advice() -> None:
     pod = a_pod(state="Waiting", reason="Unscheduled", why="0/2", binding="", twin="")
     obstacles = (Obstacle("taint tapestry.io/vnode:NoSchedule", 2, "add it"),)
-    lines = pod_text(an_answer(pod, obstacles=obstacles, nodes=2, todo="see"), NOW).splitlines()
+    lines = pod_text(an_explanation(pod, obstacles=obstacles, nodes=2, todo="see"), NOW).splitlines()
     assert lines[-1].split("   ") == ["taint tapestry.io/vnode:NoSchedule", "2 of 2", "add it"]
     assert "what to do" not in "".join(lines)
-    free = pod_text(an_answer(pod, nodes=2, free_nodes=1), NOW)
-    assert "let it onto 1 of 2 virtual nodes: its scheduler has yet to choose one, or said why not" in free
+    free = pod_text(an_explanation(pod, nodes=2, free_nodes=1), NOW)
+    assert "admit it to 1 of 2 virtual nodes: its scheduler has not chosen one yet" in free
 
 
 def a_finding(**fields: object) -> RepairResult:
-    given = {"binding": "east", "invariant": "Orphans", "side": "physical", "resource": "pods", "key": "leased/web-1"}
-    return RepairResult(**{**given, "message": "it is nobody's", "mended": True, "remedy": "", **fields})  # type: ignore[arg-type]
+    defaults = {
+        "binding": "east",
+        "invariant": "Orphans",
+        "side": "physical",
+        "resource": "pods",
+        "key": "leased/web-1",
+    }
+    return RepairResult(**{**defaults, "message": "it has no owner", "mended": True, "remedy": "", **fields})  # type: ignore[arg-type]
 
 
-def test_findings_are_shown_with_what_became_of_them_and_each_remedy_once() -> None:
-    left = a_finding(mended=False, remedy="the syncer of the binding, which is at work as me")
+def test_findings_show_outcome_and_each_remedy_once() -> None:
+    left = a_finding(mended=False, remedy="the syncer of the binding, which is running as me")
     _, mended, _, _, _, remedy = repairs_table([a_finding(), left, left]).splitlines()
     cells = [cell.strip() for cell in mended.split("   ") if cell.strip()]
-    assert cells == ["east", "Orphans", "physical", "pods leased/web-1", "yes", "it is nobody's"]
-    assert remedy == "east: mended by the syncer of the binding, which is at work as me"
+    assert cells == ["east", "Orphans", "physical", "pods leased/web-1", "yes", "it has no owner"]
+    assert remedy == "east: fixed by the syncer of the binding, which is running as me"
     assert repairs_table([left], wide=True).endswith("as me")
-    assert repairs_table([]) == "everything is as it should be"
+    assert repairs_table([]) == "no inconsistencies were found"

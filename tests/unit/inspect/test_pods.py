@@ -1,4 +1,4 @@
-"""Where a pod is, why it waits, why it ended: one answer from what the clusters say."""
+"""Status and explanation of pods."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -41,14 +41,14 @@ def a_pod(*conditions: Object, phase: str = "Pending", node: str = "vnode-e1-n1"
     return {"metadata": metadata, "spec": spec, "status": {"phase": phase, "conditions": list(conditions), **status}}
 
 
-def said(type: str, status: str, reason: str = "", message: str = "", at: str = CREATED) -> Object:
+def condition(type: str, status: str, reason: str = "", message: str = "", at: str = CREATED) -> Object:
     return {"type": type, "status": status, "reason": reason, "message": message, "lastTransitionTime": at}
 
 
-MAPPED = said(keys.MAPPED_CONDITION, "True", "Mapped", "uid-twin")
+MAPPED = condition(keys.MAPPED_CONDITION, "True", "Mapped", "uid-twin")
 
 
-def judged(pod: Object) -> tuple[str, str, str]:
+def diagnosis(pod: Object) -> tuple[str, str, str]:
     found = pod_diagnosis(PlacedPod(pod, NODE, a_binding()))
     return found.state, found.reason, found.why
 
@@ -57,140 +57,140 @@ def with_metadata(pod: Object, **metadata: Any) -> Object:
     return {**pod, "metadata": {**pod["metadata"], **metadata}}
 
 
-def test_a_pod_that_runs_tells_its_node_and_its_twin() -> None:
-    shown = pod_status(PlacedPod(a_pod(MAPPED, phase="Running"), NODE, a_binding()))
-    assert (shown.state, shown.phase, shown.reason) == ("Running", "Running", "")
-    assert (shown.node, shown.physical_node, shown.binding) == ("vnode-e1-n1", "n1", "east")
-    namespace, name = shown.twin.split("/")
+def test_running_pod_shows_node_and_twin() -> None:
+    result = pod_status(PlacedPod(a_pod(MAPPED, phase="Running"), NODE, a_binding()))
+    assert (result.state, result.phase, result.reason) == ("Running", "Running", "")
+    assert (result.node, result.physical_node, result.binding) == ("vnode-e1-n1", "n1", "east")
+    namespace, name = result.twin.split("/")
     assert namespace == "leased"
     assert name.startswith("web-")
 
 
-def test_a_pod_that_was_not_mapped_has_no_twin_whatever_its_annotations_say() -> None:
+def test_unmapped_pod_has_no_twin() -> None:
     forged = with_metadata(a_pod(), annotations={keys.PHYSICAL_POD_NAME: "somebody-elses"})
     assert pod_status(PlacedPod(forged, NODE, a_binding())).twin == ""
 
 
-def test_the_reason_why_a_pod_waits_is_the_condition_that_says_so() -> None:
-    refused = said(keys.ACCEPTED_CONDITION, "False", "PodSecurity", "spec.hostNetwork: not allowed")
-    missing = said(keys.MAPPED_CONDITION, "False", "ConfigMapMissing", "configmaps shop/settings does not exist")
-    assert judged(a_pod(refused)) == ("Waiting", "PodSecurity", "spec.hostNetwork: not allowed")
-    assert judged(a_pod(missing)) == ("Waiting", "ConfigMapMissing", "configmaps shop/settings does not exist")
-    assert judged(a_pod())[:2] == ("Waiting", "NotSeen")
+def test_waiting_reason_is_from_condition() -> None:
+    rejected = condition(keys.ACCEPTED_CONDITION, "False", "PodSecurity", "spec.hostNetwork: not allowed")
+    missing = condition(keys.MAPPED_CONDITION, "False", "ConfigMapMissing", "configmaps shop/settings does not exist")
+    assert diagnosis(a_pod(rejected)) == ("Waiting", "PodSecurity", "spec.hostNetwork: not allowed")
+    assert diagnosis(a_pod(missing)) == ("Waiting", "ConfigMapMissing", "configmaps shop/settings does not exist")
+    assert diagnosis(a_pod())[:2] == ("Waiting", "NotSeen")
 
 
-def test_a_pod_without_a_node_tells_what_its_scheduler_said() -> None:
-    unplaced = said("PodScheduled", "False", "Unschedulable", "0/1 nodes are available")
-    assert judged(a_pod(unplaced, node="")) == ("Waiting", "Unscheduled", "0/1 nodes are available")
-    assert "no scheduler" in judged(a_pod(node=""))[2]
+def test_unscheduled_pod_shows_scheduler_message() -> None:
+    unscheduled = condition("PodScheduled", "False", "Unschedulable", "0/1 nodes are available")
+    assert diagnosis(a_pod(unscheduled, node="")) == ("Waiting", "Unscheduled", "0/1 nodes are available")
+    assert "no scheduler" in diagnosis(a_pod(node=""))[2]
 
 
-def test_pods_that_are_not_run_below_say_so() -> None:
+def test_excluded_pods_are_reported() -> None:
     owner = {"kind": "DaemonSet", "name": "d", "controller": True}
-    assert judged(with_metadata(a_pod(), ownerReferences=[owner]))[1] == "DaemonSet"
-    assert judged(with_metadata(a_pod(), namespace="kube-system"))[1] == "SystemNamespace"
+    assert diagnosis(with_metadata(a_pod(), ownerReferences=[owner]))[1] == "DaemonSet"
+    assert diagnosis(with_metadata(a_pod(), namespace="kube-system"))[1] == "SystemNamespace"
 
 
-def test_a_pod_of_a_node_that_is_gone_or_of_no_virtual_one_says_so() -> None:
+def test_pod_without_virtual_node_is_reported() -> None:
     assert pod_diagnosis(PlacedPod(a_pod())).reason == "NodeGone"
     assert pod_diagnosis(PlacedPod(a_pod(phase="Running", node="n7"), is_on_unleased_node=True)).reason == "NotLeased"
 
 
-def test_a_twin_that_cannot_start_tells_why() -> None:
-    unplaced = said("PodScheduled", "False", "Unschedulable", "Insufficient cpu")
-    assert judged(a_pod(MAPPED, unplaced)) == ("Waiting", "UnschedulableBelow", "Insufficient cpu")
+def test_twin_that_cannot_start_shows_reason() -> None:
+    unscheduled = condition("PodScheduled", "False", "Unschedulable", "Insufficient cpu")
+    assert diagnosis(a_pod(MAPPED, unscheduled)) == ("Waiting", "UnschedulableBelow", "Insufficient cpu")
     waiting = {"name": "c", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
-    assert judged(a_pod(MAPPED, containerStatuses=[waiting])) == ("Waiting", "ImagePullBackOff", "no such image")
-    assert judged(a_pod(MAPPED))[1] == "Starting"
+    assert diagnosis(a_pod(MAPPED, containerStatuses=[waiting])) == ("Waiting", "ImagePullBackOff", "no such image")
+    assert diagnosis(a_pod(MAPPED))[1] == "Starting"
 
 
-def test_a_running_pod_whose_change_was_refused_says_so() -> None:
-    refused = said(keys.ACCEPTED_CONDITION, "False", "PodSecurity", "spec.ephemeralContainers[0]: not allowed")
-    assert judged(a_pod(MAPPED, refused, phase="Running"))[:2] == ("Running", "PodSecurity")
+def test_running_pod_shows_rejected_change() -> None:
+    rejected = condition(keys.ACCEPTED_CONDITION, "False", "PodSecurity", "spec.ephemeralContainers[0]: not allowed")
+    assert diagnosis(a_pod(MAPPED, rejected, phase="Running"))[:2] == ("Running", "PodSecurity")
 
 
-def test_the_end_of_a_pod_is_told_with_who_decided_it() -> None:
-    disrupted = said("DisruptionTarget", "True", "Reclaimed", "OutOfTimeWindows: reclaimed by owner/nights")
+def test_ended_pod_shows_reason_and_cause() -> None:
+    disrupted = condition("DisruptionTarget", "True", "Reclaimed", "OutOfTimeWindows: reclaimed by owner/nights")
     lost = a_pod(MAPPED, disrupted, phase="Failed", reason="Reclaimed", message="the pod below is gone")
-    assert judged(lost)[:2] == ("Failed", "Reclaimed")
-    assert judged(lost)[2].endswith("reclaimed by owner/nights")
-    assert judged(a_pod(MAPPED, phase="Succeeded")) == ("Succeeded", "", "")
+    assert diagnosis(lost)[:2] == ("Failed", "Reclaimed")
+    assert diagnosis(lost)[2].endswith("reclaimed by owner/nights")
+    assert diagnosis(a_pod(MAPPED, phase="Succeeded")) == ("Succeeded", "", "")
     done = {"name": "c", "state": {"terminated": {"exitCode": 3, "reason": "Error"}}}
     failed = a_pod(MAPPED, phase="Failed", containerStatuses=[done])
-    assert judged(failed) == ("Failed", "Error", "container c ended with 3 (Error)")
+    assert diagnosis(failed) == ("Failed", "Error", "container c ended with 3 (Error)")
 
 
-def test_a_pod_on_its_way_out_says_whether_it_was_taken_back() -> None:
+def test_terminating_pod_shows_whether_it_was_reclaimed() -> None:
     going = with_metadata(a_pod(MAPPED, phase="Running"), deletionTimestamp=LATER)
-    assert judged(going)[:2] == ("Leaving", "Deleted")
+    assert diagnosis(going)[:2] == ("Leaving", "Deleted")
     assert pod_status(PlacedPod(going, NODE, a_binding())).phase == "Terminating"
-    disrupted = said("DisruptionTarget", "True", "Reclaimed", "Unbound: reclaimed by unbinding")
+    disrupted = condition("DisruptionTarget", "True", "Reclaimed", "Unbound: reclaimed by unbinding")
     taken = with_metadata(a_pod(MAPPED, disrupted, phase="Running"), deletionTimestamp=LATER)
-    assert judged(taken) == ("Leaving", "Reclaimed", "Unbound: reclaimed by unbinding")
+    assert diagnosis(taken) == ("Leaving", "Reclaimed", "Unbound: reclaimed by unbinding")
 
 
 # -- explanations
 
 
-def explained(pod: Object, below: TwinLookup = TwinLookup(), nodes: list[Object] | None = None) -> PodExplanation:  # noqa: B008
-    place = PlacedPod(pod, NODE, a_binding()) if pod["spec"].get("nodeName") else PlacedPod(pod)
-    return pod_explanation(place, below, [NODE] if nodes is None else nodes, {}, None)
+def explain(pod: Object, lookup: TwinLookup = TwinLookup(), nodes: list[Object] | None = None) -> PodExplanation:  # noqa: B008
+    placed = PlacedPod(pod, NODE, a_binding()) if pod["spec"].get("nodeName") else PlacedPod(pod)
+    return pod_explanation(placed, lookup, [NODE] if nodes is None else nodes, {}, None)
 
 
-def test_an_explanation_says_where_the_twin_is_and_how() -> None:
+def test_explanation_shows_node_and_phase_of_twin() -> None:
     twin = {"metadata": {"uid": "uid-twin"}, "spec": {"nodeName": "n1"}, "status": {"phase": "Running"}}
-    answer = explained(a_pod(MAPPED, phase="Running"), TwinLookup(twin, succeeded=True))
-    assert (answer.twin_phase, answer.twin_node, answer.todo) == ("Running", "n1", "")
+    explanation = explain(a_pod(MAPPED, phase="Running"), TwinLookup(twin, succeeded=True))
+    assert (explanation.twin_phase, explanation.twin_node, explanation.todo) == ("Running", "n1", "")
 
 
 @pytest.mark.parametrize("uid", [None, "another"])
-def test_a_twin_that_is_not_there_any_more_is_told_before_the_pod_knows(uid: str | None) -> None:
+def test_lost_twin_is_reported_before_pod_changes(uid: str | None) -> None:
     twin = {"metadata": {"uid": uid}, "spec": {}} if uid else None
-    answer = explained(a_pod(MAPPED, phase="Running"), TwinLookup(twin, succeeded=True))
-    assert (answer.pod.state, answer.pod.reason) == ("Waiting", "TwinLost")
-    unseen = explained(a_pod(MAPPED, phase="Running"), TwinLookup(error="no answer"))
-    assert (unseen.pod.state, unseen.unseen) == ("Running", "no answer")
+    explanation = explain(a_pod(MAPPED, phase="Running"), TwinLookup(twin, succeeded=True))
+    assert (explanation.pod.state, explanation.pod.reason) == ("Waiting", "TwinLost")
+    unreadable = explain(a_pod(MAPPED, phase="Running"), TwinLookup(error="no answer"))
+    assert (unreadable.pod.state, unreadable.unseen) == ("Running", "no answer")
 
 
-def test_a_pod_that_waits_for_room_tells_when_it_fails() -> None:
-    refused = a_pod(said(keys.MAPPED_CONDITION, "False", "RefusedBelow", "exceeded quota", LATER))
-    assert explained(refused).deadline == datetime(2026, 3, 2, 12, 6, tzinfo=UTC)
-    unplaced = a_pod(MAPPED, said("PodScheduled", "False", "Unschedulable", "Insufficient cpu", LATER))
-    assert explained(unplaced).deadline == datetime(2026, 3, 2, 12, 6, tzinfo=UTC)
-    missing = a_pod(said(keys.MAPPED_CONDITION, "False", "SecretMissing", "secrets shop/p does not exist", LATER))
-    assert explained(missing).deadline is None
+def test_pod_waiting_for_capacity_shows_deadline() -> None:
+    rejected = a_pod(condition(keys.MAPPED_CONDITION, "False", "RefusedBelow", "exceeded quota", LATER))
+    assert explain(rejected).deadline == datetime(2026, 3, 2, 12, 6, tzinfo=UTC)
+    unscheduled = a_pod(MAPPED, condition("PodScheduled", "False", "Unschedulable", "Insufficient cpu", LATER))
+    assert explain(unscheduled).deadline == datetime(2026, 3, 2, 12, 6, tzinfo=UTC)
+    missing = a_pod(condition(keys.MAPPED_CONDITION, "False", "SecretMissing", "secrets shop/p does not exist", LATER))
+    assert explain(missing).deadline is None
 
 
-def test_a_pod_that_is_gated_below_is_told_so() -> None:
-    gated = said("PodScheduled", "False", "SchedulingGatedBelow", "a gate below holds it back", LATER)
-    answer = explained(a_pod(MAPPED, gated))
-    assert (answer.pod.state, answer.pod.reason) == ("Waiting", "SchedulingGatedBelow")
-    assert answer.deadline == datetime(2026, 3, 2, 12, 6, tzinfo=UTC)
-    failed = explained(a_pod(MAPPED, phase="Failed", reason="SchedulingGatedBelow"))
-    for todo in (answer.todo, failed.todo):
+def test_gated_twin_is_reported() -> None:
+    gated = condition("PodScheduled", "False", "SchedulingGatedBelow", "a gate below holds it back", LATER)
+    explanation = explain(a_pod(MAPPED, gated))
+    assert (explanation.pod.state, explanation.pod.reason) == ("Waiting", "SchedulingGatedBelow")
+    assert explanation.deadline == datetime(2026, 3, 2, 12, 6, tzinfo=UTC)
+    failed = explain(a_pod(MAPPED, phase="Failed", reason="SchedulingGatedBelow"))
+    for todo in (explanation.todo, failed.todo):
         assert "scheduling gates" in todo
         assert "room" not in todo
 
 
-def test_keys_that_are_not_copied_and_names_that_need_dns_are_noted() -> None:
+def test_uncopied_keys_and_missing_dns_are_noted() -> None:
     pod = with_metadata(a_pod(MAPPED), labels={"kueue.x-k8s.io/queue-name": "q", "app": "web"})
-    [note] = explained(pod).notes
+    [note] = explain(pod).notes
     assert note.endswith(": kueue.x-k8s.io/queue-name")
     spec = structs.replace(a_binding().spec, service_namespaces=("shop",))
-    place = PlacedPod(a_pod(MAPPED), NODE, replace(a_binding(), spec=spec))
-    [note] = pod_explanation(place, TwinLookup(), [NODE], {}, None).notes
-    assert "headless and later ones need DNS" in note
+    placed = PlacedPod(a_pod(MAPPED), NODE, replace(a_binding(), spec=spec))
+    [note] = pod_explanation(placed, TwinLookup(), [NODE], {}, None).notes
+    assert "headless and later Services need DNS" in note
 
 
-def test_a_pod_without_a_node_is_told_what_bars_it() -> None:
+def test_pod_without_node_shows_obstacles() -> None:
     tainted = {**NODE, "spec": {"taints": [{"key": keys.VNODE_TAINT, "effect": "NoSchedule"}]}}
-    answer = explained(a_pod(node=""), nodes=[tainted, NODE])
-    assert [each.what for each in answer.obstacles] == ["taint tapestry.io/vnode:NoSchedule"]
-    assert (answer.nodes, answer.free_nodes) == (2, 1)
-    assert explained(a_pod(node=""), nodes=[]).pod.reason == "NoNodes"
+    explanation = explain(a_pod(node=""), nodes=[tainted, NODE])
+    assert [each.what for each in explanation.obstacles] == ["taint tapestry.io/vnode:NoSchedule"]
+    assert (explanation.nodes, explanation.free_nodes) == (2, 1)
+    assert explain(a_pod(node=""), nodes=[]).pod.reason == "NoNodes"
 
 
 @pytest.mark.parametrize("reason", sorted({*DISRUPTIONS.values(), "PhysicalPodLost", "RefusedBelow"}))
-def test_every_way_to_end_has_advice(reason: str) -> None:
-    answer = explained(a_pod(MAPPED, phase="Failed", reason=reason))
-    assert (answer.pod.state, answer.todo) == ("Failed", ADVICE[reason])
+def test_every_end_reason_has_advice(reason: str) -> None:
+    explanation = explain(a_pod(MAPPED, phase="Failed", reason=reason))
+    assert (explanation.pod.state, explanation.todo) == ("Failed", ADVICE[reason])

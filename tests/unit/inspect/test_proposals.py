@@ -1,4 +1,4 @@
-"""What a policy in a file would come to, if it were applied now."""
+"""Effect of a policy in a file that is not applied yet."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -32,7 +32,7 @@ def a_policy(name: str, **spec: Any) -> Object:
     return with_type_meta(POLICIES, an_object(name, spec={"cluster": "east", **spec}))
 
 
-def in_a_file(name: str, **spec: Any) -> Object:
+def file_policy(name: str, **spec: Any) -> Object:
     written = {"apiVersion": POLICIES.api_version, "kind": POLICIES.kind, "metadata": {"name": name}}
     return proposed_policy([{**written, "spec": {"cluster": "east", **spec}}], "file.yaml")
 
@@ -49,33 +49,33 @@ BINDING: Binding = binding_of(with_type_meta(CLUSTER_BINDINGS, an_object("east",
 def plan(
     proposed: Object, *policies: Object, owner: tuple[Object, ...] = (), pods: tuple[Object, ...] = ()
 ) -> PolicyPlan:
-    """For a cluster of one node with 4 processors, of which the owner's own pods hold one."""
+    """Plan for a cluster of one node with 4 CPUs, of which foreign pods use one."""
     virtual = an_object("vnode-e1-n1", status={"allocatable": {"cpu": "3"}})
     virtual["metadata"]["labels"] = {keys.CLUSTER_BINDING_UID: BINDING.uid}
     virtual["metadata"]["annotations"] = {keys.PHYSICAL_NODE_NAME: "n1"}
     node = an_object("n1", status={"allocatable": {"cpu": "4"}})
     cluster = PhysicalSnapshot([node], [a_pod("foreign", "1", "n1")], list(owner), None)
     facts = VirtualSnapshot("virtual", [], [virtual], {"vnode-e1-n1": list(pods)}, list(policies))
-    mine = {each["metadata"]["name"]: each for each in policies}
-    proposal = Proposal(proposed, mine.get(proposed["metadata"]["name"]), PolicySide.OPERATOR)
+    existing = {each["metadata"]["name"]: each for each in policies}
+    proposal = Proposal(proposed, existing.get(proposed["metadata"]["name"]), PolicySide.OPERATOR)
     return policy_plan(proposal, BINDING, cluster, facts, "UTC", NOON)
 
 
-def test_a_new_policy_lends_where_nothing_was_lent() -> None:
-    found = plan(in_a_file("half", resourceLimits=[{"resource": "cpu", "percent": 50}]))
+def test_new_policy_leases_where_nothing_was_leased() -> None:
+    found = plan(file_policy("half", resourceLimits=[{"resource": "cpu", "percent": 50}]))
     (node,) = found.nodes
     assert (found.is_new, node.state_now, node.state_then) == (True, "Withdrawn", "Open")
     assert (found.leased_now, found.leased_then) == ({}, {"cpu": "1500m"})
 
 
-def test_a_changed_policy_takes_the_place_of_the_one_that_there_is() -> None:
-    found = plan(in_a_file("all", resourceLimits=[{"resource": "cpu", "quantity": 1}]), a_policy("all"))
+def test_changed_policy_replaces_existing_one() -> None:
+    found = plan(file_policy("all", resourceLimits=[{"resource": "cpu", "quantity": 1}]), a_policy("all"))
     assert (found.is_new, found.leased_now, found.leased_then) == (False, {"cpu": "3"}, {"cpu": "1"})
 
 
-def test_a_policy_that_would_be_closed_lends_nothing_and_says_who_must_leave_and_when() -> None:
+def test_closed_policy_reclaims_pods_by_deadline() -> None:
     pods = (a_pod("web", "1", "vnode-e1-n1"), a_pod("db", "1", "vnode-e1-n1"))
-    night = in_a_file("all", timeWindows=[NIGHT], forceReclaim=True, gracefulReclaimPeriodSeconds=600)
+    night = file_policy("all", timeWindows=[NIGHT], forceReclaim=True, gracefulReclaimPeriodSeconds=600)
     found = plan(night, a_policy("all"), pods=pods)
     (node,) = found.nodes
     assert (found.open, node.state_then, node.leased_then) == (False, "Closed", {"cpu": "0"})
@@ -88,45 +88,45 @@ def test_a_policy_that_would_be_closed_lends_nothing_and_says_who_must_leave_and
 
 
 def test_pods_that_may_finish_are_not_reclaimed() -> None:
-    found = plan(in_a_file("all", timeWindows=[NIGHT]), a_policy("all"), pods=(a_pod("web", "1", "vnode-e1-n1"),))
+    found = plan(file_policy("all", timeWindows=[NIGHT]), a_policy("all"), pods=(a_pod("web", "1", "vnode-e1-n1"),))
     (node,) = found.nodes
     assert (node.state_then, node.reclaimed, node.deadline) == ("Closed", [], None)
 
 
-def test_a_file_that_says_what_there_is_changes_nothing() -> None:
+def test_unchanged_policy_changes_nothing() -> None:
     night = {"timeWindows": [NIGHT], "forceReclaim": True, "gracefulReclaimPeriodSeconds": 600}
-    found = plan(in_a_file("all", **night), a_policy("all", **night))
+    found = plan(file_policy("all", **night), a_policy("all", **night))
     assert (found.leased_now, found.leased_then) == ({"cpu": "0"}, {"cpu": "0"})
     assert found.nodes[0].state_now == found.nodes[0].state_then == "Closed"
 
 
-def test_the_owner_has_the_last_word_in_a_plan_too() -> None:
+def test_owner_limit_applies_in_plan() -> None:
     owner = (a_policy("little", resourceLimits=[{"resource": "cpu", "quantity": "500m"}]),)
-    assert plan(in_a_file("all"), owner=owner).leased_then == {"cpu": "500m"}
+    assert plan(file_policy("all"), owner=owner).leased_then == {"cpu": "500m"}
 
 
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"kind": "Pod"}, "f: cloud.tencent.com/v1beta1 ResourceLeasingPolicy was expected, found"),
+        ({"kind": "Pod"}, "f: expected cloud.tencent.com/v1beta1 ResourceLeasingPolicy, found"),
         ({"spec": None}, "f: spec: is missing"),
         ({"spec": {}}, "f: spec.cluster: is required"),
-        ({"spec": {"cluster": "east", "timeWindow": []}}, "f: spec.timeWindow: there is no such field"),
+        ({"spec": {"cluster": "east", "timeWindow": []}}, "f: spec.timeWindow: unknown field"),
         (
             {"spec": {"cluster": "e", "timeWindows": [{"from": "1"}]}},
-            r"f: spec.timeWindows\[0\].from: there is no",
+            r"f: spec.timeWindows\[0\].from: unknown field",
         ),
         ({"spec": {"cluster": "e", "resourceLimits": [{"resource": "cpu", "percent": 140}]}}, r"\[0\].percent: .* 140"),
         ({"spec": {"cluster": "e", "timeZone": "Mars"}}, "f: spec.timeZone: 'Mars' is not a time zone"),
         ({"spec": {"cluster": "e", "nodeSelector": {"nodeSelectorTerms": []}}}, "spec.nodeSelector"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_named(change: dict[str, Any], complaint: str) -> None:
+def test_invalid_file_is_rejected_with_field(change: dict[str, Any], complaint: str) -> None:
     written = {"apiVersion": POLICIES.api_version, "kind": POLICIES.kind, "metadata": {"name": "x"}, **change}
     with pytest.raises(ValueError, match=complaint):
         proposed_policy([written], "f")
 
 
-def test_a_file_has_one_policy() -> None:
-    with pytest.raises(ValueError, match="one ResourceLeasingPolicy was expected, found 0 objects"):
+def test_file_must_have_one_policy() -> None:
+    with pytest.raises(ValueError, match="expected one ResourceLeasingPolicy, found 0 objects"):
         proposed_policy([], "f")

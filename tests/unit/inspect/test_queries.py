@@ -1,4 +1,4 @@
-"""Questions, asked of two clusters: where the facts come from, and what is said where they cannot be had."""
+"""Queries on two clusters, including unreadable ones."""
 
 import asyncio
 import base64
@@ -34,9 +34,9 @@ KUBECONFIG = {
 class World:
     virtual: Client
     physical: Client
-    questions: Queries
+    queries: Queries
     identity: str
-    """Of the physical cluster."""
+    """Identity of the physical cluster."""
 
     async def bind(self, *, secret: bool = True, identity: str | None = None) -> None:
         if secret:
@@ -45,10 +45,10 @@ class World:
         reference = {"name": "east", "namespace": keys.SYSTEM_NAMESPACE}
         spec = {"clusterID": "e1", "secretRef": reference, "mountNamespace": "leased"}
         binding = {**object_named("east"), "spec": spec}
-        made = await self.virtual.create(CLUSTER_BINDINGS, with_type_meta(CLUSTER_BINDINGS, binding))
+        created = await self.virtual.create(CLUSTER_BINDINGS, with_type_meta(CLUSTER_BINDINGS, binding))
         status = {"status": {"identity": identity or self.identity}}
-        await self.virtual.patch(CLUSTER_BINDINGS, made, status, subresource="status")
-        labels = {keys.NODE_TYPE: keys.NODE_TYPE_VIRTUAL, keys.CLUSTER_BINDING_UID: made["metadata"]["uid"]}
+        await self.virtual.patch(CLUSTER_BINDINGS, created, status, subresource="status")
+        labels = {keys.NODE_TYPE: keys.NODE_TYPE_VIRTUAL, keys.CLUSTER_BINDING_UID: created["metadata"]["uid"]}
         annotations = {keys.PHYSICAL_NODE_NAME: "n1", keys.POLICIES_APPLIED: "owner/half"}
         node = {"metadata": {"name": "vnode-e1-n1", "labels": labels, "annotations": annotations}}
         await self.virtual.create(NODES, {**node, "status": {"allocatable": {"cpu": "2"}}})
@@ -61,10 +61,10 @@ class World:
 Scenario = Callable[[World], Coroutine[Any, Any, None]]
 
 
-def in_a_world(scenario: Scenario, *below: Any) -> None:
+def in_a_world(scenario: Scenario, *kinds_of_physical: Any) -> None:
     async def main() -> None:
         clock = running_clock()
-        kinds = below or (NAMESPACES, NODES, PODS, POLICIES)
+        kinds = kinds_of_physical or (NAMESPACES, NODES, PODS, POLICIES)
         physical_api = InProcessApi(kinds, now=clock.now)
         virtual = Client(
             InProcessApi(
@@ -75,8 +75,8 @@ def in_a_world(scenario: Scenario, *below: Any) -> None:
         identities = [await each.create(NAMESPACES, object_named("kube-system")) for each in (virtual, physical)]
         for name in ("n1", "n2"):
             await physical.create(NODES, {**object_named(name), "status": {"allocatable": {"cpu": "4"}}})
-        questions = Queries(virtual, lambda _: physical_api.connect(), clock.now())
-        await scenario(World(virtual, physical, questions, identities[1]["metadata"]["uid"]))
+        queries = Queries(virtual, lambda _: physical_api.connect(), clock.now())
+        await scenario(World(virtual, physical, queries, identities[1]["metadata"]["uid"]))
 
     run(main())
 
@@ -88,61 +88,61 @@ def a_pod(name: str, node: str, **metadata: Any) -> Object:
 
 
 @pytest.mark.parametrize("name", ["vnode-e1-n1", "n1"])
-def test_a_node_is_found_by_either_name_and_explained_from_both_clusters(name: str) -> None:
+def test_node_is_found_by_either_name(name: str) -> None:
     async def scenario(world: World) -> None:
         await world.bind()
         await world.add_owner("half", resourceLimits=[{"resource": "cpu", "percent": 50}])
         await world.physical.create(PODS, a_pod("shop", "n1"))
         await world.physical.create(PODS, a_pod("other", "n2"))
-        (answer,) = await world.questions.node(name)
-        (cpu,) = answer.resources
+        (explanation,) = await world.queries.node(name)
+        (cpu,) = explanation.resources
         assert (cpu.foreign, cpu.leased, cpu.decided_by) == ("1", "1500m", "owner/half")
-        assert (answer.node, answer.behind) == ("vnode-e1-n1", ("cpu",))
+        assert (explanation.node, explanation.behind) == ("vnode-e1-n1", ("cpu",))
 
     in_a_world(scenario)
 
 
 @pytest.mark.parametrize("name", ["vnode-e1-n2", "n2"])
-def test_a_physical_node_that_lends_nothing_is_explained_too(name: str) -> None:
+def test_unleased_physical_node_is_explained(name: str) -> None:
     async def scenario(world: World) -> None:
         await world.bind()
-        (answer,) = await world.questions.node(name)
-        assert (answer.node, answer.physical_node, answer.reason) == ("", "n2", "NoPolicy")
+        (explanation,) = await world.queries.node(name)
+        assert (explanation.node, explanation.physical_node, explanation.reason) == ("", "n2", "NoPolicy")
 
     in_a_world(scenario)
 
 
-def test_a_node_that_nobody_has_is_unknown() -> None:
+def test_missing_node_is_an_error() -> None:
     async def scenario(world: World) -> None:
         await world.bind()
         with pytest.raises(QueryError, match=r"has a node n9, virtual or not$"):
-            await world.questions.node("n9")
+            await world.queries.node("n9")
 
     in_a_world(scenario)
 
 
-def test_without_the_secret_the_answer_is_what_the_virtual_node_shows() -> None:
+def test_node_is_explained_from_virtual_without_secret() -> None:
     async def scenario(world: World) -> None:
         await world.bind(secret=False)
-        (answer,) = await world.questions.node("n1")
-        assert (answer.reason, answer.resources[0].leased) == ("AsShown", "2")
-        assert 'secrets "east" not found' in answer.unseen
-        with pytest.raises(QueryError, match="east could not be looked into"):
-            await world.questions.node("n2")
+        (explanation,) = await world.queries.node("n1")
+        assert (explanation.reason, explanation.resources[0].leased) == ("AsShown", "2")
+        assert 'secrets "east" not found' in explanation.unseen
+        with pytest.raises(QueryError, match="east could not be read"):
+            await world.queries.node("n2")
 
     in_a_world(scenario)
 
 
-def test_another_cluster_than_was_bound_is_not_looked_into() -> None:
+def test_other_cluster_than_bound_is_not_read() -> None:
     async def scenario(world: World) -> None:
         await world.bind(identity="another")
-        (answer,) = await world.questions.node("n1")
-        assert answer.unseen.endswith("another was bound")
+        (explanation,) = await world.queries.node("n1")
+        assert explanation.unseen.endswith("another was bound")
 
     in_a_world(scenario)
 
 
-def test_policies_of_both_sides_are_shown_and_those_for_others_are_not() -> None:
+def test_policies_of_both_sides_are_listed() -> None:
     async def scenario(world: World) -> None:
         await world.bind()
         await world.add_owner("half")
@@ -150,117 +150,117 @@ def test_policies_of_both_sides_are_shown_and_those_for_others_are_not() -> None
         await world.virtual.create(
             POLICIES, with_type_meta(POLICIES, {**object_named("all"), "spec": {"cluster": "e1"}})
         )
-        found, unseen = await world.questions.policies()
+        found, unread = await world.queries.policies()
         assert [(each.side, each.name) for each in found] == [("operator", "all"), ("owner", "half")]
-        assert unseen == []
+        assert unread == []
 
     in_a_world(scenario)
 
 
-def test_owners_that_cannot_be_seen_are_told_of() -> None:
+def test_unreadable_owners_are_reported() -> None:
     async def scenario(world: World) -> None:
         await world.bind(secret=False)
-        found, (sentence,) = await world.questions.policies()
+        found, (sentence,) = await world.queries.policies()
         assert found == []
         assert sentence.startswith("the owner's policies of east are not shown: ")
         with pytest.raises(QueryError, match=r"there is no policy half .*are not shown"):
-            await world.questions.policy("half")
+            await world.queries.policy("half")
 
     in_a_world(scenario)
 
 
-def test_a_cluster_that_knows_no_policies_has_none() -> None:
+def test_cluster_without_policy_kind_has_no_policies() -> None:
     async def scenario(world: World) -> None:
         await world.bind()
-        assert await world.questions.policies() == ([], [])
+        assert await world.queries.policies() == ([], [])
 
     in_a_world(scenario, NAMESPACES, NODES, PODS)
 
 
-def test_a_policy_is_asked_for_by_name_or_by_side_and_name() -> None:
+def test_policy_is_found_by_name_or_side_and_name() -> None:
     async def scenario(world: World) -> None:
         await world.bind()
         await world.add_owner("half")
         spec = {"cluster": "nobody"}
         await world.virtual.create(POLICIES, with_type_meta(POLICIES, {**object_named("half"), "spec": spec}))
-        both = await world.questions.policy("half")
+        both = await world.queries.policy("half")
         assert [(each.policy, each.binding) for each in both] == [("operator/half", ""), ("owner/half", "east")]
-        (owners,) = await world.questions.policy("owner/half")
+        (owners,) = await world.queries.policy("owner/half")
         assert [each.node for each in owners.nodes] == ["vnode-e1-n1"]
 
     in_a_world(scenario)
 
 
-def test_nodes_are_shown_with_the_pods_on_them_but_not_with_placeholders() -> None:
+def test_nodes_count_pods_but_not_placeholders() -> None:
     async def scenario(world: World) -> None:
         await world.bind()
         await world.virtual.create(PODS, a_pod("work", "vnode-e1-n1"))
         await world.virtual.create(PODS, a_pod("elsewhere", "n7"))
         hidden = a_pod("ports", "vnode-e1-n1", namespace=keys.HOST_PORTS_NAMESPACE, labels={keys.HOST_PORTS: "x"})
         await world.virtual.create(PODS, hidden)
-        (node,) = await world.questions.nodes()
+        (node,) = await world.queries.nodes()
         assert (node.name, node.pods, node.used["cpu"]) == ("vnode-e1-n1", 1, "1")
 
     in_a_world(scenario)
 
 
-def test_a_cluster_without_our_kinds_says_how_to_prepare_it() -> None:
+def test_cluster_without_our_kinds_gets_install_hint() -> None:
     async def main() -> None:
         api = InProcessApi([NODES], now=running_clock().now)
-        questions = Queries(Client(api.connect()), lambda _: api.connect(), running_clock().now())
+        queries = Queries(Client(api.connect()), lambda _: api.connect(), running_clock().now())
         with pytest.raises(QueryError, match="tapestry manifests"):
-            await questions.bindings()
+            await queries.bindings()
 
     run(main())
 
 
-def test_windows_that_name_no_zone_are_in_that_of_the_syncer_unless_the_question_names_one() -> None:
+def test_windows_without_zone_use_zone_of_syncer() -> None:
     async def scenario(world: World) -> None:
         await world.bind()
         await world.add_owner("night", timeWindows=[{"start": "22:00", "end": "06:00"}])
-        (policy,), _ = await world.questions.policies()
+        (policy,), _ = await world.queries.policies()
         assert policy.windows == ["22:00-06:00 UTC"]
-        told = {"status": {"timeZone": "Asia/Shanghai"}}
-        await world.virtual.patch(CLUSTER_BINDINGS, object_named("east"), told, subresource="status")
-        (policy,), _ = await world.questions.policies()
-        (explained,) = await world.questions.policy("night")
-        (answer,) = await world.questions.node("n1")
-        shown = ["22:00-06:00 Asia/Shanghai"]
-        assert (policy.windows, explained.windows, answer.policies[0].windows) == (shown, shown, shown)
-        (explained,) = await replace(world.questions, zone="Europe/Berlin").policy("night")
+        status_patch = {"status": {"timeZone": "Asia/Shanghai"}}
+        await world.virtual.patch(CLUSTER_BINDINGS, object_named("east"), status_patch, subresource="status")
+        (policy,), _ = await world.queries.policies()
+        (explained,) = await world.queries.policy("night")
+        (explanation,) = await world.queries.node("n1")
+        expected = ["22:00-06:00 Asia/Shanghai"]
+        assert (policy.windows, explained.windows, explanation.policies[0].windows) == (expected, expected, expected)
+        (explained,) = await replace(world.queries, time_zone="Europe/Berlin").policy("night")
         assert explained.windows == ["22:00-06:00 Europe/Berlin"]
 
     in_a_world(scenario)
 
 
-# -- silence
+# -- unreachable clusters
 
 
 @dataclass(frozen=True)
-class Frozen:
-    """A transport to a server that takes connections and never answers."""
+class FrozenTransport:
+    """Transport to a server that accepts connections and never answers."""
 
     async def send(self, _: Request) -> Response:
         await asyncio.sleep(3600)
-        raise AssertionError("nobody waits for so long")
+        raise AssertionError("unreachable")
 
     def abort(self) -> None:
-        """There is nothing to cut."""
+        """Do nothing."""
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing."""
 
 
 def frozen(world: World) -> Queries:
-    return replace(world.questions, connect=lambda _: Frozen())
+    return replace(world.queries, connect=lambda _: FrozenTransport())
 
 
-def test_that_a_cluster_is_silent_is_known_in_less_than_two_seconds() -> None:
+def test_unreachable_cluster_is_detected_within_two_seconds() -> None:
     async def scenario(world: World) -> None:
         await world.bind()
         began, now = running_clock().monotonic(), running_clock().now
-        (answer,) = await frozen(world).node("n1")
-        assert (answer.state, answer.reason) == ("Unknown", "PhysicalClusterUnreachable")
+        (explanation,) = await frozen(world).node("n1")
+        assert (explanation.state, explanation.reason) == ("Unknown", "PhysicalClusterUnreachable")
         assert running_clock().monotonic() - began < 2
         began = running_clock().monotonic()
         found = await Doctor(frozen(world), now).findings()
@@ -270,10 +270,10 @@ def test_that_a_cluster_is_silent_is_known_in_less_than_two_seconds() -> None:
     in_a_world(scenario)
 
 
-def test_what_a_policy_would_lend_is_not_told_of_a_silent_cluster() -> None:
+def test_plan_fails_for_unreachable_cluster() -> None:
     async def scenario(world: World) -> None:
         await world.bind()
-        with pytest.raises(ClusterUnreadable, match="what the cluster of east has idle is not known: no answer in"):
+        with pytest.raises(ClusterUnreadable, match="idle resources of the cluster of east are unknown: no answer"):
             await frozen(world).plan(
                 with_type_meta(POLICIES, {**object_named("new"), "spec": {"cluster": "east"}}), None
             )
@@ -281,10 +281,10 @@ def test_what_a_policy_would_lend_is_not_told_of_a_silent_cluster() -> None:
     in_a_world(scenario)
 
 
-# -- a policy that is not there yet
+# -- proposed policies
 
 
-def test_a_policy_of_a_file_is_of_the_side_that_has_one_of_the_name() -> None:
+def test_policy_file_belongs_to_side_with_same_name() -> None:
     async def scenario(world: World) -> None:
         await world.bind()
         await world.add_owner("half", resourceLimits=[{"resource": "cpu", "percent": 50}])
@@ -292,15 +292,15 @@ def test_a_policy_of_a_file_is_of_the_side_that_has_one_of_the_name() -> None:
         proposed = with_type_meta(
             POLICIES, {**object_named("half"), "spec": {"cluster": "east", "resourceLimits": limit}}
         )
-        (plan,) = await world.questions.plan(proposed, None)
+        (plan,) = await world.queries.plan(proposed, None)
         assert (plan.policy, plan.is_new, plan.leased_now["cpu"], plan.leased_then["cpu"]) == (
             *("owner/half", False),
             *("4", "2"),
         )
-        (plan,) = await world.questions.plan(proposed, PolicySide.OPERATOR)
+        (plan,) = await world.queries.plan(proposed, PolicySide.OPERATOR)
         assert (plan.policy, plan.is_new) == ("operator/half", True)
         stray = with_type_meta(POLICIES, {**object_named("x"), "spec": {"cluster": "west"}})
         with pytest.raises(QueryError, match=r"spec.cluster: no ClusterBinding .* west; known are: east"):
-            await world.questions.plan(stray, None)
+            await world.queries.plan(stray, None)
 
     in_a_world(scenario)

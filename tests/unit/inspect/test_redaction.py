@@ -1,4 +1,4 @@
-"""What may leave a cluster, and what never does."""
+"""Redaction of objects and texts."""
 
 import base64
 from typing import Any
@@ -75,33 +75,33 @@ OTHERS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("obj", [POD, *OTHERS], ids=lambda obj: obj["kind"])
-def test_rule_7_what_is_planted_in_an_object_is_nowhere_in_what_is_shown(obj: dict[str, Any]) -> None:
+def test_safety_rule_7_planted_secret_is_masked_in_object(obj: dict[str, Any]) -> None:
     planted = (
         str(obj).count("planted") + str(obj).count("TUlJR") + str(obj).count(base64.b64encode(b"planted-data").decode())
     )
     assert planted
-    shown = str(Redaction().redact_object(obj))
-    assert "planted" not in shown
-    assert "TUlJR" not in shown
-    assert base64.b64encode(b"planted-data").decode() not in shown
+    masked = str(Redaction().redact_object(obj))
+    assert "planted" not in masked
+    assert "TUlJR" not in masked
+    assert base64.b64encode(b"planted-data").decode() not in masked
 
 
-def test_what_helps_is_kept() -> None:
-    shown = Redaction().redact_object(POD)
-    (container,) = shown["spec"]["containers"]
+def test_useful_fields_are_kept() -> None:
+    masked = Redaction().redact_object(POD)
+    (container,) = masked["spec"]["containers"]
     assert (container["name"], container["image"], container["resources"]) == (
         "web",
         "nginx:1.27",
         {"requests": {"cpu": "1"}},
     )
     assert container["env"] == [{"name": "MODE", "value": MASK}, CONTAINER["env"][1]]
-    assert shown["metadata"]["annotations"][keys.LEASE_ENDS] == "2026-03-01T22:00:00Z"
-    assert shown["spec"]["tolerations"] == POD["spec"]["tolerations"]
-    assert shown["status"]["containerStatuses"][0]["lastState"]["terminated"]["exitCode"] == 1
-    assert "managedFields" not in shown["metadata"]
+    assert masked["metadata"]["annotations"][keys.LEASE_ENDS] == "2026-03-01T22:00:00Z"
+    assert masked["spec"]["tolerations"] == POD["spec"]["tolerations"]
+    assert masked["status"]["containerStatuses"][0]["lastState"]["terminated"]["exitCode"] == 1
+    assert "managedFields" not in masked["metadata"]
 
 
-def test_an_object_is_not_changed_by_being_shown() -> None:
+def test_redaction_does_not_change_the_object() -> None:
     before = str(POD)
     Redaction().redact_object(POD)
     assert str(POD) == before
@@ -110,9 +110,9 @@ def test_an_object_is_not_changed_by_being_shown() -> None:
 KNOWN = "correct horse battery staple"
 
 
-@given(before=st.text(max_size=30), after=st.text(max_size=30), packed=st.booleans())
-def test_rule_7_a_known_secret_is_in_no_text(before: str, after: str, packed: bool) -> None:
-    secret = base64.b64encode(KNOWN.encode()).decode() if packed else KNOWN
+@given(before=st.text(max_size=30), after=st.text(max_size=30), encoded=st.booleans())
+def test_safety_rule_7_known_secret_is_masked_in_text(before: str, after: str, encoded: bool) -> None:
+    secret = base64.b64encode(KNOWN.encode()).decode() if encoded else KNOWN
     redaction = Redaction(frozenset({KNOWN}))
     assert secret.rstrip("=") not in redaction.redact_text(f"{before}{secret}{after}")
     assert secret.rstrip("=") not in str(
@@ -120,9 +120,9 @@ def test_rule_7_a_known_secret_is_in_no_text(before: str, after: str, packed: bo
     )
 
 
-def test_secrets_are_known_by_what_secrets_hold_and_by_the_names_of_variables() -> None:
+def test_secrets_come_from_secret_objects_and_variable_names() -> None:
     kubeconfig = 'users:\n- user:\n    token: "0123456789abcdef"\n    client-key-data: S0VZS0VZS0VZ\n'
-    packed = {
+    encoded = {
         key: base64.b64encode(text.encode()).decode()
         for key, text in {
             "kubeconfig": kubeconfig,
@@ -134,7 +134,7 @@ def test_secrets_are_known_by_what_secrets_hold_and_by_the_names_of_variables() 
     variables = [{"name": "DB_PASSWORD", "value": "swordfish-9"}, {"name": "MODE", "value": "production"}]
     found = secrets_in(
         [
-            {"kind": "Secret", "data": {**packed, "broken": "="}},
+            {"kind": "Secret", "data": {**encoded, "broken": "="}},
             {"kind": "ConfigMap", "data": {"a": "no secret at all"}},
             {"kind": "Pod", "spec": {"containers": [{"name": "c", "env": variables}]}},
         ]
@@ -142,6 +142,6 @@ def test_secrets_are_known_by_what_secrets_hold_and_by_the_names_of_variables() 
     assert found == {"0123456789abcdef", "S0VZS0VZS0VZ", "hunter2hunter2", "swordfish-9"}
 
 
-def test_the_credentials_of_a_kubeconfig_are_found_in_yaml_and_in_json() -> None:
+def test_kubeconfig_credentials_are_found_in_yaml_and_json() -> None:
     assert list(credentials_in("    token: abc\n    server: https://host\n")) == ["abc"]
     assert list(credentials_in('{"user": {"token": "abc", "password":"def"}}')) == ["abc", "def"]

@@ -1,4 +1,4 @@
-"""What a person sees of a world, in terminals of several sizes."""
+"""Live view on terminals of several sizes."""
 
 import io
 import subprocess
@@ -58,7 +58,7 @@ def a_node(name: str, state: str = "Open", ready: bool = True) -> NodeStatus:
     )
 
 
-def a_pod_that_waits(name: str) -> PodStatus:
+def a_waiting_pod(name: str) -> PodStatus:
     return PodStatus(
         namespace="default",
         name=name,
@@ -74,12 +74,12 @@ def a_pod_that_waits(name: str) -> PodStatus:
     )
 
 
-def a_scene(bindings: int = 2, nodes: int = 4, waiting: int = 1) -> WorldState:
+def a_state(bindings: int = 2, nodes: int = 4, waiting: int = 1) -> WorldState:
     return WorldState(
         [a_binding(f"cluster-{number}", change=timedelta(hours=3, minutes=30)) for number in range(1, bindings + 1)],
         [a_node(f"vnode-cluster-1-n{number}") for number in range(1, nodes + 1)],
         {"Running": 24, "Pending": waiting},
-        [a_pod_that_waits(f"web-{number}") for number in range(waiting)],
+        [a_waiting_pod(f"web-{number}") for number in range(waiting)],
         NOW,
     )
 
@@ -95,8 +95,8 @@ def row_of(seen: list[str], word: str) -> str:
     return next(line for line in seen if word in line)
 
 
-def test_clusters_show_what_they_lend_and_when_that_changes() -> None:
-    seen = rows(a_scene())
+def test_clusters_show_leases_and_next_change() -> None:
+    seen = rows(a_state())
     assert row_of(seen, "cluster-1 ").split() == [
         *("cluster-1", "Leasing", "5", "12", "2500m/20", "3Gi/64Gi"),
         *("changes", "22:00", "(in", "3h30m)"),
@@ -104,19 +104,19 @@ def test_clusters_show_what_they_lend_and_when_that_changes() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 100])
-def test_memory_is_shown_wherever_it_fits(width: int) -> None:
-    seen = rows(a_scene(), width=width)
+def test_memory_is_shown_if_it_fits(width: int) -> None:
+    seen = rows(a_state(), width=width)
     assert "3Gi/64Gi" in row_of(seen, "cluster-1 ")
     assert "0/16Gi" in row_of(seen, "vnode-cluster-1-n1")
 
 
-def test_a_narrow_screen_drops_memory_before_processors() -> None:
-    line = row_of(rows(a_scene(), width=66), "cluster-1 ")
+def test_narrow_screen_drops_memory_before_cpu() -> None:
+    line = row_of(rows(a_state(), width=66), "cluster-1 ")
     assert "2500m/20" in line
     assert "3Gi/64Gi" not in line
 
 
-def test_a_closed_cluster_opens() -> None:
+def test_closed_cluster_shows_opening() -> None:
     closed = a_binding("night", "OutOfTimeWindows", timedelta(hours=1, minutes=30))
     assert "opens 20:00 (in 1h30m)" in row_of(rows(WorldState([closed], [], {}, [], NOW)), "night")
 
@@ -131,51 +131,51 @@ def test_a_closed_cluster_opens() -> None:
         (timedelta(seconds=-1), "18:29 (now)"),
     ],
 )
-def test_a_moment_is_told_as_people_say_it(ahead: timedelta, text: str) -> None:
+def test_time_is_shown_relative_to_today(ahead: timedelta, text: str) -> None:
     assert local_time_text(NOW + ahead, NOW) == text
 
 
-def test_a_moment_is_told_in_the_zone_of_whoever_looks() -> None:
-    there = NOW.astimezone(timezone(timedelta(hours=8)))  # where it is Tuesday, 02:30
-    assert local_time_text(NOW + timedelta(hours=3), there) == "05:30 (in 3h)"
+def test_time_is_shown_in_viewer_zone() -> None:
+    local = NOW.astimezone(timezone(timedelta(hours=8)))  # Tuesday, 02:30 there
+    assert local_time_text(NOW + timedelta(hours=3), local) == "05:30 (in 3h)"
 
 
-def test_pods_are_counted_by_phase_and_those_that_wait_say_why() -> None:
-    seen = rows(a_scene())
+def test_pods_are_counted_and_waiting_ones_show_reason() -> None:
+    seen = rows(a_state())
     assert row_of(seen, "24 Running") == "PODS  1 Pending, 24 Running"
     assert row_of(seen, "web-0").strip() == (
         "default/web-0 waits for 1m35s: Unscheduled: 0/10 nodes are available: 10 Insufficient cpu."
     )
 
 
-def test_nodes_that_are_not_as_they_should_be_come_first() -> None:
+def test_abnormal_nodes_are_first() -> None:
     nodes = [a_node("a"), a_node("b"), a_node("closed", "Closed"), a_node("lost", ready=False)]
     seen = [line.split()[0] for line in rows(WorldState([], nodes, {}, [], NOW)) if "/16Gi" in line]
     assert seen == ["closed", "lost", "a", "b"]
 
 
-def test_what_is_wrong_and_what_happened_are_told() -> None:
+def test_problems_and_events_are_shown() -> None:
     seen = rows(
         WorldState([a_binding("east", troubles=1)], [], {}, [], NOW),
-        prompt=Footer(LINES, ["18:29:01 cluster-1 was ended by SIGKILL; it is started again"]),
+        prompt=Footer(LINES, ["18:29:01 cluster-1 was killed by SIGKILL; restarting"]),
     )
     assert "it is broken in 0 ways" in "\n".join(seen)
-    assert "! 18:29:01 cluster-1 was ended by SIGKILL" in "\n".join(seen)
+    assert "! 18:29:01 cluster-1 was killed by SIGKILL" in "\n".join(seen)
 
 
-def test_what_does_not_fit_is_counted() -> None:
-    seen = rows(a_scene(nodes=1000, waiting=50), height=30)
-    shown = sum("/16Gi" in line for line in seen)
-    assert f"and {1000 - shown} nodes more" in row_of(seen, "nodes more")
+def test_hidden_rows_are_counted() -> None:
+    seen = rows(a_state(nodes=1000, waiting=50), height=30)
+    visible = sum("/16Gi" in line for line in seen)
+    assert f"and {1000 - visible} nodes more" in row_of(seen, "nodes more")
     waits = sum("waits for" in line for line in seen)
     assert f"and {50 - waits} pods more" in row_of(seen, "pods more")
 
 
 @given(st.integers(30, 200), st.integers(24, 80), st.integers(0, 8), st.integers(0, 60), st.integers(0, 60))
-def test_a_screen_is_never_larger_than_its_terminal_and_has_all_lines_to_copy(
+def test_screen_fits_terminal_and_has_all_commands(
     width: int, height: int, bindings: int, nodes: int, waiting: int
 ) -> None:
-    seen = rows(a_scene(bindings, nodes, waiting), width, height)
+    seen = rows(a_state(bindings, nodes, waiting), width, height)
     assert len(seen) <= max(height, 22)
     assert max(map(cell_len, seen)) <= width
     text = "\n".join(line.rstrip() for line in seen).replace("\\\n", "")
@@ -183,27 +183,27 @@ def test_a_screen_is_never_larger_than_its_terminal_and_has_all_lines_to_copy(
 
 
 @given(st.text("abcdefgh -=/.", min_size=1), st.integers(2, 40))
-def test_a_folded_line_fits_and_is_one_line(line: str, width: int) -> None:
+def test_wrapped_line_fits_and_joins_again(line: str, width: int) -> None:
     pieces = list(wrapped_lines(line, width))
     assert all(len(piece) <= width for piece in pieces)
     assert "\n".join(pieces).replace("\\\n", "") == line
 
 
-def test_a_shell_takes_a_folded_line_for_one() -> None:
+def test_shell_joins_wrapped_line() -> None:
     line = "echo export KUBECONFIG=/a/very/long/path/to/a/kubeconfig"
     done = subprocess.run(["sh", "-c", "\n".join(wrapped_lines(line, 17))], capture_output=True, text=True, check=True)
     assert done.stdout == line.removeprefix("echo ") + "\n"
 
 
 @given(st.integers(0, 60), st.lists(st.integers(0, 30), min_size=3, max_size=3))
-def test_rows_are_shared_without_waste(room: int, wanted: list[int]) -> None:
-    given_rows = row_shares(room, wanted)
-    assert all(got <= want for got, want in zip(given_rows, wanted, strict=True))
-    assert all(got >= min(want, 3) for got, want in zip(given_rows, wanted, strict=True))
-    if room >= sum(wanted):
-        assert given_rows == wanted
+def test_rows_are_distributed_without_waste(max_rows: int, requested: list[int]) -> None:
+    given_rows = row_shares(max_rows, requested)
+    assert all(got <= want for got, want in zip(given_rows, requested, strict=True))
+    assert all(got >= min(want, 3) for got, want in zip(given_rows, requested, strict=True))
+    if max_rows >= sum(requested):
+        assert given_rows == requested
     else:
-        assert sum(given_rows) <= max(room, 9)
+        assert sum(given_rows) <= max(max_rows, 9)
 
 
 def an_object(name: str, **parts: Object) -> Object:
@@ -211,7 +211,7 @@ def an_object(name: str, **parts: Object) -> Object:
     return {**parts, "metadata": {**created, **parts.get("metadata", {})}}
 
 
-def test_a_scene_has_the_pods_of_virtual_nodes_and_those_that_have_none() -> None:
+def test_state_has_pods_of_virtual_nodes_and_unscheduled() -> None:
     secret = {"name": "east", "namespace": "tapestry-system"}
     spec = {"clusterID": "east", "mountNamespace": "leased", "secretRef": secret}
     binding = an_object("east", spec=spec, status={"nodes": 1})

@@ -1,4 +1,4 @@
-"""A line for each binding, virtual node and policy."""
+"""Status of bindings, virtual nodes and policies."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -29,47 +29,47 @@ def a_condition(type: str, status: str, reason: str, message: str = "") -> Objec
     return {"type": type, "status": status, "reason": reason, "message": message}
 
 
-def test_a_binding_that_nobody_has_looked_at_is_shown_with_what_it_has() -> None:
-    shown = binding_status(a_binding())
-    assert (shown.name, shown.cluster_id, shown.phase, shown.leasing, shown.nodes) == ("east", "e1", "", "", 0)
-    assert shown.created == datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+def test_new_binding_has_status() -> None:
+    result = binding_status(a_binding())
+    assert (result.name, result.cluster_id, result.phase, result.leasing, result.nodes) == ("east", "e1", "", "", 0)
+    assert result.created == datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
 
-def test_a_binding_shows_its_sums_and_times() -> None:
+def test_binding_shows_totals_and_times() -> None:
     status = {"phase": "Ready", "nodes": 2, "pods": 3, "leased": {"cpu": "4"}, "used": {"cpu": "1"}, "identity": "x"}
-    shown = binding_status(a_binding(**status, lastSeen="2026-03-02T11:59:00Z", nextChange="2026-03-02T22:00:00Z"))
-    assert (shown.phase, shown.nodes, shown.pods, shown.leased, shown.used) == (
+    result = binding_status(a_binding(**status, lastSeen="2026-03-02T11:59:00Z", nextChange="2026-03-02T22:00:00Z"))
+    assert (result.phase, result.nodes, result.pods, result.leased, result.used) == (
         "Ready",
         2,
         3,
         {"cpu": "4"},
         {"cpu": "1"},
     )
-    assert shown.next_change == datetime(2026, 3, 2, 22, 0, tzinfo=UTC)
+    assert result.next_change == datetime(2026, 3, 2, 22, 0, tzinfo=UTC)
 
 
-def test_what_is_wrong_is_told_once_and_a_closed_window_is_nothing_wrong() -> None:
+def test_problems_are_listed_once_without_closed_windows() -> None:
     conditions = [
         a_condition("Connected", "True", "Connected"),
         a_condition("Permitted", "False", "PermissionsMissing", "list nodes"),
         a_condition("Ready", "False", "PermissionsMissing", "list nodes"),
         a_condition("Leasing", "False", "OutOfTimeWindows", "every window is closed"),
     ]
-    shown = binding_status(a_binding(conditions=conditions))
-    assert shown.troubles == ["Permitted=False: PermissionsMissing: list nodes"]
-    assert shown.leasing == "OutOfTimeWindows"
+    result = binding_status(a_binding(conditions=conditions))
+    assert result.troubles == ["Permitted=False: PermissionsMissing: list nodes"]
+    assert result.leasing == "OutOfTimeWindows"
 
 
-def test_an_owner_who_takes_everything_back_is_nothing_wrong_and_a_silent_cluster_is() -> None:
+def test_reclaim_is_no_problem_but_unreachable_cluster_is() -> None:
     taken = a_condition("Leasing", "False", "Reclaimed", "the owner's kill switch is on")
-    silent = a_condition("Leasing", "False", "PhysicalClusterUnreachable", "no answer since noon")
+    unreachable = a_condition("Leasing", "False", "PhysicalClusterUnreachable", "no answer since noon")
     assert binding_status(a_binding(conditions=[taken])).troubles == []
-    assert binding_status(a_binding(conditions=[silent])).troubles == [
+    assert binding_status(a_binding(conditions=[unreachable])).troubles == [
         "Leasing=False: PhysicalClusterUnreachable: no answer since noon"
     ]
 
 
-def test_a_binding_that_goes_says_so_whatever_its_phase() -> None:
+def test_deleted_binding_is_deleting_in_any_phase() -> None:
     binding = a_binding(phase="Ready")
     binding["metadata"]["deletionTimestamp"] = CREATED
     assert binding_status(binding).phase == "Deleting"
@@ -85,49 +85,49 @@ def a_virtual_node(*taints: str, **content: Any) -> Object:
     return {**node, **content}
 
 
-def test_the_taints_of_a_virtual_node_are_its_state() -> None:
+def test_node_state_is_from_taints() -> None:
     assert node_status(a_virtual_node(), []).state == "Open"
     assert node_status(a_virtual_node(keys.OUT_OF_TIME_WINDOWS_TAINT), []).state == "Closed"
     assert node_status(a_virtual_node(keys.OUT_OF_TIME_WINDOWS_TAINT, keys.WITHDRAWING_TAINT), []).state == "Withdrawn"
     assert node_status(a_virtual_node(keys.PHYSICAL_NODE_UNSCHEDULABLE_TAINT), []).cordoned
 
 
-def test_a_virtual_node_counts_the_pods_that_hold_it() -> None:
+def test_node_counts_active_pods() -> None:
     requests = {"resources": {"requests": {"cpu": "500m"}}}
     pod = an_object("p", spec={"nodeName": "vnode-e1-n1", "containers": [{"name": "c", **requests}]})
     done = {**pod, "status": {"phase": "Succeeded"}}
-    shown = node_status(a_virtual_node(status={"allocatable": {"cpu": "2"}}), [pod, done, pod])
-    assert (shown.pods, shown.used["cpu"], shown.leased) == (2, "1", {"cpu": "2"})
-    assert (shown.binding, shown.physical_node, shown.policies) == ("east", "n1", ["operator/a", "owner/b"])
+    result = node_status(a_virtual_node(status={"allocatable": {"cpu": "2"}}), [pod, done, pod])
+    assert (result.pods, result.used["cpu"], result.leased) == (2, "1", {"cpu": "2"})
+    assert (result.binding, result.physical_node, result.policies) == ("east", "n1", ["operator/a", "owner/b"])
 
 
 def a_policy(status: Object | None = None, **spec: Any) -> Object:
     return with_type_meta(POLICIES, an_object("night", spec={"cluster": "east", **spec}, status=status or {}))
 
 
-def test_a_policy_is_shown_as_it_counts_now_and_not_as_its_status_was() -> None:
+def test_policy_state_is_computed_not_read() -> None:
     windows = [{"start": "22:00", "end": "06:00", "days": ["monday"]}]
     limits = [{"resource": "cpu", "percent": 50, "quantity": "4"}, {"resource": "gpu"}]
     policy = a_policy({"active": True, "nodes": 2}, timeWindows=windows, resourceLimits=limits, timeZone="Asia/Tokyo")
-    shown = policy_status(policy, PolicySide.OPERATOR, None, None, "UTC", NOW)
-    assert (shown.open, shown.nodes) == (False, 0)
-    assert shown.next_change == datetime(2026, 3, 2, 13, 0, tzinfo=UTC)
-    assert shown.windows == ["22:00-06:00 Mon Asia/Tokyo"]
-    assert shown.limits == {"cpu": "50% of idle, at most 4", "gpu": "all that is idle"}
+    result = policy_status(policy, PolicySide.OPERATOR, None, None, "UTC", NOW)
+    assert (result.open, result.nodes) == (False, 0)
+    assert result.next_change == datetime(2026, 3, 2, 13, 0, tzinfo=UTC)
+    assert result.windows == ["22:00-06:00 Mon Asia/Tokyo"]
+    assert result.limits == {"cpu": "50% of idle, at most 4", "gpu": "all that is idle"}
 
 
-def test_of_an_owners_policy_only_our_own_lease_is_shown() -> None:
+def test_owner_policy_shows_only_own_lease() -> None:
     binding = binding_of(a_binding(), "virtual")
     lease = {"clusterBinding": "east", "active": True, "leased": {"cpu": "1"}}
     leases = [
         {**lease, "virtualCluster": "somebody-elses", "nodes": 7},
         {**lease, "virtualCluster": binding.virtual_cluster, "nodes": 1},
     ]
-    shown = policy_status(a_policy({"nodes": 8, "leases": leases}), PolicySide.OWNER, binding, None, "UTC", NOW)
-    assert (shown.nodes, shown.leased, shown.seen_by) == (1, {"cpu": "1"}, "east")
+    result = policy_status(a_policy({"nodes": 8, "leases": leases}), PolicySide.OWNER, binding, None, "UTC", NOW)
+    assert (result.nodes, result.leased, result.seen_by) == (1, {"cpu": "1"}, "east")
 
 
-def test_terms_are_told_in_words() -> None:
+def test_reclaim_terms_are_described() -> None:
     def terms(**spec: Any) -> str:
         return policy_status(a_policy(**spec), PolicySide.OWNER, None, None, "UTC", NOW).terms
 
@@ -136,6 +136,6 @@ def test_terms_are_told_in_words() -> None:
     assert terms(forceReclaim=True, evictDuringGrace=True).endswith("evictions before that")
 
 
-def test_fields_are_written_as_in_kubernetes() -> None:
-    shown = msgspec.to_builtins(binding_status(a_binding(lastSeen=CREATED)))
-    assert (shown["clusterId"], shown["lastSeen"], shown["nextChange"]) == ("e1", CREATED, None)
+def test_fields_are_camel_case() -> None:
+    result = msgspec.to_builtins(binding_status(a_binding(lastSeen=CREATED)))
+    assert (result["clusterId"], result["lastSeen"], result["nextChange"]) == ("e1", CREATED, None)

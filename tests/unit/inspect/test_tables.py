@@ -1,4 +1,4 @@
-"""Answers as text."""
+"""Tables and texts of the commands."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -27,7 +27,7 @@ NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 
 
-def test_columns_are_aligned_and_an_empty_cell_is_a_dash() -> None:
+def test_columns_are_aligned_and_empty_cells_are_dashes() -> None:
     assert table(["NAME", "N"], [["a", 0], ["longer", ""]]) == "NAME     N\na        0\nlonger   -"
 
 
@@ -44,18 +44,18 @@ def test_columns_are_aligned_and_an_empty_cell_is_a_dash() -> None:
         (10**6, "11d"),
     ],
 )
-def test_a_length_of_time_has_its_two_largest_units(seconds: int, text: str) -> None:
+def test_duration_has_two_largest_units(seconds: int, text: str) -> None:
     assert duration_text(timedelta(seconds=seconds)) == text
 
 
-def test_a_moment_says_how_far_away_it_is() -> None:
+def test_time_shows_distance() -> None:
     assert time_text(NOW + HOUR, NOW) == "2026-03-02T13:00:00Z (in 1h)"
     assert time_text(NOW - HOUR, NOW) == "2026-03-02T11:00:00Z (1h ago)"
     assert time_text(None, NOW) == ""
 
 
 @pytest.mark.parametrize(
-    ("resource", "text", "shown"),
+    ("resource", "text", "expected"),
     [
         ("memory", "16393244Ki", "15.6Gi"),
         ("memory", "8Gi", "8Gi"),
@@ -65,15 +65,15 @@ def test_a_moment_says_how_far_away_it_is() -> None:
         ("memory", "", ""),
     ],
 )
-def test_bytes_are_shown_in_their_largest_unit(resource: str, text: str, shown: str) -> None:
-    assert amount_text(resource, text) == shown
+def test_bytes_are_in_largest_unit(resource: str, text: str, expected: str) -> None:
+    assert amount_text(resource, text) == expected
 
 
 def a_binding(**fields: object) -> BindingStatus:
-    given = dict.fromkeys(BindingStatus.__struct_fields__)
+    defaults = dict.fromkeys(BindingStatus.__struct_fields__)
     return BindingStatus(
         **{
-            **given,
+            **defaults,
             **dict.fromkeys(("phase", "leasing", "mount_namespace", "identity"), ""),
             "name": "east",
             "cluster_id": "e1",
@@ -88,7 +88,7 @@ def a_binding(**fields: object) -> BindingStatus:
     )
 
 
-def test_a_table_of_bindings_ends_with_what_is_wrong() -> None:
+def test_bindings_table_ends_with_problems() -> None:
     text = bindings_table([a_binding(troubles=["Leasing=False: NoPolicy"], last_seen=NOW - HOUR)], NOW)
     header, line, _, trouble = text.splitlines()
     assert header.split() == ["NAME", "LEASING", "NODES", "PODS", "CPU", "MEMORY", "NEXT-CHANGE", "LAST-SEEN"]
@@ -96,53 +96,54 @@ def test_a_table_of_bindings_ends_with_what_is_wrong() -> None:
     assert trouble == "east: Leasing=False: NoPolicy"
 
 
-def test_a_wide_table_has_more_columns() -> None:
+def test_wide_table_has_more_columns() -> None:
     narrow, wide = (bindings_table([a_binding(identity="x")], NOW, wide=wide).splitlines()[0] for wide in (False, True))
     assert wide.split()[: len(narrow.split())] == narrow.split()
     assert {"CLUSTER-ID", "PHASE", "AGE", "IDENTITY"} <= set(wide.split())
 
 
-def test_where_there_is_nothing_a_sentence_says_so() -> None:
+def test_empty_table_is_a_sentence() -> None:
     assert "tapestry join" in bindings_table([], NOW)
     assert "tapestry status" in nodes_table([], NOW)
     assert policies_table([], NOW) == "there is no policy, so nothing is lent"
 
 
 def a_listed_policy(**fields: object) -> PolicyStatus:
-    given: dict[str, object] = dict.fromkeys(PolicyStatus.__struct_fields__)
+    defaults: dict[str, object] = dict.fromkeys(PolicyStatus.__struct_fields__)
     named = {"side": "owner", "name": "nights", "cluster": "east", "nodes": 0, "created": NOW - HOUR}
-    return PolicyStatus(**{**given, **named, "windows": [], "limits": {}, "leased": {}, **fields})  # type: ignore[arg-type]
+    return PolicyStatus(**{**defaults, **named, "windows": [], "limits": {}, "leased": {}, **fields})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("complaint", "shown"), [("", ["Open", "always"]), ("no time zone", ["Invalid", "-"])])
-def test_a_policy_that_cannot_be_read_is_not_said_to_be_open_always(complaint: str, shown: list[str]) -> None:
+@pytest.mark.parametrize(("complaint", "expected"), [("", ["Open", "always"]), ("no time zone", ["Invalid", "-"])])
+def test_invalid_policy_is_not_always_open(complaint: str, expected: list[str]) -> None:
     line = (
-        policies_table([a_listed_policy(state=shown[0], open=True, complaint=complaint)], NOW).splitlines()[1].split()
+        policies_table([a_listed_policy(state=expected[0], open=True, complaint=complaint)], NOW)
+        .splitlines()[1]
+        .split()
     )
-    assert [line[2], line[-1]] == shown
+    assert [line[2], line[-1]] == expected
     (answered,) = node_policies_table([msgspec.structs.replace(POLICY, complaint=complaint)], NOW).splitlines()[1:]
     assert ("always" in answered) == (not complaint)
 
 
-def an_answer(**fields: object) -> NodeExplanation:
-    given = {"node": "vnode-e1-n1", "physical_node": "n1", "binding": "east", "state": "Open", "reason": "Leased"}
-    return NodeExplanation(**{**given, "why": "because", **fields})  # type: ignore[arg-type]
+def an_explanation(**fields: object) -> NodeExplanation:
+    defaults = {"node": "vnode-e1-n1", "physical_node": "n1", "binding": "east", "state": "Open", "reason": "Leased"}
+    return NodeExplanation(**{**defaults, "why": "because", **fields})  # type: ignore[arg-type]
 
 
 ROW = ResourceExplanation("gpu", "1", "0", "3", "0", "3", "owner/half", "50% of idle", "500m")
 POLICY = PolicyEffect("owner/half", True, True, True, [], "pods finish", NOW + HOUR, "")
 
 
-def test_an_explanation_shows_the_arithmetic_the_policies_and_the_end() -> None:
-    answer = an_answer(
+def test_node_text_shows_arithmetic_policies_and_end() -> None:
+    explanation = an_explanation(
         resources=(ROW,), policies=(POLICY,), ends=NOW + HOUR, next_change=NOW + HOUR, deadline=NOW + 2 * HOUR
     )
-    assert node_text(answer, NOW).splitlines() == [
+    assert node_text(explanation, NOW).splitlines() == [
         "Node vnode-e1-n1: Open (Leased)",
         "  because",
         "  physical node n1 of ClusterBinding east",
-        "  closes at 2026-03-02T13:00:00Z (in 1h); "
-        "then pods that are there are reclaimed at 2026-03-02T14:00:00Z (in 2h)",
+        "  closes at 2026-03-02T13:00:00Z (in 1h); then remaining pods are reclaimed at 2026-03-02T14:00:00Z (in 2h)",
         "",
         "RESOURCE   ALLOCATABLE   FOREIGN   IDLE   LEASED   USED   DECIDED-BY",
         "gpu        3             0         3      1        0      owner/half: 50% of idle; 500m floored",
@@ -152,40 +153,40 @@ def test_an_explanation_shows_the_arithmetic_the_policies_and_the_end() -> None:
     ]
 
 
-def test_an_explanation_from_above_alone_says_so_and_shows_no_arithmetic() -> None:
-    text = node_text(an_answer(resources=(ResourceExplanation("cpu", "2", "1"),), unseen="no answer"), NOW)
-    assert "the physical cluster was not looked into: no answer" in text
+def test_node_text_without_physical_cluster_has_no_arithmetic() -> None:
+    text = node_text(an_explanation(resources=(ResourceExplanation("cpu", "2", "1"),), unseen="no answer"), NOW)
+    assert "the physical cluster was not read: no answer" in text
     assert "RESOURCE   LEASED   USED" in text
-    assert "no end is in sight" not in text
+    assert "no end is scheduled" not in text
 
 
-def test_an_explanation_of_a_node_without_a_virtual_one_is_of_the_physical_one() -> None:
-    text = node_text(an_answer(node="", state="Withdrawn", reason="NoPolicy"), NOW)
+def test_node_text_without_virtual_node_names_physical() -> None:
+    text = node_text(an_explanation(node="", state="Withdrawn", reason="NoPolicy"), NOW)
     assert text.startswith("Node n1 (no virtual node): Withdrawn (NoPolicy)")
 
 
-def test_a_syncer_that_is_behind_is_asked_for() -> None:
-    assert "other amounts of cpu; is its syncer at work?" in node_text(an_answer(behind=("cpu",)), NOW)
+def test_node_text_mentions_outdated_amounts() -> None:
+    assert "other amounts of cpu; is its syncer running?" in node_text(an_explanation(behind=("cpu",)), NOW)
 
 
 def a_policy(**fields: object) -> PolicyExplanation:
-    given = dict.fromkeys(PolicyExplanation.__struct_fields__, "")
+    defaults = dict.fromkeys(PolicyExplanation.__struct_fields__, "")
     lists = {"windows": [], "limits": {}, "nodes": [], "leased": {}, "since": None, "next_change": None, "others": 0}
-    return PolicyExplanation(**{**given, **lists, "policy": "owner/half", "open": True, **fields})  # type: ignore[arg-type]
+    return PolicyExplanation(**{**defaults, **lists, "policy": "owner/half", "open": True, **fields})  # type: ignore[arg-type]
 
 
-def test_a_policy_for_nobody_says_which_name_nobody_has() -> None:
+def test_policy_without_binding_names_the_cluster() -> None:
     text = policy_text(a_policy(cluster="est", terms="pods finish"), NOW)
     assert "no ClusterBinding has the name or clusterID est" in text
     assert "lends nothing now" in text
 
 
-def test_an_invalid_policy_says_what_counts_instead() -> None:
+def test_invalid_policy_shows_effective_spec() -> None:
     held = policy_text(a_policy(complaint="bad", uses_last_good=True), NOW)
-    assert "bad; its last good spec goes on" in held
+    assert "bad; its last good spec stays in effect" in held
     assert "of each node: all that is idle" in held
     never_good = policy_text(a_policy(complaint="bad", uses_last_good=False), NOW)
-    assert "bad; it offers nothing" in never_good
+    assert "bad; it has no effect" in never_good
     assert "of each node:" not in never_good
 
 
@@ -193,18 +194,23 @@ def test_an_invalid_policy_says_what_counts_instead() -> None:
 
 
 def a_node(**fields: object) -> NodeStatus:
-    given: dict[str, object] = dict.fromkeys(NodeStatus.__struct_fields__)
-    shown = {"name": "vnode-north-worker-1", "binding": "north", "state": "Open", "ready": True, "cordoned": True}
+    defaults: dict[str, object] = dict.fromkeys(NodeStatus.__struct_fields__)
+    expected = {"name": "vnode-north-worker-1", "binding": "north", "state": "Open", "ready": True, "cordoned": True}
     amounts = {"leased": {"cpu": "1500m", "memory": "15.6Gi"}, "used": {"cpu": "750m", "memory": "512Mi"}, "pods": 12}
     later = {"lease_ends": NOW + HOUR, "created": NOW - HOUR, "policies": ["owner/north-4yfifvdstqcuyrem"]}
-    return NodeStatus(**{**given, **shown, **amounts, **later, "physical_node": "n", **fields})  # type: ignore[arg-type]
+    return NodeStatus(**{**defaults, **expected, **amounts, **later, "physical_node": "n", **fields})  # type: ignore[arg-type]
 
 
 def a_waiting_pod(**fields: object) -> PodStatus:
-    given: dict[str, object] = dict.fromkeys(PodStatus.__struct_fields__, "")
-    shown = {"namespace": "default", "name": "web-7d4b9c6f5d-x2x7k", "phase": "Pending", "node": "vnode-north-worker-1"}
+    defaults: dict[str, object] = dict.fromkeys(PodStatus.__struct_fields__, "")
+    expected = {
+        "namespace": "default",
+        "name": "web-7d4b9c6f5d-x2x7k",
+        "phase": "Pending",
+        "node": "vnode-north-worker-1",
+    }
     why = {"reason": "UnschedulableBelow", "why": "0/5 nodes are available: 5 Insufficient cpu. " * 4}
-    return PodStatus(**{**given, **shown, **why, "created": NOW, **fields})  # type: ignore[arg-type]
+    return PodStatus(**{**defaults, **expected, **why, "created": NOW, **fields})  # type: ignore[arg-type]
 
 
 WINDOW = "22:00-06:00 Mon,Tue,Wed,Thu,Fri Asia/Shanghai"
@@ -228,27 +234,27 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_table_fits_into_80_columns(name: str) -> None:
+def test_table_fits_into_80_columns(name: str) -> None:
     assert max(map(len, TABLES[name].splitlines())) <= WIDTH == 80
 
 
-def test_names_are_never_cut_to_make_a_table_fit() -> None:
+def test_names_are_never_cut() -> None:
     long = f"vnode-{'c' * 24}-ip-10-0-12-34.ec2.internal"
     assert nodes_table([a_node(name=long)], NOW).splitlines()[1].split()[0] == long
 
 
-def test_when_a_cluster_was_seen_is_exact_or_said_to_be_vague() -> None:
+def test_last_seen_is_exact_or_a_bound() -> None:
     exact = bindings_table([a_binding(last_seen=NOW - timedelta(seconds=8), last_seen_exact=True)], NOW)
     assert exact.endswith("8s ago")
     vague = bindings_table([a_binding(last_seen=NOW - timedelta(minutes=4), last_seen_exact=False)], NOW)
     assert vague.endswith("<6m ago")
 
 
-def test_pods_of_a_closed_node_may_finish_or_are_reclaimed_but_not_both() -> None:
+def test_pods_of_closed_node_finish_or_are_reclaimed() -> None:
     closed = {"state": "Closed", "reason": "OutOfTimeWindows", "resources": (ROW,)}
-    forced = node_text(an_answer(**closed, deadline=NOW - timedelta(seconds=3), terms_by="owner/half"), NOW)
-    assert "pods that are still there are being reclaimed, by owner/half" in forced
+    forced = node_text(an_explanation(**closed, deadline=NOW - timedelta(seconds=3), terms_by="owner/half"), NOW)
+    assert "remaining pods are being reclaimed, by owner/half" in forced
     assert forced.count("reclaimed") == 1
     assert "stays" not in forced
-    kind = node_text(an_answer(**closed), NOW)
-    assert "pods that are there may finish" in kind
+    kind = node_text(an_explanation(**closed), NOW)
+    assert "running pods may finish" in kind

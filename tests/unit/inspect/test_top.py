@@ -1,4 +1,4 @@
-"""What is leased, requested and used: the sums, their order, and who is asked what pods use."""
+"""Leased, requested and used resources: sums, order and sources of usage."""
 
 import base64
 import json
@@ -31,16 +31,16 @@ KUBECONFIG = {
     "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
     "current-context": "c",
 }
-ABOVE = (CLUSTER_BINDINGS, POLICIES, NAMESPACES, NODES, PODS, SECRETS)
+VIRTUAL_RESOURCES = (CLUSTER_BINDINGS, POLICIES, NAMESPACES, NODES, PODS, SECRETS)
 
 
 @dataclass
 class World:
-    """A virtual cluster to which east lends n1 and n2."""
+    """Virtual cluster with the binding east and its nodes n1 and n2."""
 
     virtual: Client
     physical: Client
-    questions: Queries
+    queries: Queries
     binding: Object = field(default_factory=dict)
 
     async def bind(self, identity: str) -> None:
@@ -48,31 +48,31 @@ class World:
         await self.virtual.create(SECRETS, {**object_named("east", keys.SYSTEM_NAMESPACE), "data": data})
         reference = {"name": "east", "namespace": keys.SYSTEM_NAMESPACE}
         spec = {"clusterID": "e1", "secretRef": reference, "mountNamespace": "leased"}
-        made = await self.virtual.create(
+        created = await self.virtual.create(
             CLUSTER_BINDINGS, with_type_meta(CLUSTER_BINDINGS, {**object_named("east"), "spec": spec})
         )
         status = {"status": {"identity": identity}}
-        self.binding = await self.virtual.patch(CLUSTER_BINDINGS, made, status, subresource="status")
-        labels = {keys.NODE_TYPE: keys.NODE_TYPE_VIRTUAL, keys.CLUSTER_BINDING_UID: made["metadata"]["uid"]}
+        self.binding = await self.virtual.patch(CLUSTER_BINDINGS, created, status, subresource="status")
+        labels = {keys.NODE_TYPE: keys.NODE_TYPE_VIRTUAL, keys.CLUSTER_BINDING_UID: created["metadata"]["uid"]}
         for name in ("n1", "n2"):
             about = {"labels": labels, "annotations": {keys.PHYSICAL_NODE_NAME: name}}
-            lent = {"allocatable": {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": "2", "pods": "50"}}
-            await self.virtual.create(NODES, {"metadata": {"name": f"vnode-e1-{name}", **about}, "status": lent})
+            node_status = {"allocatable": {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": "2", "pods": "50"}}
+            await self.virtual.create(NODES, {"metadata": {"name": f"vnode-e1-{name}", **about}, "status": node_status})
 
     async def run(self, name: str, node: str, phase: str = "Running", **requests: str) -> str:
-        """A pod with a twin, whose name is returned."""
+        """Create a pod with a twin; return the name of the twin."""
         mapped = {"type": keys.MAPPED_CONDITION, "status": "True", "reason": "Mapped", "message": f"uid-of-{name}"}
         container = {"name": "c", "image": "busybox:1", "resources": {"requests": requests, "limits": requests}}
         pod = {**object_named(name, "default"), "spec": {"nodeName": node, "containers": [container]}}
-        made = await self.virtual.create(PODS, pod)
+        created = await self.virtual.create(PODS, pod)
         status = {"status": {"phase": phase, "conditions": [mapped]}}
-        made = await self.virtual.patch(PODS, made, status, subresource="status")
+        created = await self.virtual.patch(PODS, created, status, subresource="status")
         identity = (await self.virtual.get(NAMESPACES, "kube-system"))["metadata"]["uid"]
-        return twin_name(made, binding_of(self.binding, identity))
+        return twin_name(created, binding_of(self.binding, identity))
 
     async def top(self, binding: str | None = None, kubelets: Mapping[str, KubeletAccess] | None = None) -> UsageReport:
         return await usage_report(
-            self.questions, UsageReader(self.virtual, self.questions.connect, kubelets or {}), binding
+            self.queries, UsageReader(self.virtual, self.queries.connect, kubelets or {}), binding
         )
 
 
@@ -84,14 +84,21 @@ async def measure(client: Client, namespace: str, name: str, cpu: str, memory: s
 
 
 def in_a_world(
-    scenario: Callable[[World], Coroutine[Any, Any, None]], *, above: bool = False, below: bool = True
+    scenario: Callable[[World], Coroutine[Any, Any, None]],
+    *,
+    virtual_metrics: bool = False,
+    physical_metrics: bool = True,
 ) -> None:
-    """`above` and `below` say where there is a metrics API."""
+    """Run a scenario; `virtual_metrics` and `physical_metrics` select the clusters with a metrics API."""
 
     async def main() -> None:
         clock = running_clock()
-        physical_api = InProcessApi([NAMESPACES, NODES, PODS, *([POD_METRICS] if below else [])], now=clock.now)
-        virtual = Client(InProcessApi([*ABOVE, *([POD_METRICS] if above else [])], now=clock.now).connect())
+        physical_api = InProcessApi(
+            [NAMESPACES, NODES, PODS, *([POD_METRICS] if physical_metrics else [])], now=clock.now
+        )
+        virtual = Client(
+            InProcessApi([*VIRTUAL_RESOURCES, *([POD_METRICS] if virtual_metrics else [])], now=clock.now).connect()
+        )
         physical = Client(physical_api.connect())
         await virtual.create(NAMESPACES, object_named("kube-system"))
         identity = (await physical.create(NAMESPACES, object_named("kube-system")))["metadata"]["uid"]
@@ -102,7 +109,7 @@ def in_a_world(
     run(main())
 
 
-def test_clusters_nodes_and_pods_are_summed_up_from_what_the_physical_cluster_measures() -> None:
+def test_loads_are_sums_of_physical_metrics() -> None:
     async def scenario(world: World) -> None:
         for name, node, cpu in (
             ("web", "vnode-e1-n1", "1500m"),
@@ -115,7 +122,7 @@ def test_clusters_nodes_and_pods_are_summed_up_from_what_the_physical_cluster_me
         found = await world.top()
         (east,) = found.clusters()
         assert (east.nodes, east.pods, east.leased["cpu"], east.requested["cpu"]) == (2, 3, "8", "3")
-        assert east.used == {"cpu": "372m", "memory": "300Mi"}  # each rounded up to a thousandth of a core
+        assert east.used == {"cpu": "372m", "memory": "300Mi"}  # each rounded up to a millicore
         assert [(each.name, each.used) for each in found.nodes()] == [
             ("vnode-e1-n1", {"cpu": "248m", "memory": "200Mi"}),
             ("vnode-e1-n2", {"cpu": "124m", "memory": "100Mi"}),
@@ -131,43 +138,45 @@ def test_clusters_nodes_and_pods_are_summed_up_from_what_the_physical_cluster_me
     in_a_world(scenario)
 
 
-def test_what_the_virtual_cluster_measures_itself_is_enough() -> None:
+def test_metrics_of_virtual_cluster_are_preferred() -> None:
     async def scenario(world: World) -> None:
         await world.run("web", "vnode-e1-n1", cpu="1")
         await measure(world.virtual, "default", "web", "250m", "64Mi")
         (east,) = (await world.top()).clusters()
         assert east.used == {"cpu": "250m", "memory": "64Mi"}
 
-    in_a_world(scenario, above=True, below=False)
+    in_a_world(scenario, virtual_metrics=True, physical_metrics=False)
 
 
-def test_where_nobody_measures_requests_are_shown_and_a_sentence_says_why() -> None:
+def test_requests_and_message_replace_missing_metrics() -> None:
     async def scenario(world: World) -> None:
         await world.run("small", "vnode-e1-n1", cpu="1")
         await world.run("large", "vnode-e1-n1", cpu="2")
         found = await world.top()
         (sentence,) = found.missing_usage_messages()
-        assert sentence.startswith("what pods of east use is not shown: it has no metrics API")
+        assert sentence.startswith("the usage of the pods of east is not shown: it has no metrics API")
         pods = sorted_loads(found.pods(None), "cpu")
         assert [(each.name, each.used) for each in pods] == [("large", None), ("small", None)]
         assert "small  vnode-e1-n1  -/1  -/0" in loads_table(pods)
         assert max(map(len, loads_table(pods).splitlines())) <= 80
 
-    in_a_world(scenario, below=False)
+    in_a_world(scenario, physical_metrics=False)
 
 
-def test_kubelets_that_do_not_answer_are_told_of() -> None:
+def test_unreachable_kubelets_are_reported() -> None:
     async def scenario(world: World) -> None:
         await world.physical.create(NODES, object_named("n1"))
         await world.run("web", "vnode-e1-n1", cpu="1")
-        found = await world.top(kubelets={world.binding["status"]["identity"]: Access})  # a server that is no kubelet
+        found = await world.top(
+            kubelets={world.binding["status"]["identity"]: Access}
+        )  # a server that is not a kubelet
         (sentence,) = found.missing_usage_messages()
         assert "a kubelet did not answer: GET /stats/summary: 404" in sentence
 
     in_a_world(scenario)
 
 
-def test_pods_that_are_over_count_for_nothing() -> None:
+def test_ended_pods_do_not_count() -> None:
     async def scenario(world: World) -> None:
         await world.run("done", "vnode-e1-n1", phase="Succeeded", cpu="1")
         (east,) = (await world.top()).clusters()
@@ -176,7 +185,7 @@ def test_pods_that_are_over_count_for_nothing() -> None:
     in_a_world(scenario)
 
 
-def test_a_binding_that_is_not_there_is_unknown() -> None:
+def test_missing_binding_is_an_error() -> None:
     async def scenario(world: World) -> None:
         with pytest.raises(QueryError, match="known are: east"):
             await world.top("west")
@@ -192,7 +201,7 @@ def test_a_binding_that_is_not_there_is_unknown() -> None:
         ("name", ["vnode-e1-n1", "vnode-e1-n2"]),
     ],
 )
-def test_the_busiest_comes_first(order: Any, names: list[str]) -> None:
+def test_largest_load_is_first(order: Any, names: list[str]) -> None:
     async def scenario(world: World) -> None:
         for node, cpu, memory in (("n1", "1", "2Gi"), ("n2", "2", "1Gi")):
             twin = await world.run(f"on-{node}", f"vnode-e1-{node}", cpu=cpu)
@@ -202,7 +211,7 @@ def test_the_busiest_comes_first(order: Any, names: list[str]) -> None:
     in_a_world(scenario)
 
 
-def test_a_wide_table_has_shares_and_what_else_is_requested() -> None:
+def test_wide_table_has_percentages_and_other_resources() -> None:
     async def scenario(world: World) -> None:
         twin = await world.run("train", "vnode-e1-n1", **{"cpu": "1", "memory": "4Gi", "nvidia.com/gpu": "1"})
         await measure(world.physical, "leased", twin, "2", "2Gi")
@@ -230,12 +239,12 @@ def test_a_wide_table_has_shares_and_what_else_is_requested() -> None:
     in_a_world(scenario)
 
 
-def test_nothing_lent_is_said_in_words() -> None:
+def test_empty_table_is_a_sentence() -> None:
     assert "nothing is lent" in loads_table([])
 
 
-def test_a_kubelet_tells_what_its_pods_use() -> None:
-    told = {
+def test_kubelet_summary_is_parsed() -> None:
+    summary = {
         "node": {},
         "pods": [
             {
@@ -246,10 +255,10 @@ def test_a_kubelet_tells_what_its_pods_use() -> None:
             {"podRef": {"name": "just-started", "namespace": "n"}, "cpu": {}, "memory": {}},
         ],
     }
-    assert dict(summary_amounts(told)) == {"n/a": {"cpu": parse_quantity("1m"), "memory": parse_quantity(4096)}}
+    assert dict(summary_amounts(summary)) == {"n/a": {"cpu": parse_quantity("1m"), "memory": parse_quantity(4096)}}
 
 
-def test_a_kubelet_is_called_where_its_node_says() -> None:
+def test_kubelet_url_is_from_node() -> None:
     status = {
         "addresses": [{"type": "Hostname", "address": "n1"}, {"type": "InternalIP", "address": "10.0.0.7"}],
         "daemonEndpoints": {"kubeletEndpoint": {"Port": 10251}},
@@ -257,5 +266,5 @@ def test_a_kubelet_is_called_where_its_node_says() -> None:
     assert kubelet_url({"metadata": {"name": "n1"}, "status": status}) == "https://10.0.0.7:10251"
 
 
-def test_the_certificate_for_kubelets_has_one_name() -> None:
+def test_certificate_name_matches_control_plane() -> None:
     assert command.KUBELET_CLIENT == control_planes.KUBELET_CLIENT

@@ -1,10 +1,10 @@
-"""The tree of a virtual cluster, and how it is drawn."""
+"""Tree of a virtual cluster and its text."""
 
 from tapestry.inspect.tables import tree_text
 from tapestry.inspect.tree import BindingBranch, NodeBranch, PodLeaf, Tree
 
 
-def test_a_tree_is_drawn_with_its_branches_joined() -> None:
+def test_tree_draws_connected_branches() -> None:
     pods = [PodLeaf("shop/a", "Running", "leased/a-1", ""), PodLeaf("shop/b", "Pending", "", "SecretMissing")]
     nodes = [NodeBranch("vnode-e1-n1", "n1", "Open", pods), NodeBranch("vnode-e1-n2", "n2", "Closed", [])]
     tree = Tree("v", [BindingBranch("east", "e1", "Ready", "Leasing", nodes), BindingBranch("west", "w1", "", "", [])])
@@ -19,5 +19,5 @@ def test_a_tree_is_drawn_with_its_branches_joined() -> None:
     ]
 
 
-def test_a_cluster_that_nobody_has_joined_says_how() -> None:
+def test_tree_without_bindings_shows_hint() -> None:
     assert "tapestry join" in tree_text(Tree("v", []))

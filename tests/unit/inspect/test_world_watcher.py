@@ -1,4 +1,4 @@
-"""A world that is followed: what changes is shown, not too often, and rarely where nothing does."""
+"""Refreshes of the live view: prompt, rate-limited, and rare without changes."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -18,16 +18,16 @@ from tapestry.kube.times import timestamp
 
 
 @dataclass
-class Audience:
-    """Sees what is shown, and knows when."""
+class Viewer:
+    """Records the shown states and their times."""
 
     client: Client
     now: Callable[[], datetime]
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    scenes: list[WorldState] = field(default_factory=list)
+    states: list[WorldState] = field(default_factory=list)
 
     def pauses(self) -> list[float]:
-        times = [each.now for each in self.scenes]
+        times = [each.now for each in self.states]
         return [(later - earlier).total_seconds() for earlier, later in pairwise(times)]
 
     async def add_pods(self, count: int) -> None:
@@ -46,56 +46,56 @@ class Audience:
         await self.client.patch(CLUSTER_BINDINGS, made, status, subresource="status")
 
 
-def followed(story: Callable[[Audience], Coroutine[Any, Any, None]]) -> Audience:
-    """Who has seen a story, in virtual time."""
+def watch_world(steps: Callable[[Viewer], Coroutine[Any, Any, None]]) -> Viewer:
+    """Run the steps in virtual time; return the viewer."""
 
-    async def scenario() -> Audience:
+    async def scenario() -> Viewer:
         clock = running_clock()
-        audience = Audience(Client(InProcessApi([CLUSTER_BINDINGS, NODES, PODS], clock.now)), clock.now)
-        live = WorldWatcher(audience.client, audience.scenes.append, clock.now, audience.news)
+        viewer = Viewer(Client(InProcessApi([CLUSTER_BINDINGS, NODES, PODS], clock.now)), clock.now)
+        live = WorldWatcher(viewer.client, viewer.states.append, clock.now, viewer.news)
         async with asyncio.TaskGroup() as group:
             following = group.create_task(live.run())
             await asyncio.sleep(5)
-            await story(audience)
+            await steps(viewer)
             following.cancel()
-        return audience
+        return viewer
 
     return run(scenario())
 
 
-def test_many_changes_are_shown_twice_a_second() -> None:
-    async def story(audience: Audience) -> None:
-        del audience.scenes[:]
-        await audience.add_pods(300)
+def test_many_changes_refresh_twice_a_second() -> None:
+    async def steps(viewer: Viewer) -> None:
+        del viewer.states[:]
+        await viewer.add_pods(300)
         await asyncio.sleep(1)
 
-    seen = followed(story)
-    assert seen.scenes[-1].phases == {"Pending": 300}
+    seen = watch_world(steps)
+    assert seen.states[-1].phases == {"Pending": 300}
     assert min(seen.pauses()) >= MIN_REFRESH_INTERVAL
-    assert 5 <= len(seen.scenes) <= 9
+    assert 5 <= len(seen.states) <= 9
 
 
-def test_where_nothing_changes_little_is_done() -> None:
-    async def story(audience: Audience) -> None:
+def test_idle_world_refreshes_rarely() -> None:
+    async def steps(viewer: Viewer) -> None:
         await asyncio.sleep(60)
 
-    assert len(followed(story).scenes) <= 2 + 65 / IDLE_INTERVAL
+    assert len(watch_world(steps).states) <= 2 + 65 / IDLE_INTERVAL
 
 
-def test_a_countdown_is_shown_every_second() -> None:
-    async def story(audience: Audience) -> None:
-        await audience.add_binding(audience.now() + timedelta(seconds=90))
+def test_countdown_refreshes_every_second() -> None:
+    async def steps(viewer: Viewer) -> None:
+        await viewer.add_binding(viewer.now() + timedelta(seconds=90))
         await asyncio.sleep(1)
-        del audience.scenes[:]
+        del viewer.states[:]
         await asyncio.sleep(20)
 
-    assert max(followed(story).pauses()) <= MIN_REFRESH_INTERVAL + COUNTDOWN_INTERVAL
+    assert max(watch_world(steps).pauses()) <= MIN_REFRESH_INTERVAL + COUNTDOWN_INTERVAL
 
 
-def test_what_others_have_to_say_is_shown_at_once() -> None:
-    async def story(audience: Audience) -> None:
-        del audience.scenes[:]
-        audience.news.set()
+def test_refresh_event_refreshes_at_once() -> None:
+    async def steps(viewer: Viewer) -> None:
+        del viewer.states[:]
+        viewer.news.set()
         await asyncio.sleep(MIN_REFRESH_INTERVAL)
 
-    assert len(followed(story).scenes) == 1
+    assert len(watch_world(steps).states) == 1

@@ -1,4 +1,4 @@
-"""Clusters in this process whose pods run, or say that they do."""
+"""Clusters in this process with a process kubelet or a simulated one."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,21 +9,21 @@ from .worlds import World, a_cluster
 
 
 @pytest.fixture
-async def sample(tmp_path: Path) -> AsyncIterator[World]:
-    """A cluster that runs any command."""
+async def open_world(tmp_path: Path) -> AsyncIterator[World]:
+    """Cluster that runs any command."""
     async with a_cluster(tmp_path, run_pods=True) as world:
         yield world
 
 
 @pytest.fixture
-async def strict(tmp_path: Path) -> AsyncIterator[World]:
-    """A cluster that runs our own program, for those it trusts."""
+async def strict_world(tmp_path: Path) -> AsyncIterator[World]:
+    """Cluster that runs only our own program, in trusted namespaces."""
     async with a_cluster(tmp_path) as world:
         yield world
 
 
 @pytest.fixture
-async def pretended(tmp_path: Path) -> AsyncIterator[World]:
-    """A cluster whose node is simulated."""
+async def simulated_world(tmp_path: Path) -> AsyncIterator[World]:
+    """Cluster with a simulated node."""
     async with a_cluster(tmp_path, simulated=True) as world:
         yield world

@@ -1,4 +1,4 @@
-"""Pods for kubelets to run."""
+"""Pods for the tests of kubelets."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ UID = "11111111-2222-3333-4444-555555555555"
 
 
 def a_pod(name: str = "web", annotations: dict[str, str] | None = None, **spec: Any) -> Object:
-    """A pod on the node `n`, as a server shows it."""
+    """Return a pod on the node `n`, as a server returns it."""
     metadata = {"name": name, "namespace": "default", "uid": UID, "annotations": annotations or {}, "generation": 1}
     containers = [{"name": "c", "image": "nginx"}]
     return {"metadata": metadata, "spec": {"nodeName": "n", "containers": containers, **spec}}
 
 
-def simulated(**course: str) -> dict[str, str]:
-    """`simulated(ends_after="1s")`: annotations that say how a pod fares."""
-    return {f"simulated.tapestry.io/{name.replace('_', '-')}": value for name, value in course.items()}
+def simulated(**values: str) -> dict[str, str]:
+    """Return the annotations of a simulated lifecycle: `simulated(ends_after="1s")`."""
+    return {f"simulated.tapestry.io/{name.replace('_', '-')}": value for name, value in values.items()}

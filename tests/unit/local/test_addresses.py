@@ -1,4 +1,4 @@
-"""Every object has an address of its own, and keeps it."""
+"""Allocation of stable unique addresses."""
 
 from ipaddress import IPv4Address, IPv4Network
 
@@ -12,34 +12,34 @@ def a_pod(number: int, address: str = "") -> Object:
     return {"metadata": {"name": f"p{number}", "uid": str(number)}, "status": {"podIP": address}}
 
 
-def shown(pod: Object) -> str:
+def reported(pod: Object) -> str:
     address: str = value_at(pod, "status", "podIP", default="")
     return address
 
 
-def test_no_two_objects_share_an_address_while_there_is_one_left() -> None:
-    addresses = AddressAllocator(SMALL, shown, lambda _: [])
-    given = [addresses.allocate(a_pod(number)) for number in range(14)]
-    assert len(set(given)) == 14
-    assert all(IPv4Address(each) in SMALL for each in given)
-    assert given == [addresses.allocate(a_pod(number)) for number in range(14)]
+def test_addresses_are_unique_until_exhausted() -> None:
+    addresses = AddressAllocator(SMALL, reported, lambda _: [])
+    allocated = [addresses.allocate(a_pod(number)) for number in range(14)]
+    assert len(set(allocated)) == 14
+    assert all(IPv4Address(each) in SMALL for each in allocated)
+    assert allocated == [addresses.allocate(a_pod(number)) for number in range(14)]
 
 
-def test_what_somebody_shows_is_taken() -> None:
+def test_reported_address_is_taken() -> None:
     holders = {str(SMALL[number]): [a_pod(99, str(SMALL[number]))] for number in range(1, 14)}
-    addresses = AddressAllocator(SMALL, shown, lambda address: holders.get(address, []))
+    addresses = AddressAllocator(SMALL, reported, lambda address: holders.get(address, []))
     assert addresses.allocate(a_pod(1)) == str(SMALL[14])
 
 
-def test_an_object_keeps_the_address_that_it_shows() -> None:
-    addresses = AddressAllocator(SMALL, shown, lambda _: [])
+def test_object_keeps_reported_address() -> None:
+    addresses = AddressAllocator(SMALL, reported, lambda _: [])
     assert addresses.allocate(a_pod(1, "127.1.2.3")) == "127.1.2.3"
 
 
-def test_the_address_of_an_object_that_is_gone_is_free() -> None:
-    addresses = AddressAllocator(SMALL, shown, lambda _: [])
-    given = set()
+def test_released_address_is_free() -> None:
+    addresses = AddressAllocator(SMALL, reported, lambda _: [])
+    allocated = set()
     for number in range(1000):
-        given.add(addresses.allocate(a_pod(number)))
+        allocated.add(addresses.allocate(a_pod(number)))
         addresses.release(f"p{number}")
-    assert given == {str(each) for each in SMALL.hosts()}
+    assert allocated == {str(each) for each in SMALL.hosts()}

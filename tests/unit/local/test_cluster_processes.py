@@ -1,4 +1,4 @@
-"""The clusters of a world as processes: how long they have to start, and what is told of their end."""
+"""Processes of clusters: start timeouts and exit messages."""
 
 import shutil
 from pathlib import Path
@@ -19,7 +19,7 @@ class Clock:
         return self.time
 
 
-def test_what_gets_somewhere_has_time_however_slow_it_is() -> None:
+def test_slow_progress_does_not_stall() -> None:
     clock = Clock()
     progress = StallDetector(10, 1000, clock)
     for step in range(50):
@@ -29,7 +29,7 @@ def test_what_gets_somewhere_has_time_however_slow_it_is() -> None:
     assert progress.has_stalled(49)
 
 
-def test_what_gets_nowhere_in_the_end_does_not_go_on_for_ever() -> None:
+def test_progress_stalls_after_total_timeout() -> None:
     clock = Clock()
     progress = StallDetector(10, 100, clock)
     clock.time = 99
@@ -41,31 +41,31 @@ def test_what_gets_nowhere_in_the_end_does_not_go_on_for_ever() -> None:
 @pytest.mark.parametrize(
     ("code", "log", "text"),
     [
-        (137, "a\nb\n", "was ended by SIGKILL"),
-        (1, "a\nError: the port is taken\n", "ended with 1: Error: the port is taken"),
-        (0, "", "ended with 0"),
+        (137, "a\nb\n", "was killed by SIGKILL"),
+        (1, "a\nError: the port is taken\n", "exited with 1: Error: the port is taken"),
+        (0, "", "exited with 0"),
     ],
 )
-def test_an_end_is_told_by_its_signal_or_by_last_words(code: int, log: str, text: str) -> None:
+def test_exit_text_names_signal_or_last_log_line(code: int, log: str, text: str) -> None:
     assert exit_text(code, log) == text
 
 
-def test_on_a_full_disk_there_are_no_last_words_to_believe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    member = ClusterProcess(tmp_path, ())
-    member.log.write_text("all is well\n")
-    assert exit_text(1, member.log_tail()) == "ended with 1: all is well"
+def test_full_disk_replaces_log_in_exit_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = ClusterProcess(tmp_path, ())
+    process.log.write_text("all is well\n")
+    assert exit_text(1, process.log_tail()) == "exited with 1: all is well"
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
-    assert exit_text(1, member.log_tail()) == f"ended with 1: no space is left on the disk of {tmp_path}; make room"
+    assert exit_text(1, process.log_tail()) == f"exited with 1: no space is left on the disk of {tmp_path}; free some"
 
 
 @given(st.text(min_size=1, max_size=80).filter(lambda name: "/" not in name and "\0" not in name))
-def test_a_cluster_in_any_folder_has_a_name_that_nodes_can_have(name: str) -> None:
+def test_any_folder_gives_valid_cluster_name(name: str) -> None:
     assert dns_label_error(f"{ClusterPlan(Path('/data') / name).name}-500") is None
 
 
 @pytest.mark.parametrize(
     ("folder", "name"), [("a_b", "a-b"), ("East.1", "east-1"), ("_", "cluster"), ("cluster-1", "cluster-1")]
 )
-def test_the_name_of_a_cluster_is_as_like_its_folders_as_can_be(folder: str, name: str) -> None:
+def test_cluster_name_is_close_to_folder_name(folder: str, name: str) -> None:
     assert ClusterPlan(Path("/data") / folder).name == name

@@ -1,4 +1,4 @@
-"""How pods become commands of this machine, and which may not."""
+"""Commands of pods as processes, and rejected pods."""
 
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from tapestry.manager.syncers import load_templates, packaged_templates, scopes,
 
 from .pods import a_pod
 
-RUNS = "container c: runs tapestry {}; only tapestry manager and tapestry syncer are run here"
+RUNS = "container c: runs tapestry {}; only tapestry manager and tapestry syncer are allowed"
 SECRET = {"name": "s", "namespace": "tapestry-system"}
 TRUST = ProcessPolicy(Path("/opt/bin/tapestry"))
 ANY = ProcessPolicy(Path("/opt/bin/tapestry"), run_pods=True)
@@ -43,27 +43,27 @@ NOTHING = Sources({}, {}, {})
 HOME = ContainerFolder(Path("/pods/c"), {"/etc/app": Path("/pods/volumes/app")}, "127.96.1.2")
 
 
-def ours(namespace: str = "tapestry-system", **container: Any) -> Object:
-    """A pod that runs our own program."""
+def our_pod(namespace: str = "tapestry-system", **container: Any) -> Object:
+    """Return a pod that runs our own program."""
     pod = a_pod(containers=[{"name": "c", "image": "i", "command": ["tapestry", "syncer"], **container}])
     return {**pod, "metadata": {**pod["metadata"], "namespace": namespace}}
 
 
-def launched(
+def launch_of(
     pod: Object, sources: Sources = NOTHING, home: ContainerFolder = HOME, trust: ProcessPolicy = ANY, **environ: str
 ) -> Launch:
     return container_launch(pod, pod["spec"]["containers"][0], home, sources, trust, environ)
 
 
-# -- what may run
+# -- allowed pods
 
 
-def test_our_own_program_runs_in_a_trusted_namespace() -> None:
-    assert rejection_reason(ours(args=["--binding", "b", "--kubelet-address=[::1]:0"]), TRUST) is None
-    assert rejection_reason(ours(command=["tapestry"], args=["manager", "--leader-elect=false"]), TRUST) is None
+def test_our_program_runs_in_trusted_namespace() -> None:
+    assert rejection_reason(our_pod(args=["--binding", "b", "--kubelet-address=[::1]:0"]), TRUST) is None
+    assert rejection_reason(our_pod(command=["tapestry"], args=["manager", "--leader-elect=false"]), TRUST) is None
 
 
-def test_what_our_manifests_consist_of_runs() -> None:
+def test_pods_of_our_manifests_run() -> None:
     binding = {"metadata": {"name": "b", "uid": "u"}, "spec": {"clusterID": "c", "secretRef": SECRET}}
     config = BindingsConfig(allow_loopback=True)
     filled = template_values(binding, decode_spec(CLUSTER_BINDING, binding), config)
@@ -86,20 +86,20 @@ def only_deployments() -> list[Object]:
 @pytest.mark.parametrize(
     ("pod", "why"),
     [
-        (ours(namespace="default"), "pods of the namespace default are not run as processes"),
-        (ours(command=["sh", "-c", "tapestry"]), "container c: runs sh; only tapestry itself is run here"),
-        (ours(command=["./tapestry"]), "container c: runs ./tapestry; only tapestry itself is run here"),
-        (ours(command=None), "container c: has no command, and there are no images here that could have one"),
+        (our_pod(namespace="default"), "pods of the namespace default may not run as processes"),
+        (our_pod(command=["sh", "-c", "tapestry"]), "container c: runs sh; only tapestry is allowed"),
+        (our_pod(command=["./tapestry"]), "container c: runs ./tapestry; only tapestry is allowed"),
+        (our_pod(command=None), "container c: has no command, and images are not supported"),
         (
-            ours(livenessProbe={"exec": {"command": ["cat", "/etc/shadow"]}}),
+            our_pod(livenessProbe={"exec": {"command": ["cat", "/etc/shadow"]}}),
             "container c: has a probe that runs a command; use httpGet or tcpSocket",
         ),
-        (ours(command=["tapestry"]), RUNS.format("")),
-        (ours(command=["tapestry", "k", "get", "pods"]), RUNS.format("k")),
-        (ours(command=["tapestry", "-h", "syncer"]), RUNS.format("-h")),
-        (ours(command=["tapestry", "$(COMMAND)"]), RUNS.format("$(COMMAND)")),
+        (our_pod(command=["tapestry"]), RUNS.format("")),
+        (our_pod(command=["tapestry", "k", "get", "pods"]), RUNS.format("k")),
+        (our_pod(command=["tapestry", "-h", "syncer"]), RUNS.format("-h")),
+        (our_pod(command=["tapestry", "$(COMMAND)"]), RUNS.format("$(COMMAND)")),
         *(
-            (ours(args=args), f"container c: has the argument {word}, which tapestry syncer may not be given here")
+            (our_pod(args=args), f"container c: has the argument {word}, which is not allowed for tapestry syncer")
             for word, args in (
                 ("--kubeconfig", ["--kubeconfig", "/mnt/kc"]),
                 ("--kubeconfig", ["--kubeconfig=/mnt/kc"]),
@@ -114,19 +114,19 @@ def only_deployments() -> list[Object]:
         ),
         *(
             (
-                ours(command=["tapestry", "manager", word]),
-                f"container c: has the argument {word}, which tapestry manager may not be given here",
+                our_pod(command=["tapestry", "manager", word]),
+                f"container c: has the argument {word}, which is not allowed for tapestry manager",
             )
             for word in ("--deploy-kubeconfig", "--template-dir", "--binding")
         ),
         (
-            ours(args=["--binding=$(X)"]),
-            "container c: has the argument --binding=$(X); variables are not put into arguments here",
+            our_pod(args=["--binding=$(X)"]),
+            "container c: has the argument --binding=$(X); variables in arguments are not allowed",
         ),
         *(
             (
-                ours(env=[{"name": name, "value": "/etc/app"}]),
-                f"container c: sets {name}, which is not among the variables that tapestry may be given here",
+                our_pod(env=[{"name": name, "value": "/etc/app"}]),
+                f"container c: sets {name}, which is not an allowed variable of tapestry",
             )
             for name in (
                 "PYTHONPATH",
@@ -148,58 +148,58 @@ def only_deployments() -> list[Object]:
                 "KUBERNETES_SERVICE_HOST",
             )
         ),
-        (ours(workingDir="/etc/app"), "container c: has a workingDir; leave it out"),
+        (our_pod(workingDir="/etc/app"), "container c: has a workingDir; remove it"),
         (
-            ours(envFrom=[{"secretRef": {"name": "s"}}]),
-            "container c: has variables whose names are not known (envFrom)",
+            our_pod(envFrom=[{"secretRef": {"name": "s"}}]),
+            "container c: has variables with unknown names (envFrom)",
         ),
         (
-            ours(lifecycle={"preStop": {"sleep": {"seconds": 1}}}),
-            "container c: has lifecycle hooks, which are not run here",
+            our_pod(lifecycle={"preStop": {"sleep": {"seconds": 1}}}),
+            "container c: has lifecycle hooks, which are not supported",
         ),
-        (ours(readinessProbe={"grpc": {"port": 1}}), "container c: has a probe by gRPC, which is not made here"),
+        (our_pod(readinessProbe={"grpc": {"port": 1}}), "container c: has a gRPC probe, which is not supported"),
     ],
 )
-def test_nothing_else_does(pod: Object, why: str) -> None:
+def test_other_containers_are_rejected(pod: Object, why: str) -> None:
     assert rejection_reason(pod, TRUST) == why
 
 
-def test_init_containers_are_looked_at_too() -> None:
-    pod = ours()
+def test_init_containers_are_checked() -> None:
+    pod = our_pod()
     pod["spec"]["initContainers"] = [{"name": "i", "image": "i", "command": ["curl"]}]
-    assert rejection_reason(pod, TRUST) == "container i: runs curl; only tapestry itself is run here"
+    assert rejection_reason(pod, TRUST) == "container i: runs curl; only tapestry is allowed"
 
 
-def test_a_volume_that_would_have_to_be_mounted_cannot_be_had() -> None:
-    pod = ours()
+def test_volume_that_needs_a_mount_is_rejected() -> None:
+    pod = our_pod()
     pod["spec"]["volumes"] = [{"name": "v", "hostPath": {"path": "/"}}]
     assert (rejection_reason(pod, ANY) or "").startswith("volume v: only configMap, secret,")
 
 
-def test_told_so_it_runs_any_command_of_any_namespace_but_not_images() -> None:
-    assert rejection_reason(ours(namespace="default", command=["sleep", "1"]), ANY) is None
-    assert rejection_reason(ours(command=[]), ANY) is not None
+def test_run_pods_allows_any_command_but_no_images() -> None:
+    assert rejection_reason(our_pod(namespace="default", command=["sleep", "1"]), ANY) is None
+    assert rejection_reason(our_pod(command=[]), ANY) is not None
 
 
-# -- what is run
+# -- launches
 
 
-def test_the_command_is_our_executable_with_the_arguments_of_the_container() -> None:
+def test_command_is_our_executable_with_container_arguments() -> None:
     for trust in (TRUST, ANY):
-        found = launched(ours(args=["--binding", "b"]), trust=trust)
+        found = launch_of(our_pod(args=["--binding", "b"]), trust=trust)
         assert found.command == ["/opt/bin/tapestry", "syncer", "--binding", "b"]
         assert found.folder == HOME.folder
 
 
-def test_a_mount_never_becomes_another_program_or_argument() -> None:
+def test_mount_never_changes_program_or_arguments() -> None:
     mounts = {each: Path("/pods/volumes/evil") for each in ("tapestry", "syncer", "--binding", "b")}
-    pod = ours(args=["--binding", "b"], env=[{"name": "TAPESTRY_NAMESPACE", "value": "b"}])
+    pod = our_pod(args=["--binding", "b"], env=[{"name": "TAPESTRY_NAMESPACE", "value": "b"}])
     assert rejection_reason(pod, TRUST) is None
-    found = launched(pod, home=HOME._replace(mounts=mounts), trust=TRUST)
+    found = launch_of(pod, home=HOME._replace(mounts=mounts), trust=TRUST)
     assert found.command == ["/opt/bin/tapestry", "syncer", "--binding", "b"]
 
 
-def test_our_program_has_no_home_and_no_kubeconfig_but_its_own() -> None:
+def test_our_program_has_no_home_and_only_its_kubeconfig() -> None:
     environ = {"HOME": "/home/owner", "KUBECONFIG": "/home/owner/.kube/config", "PATH": "/bin", "PYTHONPATH": "/evil"}
     expected = {
         "PATH": "/bin",
@@ -208,41 +208,41 @@ def test_our_program_has_no_home_and_no_kubeconfig_but_its_own() -> None:
         "PYTHONSAFEPATH": "1",
         "HOSTNAME": "web",
     }
-    assert launched(ours(), trust=TRUST, **environ).environment == expected
-    found = launched(ours(), home=HOME._replace(kubeconfig=Path("/pods/k")), trust=TRUST, **environ)
+    assert launch_of(our_pod(), trust=TRUST, **environ).environment == expected
+    found = launch_of(our_pod(), home=HOME._replace(kubeconfig=Path("/pods/k")), trust=TRUST, **environ)
     assert found.environment == {**expected, "KUBECONFIG": "/pods/k"}
 
 
-def test_variables_of_a_container_do_not_replace_ours() -> None:
+def test_container_variables_do_not_override_ours() -> None:
     names = ("HOME", "KUBECONFIG", "PATH", "PYTHONNOUSERSITE", "HOSTNAME")
-    pod = ours(env=[{"name": name, "value": "/evil"} for name in names])
-    found = launched(pod, home=HOME._replace(kubeconfig=Path("/pods/k")), trust=TRUST, PATH="/bin")
+    pod = our_pod(env=[{"name": name, "value": "/evil"} for name in names])
+    found = launch_of(pod, home=HOME._replace(kubeconfig=Path("/pods/k")), trust=TRUST, PATH="/bin")
     assert "/evil" not in found.environment.values()
 
 
-def test_a_volume_cannot_hold_the_kubeconfig_of_a_container(tmp_path: Path) -> None:
+def test_volume_cannot_contain_the_kubeconfig(tmp_path: Path) -> None:
     folder = PodFolder(tmp_path)
     mount = {"name": "v", "mountPath": TOKEN_MOUNT_PATH, "subPath": "x"}
-    found = folder.kubeconfig(ours(), {"name": "c", "volumeMounts": [mount]}, "https://server")
+    found = folder.kubeconfig(our_pod(), {"name": "c", "volumeMounts": [mount]}, "https://server")
     assert found is not None
     assert not found.is_relative_to(folder.volume("v"))
 
 
 def test_ephemeral_containers_are_not_run(tmp_path: Path) -> None:
-    pod = ours()
+    pod = our_pod()
     pod["spec"]["ephemeralContainers"] = [{"name": "debug", "image": "i", "command": ["sh"]}]
     launches = PodLauncher(PodFolder(tmp_path), "127.96.1.2", "https://server", TRUST, {})
     launches.prepare(pod, NOTHING)
     assert list(launches.launches) == ["c"]
 
 
-def test_mounted_paths_become_folders_in_arguments_variables_and_the_working_directory() -> None:
+def test_mounted_paths_become_folders_everywhere() -> None:
     container = {
         "args": ["--config=/etc/app/config.yaml", "/etc/application", "/etc/app", "x:/etc/app/y", "/opt/etc/app"],
         "env": [{"name": "CONFIG", "value": "/etc/app/config.yaml"}],
         "workingDir": "/etc/app/work",
     }
-    found = launched(ours(command=["tapestry"], **container))
+    found = launch_of(our_pod(command=["tapestry"], **container))
     folder = "/pods/volumes/app"
     assert found.command[1:] == [
         f"--config={folder}/config.yaml",
@@ -255,35 +255,35 @@ def test_mounted_paths_become_folders_in_arguments_variables_and_the_working_dir
     assert found.folder == Path(f"{folder}/work")
 
 
-def test_of_mounts_inside_each_other_the_inner_one_counts() -> None:
+def test_inner_mount_wins() -> None:
     mounts = {"/etc": Path("/a"), "/etc/app": Path("/b")}
     assert with_local_paths("/etc/app/x /etc/y", mounts) == "/b/x /a/y"
 
 
-def test_a_port_of_the_container_is_listened_on_at_the_pods_own_address() -> None:
+def test_container_port_gets_pod_address() -> None:
     ports = [{"containerPort": 8080}, {"containerPort": 8081}]
     args = ["--metrics=:8080", ":8081", "--other=:9090", "--host=1.2.3.4:8080", "a:8080"]
-    found = launched(ours(command=["tapestry"], args=args, ports=ports))
+    found = launch_of(our_pod(command=["tapestry"], args=args, ports=ports))
     assert found.command[1:] == ["--metrics=127.96.1.2:8080", "127.96.1.2:8081", *args[2:]]
     assert with_pod_address("--metrics=:8080", frozenset({"8080"}), "") == "--metrics=:8080"
 
 
-def test_of_our_variables_a_container_gets_only_harmless_ones() -> None:
-    found = launched(ours(), PATH="/bin", AWS_SECRET_ACCESS_KEY="s", KUBECONFIG="mine", TZ="UTC")
+def test_container_inherits_only_harmless_variables() -> None:
+    found = launch_of(our_pod(), PATH="/bin", AWS_SECRET_ACCESS_KEY="s", KUBECONFIG="mine", TZ="UTC")
     assert found.environment == {"PATH": "/bin", "TZ": "UTC", "HOSTNAME": "web"}
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=20), st.text(max_size=5)))
-def test_no_other_variable_of_ours_ever_gets_through(environ: dict[str, str]) -> None:
-    assert set(launched(ours(), **environ).environment) <= {*INHERITED_VARIABLES, "HOSTNAME"}
+def test_no_other_variable_is_inherited(environ: dict[str, str]) -> None:
+    assert set(launch_of(our_pod(), **environ).environment) <= {*INHERITED_VARIABLES, "HOSTNAME"}
 
 
-def test_a_kubeconfig_is_for_those_that_have_a_token() -> None:
-    found = launched(ours(), home=HOME._replace(kubeconfig=Path("/pods/k")))
+def test_kubeconfig_needs_a_token() -> None:
+    found = launch_of(our_pod(), home=HOME._replace(kubeconfig=Path("/pods/k")))
     assert found.environment["KUBECONFIG"] == "/pods/k"
 
 
-def test_variables_come_from_values_fields_and_entries_and_may_use_each_other() -> None:
+def test_variables_come_from_values_fields_and_entries() -> None:
     env = [
         {"name": "A", "value": "a"},
         {"name": "B", "value": "$(A)b $(NOBODY) $$(A)"},
@@ -294,15 +294,15 @@ def test_variables_come_from_values_fields_and_entries_and_may_use_each_other() 
         {"name": "CPU", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}},
     ]
     sources = Sources({"m": {"data": {"k": "from a map"}}}, {"s": {"data": {"k": "aGlkZGVu"}}, "no": None}, {})
-    found = launched(ours(command=["x"], env=env, args=["$(M)"], resources={"limits": {"cpu": "1500m"}}), sources)
+    found = launch_of(our_pod(command=["x"], env=env, args=["$(M)"], resources={"limits": {"cpu": "1500m"}}), sources)
     expected = {"A": "a", "B": "ab $(NOBODY) $(A)", "POD": "web", "M": "from a map", "S": "hidden", "CPU": "2"}
     assert {name: value for name, value in found.environment.items() if name != "HOSTNAME"} == expected
     assert found.command[1:] == ["from a map"]
 
 
-def test_all_entries_of_a_map_can_be_variables() -> None:
-    pod = ours(envFrom=[{"prefix": "P_", "configMapRef": {"name": "m"}}])
-    assert launched(pod, Sources({"m": {"data": {"k": "v"}}}, {}, {})).environment["P_k"] == "v"
+def test_all_entries_of_a_map_become_variables() -> None:
+    pod = our_pod(envFrom=[{"prefix": "P_", "configMapRef": {"name": "m"}}])
+    assert launch_of(pod, Sources({"m": {"data": {"k": "v"}}}, {}, {})).environment["P_k"] == "v"
 
 
 @pytest.mark.parametrize(
@@ -312,17 +312,17 @@ def test_all_entries_of_a_map_can_be_variables() -> None:
         ({"secretKeyRef": {"name": "s", "key": "other"}}, 'Secret "s" has no entry "other"'),
     ],
 )
-def test_what_is_missing_is_named(origin: Object, why: str) -> None:
+def test_missing_source_is_named(origin: Object, why: str) -> None:
     sources = Sources({"m": None}, {"s": {"data": {"k": ""}}}, {})
     with pytest.raises(MissingSource, match=why):
-        launched(ours(env=[{"name": "A", "valueFrom": origin}]), sources)
+        launch_of(our_pod(env=[{"name": "A", "valueFrom": origin}]), sources)
 
 
-def test_a_dollar_can_be_written() -> None:
+def test_dollar_can_be_escaped() -> None:
     assert expand_variables("$$ $(A) $(B) $", {"A": "1"}) == "$ 1 $(B) $"
 
 
-def test_fields_of_the_pod_are_texts() -> None:
+def test_pod_fields_are_texts() -> None:
     pod = a_pod()
     pod["metadata"] |= {"labels": {"a/b": "x", "c": "y"}}
     assert field_value(pod, "metadata.labels['a/b']") == "x"
@@ -342,7 +342,7 @@ def test_fields_of_the_pod_are_texts() -> None:
         ("limits.cpu", "", "0"),
     ],
 )
-def test_amounts_are_in_units_of_the_divisor(resource: str, divisor: str, text: str) -> None:
+def test_amounts_are_in_units_of_divisor(resource: str, divisor: str, text: str) -> None:
     container = {"resources": {"limits": {"memory": "64Mi"}, "requests": {"cpu": "250m"}}}
     assert resource_value(a_pod(), container, {"resource": resource, "divisor": divisor}) == text
 
@@ -361,9 +361,9 @@ ACCESS = {
 }
 
 
-def test_what_a_pod_needs_is_known_beforehand() -> None:
+def test_source_references_list_all_needs() -> None:
     env = [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]
-    pod = ours(env=env, envFrom=[{"configMapRef": {"name": "m"}}])
+    pod = our_pod(env=env, envFrom=[{"configMapRef": {"name": "m"}}])
     pod["spec"]["volumes"] = [ACCESS, {"name": "v", "secret": {"secretName": "mounted"}}, {"name": "e", "emptyDir": {}}]
     assert source_references(pod) == (
         {"m", "kube-root-ca.crt"},
@@ -372,7 +372,7 @@ def test_what_a_pod_needs_is_known_beforehand() -> None:
     )
 
 
-def test_a_volume_is_projected_from_all_its_sources() -> None:
+def test_volume_is_projected_from_all_sources() -> None:
     sources = Sources(
         {"kube-root-ca.crt": {"data": {"ca.crt": "pem", "other": "x"}}}, {}, {TokenRequest("", 3607): "jwt"}
     )
@@ -380,7 +380,7 @@ def test_a_volume_is_projected_from_all_its_sources() -> None:
     assert files == {"token": b"jwt", "ca.crt": b"pem", "namespace": b"<metadata.namespace>"}
 
 
-def test_a_volume_has_the_entries_that_it_names_or_all() -> None:
+def test_volume_has_selected_or_all_entries() -> None:
     sources = Sources({"m": {"data": {"a": "1"}, "binaryData": {"b": "AA=="}}, "no": None}, {}, {})
     assert volume_files({"configMap": {"name": "m"}}, sources, str) == {"a": b"1", "b": b"\x00"}
     chosen = {"name": "m", "items": [{"key": "a", "path": "x/y"}]}

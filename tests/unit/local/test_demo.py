@@ -1,4 +1,4 @@
-"""What the demo types; that it plays is for tests/e2e/test_demo.py."""
+"""Commands of the demo; tests/e2e/test_demo.py runs them."""
 
 from pathlib import Path
 
@@ -8,9 +8,9 @@ from tapestry.local.demo import STEPS
 README = Path(__file__).parents[3] / "README.md"
 
 
-def test_the_demo_plays_the_story_that_the_readme_tells() -> None:
-    _, _, told = README.read_text().partition("\n## A story")
-    story, _, _ = told.partition("\n## ")
-    typed = [line for block in command_blocks(story) for line in block.script.splitlines()]
+def test_demo_matches_readme() -> None:
+    _, _, rest = README.read_text().partition("\n## Example")
+    section, _, _ = rest.partition("\n## ")
+    typed = [line for block in command_blocks(section) for line in block.script.splitlines()]
     assert typed[0] == "source .venv/bin/activate"
-    assert [command for scene in STEPS for command in scene.commands] == typed[1:]
+    assert [command for step in STEPS for command in step.commands] == typed[1:]

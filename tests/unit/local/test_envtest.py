@@ -1,4 +1,4 @@
-"""The programs that envtest starts: what their flags mean to our server, and an etcd that is only healthy."""
+"""Programs for envtest: flags of kube-apiserver, and health of etcd."""
 
 import subprocess
 import threading
@@ -34,7 +34,7 @@ OF_ENVTEST = [
 ]
 
 
-def test_the_flags_of_envtest_are_all_known(tmp_path: Path) -> None:
+def test_all_flags_of_envtest_are_known(tmp_path: Path) -> None:
     flags = parse_flags([*OF_ENVTEST, f"--cert-dir={tmp_path}", "--client-ca-file=ca.crt"], KNOWN)
     assert flags.unknown == ()
     config = server_config(flags, tmp_path)
@@ -47,13 +47,13 @@ def test_the_flags_of_envtest_are_all_known(tmp_path: Path) -> None:
     assert config.tls.certificate == ""
 
 
-def test_a_certificate_that_is_there_is_used(tmp_path: Path) -> None:
+def test_existing_certificate_is_used(tmp_path: Path) -> None:
     (tmp_path / "apiserver.crt").touch()
     tls = server_config(parse_flags([f"--cert-dir={tmp_path}"], KNOWN), tmp_path).tls
     assert (tls.certificate, tls.key) == (str(tmp_path / "apiserver.crt"), str(tmp_path / "apiserver.key"))
 
 
-def test_flags_can_be_written_in_several_ways_and_unknown_ones_are_told(tmp_path: Path) -> None:
+def test_flags_are_parsed_and_unknown_ones_listed(tmp_path: Path) -> None:
     flags = parse_flags(["--secure-port", "1", "-v=5", "--profiling", "--feature-gates=A=true"], KNOWN)
     assert flags.get("secure-port") == "1"
     assert flags.get("feature-gates") == "A=true"
@@ -61,40 +61,38 @@ def test_flags_can_be_written_in_several_ways_and_unknown_ones_are_told(tmp_path
     assert server_config(flags, tmp_path).authorization == "AlwaysAllow"
 
 
-def test_etcd_is_healthy_and_lends_its_folder(tmp_path: Path) -> None:
+def test_etcd_is_healthy_and_serves_its_folder(tmp_path: Path) -> None:
     flags = Flags({"listen-client-urls": "http://127.0.0.1:0", "data-dir": str(tmp_path / "data")}, ())
     with health_server(flags) as server:
         url = f"http://127.0.0.1:{server.server_address[1]}"
         serving = threading.Thread(target=server.serve_forever)
         serving.start()
         try:
-            with urllib.request.urlopen(f"{url}/health") as answer:
-                assert answer.read() == b'{"health":"true","reason":""}'
+            with urllib.request.urlopen(f"{url}/health") as response:
+                assert response.read() == b'{"health":"true","reason":""}'
             assert data_folder(url) == tmp_path / "data" / "tapestry"
         finally:
             server.shutdown()
             serving.join()
 
 
-def test_beside_somebody_elses_etcd_the_folder_is_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_etcd_gives_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert data_folder("http://127.0.0.1:1").parent == tmp_path
     assert data_folder("").parent == tmp_path
 
 
-def test_the_programs_run_and_answer_for_their_flags(tmp_path: Path) -> None:
-    made = write_assets(tmp_path / "with space", Path("/bin/sh"))
-    assert [each.name for each in made] == ["etcd", "kube-apiserver", "kubectl"]
-    done = subprocess.run([made[1], "--help"], capture_output=True, text=True, check=True, timeout=60)
+def test_programs_run_and_print_their_flags(tmp_path: Path) -> None:
+    written = write_assets(tmp_path / "with space", Path("/bin/sh"))
+    assert [each.name for each in written] == ["etcd", "kube-apiserver", "kubectl"]
+    done = subprocess.run([written[1], "--help"], capture_output=True, text=True, check=True, timeout=60)
     assert "--etcd-servers" in done.stdout
     assert "insecure-port" not in done.stdout
-    assert write_assets(tmp_path / "with space", Path("/bin/sh")) == made
+    assert write_assets(tmp_path / "with space", Path("/bin/sh")) == written
 
 
-def test_a_real_kubernetes_is_not_overwritten(tmp_path: Path) -> None:
+def test_real_kubernetes_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "kube-apiserver").write_bytes(b"\x7fELF")
-    with pytest.raises(
-        FileExistsError, match=r"kube-apiserver: there is another program .* choose a folder of its own"
-    ):
+    with pytest.raises(FileExistsError, match=r"kube-apiserver: another program .* choose an empty folder"):
         write_assets(tmp_path, None)
     assert [each.name for each in tmp_path.iterdir()] == ["kube-apiserver"]

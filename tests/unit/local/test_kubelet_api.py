@@ -1,4 +1,4 @@
-"""What kubelets answer, and to whom."""
+"""Kubelet API: logs, metrics and authorization."""
 
 import json
 
@@ -23,14 +23,14 @@ def a_pod(name: str = "web") -> Object:
 
 
 @pytest.fixture
-async def world(pretended: World) -> World:
-    """A simulated node with a pod that runs."""
-    await pretended.client.create(PODS, a_pod())
-    await pretended.wait_for_pod("web", lambda pod: is_condition_true(pod, "Ready"))
-    return pretended
+async def world(simulated_world: World) -> World:
+    """Simulated node with a running pod."""
+    await simulated_world.client.create(PODS, a_pod())
+    await simulated_world.wait_for_pod("web", lambda pod: is_condition_true(pod, "Ready"))
+    return simulated_world
 
 
-async def test_the_log_of_a_simulated_pod_is_one_line_that_says_so(world: World) -> None:
+async def test_log_of_simulated_pod_is_one_line(world: World) -> None:
     text = await world.log("web", container="c")
     assert text == "default/web is simulated: nothing runs in c, and nothing is written\n"
     assert await world.log("web", container="c", follow="true", tailLines="5") == text
@@ -46,32 +46,32 @@ async def test_the_log_of_a_simulated_pod_is_one_line_that_says_so(world: World)
         ("/nothing", 404),
     ],
 )
-async def test_what_is_not_there_is_not_found(world: World, path: str, code: int) -> None:
-    assert (await world.ask(path, certificate=True))[0] == code
+async def test_missing_pod_or_container_is_not_found(world: World, path: str, code: int) -> None:
+    assert (await world.call_kubelet(path, certificate=True))[0] == code
 
 
 @pytest.mark.parametrize("verb", ["exec", "attach", "portForward"])
-async def test_there_is_nothing_to_go_into(world: World, verb: str) -> None:
-    code, text = await world.ask(f"/{verb}/default/web/c?command=sh", certificate=True)
+async def test_exec_is_not_implemented(world: World, verb: str) -> None:
+    code, text = await world.call_kubelet(f"/{verb}/default/web/c?command=sh", certificate=True)
     assert (code, "only logs" in text) == (501, True)
 
 
-async def test_nobody_is_told_anything_without_saying_who_they_are(world: World) -> None:
-    assert await world.ask("/metrics/resource") == (401, "Unauthorized")
-    assert await world.ask("/metrics/resource", token="made up") == (401, "Unauthorized")
+async def test_anonymous_request_is_unauthorized(world: World) -> None:
+    assert await world.call_kubelet("/metrics/resource") == (401, "Unauthorized")
+    assert await world.call_kubelet("/metrics/resource", token="made up") == (401, "Unauthorized")
 
 
-async def test_an_account_is_told_what_it_has_the_right_to(world: World) -> None:
+async def test_account_needs_permission(world: World) -> None:
     account = {"metadata": {"name": "curious", "namespace": "default"}}
     await world.client.create(SERVICE_ACCOUNTS, account)
     token = (await world.client.request_token("curious", "default"))["token"]
-    code, text = await world.ask("/metrics/resource", token=token)
+    code, text = await world.call_kubelet("/metrics/resource", token=token)
     assert code == 403
     assert "subresource=metrics" in text
     await grant(world, "nodes/metrics")
-    assert (await world.ask("/metrics/resource", token=token))[0] == 200
-    assert (await world.ask("/stats/summary", token=token))[0] == 403
-    assert (await world.ask("/containerLogs/default/web/c", token=token))[0] == 403
+    assert (await world.call_kubelet("/metrics/resource", token=token))[0] == 200
+    assert (await world.call_kubelet("/stats/summary", token=token))[0] == 403
+    assert (await world.call_kubelet("/containerLogs/default/web/c", token=token))[0] == 403
 
 
 async def grant(world: World, resource: str) -> None:
@@ -83,19 +83,19 @@ async def grant(world: World, resource: str) -> None:
     await world.client.create(CLUSTER_ROLE_BINDINGS, binding)
 
 
-async def test_a_kubelet_answers_for_its_own_node_alone(world: World) -> None:
+async def test_kubelet_serves_only_pods_of_its_node(world: World) -> None:
     await world.client.create(NODES, simulated_node("other", {"cpu": "1"}))
     other = a_pod("elsewhere")
     await world.client.create(PODS, {**other, "spec": {**other["spec"], "nodeName": "other"}})
     await world.wait_for_pod("elsewhere", lambda pod: is_condition_true(pod, "Ready"))
-    assert (await world.ask("/containerLogs/default/elsewhere/c", certificate=True))[0] == 404
-    assert (await world.ask("/containerLogs/default/elsewhere/c", "other", certificate=True))[0] == 200
-    summary = json.loads((await world.ask("/stats/summary", "other", certificate=True))[1])
+    assert (await world.call_kubelet("/containerLogs/default/elsewhere/c", certificate=True))[0] == 404
+    assert (await world.call_kubelet("/containerLogs/default/elsewhere/c", "other", certificate=True))[0] == 200
+    summary = json.loads((await world.call_kubelet("/stats/summary", "other", certificate=True))[1])
     assert [each["podRef"]["name"] for each in summary["pods"]] == ["elsewhere"]
 
 
-async def test_metrics_are_what_pods_asked_for(world: World) -> None:
-    _, text = await world.ask("/metrics/resource", certificate=True)
+async def test_metrics_are_the_requests(world: World) -> None:
+    _, text = await world.call_kubelet("/metrics/resource", certificate=True)
     values = {
         line.split()[0]: float(line.split()[1]) for line in text.splitlines() if line and not line.startswith("#")
     }
@@ -107,8 +107,8 @@ async def test_metrics_are_what_pods_asked_for(world: World) -> None:
     assert "resource_scrape_error" in values
 
 
-async def test_the_summary_tells_the_same(world: World) -> None:
-    _, text = await world.ask("/stats/summary", certificate=True)
+async def test_summary_matches_metrics(world: World) -> None:
+    _, text = await world.call_kubelet("/stats/summary", certificate=True)
     summary = json.loads(text)
     assert summary["node"]["nodeName"] == "n"
     assert summary["node"]["memory"]["workingSetBytes"] == 64 << 20
@@ -120,12 +120,12 @@ async def test_the_summary_tells_the_same(world: World) -> None:
     ]
 
 
-async def test_a_process_uses_what_it_uses(sample: World) -> None:
+async def test_process_reports_real_usage(open_world: World) -> None:
     command = ["sh", "-c", "while :; do :; done"]
     spec = {"nodeName": "n", "containers": [{"name": "c", "image": "i", "command": command}]}
-    await sample.client.create(PODS, {"metadata": {"name": "busy", "namespace": "default"}, "spec": spec})
-    await sample.wait_for_pod("busy", lambda pod: is_condition_true(pod, "Ready"))
-    summary = json.loads((await sample.ask("/stats/summary", certificate=True))[1])
+    await open_world.client.create(PODS, {"metadata": {"name": "busy", "namespace": "default"}, "spec": spec})
+    await open_world.wait_for_pod("busy", lambda pod: is_condition_true(pod, "Ready"))
+    summary = json.loads((await open_world.call_kubelet("/stats/summary", certificate=True))[1])
     [pod] = summary["pods"]
     assert pod["podRef"]["name"] == "busy"
     assert 0 < pod["memory"]["workingSetBytes"] < 1 << 30

@@ -1,4 +1,4 @@
-"""Finding and starting a control plane, as far as that can be seen without one."""
+"""Finding and starting a control plane, without a real one."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,11 +20,11 @@ from tapestry.local.kubernetes import (
     "environ",
     [{}, {"XDG_CACHE_HOME": "/elsewhere"}, {"KUBEBUILDER_ASSETS": "/opt/kubebuilder"}, {"KUBEBUILDER_ASSETS": ""}],
 )
-def test_programs_are_looked_for_where_the_build_puts_them(environ: Mapping[str, str]) -> None:
+def test_programs_are_found_where_the_build_puts_them(environ: Mapping[str, str]) -> None:
     assert assets_folder(environ) == kube_assets.assets_folder(environ)
 
 
-def test_missing_programs_are_named_with_the_way_to_get_them(tmp_path: Path) -> None:
+def test_missing_programs_are_named_with_advice(tmp_path: Path) -> None:
     (tmp_path / "etcd").touch()
     with pytest.raises(AssetsMissing) as caught:
         find_assets({"KUBEBUILDER_ASSETS": str(tmp_path)})
@@ -37,7 +37,7 @@ def test_ports_differ() -> None:
     assert len(set(free_ports(50))) == 50
 
 
-def test_a_program_that_ends_at_once_is_reported_with_its_log_and_nothing_stays(tmp_path: Path) -> None:
+def test_exited_program_is_reported_with_log_and_stopped(tmp_path: Path) -> None:
     etcd = tmp_path / "etcd"
     etcd.write_text("#!/bin/sh\necho the disk is on fire\nexit 7\n")
     etcd.chmod(0o755)
@@ -47,6 +47,6 @@ def test_a_program_that_ends_at_once_is_reported_with_its_log_and_nothing_stays(
     assert plane.pids() == {}
 
 
-def test_a_component_is_launched_only_where_it_is_missing(tmp_path: Path) -> None:
+def test_running_component_cannot_be_launched_again(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="started control plane"):
         ControlPlane(tmp_path, tmp_path).launch("etcd")

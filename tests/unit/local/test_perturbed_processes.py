@@ -1,4 +1,4 @@
-"""The process kubelet, disturbed at every call it makes; the processes themselves are played."""
+"""Process kubelet with a perturbation at every API call and fake processes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -21,8 +21,8 @@ from tapestry.local.process_kubelet import ProcessSettings, process_node
 AN_HOUR = 3600.0
 
 
-class Played:
-    """A process that ends when it is asked to, or by itself after a while."""
+class FakeProcess:
+    """Process that ends when it is stopped, or after some seconds."""
 
     pid = 1
 
@@ -47,11 +47,11 @@ class Played:
 
 
 @asynccontextmanager
-async def played(
+async def fake_child(
     command: Sequence[str], _: Mapping[str, str], __: Path, write: Callable[[bytes], None]
-) -> AsyncIterator[Played]:
+) -> AsyncIterator[FakeProcess]:
     write(b"up\n")
-    yield Played(float(command[1]))
+    yield FakeProcess(float(command[1]))
 
 
 def a_pod(name: str, command: list[str], **spec: object) -> Object:
@@ -63,7 +63,7 @@ def a_pod(name: str, command: list[str], **spec: object) -> Object:
     }
 
 
-async def pods_that_come_and_go(client: Client) -> None:
+async def create_and_delete_pods(client: Client) -> None:
     async def wait(name: str, until: Callable[[Object], bool]) -> Object:
         found = await wait_for(
             client, PODS, name, "default", until=lambda pod: pod is not None and until(pod), timeout=AN_HOUR
@@ -86,14 +86,14 @@ async def pods_that_come_and_go(client: Client) -> None:
         await wait_for(client, PODS, name, "default", until=lambda pod: pod is None, timeout=AN_HOUR)
 
 
-async def at_once(work: Callable[..., object], *arguments: object) -> object:
-    """In the place of a thread, for which a clock that is moved would not wait."""
+async def run_inline(work: Callable[..., object], *arguments: object) -> object:
+    """Run the work inline instead of in a thread, for which a virtual clock would not wait."""
     return work(*arguments)
 
 
-def test_pods_run_and_go_whatever_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pod_worker, "child", played)
-    monkeypatch.setattr(asyncio, "to_thread", at_once)
+def test_pods_run_and_end_under_perturbations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_worker, "child", fake_child)
+    monkeypatch.setattr(asyncio, "to_thread", run_inline)
 
     def set_up(manager: Manager) -> None:
         settings = ProcessSettings(tmp_path, "https://nowhere", ProcessPolicy(Path("tapestry"), run_pods=True), {})
@@ -103,6 +103,6 @@ def test_pods_run_and_go_whatever_happens(tmp_path: Path, monkeypatch: pytest.Mo
         return ("/pods" in call or "/configmaps" in call) and not call.startswith("watch")
 
     resources = [NODES, PODS, CONFIGMAPS, SECRETS]
-    report = perturb(Scenario("processes", resources, set_up, pods_that_come_and_go, counts=counts))
+    report = perturb(Scenario("processes", resources, set_up, create_and_delete_pods, counts=counts))
     assert report.calls > 10, report
     assert not report.failures, "\n".join(map(str, report.failures))

@@ -1,4 +1,4 @@
-"""Probes: one at a time, and what many of them come to."""
+"""Single probes, and results after thresholds."""
 
 import asyncio
 import os
@@ -20,14 +20,14 @@ from tapestry.local.probes import Prober, probe_results
 
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
-    """A server that is well on one page only."""
+    """Port of a server with one healthy path."""
 
-    async def answer(request: web.BaseRequest) -> web.Response:
+    async def respond(request: web.BaseRequest) -> web.Response:
         if request.path == "/slow":
             await asyncio.sleep(5)
         return web.Response(status={"/well": 204, "/moved": 302}.get(request.path, 500))
 
-    runner = web.ServerRunner(web.Server(answer, access_log=None), shutdown_timeout=0.1)
+    runner = web.ServerRunner(web.Server(respond, access_log=None), shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     yield runner.addresses[0][1]
@@ -51,28 +51,28 @@ def http(path: str, port: object = "web") -> Object:
         (http("/well"), None),
         (http("/moved"), None),
         (http("/ill"), "HTTP probe failed with statuscode: 500"),
-        (http("/slow"), "it did not answer in time"),
-        (http("/well", "other"), "the container has no port called other"),
+        (http("/slow"), "timed out"),
+        (http("/well", "other"), "the container has no port named other"),
         ({"tcpSocket": {"port": "web"}}, None),
         ({"exec": {"command": ["sh", "-c", "exit 0"]}}, None),
-        ({"exec": {"command": ["sh", "-c", "echo no; exit 2"]}}, "command ended with 2: no"),
-        ({"exec": {"command": ["sleep", "60"]}}, "it did not answer in time"),
+        ({"exec": {"command": ["sh", "-c", "echo no; exit 2"]}}, "command exited with 2: no"),
+        ({"exec": {"command": ["sleep", "60"]}}, "timed out"),
     ],
 )
-async def test_a_probe_says_what_is_wrong(prober: Prober, probe: Object, why: str | None) -> None:
+async def test_probe_reports_failure(prober: Prober, probe: Object, why: str | None) -> None:
     assert await prober.attempt(probe) == why
 
 
-async def test_where_nobody_listens_nobody_is_well(prober: Prober) -> None:
+async def test_probe_fails_without_listener(prober: Prober) -> None:
     for probe in (http("/well", 1), {"tcpSocket": {"port": 1}}):
         assert await prober.attempt(probe) is not None
 
 
-def verdicts_of(found: list[bool], *, eager: bool = False, **probe: int) -> list[tuple[bool, float]]:
-    """What attempts that come out like this amount to, and when."""
+def results_of(found: list[bool], *, eager: bool = False, **probe: int) -> list[tuple[bool, float]]:
+    """Return the results of these attempts, with their times."""
 
-    async def amount() -> list[tuple[bool, float]]:
-        remaining, said = iter(found), []
+    async def collect() -> list[tuple[bool, float]]:
+        remaining, results = iter(found), []
         loop = asyncio.get_running_loop()
         began = loop.time()
 
@@ -85,30 +85,30 @@ def verdicts_of(found: list[bool], *, eager: bool = False, **probe: int) -> list
         opinions = probe_results(probe, attempt, eager=eager)
         with suppress(EOFError):
             while True:
-                said.append((await anext(opinions), loop.time() - began))
-        return said
+                results.append((await anext(opinions), loop.time() - began))
+        return results
 
-    return run(amount())
+    return run(collect())
 
 
-def test_a_verdict_takes_as_many_in_a_row_as_it_takes() -> None:
+def test_result_needs_consecutive_threshold() -> None:
     found = [True, False, False, True, False, False, False, False, True, True]
-    said = verdicts_of(found, failureThreshold=3, successThreshold=2, periodSeconds=5, initialDelaySeconds=7)
-    assert said == [(False, 7 + 6 * 5), (True, 7 + 9 * 5)]
+    results = results_of(found, failureThreshold=3, successThreshold=2, periodSeconds=5, initialDelaySeconds=7)
+    assert results == [(False, 7 + 6 * 5), (True, 7 + 9 * 5)]
 
 
-def test_by_default_one_success_and_three_failures_decide() -> None:
-    assert verdicts_of([False, False, True, False, False, False]) == [(True, 20), (False, 50)]
+def test_default_thresholds_are_one_success_three_failures() -> None:
+    assert results_of([False, False, True, False, False, False]) == [(True, 20), (False, 50)]
 
 
-def test_the_eager_ask_every_second_until_it_is_well_for_the_first_time() -> None:
-    said = verdicts_of([False, False, True, False, True], eager=True, failureThreshold=1)
-    assert said == [(False, 0), (True, 2), (False, 12), (True, 22)]
+def test_eager_probe_runs_every_second_until_success() -> None:
+    results = results_of([False, False, True, False, True], eager=True, failureThreshold=1)
+    assert results == [(False, 0), (True, 2), (False, 12), (True, 22)]
 
 
 @given(st.lists(st.booleans(), max_size=30), st.integers(1, 4), st.integers(1, 4))
-def test_no_verdict_without_its_threshold(found: list[bool], success: int, failure: int) -> None:
-    said = verdicts_of(found, successThreshold=success, failureThreshold=failure, periodSeconds=1)
-    for verdict, moment in said:
-        needed, at = success if verdict else failure, round(moment)
-        assert found[at - needed + 1 : at + 1] == [verdict] * needed
+def test_no_result_without_threshold(found: list[bool], success: int, failure: int) -> None:
+    results = results_of(found, successThreshold=success, failureThreshold=failure, periodSeconds=1)
+    for result, moment in results:
+        needed, at = success if result else failure, round(moment)
+        assert found[at - needed + 1 : at + 1] == [result] * needed

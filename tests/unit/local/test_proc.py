@@ -1,4 +1,4 @@
-"""What the kernel says of processes."""
+"""Process statistics from /proc."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 from tapestry.local.proc import process_stat, uptime
 
 
-def test_a_process_has_begun_and_worked_and_is_in_memory() -> None:
+def test_process_has_start_time_cpu_and_memory() -> None:
     before = process_stat(os.getpid())
     assert 0 < before.start_seconds <= uptime()
     assert 1 << 20 < before.memory < 1 << 40
@@ -17,7 +17,7 @@ def test_a_process_has_begun_and_worked_and_is_in_memory() -> None:
         sum(range(10_000))
 
 
-def test_a_process_may_have_any_name() -> None:
+def test_process_name_may_contain_anything() -> None:
     rename = "open('/proc/self/comm', 'w').write(') 1 2 (')"
     wait = "print(flush=True); input()"
     command = [sys.executable, "-c", f"{rename}; {wait}"]
@@ -28,8 +28,8 @@ def test_a_process_may_have_any_name() -> None:
         process.communicate(b"\n")
 
 
-def test_a_process_that_is_gone_says_nothing() -> None:
-    gone = subprocess.Popen(["true"])
-    gone.wait()
+def test_ended_process_is_an_error() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
     with pytest.raises(OSError):
-        process_stat(gone.pid)
+        process_stat(ended.pid)

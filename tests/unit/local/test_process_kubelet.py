@@ -1,4 +1,4 @@
-"""Pods as processes: what they find, what is said of them, and how they end."""
+"""Pods as processes: environment, status and termination."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ FOR_EVER = "while :; do sleep 0.05; done"
 
 
 def a_pod(script: str, name: str = "p", namespace: str = "default", **spec: Any) -> Object:
-    """A pod of one container that runs a script, and ends the moment it is asked to."""
+    """Return a pod with one container that runs a script and ends at once when stopped."""
     container = {"name": "c", "image": "none", "command": ["sh", "-c", script], **spec.pop("container", {})}
     return {
         "metadata": {"name": name, "namespace": namespace},
@@ -45,7 +45,7 @@ def container_of(pod: Object) -> Object:
 
 
 async def output_of(world: World, pod: Object) -> str:
-    """What a pod wrote that runs to its end."""
+    """Run a pod to completion and return its log."""
     await world.client.create(PODS, pod)
     ended = await world.wait_for_pod("p", is_over)
     assert phase(ended) == "Succeeded", await world.log("p")
@@ -60,21 +60,23 @@ def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-# -- what they find
+# -- environment
 
 
-async def test_a_pod_runs_to_its_end_and_its_log_can_be_read(sample: World) -> None:
-    assert await output_of(sample, a_script("echo one; echo two >&2; echo three")) == "one\ntwo\nthree\n"
-    assert await sample.log("p", tailLines=1) == "three\n"
-    pod = await sample.client.get(PODS, "p", "default")
+async def test_pod_runs_to_completion_with_log(open_world: World) -> None:
+    assert await output_of(open_world, a_script("echo one; echo two >&2; echo three")) == "one\ntwo\nthree\n"
+    assert await open_world.log("p", tailLines=1) == "three\n"
+    pod = await open_world.client.get(PODS, "p", "default")
     assert container_of(pod)["state"]["terminated"]["exitCode"] == 0
     assert find_condition(pod["status"]["conditions"], "Ready")["reason"] == "PodCompleted"
 
 
-async def test_it_finds_its_volumes_where_its_arguments_say_they_are(sample: World) -> None:
-    await sample.client.create(CONFIGMAPS, {"metadata": {"name": "m", "namespace": "default"}, "data": {"a": "map"}})
+async def test_pod_finds_volumes_by_mount_path(open_world: World) -> None:
+    await open_world.client.create(
+        CONFIGMAPS, {"metadata": {"name": "m", "namespace": "default"}, "data": {"a": "map"}}
+    )
     secret = {"metadata": {"name": "s", "namespace": "default"}, "data": {"b": "c2VjcmV0"}}
-    await sample.client.create(SECRETS, secret)
+    await open_world.client.create(SECRETS, secret)
     names = {"items": [{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}]}
     volumes = [
         {"name": "m", "configMap": {"name": "m"}},
@@ -87,50 +89,50 @@ async def test_it_finds_its_volumes_where_its_arguments_say_they_are(sample: Wor
     env = [{"name": "FILE", "value": "/mnt/m/a"}]
     pod = a_script(script, volumes=volumes, container={"volumeMounts": mounts, "env": env})
     pod["metadata"]["labels"] = {"app": "x"}
-    assert await output_of(sample, pod) == 'mapsecretapp="x"kept\nmap\n'
+    assert await output_of(open_world, pod) == 'mapsecretapp="x"kept\nmap\n'
 
 
-async def test_it_knows_itself_and_nothing_of_us(sample: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pod_sees_own_fields_but_not_our_environment(open_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     fields = {"POD": "metadata.name", "IP": "status.podIP", "NODE": "spec.nodeName"}
     env = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()]
     monkeypatch.setenv("TAPESTRY_SECRET", "ours")
-    text = await output_of(sample, a_script("env; pwd", container={"env": env}))
+    text = await output_of(open_world, a_script("env; pwd", container={"env": env}))
     *lines, folder = text.splitlines()
     found = dict(line.split("=", 1) for line in lines)
-    pod = await sample.client.get(PODS, "p", "default")
+    pod = await open_world.client.get(PODS, "p", "default")
     assert (found["POD"], found["IP"], found["NODE"]) == ("p", pod["status"]["podIP"], "n")
     assert found["IP"].startswith("127.")
     assert "TAPESTRY_SECRET" not in found
-    assert folder.startswith(str(sample.folder))
+    assert folder.startswith(str(open_world.folder))
 
 
-async def test_it_can_call_the_api_server_as_its_account(sample: World) -> None:
+async def test_pod_calls_api_server_as_its_account(open_world: World) -> None:
     text = await output_of(
-        sample,
+        open_world,
         a_script(
             "cat $KUBECONFIG; cat $(TOKENS)/token",
             container={"env": [{"name": "TOKENS", "value": "/var/run/secrets/kubernetes.io/serviceaccount"}]},
         ),
     )
-    assert sample.server in text
+    assert open_world.server in text
     assert "tokenFile" in text
     token = text.rpartition("}")[2].strip()
-    review = await sample.client.review(TOKEN_REVIEWS, {"token": token})
+    review = await open_world.client.review(TOKEN_REVIEWS, {"token": token})
     assert review["status"]["user"]["username"] == "system:serviceaccount:default:default"
 
 
-async def test_what_is_missing_is_waited_for(sample: World) -> None:
+async def test_pod_waits_for_missing_source(open_world: World) -> None:
     volumes = [{"name": "m", "configMap": {"name": "m"}}]
     mounts = [{"name": "m", "mountPath": "/mnt"}]
-    await sample.client.create(PODS, a_script("cat /mnt/a", volumes=volumes, container={"volumeMounts": mounts}))
-    pod = await sample.wait_for_pod("p", lambda pod: bool(container_of(pod)))
+    await open_world.client.create(PODS, a_script("cat /mnt/a", volumes=volumes, container={"volumeMounts": mounts}))
+    pod = await open_world.wait_for_pod("p", lambda pod: bool(container_of(pod)))
     assert phase(pod) == "Pending"
     assert container_of(pod)["state"]["waiting"]["message"] == 'ConfigMap "m" not found'
-    await sample.client.create(CONFIGMAPS, {"metadata": {"name": "m", "namespace": "default"}, "data": {"a": "x"}})
-    await sample.wait_for_pod("p", lambda pod: phase(pod) == "Succeeded")
+    await open_world.client.create(CONFIGMAPS, {"metadata": {"name": "m", "namespace": "default"}, "data": {"a": "x"}})
+    await open_world.wait_for_pod("p", lambda pod: phase(pod) == "Succeeded")
 
 
-async def test_init_containers_run_first_and_sidecars_beside(sample: World) -> None:
+async def test_init_containers_run_first_and_sidecars_alongside(open_world: World) -> None:
     def init(name: str, script: str, **more: str) -> Object:
         mounts = [{"name": "e", "mountPath": "/e"}]
         return {"name": name, "image": "i", "command": ["sh", "-c", script], "volumeMounts": mounts, **more}
@@ -142,136 +144,136 @@ async def test_init_containers_run_first_and_sidecars_beside(sample: World) -> N
     ]
     main = {"volumeMounts": [{"name": "e", "mountPath": "/e"}]}
     pod = a_script("cat /e/order", initContainers=containers, volumes=[{"name": "e", "emptyDir": {}}], container=main)
-    assert await output_of(sample, pod) == "first\nbeside\nsecond\n"
-    found = await sample.client.get(PODS, "p", "default")
+    assert await output_of(open_world, pod) == "first\nbeside\nsecond\n"
+    found = await open_world.client.get(PODS, "p", "default")
     assert all("terminated" in each["state"] for each in found["status"]["initContainerStatuses"])
 
 
 # -- probes
 
 
-async def test_a_pod_is_ready_when_its_probe_says_so_and_no_longer(sample: World) -> None:
+async def test_pod_is_ready_while_probe_succeeds(open_world: World) -> None:
     probe = {"exec": {"command": ["test", "-e", "/e/ready"]}, "periodSeconds": 1, "failureThreshold": 1}
     mounts = [{"name": "e", "mountPath": "/e"}]
     container = {"readinessProbe": probe, "volumeMounts": mounts}
-    await sample.client.create(PODS, a_pod(FOR_EVER, volumes=[{"name": "e", "emptyDir": {}}], container=container))
-    pod = await sample.wait_for_pod("p", lambda pod: phase(pod) == "Running")
+    await open_world.client.create(PODS, a_pod(FOR_EVER, volumes=[{"name": "e", "emptyDir": {}}], container=container))
+    pod = await open_world.wait_for_pod("p", lambda pod: phase(pod) == "Running")
     assert not is_ready(pod)
-    flag = sample.folder / "pods" / uid_of(pod) / "volumes" / "e" / "ready"
+    flag = open_world.folder / "pods" / uid_of(pod) / "volumes" / "e" / "ready"
     flag.touch()
-    await sample.wait_for_pod("p", is_ready)
+    await open_world.wait_for_pod("p", is_ready)
     flag.unlink()
-    await sample.wait_for_pod("p", lambda pod: not is_ready(pod))
+    await open_world.wait_for_pod("p", lambda pod: not is_ready(pod))
 
 
-async def test_a_pod_that_is_found_ill_is_started_again(sample: World) -> None:
+async def test_unhealthy_container_is_restarted(open_world: World) -> None:
     probe = {"exec": {"command": ["test", "-e", "/e/ill"]}, "periodSeconds": 1, "failureThreshold": 1}
     container = {"livenessProbe": probe, "volumeMounts": [{"name": "e", "mountPath": "/e"}]}
     script = f"touch /e/ill; sleep 0.3; rm -f /e/ill; {FOR_EVER}"
-    await sample.client.create(PODS, a_pod(script, volumes=[{"name": "e", "emptyDir": {}}], container=container))
-    again = await sample.wait_for_pod("p", lambda pod: container_of(pod).get("restartCount", 0) >= 1)
+    await open_world.client.create(PODS, a_pod(script, volumes=[{"name": "e", "emptyDir": {}}], container=container))
+    again = await open_world.wait_for_pod("p", lambda pod: container_of(pod).get("restartCount", 0) >= 1)
     assert container_of(again)["lastState"]["terminated"]["exitCode"] == 143
-    events = await sample.client.list(EVENTS, "default")
+    events = await open_world.client.list(EVENTS, "default")
     assert {"Started", "Unhealthy", "Killing"} <= {each["reason"] for each in events}
     assert {(each["involvedObject"].get("kind"), each["involvedObject"]["name"]) for each in events} == {("Pod", "p")}
 
 
-# -- restarts and ends
+# -- restarts and termination
 
 
-async def test_what_was_killed_comes_back_and_its_old_log_is_kept(sample: World) -> None:
-    await sample.client.create(PODS, a_pod(f"echo $$$$; {FOR_EVER}"))
-    await sample.wait_for_pod("p", is_ready)
-    first = await sample.first_line("p")
+async def test_killed_container_restarts_and_keeps_old_log(open_world: World) -> None:
+    await open_world.client.create(PODS, a_pod(f"echo $$$$; {FOR_EVER}"))
+    await open_world.wait_for_pod("p", is_ready)
+    first = await open_world.first_line("p")
     os.kill(int(first), signal.SIGKILL)
-    await sample.wait_for_pod("p", lambda pod: container_of(pod)["restartCount"] == 1 and is_ready(pod))
-    assert await sample.first_line("p") != first
-    assert await sample.log("p", previous="true") == first
+    await open_world.wait_for_pod("p", lambda pod: container_of(pod)["restartCount"] == 1 and is_ready(pod))
+    assert await open_world.first_line("p") != first
+    assert await open_world.log("p", previous="true") == first
 
 
-async def test_what_fails_again_and_again_has_to_wait(sample: World) -> None:
-    await sample.client.create(PODS, a_pod("echo no; exit 3"))
-    pod = await sample.wait_for_pod(
+async def test_repeated_failure_backs_off(open_world: World) -> None:
+    await open_world.client.create(PODS, a_pod("echo no; exit 3"))
+    pod = await open_world.wait_for_pod(
         "p", lambda pod: "waiting" in container_of(pod).get("state", {}) and phase(pod) == "Running"
     )
     assert container_of(pod)["state"]["waiting"]["reason"] == "CrashLoopBackOff"
     assert container_of(pod)["lastState"]["terminated"]["exitCode"] == 3
     assert container_of(pod)["restartCount"] == 1
-    assert await sample.log("p") == await sample.log("p", previous="true") == "no\n"
-    await sample.client.delete(PODS, pod)
-    await sample.wait_until_gone("p")
+    assert await open_world.log("p") == await open_world.log("p", previous="true") == "no\n"
+    await open_world.client.delete(PODS, pod)
+    await open_world.wait_until_gone("p")
 
 
 @pytest.mark.parametrize(("script", "end"), [("exit 0", "Succeeded"), ("exit 2", "Failed")])
-async def test_a_pod_that_is_not_to_be_restarted_is_over(sample: World, script: str, end: str) -> None:
-    await sample.client.create(PODS, a_script(script))
-    assert phase(await sample.wait_for_pod("p", is_over)) == end
+async def test_pod_ends_if_not_restarted(open_world: World, script: str, end: str) -> None:
+    await open_world.client.create(PODS, a_script(script))
+    assert phase(await open_world.wait_for_pod("p", is_over)) == end
 
 
-async def test_a_program_that_is_not_there_is_said_to_be(sample: World) -> None:
+async def test_missing_program_is_reported(open_world: World) -> None:
     pod = a_script("", container={"command": ["no-such-program"]})
-    await sample.client.create(PODS, pod)
-    ended = container_of(await sample.wait_for_pod("p", is_over))["state"]["terminated"]
+    await open_world.client.create(PODS, pod)
+    ended = container_of(await open_world.wait_for_pod("p", is_over))["state"]["terminated"]
     assert ended["exitCode"] == 128
     assert "no-such-program" in ended["message"]
 
 
-async def test_a_deleted_pod_has_its_time_to_end_and_leaves_nothing(sample: World) -> None:
+async def test_deleted_pod_ends_gracefully_and_leaves_nothing(open_world: World) -> None:
     script = "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.05; done"
-    await sample.client.create(PODS, a_pod(script))
-    pod = await sample.wait_for_pod("p", is_ready)
-    folder = sample.folder / "pods" / uid_of(pod)
+    await open_world.client.create(PODS, a_pod(script))
+    pod = await open_world.wait_for_pod("p", is_ready)
+    folder = open_world.folder / "pods" / uid_of(pod)
     assert folder.is_dir()
-    async with sample.reading("p", follow="true") as log:
+    async with open_world.open_log("p", follow="true") as log:
         assert await log.content.readline() == b"up\n"
-        await sample.client.delete(PODS, pod)
-        await sample.wait_until_gone("p")
+        await open_world.client.delete(PODS, pod)
+        await open_world.wait_until_gone("p")
         assert await log.content.read() == b"bye\n"
-    await sample.client.create(PODS, a_pod("exit 0", "next", restartPolicy="Never"))
-    await sample.wait_for_pod("next", is_over)
+    await open_world.client.create(PODS, a_pod("exit 0", "next", restartPolicy="Never"))
+    await open_world.wait_for_pod("next", is_over)
     assert not folder.exists()
 
 
-async def test_a_pod_that_does_not_listen_is_killed_in_the_end(sample: World) -> None:
-    await sample.client.create(PODS, a_pod(f"trap '' TERM; echo $$$$; {FOR_EVER}"))
-    pod = await sample.wait_for_pod("p", is_ready)
-    pid = int(await sample.first_line("p"))
-    await sample.client.delete(PODS, pod, grace_seconds=1)
-    await sample.wait_until_gone("p")
+async def test_pod_ignoring_sigterm_is_killed_after_grace(open_world: World) -> None:
+    await open_world.client.create(PODS, a_pod(f"trap '' TERM; echo $$$$; {FOR_EVER}"))
+    pod = await open_world.wait_for_pod("p", is_ready)
+    pid = int(await open_world.first_line("p"))
+    await open_world.client.delete(PODS, pod, grace_seconds=1)
+    await open_world.wait_until_gone("p")
     assert not is_alive(pid)
 
 
-# -- who may
+# -- allowed pods
 
 
-async def test_a_stranger_is_refused_in_words_and_waits(strict: World) -> None:
-    await strict.client.create(PODS, a_pod("touch /tmp/never"))
-    pod = await strict.wait_for_pod("p", lambda pod: bool(container_of(pod)))
+async def test_disallowed_pod_waits_with_reason(strict_world: World) -> None:
+    await strict_world.client.create(PODS, a_pod("touch /tmp/never"))
+    pod = await strict_world.wait_for_pod("p", lambda pod: bool(container_of(pod)))
     waiting = container_of(pod)["state"]["waiting"]
     assert (phase(pod), waiting["reason"]) == ("Pending", "Refused")
-    assert waiting["message"] == "pods of the namespace default are not run as processes"
-    await strict.client.delete(PODS, pod)
-    await strict.wait_until_gone("p")
+    assert waiting["message"] == "pods of the namespace default may not run as processes"
+    await strict_world.client.delete(PODS, pod)
+    await strict_world.wait_until_gone("p")
 
 
-async def test_our_own_program_runs_where_it_is_trusted(strict: World) -> None:
-    await strict.client.create(NAMESPACES, {"metadata": {"name": "tapestry-system"}})
+async def test_our_program_runs_in_trusted_namespace(strict_world: World) -> None:
+    await strict_world.client.create(NAMESPACES, {"metadata": {"name": "tapestry-system"}})
     pod = a_pod("", namespace="tapestry-system", restartPolicy="Never")
     pod["spec"]["automountServiceAccountToken"] = False
     pod["spec"]["containers"][0] |= {"command": ["tapestry"], "args": ["syncer", "--binding", "b"]}
-    await strict.client.create(PODS, pod)
-    await strict.wait_for_pod("p", is_over, "tapestry-system")
-    assert "/nonexistent/.kube/config" in await strict.log("p", "tapestry-system")
+    await strict_world.client.create(PODS, pod)
+    await strict_world.wait_for_pod("p", is_over, "tapestry-system")
+    assert "/nonexistent/.kube/config" in await strict_world.log("p", "tapestry-system")
 
 
-async def test_only_what_tolerates_it_comes_to_the_node(strict: World) -> None:
-    assert TAINT in (await strict.client.get(NODES, "n"))["spec"]["taints"]
+async def test_node_taint_keeps_other_pods_away(strict_world: World) -> None:
+    assert TAINT in (await strict_world.client.get(NODES, "n"))["spec"]["taints"]
 
 
-# -- across our own end
+# -- restarts of the kubelet
 
 
-async def test_pods_end_with_us_and_are_started_anew(tmp_path: Path) -> None:
+async def test_pods_end_with_kubelet_and_restart_with_next(tmp_path: Path) -> None:
     async with a_cluster(tmp_path, run_pods=True) as world:
         await world.client.create(PODS, a_pod(f"echo $$$$; {FOR_EVER}"))
         await world.client.create(PODS, a_pod(FOR_EVER, "once", restartPolicy="Never"))
@@ -287,13 +289,13 @@ async def test_pods_end_with_us_and_are_started_anew(tmp_path: Path) -> None:
         assert phase(await world.wait_for_pod("once", is_over)) == "Failed"
 
 
-async def test_a_pod_that_was_deleted_while_we_were_away_has_ended(tmp_path: Path) -> None:
+async def test_pod_deleted_while_kubelet_was_down_ends(tmp_path: Path) -> None:
     held = a_pod(FOR_EVER, restartPolicy="OnFailure")
     held["metadata"]["finalizers"] = ["example.com/counted"]
     async with a_cluster(tmp_path, run_pods=True) as world:
         await world.client.create(PODS, held)
         await world.wait_for_pod("p", is_ready)
-    async with a_cluster(tmp_path, simulated=True) as world:  # whose kubelet is another's
+    async with a_cluster(tmp_path, simulated=True) as world:  # with another kubelet
         await world.client.delete(PODS, await world.client.get(PODS, "p", "default"))
     async with a_cluster(tmp_path, run_pods=True) as world:
         pod = await world.wait_for_pod("p", is_over)

@@ -1,4 +1,4 @@
-"""Simulated nodes and their pods, on virtual time."""
+"""Simulated nodes and their pods, in virtual time."""
 
 import asyncio
 from collections import Counter
@@ -27,12 +27,12 @@ AN_HOUR = 3600.0
 PORT = 10250
 ROOM = {"cpu": "8", "memory": "16Gi", "pods": "110"}
 
-Story = Callable[[Client], Awaitable[None]]
+ScenarioSteps = Callable[[Client], Awaitable[None]]
 
 
 @asynccontextmanager
 async def a_cluster(nodes: int = 1) -> AsyncIterator[Client]:
-    """A cluster whose nodes are simulated."""
+    """Cluster with simulated nodes."""
     clock = running_clock()
     api = InProcessApi([NODES, PODS, LEASES, EVENTS], now=clock.now)
     config = ManagerConfig(name="kubelets", metrics=Metrics(address=""), probes=Probes(address=""))
@@ -48,10 +48,10 @@ async def a_cluster(nodes: int = 1) -> AsyncIterator[Client]:
         await asyncio.wait([working])
 
 
-def told(story: Story, nodes: int = 1) -> None:
+def run_scenario(scenario: ScenarioSteps, nodes: int = 1) -> None:
     async def world() -> None:
         async with a_cluster(nodes) as client:
-            await story(client)
+            await scenario(client)
 
     run(world())
 
@@ -81,8 +81,8 @@ def is_ready(obj: Object) -> bool:
 # -- nodes
 
 
-def test_a_node_says_what_a_kubelet_says() -> None:
-    async def story(client: Client) -> None:
+def test_node_reports_kubelet_status() -> None:
+    async def scenario(client: Client) -> None:
         node = await wait_for_node(client, is_ready)
         status = node["status"]
         assert status["capacity"] == status["allocatable"] == ROOM
@@ -97,32 +97,32 @@ def test_a_node_says_what_a_kubelet_says() -> None:
             "Ready": "True",
         }
 
-    told(story)
+    run_scenario(scenario)
 
 
-def test_a_node_that_others_gave_up_is_ready_again() -> None:
-    async def story(client: Client) -> None:
+def test_node_marked_unknown_becomes_ready_again() -> None:
+    async def scenario(client: Client) -> None:
         node = await wait_for_node(client, is_ready)
         unknown = [{**each, "status": "Unknown"} for each in node["status"]["conditions"]]
         await client.patch(NODES, node, {"status": {"conditions": unknown}}, subresource="status")
         await wait_for_node(client, is_ready)
 
-    told(story)
+    run_scenario(scenario)
 
 
-def test_every_node_has_an_address_of_its_own() -> None:
-    async def story(client: Client) -> None:
+def test_every_node_has_own_address() -> None:
+    async def scenario(client: Client) -> None:
         for number in range(50):
             await wait_for_node(client, is_ready, f"n{number or ''}")
         addresses = {internal_ip(node) for node in await client.list(NODES)}
         assert len(addresses) == 50
 
-    told(story, nodes=50)
+    run_scenario(scenario, nodes=50)
 
 
-def test_leases_are_renewed_every_ten_seconds_and_not_all_at_once() -> None:
-    async def story(client: Client) -> None:
-        await asyncio.sleep(20)  # everything has begun
+def test_leases_are_renewed_every_ten_seconds_spread() -> None:
+    async def scenario(client: Client) -> None:
+        await asyncio.sleep(20)  # all nodes have started
         renewals: Counter[str] = Counter()
         moments: Counter[float] = Counter()
         try:
@@ -138,11 +138,11 @@ def test_leases_are_renewed_every_ten_seconds_and_not_all_at_once() -> None:
         assert set(renewals.values()) <= {2, 3, 4}
         assert max(moments.values()) <= 10  # of 200 nodes, in 100 slots
 
-    told(story, nodes=200)
+    run_scenario(scenario, nodes=200)
 
 
-def test_a_lease_that_somebody_took_away_is_made_again() -> None:
-    async def story(client: Client) -> None:
+def test_deleted_lease_is_created_again() -> None:
+    async def scenario(client: Client) -> None:
         await wait_for_node(client, is_ready)
         lease = await wait_for(client, LEASES, "n", NODE_LEASE_NAMESPACE, until=lambda obj: obj is not None)
         assert lease is not None
@@ -151,11 +151,11 @@ def test_a_lease_that_somebody_took_away_is_made_again() -> None:
         again = await wait_for(client, LEASES, "n", NODE_LEASE_NAMESPACE, until=lambda obj: obj is not None, timeout=60)
         assert again is not None
 
-    told(story)
+    run_scenario(scenario)
 
 
-def test_nobody_renews_the_lease_of_a_node_that_is_gone() -> None:
-    async def story(client: Client) -> None:
+def test_lease_of_deleted_node_is_not_renewed() -> None:
+    async def scenario(client: Client) -> None:
         node = await wait_for_node(client, is_ready)
         await wait_for(client, LEASES, "n", NODE_LEASE_NAMESPACE, until=lambda obj: obj is not None)
         await client.delete(NODES, node)
@@ -164,14 +164,14 @@ def test_nobody_renews_the_lease_of_a_node_that_is_gone() -> None:
         await asyncio.sleep(60)
         assert await client.get(LEASES, "n", NODE_LEASE_NAMESPACE) == lease
 
-    told(story)
+    run_scenario(scenario)
 
 
 # -- pods
 
 
-def test_a_pod_runs_ends_and_is_left_alone() -> None:
-    async def story(client: Client) -> None:
+def test_pod_runs_ends_and_stays() -> None:
+    async def scenario(client: Client) -> None:
         annotations = simulated(starts_after="3s", ready_after="3s", ends_after="20s")
         await client.create(PODS, a_pod(annotations=annotations, restartPolicy="Never"))
         await wait_for_pod(client, is_ready)
@@ -179,11 +179,11 @@ def test_a_pod_runs_ends_and_is_left_alone() -> None:
         await asyncio.sleep(60)
         assert await client.get(PODS, "web", "default") == ended
 
-    told(story)
+    run_scenario(scenario)
 
 
-def test_pods_have_addresses_of_their_own_unless_they_use_their_nodes() -> None:
-    async def story(client: Client) -> None:
+def test_pods_have_own_addresses_except_host_network() -> None:
+    async def scenario(client: Client) -> None:
         for number in range(20):
             await client.create(PODS, {**a_pod(f"p{number}")})
         await client.create(PODS, a_pod("host", hostNetwork=True))
@@ -193,33 +193,33 @@ def test_pods_have_addresses_of_their_own_unless_they_use_their_nodes() -> None:
         assert host["status"]["podIP"] == internal_ip(await client.get(NODES, "n"))
         assert len({pod["status"]["podIP"] for pod in await client.list(PODS)}) == 21
 
-    told(story)
+    run_scenario(scenario)
 
 
-def test_a_pod_that_was_there_before_its_node_runs_when_that_comes() -> None:
-    async def story(client: Client) -> None:
+def test_pod_starts_when_its_node_appears() -> None:
+    async def scenario(client: Client) -> None:
         await client.create(PODS, {**a_pod(), "spec": {**a_pod()["spec"], "nodeName": "late"}})
         await asyncio.sleep(5)
         assert value_at(await client.get(PODS, "web", "default"), "status", "startTime") is None
         await client.create(NODES, simulated_node("late", ROOM))
         await wait_for_pod(client, is_ready)
 
-    told(story)
+    run_scenario(scenario)
 
 
-def test_pods_of_other_nodes_are_not_ours() -> None:
-    async def story(client: Client) -> None:
+def test_pods_of_other_nodes_are_ignored() -> None:
+    async def scenario(client: Client) -> None:
         await client.create(NODES, {"metadata": {"name": "another"}})
         await client.create(PODS, {**a_pod(), "spec": {**a_pod()["spec"], "nodeName": "another"}})
         await asyncio.sleep(60)
         assert value_at(await client.get(PODS, "web", "default"), "status", "startTime") is None
 
-    told(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(("grace", "least"), [(None, 4), (2, 2)])
-def test_a_deleted_pod_goes_when_it_is_time(grace: int | None, least: float) -> None:
-    async def story(client: Client) -> None:
+def test_deleted_pod_is_removed_when_due(grace: int | None, least: float) -> None:
+    async def scenario(client: Client) -> None:
         await client.create(PODS, a_pod(annotations=simulated(stops_after="4s")))
         pod = await wait_for_pod(client, is_ready)
         began = asyncio.get_running_loop().time()
@@ -227,11 +227,11 @@ def test_a_deleted_pod_goes_when_it_is_time(grace: int | None, least: float) -> 
         await wait_until_gone(client)
         assert least - 1 <= asyncio.get_running_loop().time() - began <= least + 1
 
-    told(story)
+    run_scenario(scenario)
 
 
-def test_a_deleted_pod_that_others_hold_on_to_has_failed() -> None:
-    async def story(client: Client) -> None:
+def test_deleted_pod_with_finalizer_has_failed() -> None:
+    async def scenario(client: Client) -> None:
         pod = a_pod(restartPolicy="Never", annotations=simulated(ends_after="never"))
         await client.create(PODS, {**pod, "metadata": {**pod["metadata"], "finalizers": ["example.com/counted"]}})
         pod = await wait_for_pod(client, is_ready)
@@ -241,13 +241,13 @@ def test_a_deleted_pod_that_others_hold_on_to_has_failed() -> None:
         await client.patch(PODS, held, {"metadata": {"finalizers": None}})
         await wait_until_gone(client)
 
-    told(story)
+    run_scenario(scenario)
 
 
-# -- whatever happens
+# -- perturbations
 
 
-async def pods_that_come_and_go(client: Client) -> None:
+async def create_and_delete_pods(client: Client) -> None:
     await client.create(NODES, simulated_node("n", ROOM))
     await wait_for_node(client, is_ready)
     await client.create(PODS, a_pod("long"))
@@ -260,13 +260,13 @@ async def pods_that_come_and_go(client: Client) -> None:
     await wait_until_gone(client, "brief")
 
 
-def test_nodes_and_pods_come_to_the_same_end_whatever_happens() -> None:
+def test_nodes_and_pods_converge_under_perturbations() -> None:
     def set_up(manager: Manager) -> None:
         simulated_kubelet.install(manager, lambda: PORT)
 
     def counts(call: str) -> bool:
         return "/leases" not in call
 
-    report = perturb(Scenario("kubelets", [NODES, PODS], set_up, pods_that_come_and_go, counts=counts))
+    report = perturb(Scenario("kubelets", [NODES, PODS], set_up, create_and_delete_pods, counts=counts))
     assert report.calls > 0
     assert not report.failures, report

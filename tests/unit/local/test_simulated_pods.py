@@ -1,4 +1,4 @@
-"""How simulated pods fare, moment by moment."""
+"""Status of simulated pods over time."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -25,7 +25,7 @@ def seconds(number: float) -> datetime:
 
 
 def at(pod: Object, *moments: float) -> Object:
-    """The pod after its kubelet looked at it at each of these moments."""
+    """Return the pod after updates at each of these seconds."""
     for moment in moments:
         status, _ = status_update(pod, seconds(moment), PLACE)
         if status is not None:
@@ -33,8 +33,8 @@ def at(pod: Object, *moments: float) -> Object:
     return pod
 
 
-def course(pod: Object, until: float) -> list[Object]:
-    """What the pod was, each time that its kubelet had something to say, when it looks only as often as it wants to."""
+def updates(pod: Object, until: float) -> list[Object]:
+    """Return the pod after each update, at the times that the updates request."""
     found, moment = [], BEGIN
     while True:
         status, again = status_update(pod, moment, PLACE)
@@ -57,35 +57,35 @@ def first_container(pod: Object) -> Object:
 
 
 @pytest.mark.parametrize("split", [{"command": ["sleep", "60"]}, {"command": ["sleep"], "args": ["60"]}])
-def test_a_pod_that_sleeps_ends_when_it_wakes(split: Object) -> None:
-    told = {"restartPolicy": "Never", "containers": [{"name": "c", "image": "busybox", **split}]}
-    assert phases([at(a_pod(**told), 0, 59), at(a_pod(**told), 0, 60)]) == ["Running", "Succeeded"]
-    assert phases([at(a_pod(annotations=simulated(ends_after="10s"), **told), 0, 10)]) == ["Succeeded"]
+def test_sleeping_pod_ends_after_its_sleep(split: Object) -> None:
+    spec_fields = {"restartPolicy": "Never", "containers": [{"name": "c", "image": "busybox", **split}]}
+    assert phases([at(a_pod(**spec_fields), 0, 59), at(a_pod(**spec_fields), 0, 60)]) == ["Running", "Succeeded"]
+    assert phases([at(a_pod(annotations=simulated(ends_after="10s"), **spec_fields), 0, 10)]) == ["Succeeded"]
 
 
-def test_a_pod_of_which_nothing_is_said_runs_at_once_and_for_ever() -> None:
-    [pod] = course(a_pod(), until=1e9)
+def test_pod_without_annotations_runs_forever() -> None:
+    [pod] = updates(a_pod(), until=1e9)
     assert pod["status"]["phase"] == "Running"
     assert is_condition_true(pod, "Ready")
     assert pod["status"]["podIP"] == PLACE.pod_ip
     assert first_container(pod)["state"] == {"running": {"startedAt": timestamp(BEGIN)}}
 
 
-def test_what_was_said_is_not_said_again() -> None:
+def test_unchanged_status_is_not_reported_again() -> None:
     pod = at(a_pod(), 0)
     assert status_update(pod, seconds(100), PLACE) == (None, None)
 
 
-def test_times_that_nobody_gave_are_no_news() -> None:
-    """kube-apiserver shows them as null."""
+def test_null_times_are_no_change() -> None:
+    """kube-apiserver returns missing times as null."""
     pod = at(a_pod(), 0)
-    shown = [{**each, "lastProbeTime": None} for each in pod["status"]["conditions"]]
-    pod = {**pod, "status": {**pod["status"], "conditions": shown}}
+    with_nulls = [{**each, "lastProbeTime": None} for each in pod["status"]["conditions"]]
+    pod = {**pod, "status": {**pod["status"], "conditions": with_nulls}}
     assert status_update(pod, seconds(100), PLACE) == (None, None)
 
 
-def test_it_starts_and_becomes_ready_when_it_is_told_to() -> None:
-    found = course(a_pod(annotations=simulated(starts_after="2s", ready_after="5s")), until=60)
+def test_pod_starts_and_becomes_ready_as_annotated() -> None:
+    found = updates(a_pod(annotations=simulated(starts_after="2s", ready_after="5s")), until=60)
     assert phases(found) == ["Pending", "Running", "Running"]
     assert [is_condition_true(pod, "Ready") for pod in found] == [False, False, True]
     assert [find_condition(pod["status"]["conditions"], "Ready")["lastTransitionTime"] for pod in found] == [
@@ -99,30 +99,30 @@ def test_it_starts_and_becomes_ready_when_it_is_told_to() -> None:
     ("policy", "code", "phase"),
     [("Never", "0", "Succeeded"), ("Never", "3", "Failed"), ("OnFailure", "0", "Succeeded")],
 )
-def test_a_pod_ends_as_it_is_told_to(policy: str, code: str, phase: str) -> None:
+def test_pod_ends_as_annotated(policy: str, code: str, phase: str) -> None:
     annotations = simulated(ends_after="30s", exit_code=code)
-    found = course(a_pod(annotations=annotations, restartPolicy=policy), until=1e6)
+    found = updates(a_pod(annotations=annotations, restartPolicy=policy), until=1e6)
     assert phases(found) == ["Running", phase]
     ended = first_container(found[-1])["state"]["terminated"]
     assert (ended["exitCode"], ended["finishedAt"]) == (int(code), timestamp(seconds(30)))
     assert not is_condition_true(found[-1], "Ready")
 
 
-def test_a_pod_that_is_not_to_run_for_ever_ends_by_itself() -> None:
-    assert phases(course(a_pod(restartPolicy="Never"), until=10)) == ["Running", "Succeeded"]
+def test_pod_without_restart_ends_by_default() -> None:
+    assert phases(updates(a_pod(restartPolicy="Never"), until=10)) == ["Running", "Succeeded"]
     never = a_pod(annotations=simulated(ends_after="never"), restartPolicy="Never")
-    assert phases(course(never, until=1e6)) == ["Running"]
+    assert phases(updates(never, until=1e6)) == ["Running"]
 
 
 @pytest.mark.parametrize(("policy", "code"), [("Always", "0"), ("Always", "1"), ("OnFailure", "1")])
-def test_what_is_to_be_restarted_is_after_pauses_that_grow(policy: str, code: str) -> None:
+def test_restarted_pod_backs_off(policy: str, code: str) -> None:
     annotations = simulated(ends_after="5s", exit_code=code)
-    found = course(a_pod(annotations=annotations, restartPolicy=policy), until=60)
+    found = updates(a_pod(annotations=annotations, restartPolicy=policy), until=60)
     assert set(phases(found)) == {"Running"}
     states = [next(iter(first_container(pod)["state"])) for pod in found]
     assert states == ["running", "waiting", "running", "waiting", "running", "waiting"]
     assert [first_container(pod)["restartCount"] for pod in found] == [0, 0, 1, 1, 2, 2]
-    # ran until 5, 20 and 45; the pauses were 10 and 20 seconds
+    # ran until 5, 20 and 45 seconds; the backoff was 10 and 20 seconds
     last = [value_at(first_container(pod), "lastState", "terminated", "finishedAt") for pod in found]
     ends = [timestamp(seconds(moment)) for moment in (5, 20, 45)]
     assert last == [None, ends[0], ends[0], ends[1], ends[1], ends[2]]
@@ -130,7 +130,7 @@ def test_what_is_to_be_restarted_is_after_pauses_that_grow(policy: str, code: st
     assert is_condition_true(found[2], "Ready")
 
 
-def test_a_readiness_gate_is_waited_for() -> None:
+def test_readiness_gate_delays_ready() -> None:
     pod = at(a_pod(readinessGates=[{"conditionType": "example.com/in"}]), 0)
     assert is_condition_true(pod, "ContainersReady")
     assert find_condition(pod["status"]["conditions"], "Ready")["reason"] == "ReadinessGatesNotReady"
@@ -141,10 +141,10 @@ def test_a_readiness_gate_is_waited_for() -> None:
     assert opened in pod["status"]["conditions"]
 
 
-def test_init_containers_end_well_before_the_others_begin_and_sidecars_go_on() -> None:
+def test_init_containers_succeed_first_and_sidecars_continue() -> None:
     init = [{"name": "first", "image": "i"}, {"name": "beside", "image": "i", "restartPolicy": "Always"}]
     annotations = simulated(starts_after="2s", ends_after="10s")
-    found = course(a_pod(annotations=annotations, initContainers=init, restartPolicy="Never"), until=60)
+    found = updates(a_pod(annotations=annotations, initContainers=init, restartPolicy="Never"), until=60)
     assert phases(found) == ["Pending", "Running", "Succeeded"]
     states = [[next(iter(each["state"])) for each in pod["status"]["initContainerStatuses"]] for pod in found]
     assert states == [["waiting", "waiting"], ["terminated", "running"], ["terminated", "terminated"]]
@@ -152,23 +152,23 @@ def test_init_containers_end_well_before_the_others_begin_and_sidecars_go_on() -
     assert first_container(found[0])["state"]["waiting"]["reason"] == "PodInitializing"
 
 
-def test_an_ephemeral_container_runs_from_when_it_is_seen() -> None:
+def test_ephemeral_container_runs_from_first_sight() -> None:
     pod = at(a_pod(), 0)
     pod = {**pod, "spec": {**pod["spec"], "ephemeralContainers": [{"name": "debug", "image": "sh"}]}}
     pod = at(pod, 7, 9)
-    [said] = pod["status"]["ephemeralContainerStatuses"]
-    assert said["state"] == {"running": {"startedAt": timestamp(seconds(7))}}
+    [values] = pod["status"]["ephemeralContainerStatuses"]
+    assert values["state"] == {"running": {"startedAt": timestamp(seconds(7))}}
     assert is_condition_true(pod, "Ready")
 
 
-def test_a_pod_past_its_deadline_has_failed() -> None:
-    found = course(a_pod(activeDeadlineSeconds=20), until=60)
+def test_pod_fails_after_active_deadline() -> None:
+    found = updates(a_pod(activeDeadlineSeconds=20), until=60)
     assert phases(found) == ["Running", "Failed"]
     assert found[-1]["status"]["reason"] == "DeadlineExceeded"
     assert first_container(found[-1])["state"]["terminated"]["exitCode"] == 143
 
 
-def test_what_it_asks_for_is_what_it_gets_also_when_it_asks_for_more() -> None:
+def test_allocated_resources_follow_requests() -> None:
     resources = {"requests": {"cpu": "1"}}
     pod = at(a_pod(containers=[{"name": "c", "image": "i", "resources": resources}]), 0)
     assert first_container(pod)["allocatedResources"] == {"cpu": "1"}
@@ -177,7 +177,7 @@ def test_what_it_asks_for_is_what_it_gets_also_when_it_asks_for_more() -> None:
     assert first_container(pod)["resources"] == more
 
 
-def test_annotations_that_cannot_be_read_are_as_if_they_were_not_there() -> None:
+def test_invalid_annotations_are_ignored() -> None:
     nonsense = simulated(starts_after="soon", ready_after="-3s", ends_after="later", exit_code="-1")
     assert lifecycle_of(a_pod(annotations=nonsense))[:3] == lifecycle_of(a_pod())[:3]
     assert lifecycle_of(a_pod(annotations=nonsense)).code == 1
@@ -193,12 +193,12 @@ def deleted(pod: Object, grace: int, at: float = 0) -> Object:
 
 
 @pytest.mark.parametrize(("stops", "grace", "due"), [("0s", 30, 5), ("3s", 30, 8), ("60s", 30, 35), ("3s", 0, 5)])
-def test_a_deleted_pod_goes_after_a_while_at_most_its_grace(stops: str, grace: int, due: float) -> None:
+def test_deleted_pod_ends_within_grace(stops: str, grace: int, due: float) -> None:
     assert deletion_time(deleted(a_pod(annotations=simulated(stops_after=stops)), grace, at=5)) == seconds(due)
 
 
 @pytest.mark.parametrize("policy", ["Always", "OnFailure", "Never"])
-def test_before_it_goes_its_containers_have_ended(policy: str) -> None:
+def test_containers_terminate_before_removal(policy: str) -> None:
     pod = deleted(at(a_pod(restartPolicy=policy), 0), 30)
     status = final_status(pod, seconds(3), PLACE)
     assert status is not None
@@ -207,19 +207,19 @@ def test_before_it_goes_its_containers_have_ended(policy: str) -> None:
     assert final_status({**pod, "status": status}, seconds(4), PLACE) is None
 
 
-def test_a_pod_that_is_deleted_before_it_ran_never_did() -> None:
+def test_pod_deleted_before_start_never_ran() -> None:
     status = final_status(deleted(a_pod(), 30), seconds(0), PLACE)
     assert status is not None
     assert status["phase"] == "Failed"
 
 
-def test_a_pod_that_ended_has_nothing_more_to_say() -> None:
-    found = course(a_pod(restartPolicy="Never"), until=10)
+def test_ended_pod_has_no_update() -> None:
+    found = updates(a_pod(restartPolicy="Never"), until=10)
     assert final_status(deleted(found[-1], 30), seconds(20), PLACE) is None
     assert status_update(found[-1], seconds(20), PLACE) == (None, None)
 
 
-# -- whatever is asked for
+# -- any lifecycle
 
 spans = st.sampled_from(["0s", "300ms", "1s", "7s", "90s"])
 courses = st.fixed_dictionaries(
@@ -241,15 +241,15 @@ inits = st.lists(st.sampled_from(["once", "sidecar"]), max_size=2)
     st.sampled_from([None, 1, 40]),
     st.lists(st.floats(0, 2000), max_size=12).map(sorted),
 )
-def test_phases_never_run_backwards_and_restarts_only_grow(
-    said: dict[str, str], policy: str, init: list[str], deadline: int | None, moments: list[float]
+def test_phases_never_go_back_and_restarts_only_grow(
+    values: dict[str, str], policy: str, init: list[str], deadline: int | None, moments: list[float]
 ) -> None:
     containers = [
         {"name": f"i{number}", "image": "i", **({"restartPolicy": "Always"} if sort == "sidecar" else {})}
         for number, sort in enumerate(init)
     ]
     spec = {"restartPolicy": policy, "initContainers": containers, "activeDeadlineSeconds": deadline}
-    pod, phase, restarts = a_pod(annotations=simulated(**said), **spec), 0, 0
+    pod, phase, restarts = a_pod(annotations=simulated(**values), **spec), 0, 0
     for moment in moments:
         pod = at(pod, moment)
         status = pod["status"]

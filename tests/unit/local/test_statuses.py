@@ -1,4 +1,4 @@
-"""What the states of containers come to for their pod."""
+"""Pod statuses computed from container states."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -21,20 +21,20 @@ from tapestry.local.statuses import (
 from .pods import a_pod
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-PLACE = PodAddresses("127.64.0.1", "127.96.0.1")
+ADDRESSES = PodAddresses("127.64.0.1", "127.96.0.1")
 CREATING, BACK_OFF = waiting_state("ContainerCreating"), waiting_state("CrashLoopBackOff")
 RUNS, WELL, BADLY = running_state(NOW), terminated_state(0, NOW, NOW), terminated_state(1, NOW, NOW)
 INIT = {"initContainers": [{"name": "i", "image": "i"}]}
 SIDECAR = {"initContainers": [{"name": "i", "image": "i", "restartPolicy": "Always"}]}
 
 
-def said(state: Object, last: Object | None = None, name: str = "c") -> Object:
+def container(state: Object, last: Object | None = None, name: str = "c") -> Object:
     return container_status({"name": name}, state, "x", last=last, ready="running" in state)
 
 
 def status(main: list[Object], init: list[Object] | None = None, **spec: Any) -> Object:
     containers = [{"name": f"c{number}", "image": "i"} for number in range(len(main))]
-    return pod_status(a_pod(**{"containers": containers, **spec}), ContainerStatuses(main, init or []), PLACE, NOW)
+    return pod_status(a_pod(**{"containers": containers, **spec}), ContainerStatuses(main, init or []), ADDRESSES, NOW)
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,12 @@ def status(main: list[Object], init: list[Object] | None = None, **spec: Any) ->
         ([WELL, BADLY], "Never", "Failed"),
     ],
 )
-def test_the_phase_follows_from_the_containers(states: list[Object], policy: str, phase: str) -> None:
-    assert status([said(each) for each in states], restartPolicy=policy)["phase"] == phase
+def test_phase_follows_containers(states: list[Object], policy: str, phase: str) -> None:
+    assert status([container(each) for each in states], restartPolicy=policy)["phase"] == phase
 
 
-def test_a_container_that_waits_to_be_started_again_has_run() -> None:
-    assert status([said(BACK_OFF, BADLY)])["phase"] == "Running"
+def test_backing_off_container_counts_as_run() -> None:
+    assert status([container(BACK_OFF, BADLY)])["phase"] == "Running"
 
 
 @pytest.mark.parametrize(
@@ -69,36 +69,36 @@ def test_a_container_that_waits_to_be_started_again_has_run() -> None:
         (WELL, "Never", "Running"),
     ],
 )
-def test_init_containers_come_first(state: Object, policy: str, phase: str) -> None:
-    main = [said(RUNS if state is WELL else CREATING)]
-    found = status(main, [said(state, name="i")], restartPolicy=policy, **INIT)
+def test_init_containers_are_first(state: Object, policy: str, phase: str) -> None:
+    main = [container(RUNS if state is WELL else CREATING)]
+    found = status(main, [container(state, name="i")], restartPolicy=policy, **INIT)
     assert found["phase"] == phase
     assert find_condition(found["conditions"], "Initialized")["status"] == str(state is WELL)
 
 
-def test_a_sidecar_has_only_to_start_and_a_pod_is_not_over_before_it() -> None:
-    assert status([said(RUNS)], [said(CREATING, name="i")], **SIDECAR)["phase"] == "Pending"
-    assert status([said(RUNS)], [said(RUNS, name="i")], **SIDECAR)["phase"] == "Running"
+def test_sidecar_only_has_to_start_and_delays_end() -> None:
+    assert status([container(RUNS)], [container(CREATING, name="i")], **SIDECAR)["phase"] == "Pending"
+    assert status([container(RUNS)], [container(RUNS, name="i")], **SIDECAR)["phase"] == "Running"
     spec = {**SIDECAR, "restartPolicy": "Never"}
-    assert status([said(WELL)], [said(RUNS, name="i")], **spec)["phase"] == "Running"
-    assert status([said(WELL)], [said(BADLY, name="i")], **spec)["phase"] == "Succeeded"
+    assert status([container(WELL)], [container(RUNS, name="i")], **spec)["phase"] == "Running"
+    assert status([container(WELL)], [container(BADLY, name="i")], **spec)["phase"] == "Succeeded"
 
 
-def test_a_pod_that_is_deleted_is_over_when_its_containers_are() -> None:
+def test_deleted_pod_ends_with_its_containers() -> None:
     pod = a_pod()
     pod["metadata"]["deletionTimestamp"] = timestamp(NOW)
-    assert pod_status(pod, ContainerStatuses([said(RUNS)]), PLACE, NOW)["phase"] == "Running"
-    assert pod_status(pod, ContainerStatuses([said(WELL)]), PLACE, NOW)["phase"] == "Succeeded"
-    assert pod_status(pod, ContainerStatuses([said(BADLY)]), PLACE, NOW)["phase"] == "Failed"
+    assert pod_status(pod, ContainerStatuses([container(RUNS)]), ADDRESSES, NOW)["phase"] == "Running"
+    assert pod_status(pod, ContainerStatuses([container(WELL)]), ADDRESSES, NOW)["phase"] == "Succeeded"
+    assert pod_status(pod, ContainerStatuses([container(BADLY)]), ADDRESSES, NOW)["phase"] == "Failed"
 
 
-def test_what_is_not_ready_is_named_and_what_was_so_stays_so_since_then() -> None:
+def test_unready_containers_are_named_and_times_kept() -> None:
     pod = a_pod()
-    first = pod_status(pod, ContainerStatuses([said(CREATING)]), PodAddresses(PLACE.host_ip), NOW)
+    first = pod_status(pod, ContainerStatuses([container(CREATING)]), PodAddresses(ADDRESSES.host_ip), NOW)
     assert find_condition(first["conditions"], "Ready")["message"] == "containers with unready status: [c]"
     assert find_condition(first["conditions"], "PodReadyToStartContainers")["status"] == "False"
     later = NOW + timedelta(seconds=9)
-    second = pod_status({**pod, "status": first}, ContainerStatuses([said(RUNS)]), PLACE, later)
+    second = pod_status({**pod, "status": first}, ContainerStatuses([container(RUNS)]), ADDRESSES, later)
     moments = {each["type"]: each["lastTransitionTime"] for each in second["conditions"]}
     assert moments == {
         "PodReadyToStartContainers": timestamp(later),
@@ -110,16 +110,16 @@ def test_what_is_not_ready_is_named_and_what_was_so_stays_so_since_then() -> Non
     assert second["startTime"] == first["startTime"]
 
 
-def test_what_others_say_of_the_pod_stays() -> None:
+def test_foreign_conditions_are_kept() -> None:
     target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
     pod = {**a_pod(), "status": {"conditions": [target]}}
     assert (
         target["reason"]
         == find_condition(
-            pod_status(pod, ContainerStatuses([said(RUNS)]), PLACE, NOW)["conditions"], "DisruptionTarget"
+            pod_status(pod, ContainerStatuses([container(RUNS)]), ADDRESSES, NOW)["conditions"], "DisruptionTarget"
         )["reason"]
     )
 
 
-def test_which_spec_was_seen_is_told() -> None:
-    assert status([said(RUNS)])["observedGeneration"] == 1
+def test_observed_generation_is_reported() -> None:
+    assert status([container(RUNS)])["observedGeneration"] == 1

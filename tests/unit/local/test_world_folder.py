@@ -1,4 +1,4 @@
-"""The folder of a world: what lasts, who runs it, and what is not touched."""
+"""Folder of a world: record, lock and foreign content."""
 
 import json
 import os
@@ -17,41 +17,41 @@ def folder(tmp_path: Path) -> WorldFolder:
     return WorldFolder(tmp_path / "world")
 
 
-def test_a_world_is_as_large_as_is_asked_for_and_later_as_it_was(folder: WorldFolder) -> None:
+def test_world_keeps_its_requested_size(folder: WorldFolder) -> None:
     assert folder.resolve_record(None, None, real_kubernetes=False) == WorldRecord(2, 5)
     with folder.claim(folder.resolve_record(3, 1, real_kubernetes=False)):
         pass
     assert folder.resolve_record(None, None, real_kubernetes=False) == WorldRecord(3, 1)
 
 
-def test_what_has_joined_is_remembered(folder: WorldFolder) -> None:
+def test_joined_clusters_are_recorded(folder: WorldFolder) -> None:
     with folder.claim(WorldRecord(2, 5)):
         folder.write_record(WorldRecord(2, 5, joined=2))
     assert folder.resolve_record(3, None, real_kubernetes=False) == WorldRecord(3, 5, joined=2)
 
 
-def test_a_world_that_is_there_may_grow_and_loses_nothing(folder: WorldFolder) -> None:
+def test_existing_world_may_grow_but_not_shrink(folder: WorldFolder) -> None:
     with folder.claim(WorldRecord(3, 4)):
         pass
     assert folder.resolve_record(1, 0, real_kubernetes=False) == WorldRecord(3, 4)
     assert folder.resolve_record(4, 9, real_kubernetes=False) == WorldRecord(4, 9)
 
 
-def test_a_world_stays_on_what_serves_it(folder: WorldFolder) -> None:
+def test_world_keeps_its_control_plane_type(folder: WorldFolder) -> None:
     with folder.claim(WorldRecord(1, 1, real_kubernetes=True)):
         pass
-    with pytest.raises(WorldError, match=r"made with --real-kubernetes, and stays so; run it with that$"):
+    with pytest.raises(WorldError, match=r"created with --real-kubernetes and cannot change; use that option$"):
         folder.resolve_record(None, None, real_kubernetes=False)
 
 
-def test_a_world_without_real_kubernetes_does_not_get_it(folder: WorldFolder) -> None:
+def test_world_cannot_switch_to_real_kubernetes(folder: WorldFolder) -> None:
     with folder.claim(WorldRecord(1, 1)):
         pass
-    with pytest.raises(WorldError, match=r"made without --real-kubernetes, and stays so; .*--purge"):
+    with pytest.raises(WorldError, match=r"created without --real-kubernetes and cannot change; .*--purge"):
         folder.resolve_record(None, None, real_kubernetes=True)
 
 
-def test_what_was_made_when_nothing_was_written_down_is_a_world_too(folder: WorldFolder) -> None:
+def test_world_without_record_is_recognized(folder: WorldFolder) -> None:
     for name in ("virtual", "cluster-1", "cluster-2", "third"):
         (folder.path / name).mkdir(parents=True)
         (folder.path / name / "cluster.json").touch()
@@ -59,14 +59,12 @@ def test_what_was_made_when_nothing_was_written_down_is_a_world_too(folder: Worl
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [('{"layout": 7}', f"layout 7 is not known here, only {LAYOUT}"), ("{", "cannot be read")]
+    ("text", "message"), [('{"layout": 7}', f"layout 7 is not supported, only {LAYOUT}"), ("{", "cannot be read")]
 )
-def test_a_world_that_cannot_be_read_is_left_alone_and_can_be_forgotten(
-    folder: WorldFolder, text: str, said: str
-) -> None:
+def test_unreadable_world_is_kept_and_can_be_deleted(folder: WorldFolder, text: str, message: str) -> None:
     folder.path.mkdir()
     folder.record_file.write_text(text)
-    with pytest.raises(WorldError, match=said) as caught:
+    with pytest.raises(WorldError, match=message) as caught:
         folder.resolve_record(None, None, real_kubernetes=False)
     assert "tapestry down --purge" in str(caught.value)
     assert folder.record_file.read_text() == text
@@ -74,21 +72,21 @@ def test_a_world_that_cannot_be_read_is_left_alone_and_can_be_forgotten(
     assert not folder.path.exists()
 
 
-def test_a_folder_of_somebody_else_is_neither_filled_nor_deleted(folder: WorldFolder) -> None:
+def test_foreign_folder_is_neither_used_nor_deleted(folder: WorldFolder) -> None:
     folder.path.mkdir()
     (folder.path / "diary.txt").write_text("dear diary")
-    with pytest.raises(WorldError, match=r"has other things in it \(diary.txt\); choose another folder with --data"):
+    with pytest.raises(WorldError, match=r"contains other files \(diary.txt\); choose another folder with --data"):
         folder.resolve_record(None, None, real_kubernetes=False)
     with pytest.raises(WorldError, match=r"diary.txt"):
         folder.delete()
     assert [each.name for each in folder.path.iterdir()] == ["diary.txt"]
 
 
-def test_there_is_nothing_to_forget_where_nothing_is(folder: WorldFolder) -> None:
+def test_missing_world_cannot_be_deleted(folder: WorldFolder) -> None:
     assert not folder.delete()
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_uncreatable_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder = WorldFolder(tmp_path / "file" / "world")
     with (
@@ -101,41 +99,41 @@ def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) 
 RUNNER = """
 import sys
 from pathlib import Path
-from tapestry.local.world_folder import Kept, WorldFolder
+from tapestry.local.world_folder import WorldFolder, WorldRecord
 
-with WorldFolder(Path(sys.argv[1])).claimed(Kept(1, 1)):
-    print("it is ours", flush=True)
+with WorldFolder(Path(sys.argv[1])).claim(WorldRecord(1, 1)):
+    print("claimed", flush=True)
     sys.stdin.read()
 """
 
 
 @pytest.fixture
-def somebody(folder: WorldFolder) -> Iterator["subprocess.Popen[bytes]"]:
-    """Another process, which runs the world."""
+def other_process(folder: WorldFolder) -> Iterator["subprocess.Popen[bytes]"]:
+    """Another process that runs the world."""
     command = [sys.executable, "-c", RUNNER, str(folder.path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"it is ours\n"
+        assert process.stdout.readline() == b"claimed\n"
         yield process
         process.kill()
 
 
-def test_whoever_comes_second_is_told_who_is_there(folder: WorldFolder, somebody: "subprocess.Popen[bytes]") -> None:
-    assert folder.running_pid() == somebody.pid
+def test_second_process_learns_the_pid_of_the_first(
+    folder: WorldFolder, other_process: "subprocess.Popen[bytes]"
+) -> None:
+    assert folder.running_pid() == other_process.pid
     with (
-        pytest.raises(WorldError, match=rf"run by process {somebody.pid} already; `tapestry down`"),
+        pytest.raises(WorldError, match=rf"already run by process {other_process.pid}; `tapestry down`"),
         folder.claim(WorldRecord(1, 1)),
     ):
         raise AssertionError("unreachable")
-    with pytest.raises(WorldError, match="end it first"):
+    with pytest.raises(WorldError, match="stop it first"):
         folder.delete()
-    assert folder.running_pid() == somebody.pid
+    assert folder.running_pid() == other_process.pid
 
 
-def test_nobody_runs_the_world_of_a_process_that_was_killed(
-    folder: WorldFolder, somebody: "subprocess.Popen[bytes]"
-) -> None:
-    somebody.kill()
+def test_killed_process_releases_the_world(folder: WorldFolder, other_process: "subprocess.Popen[bytes]") -> None:
+    other_process.kill()
     folder.wait_for_exit()
     assert folder.running_pid() is None
     with folder.claim(WorldRecord(1, 1)):

@@ -1,4 +1,4 @@
-"""A cluster in this process whose pods run as processes of this machine."""
+"""Cluster in this process whose pods run as processes."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ MASTERS = ["system:masters"]
 
 @dataclass(frozen=True)
 class World:
-    """A cluster, and the way to its kubelets."""
+    """A cluster with access to its kubelets."""
 
     client: Client
     server: str
@@ -52,38 +52,40 @@ class World:
         await wait_for(self.client, PODS, name, namespace, until=lambda pod: pod is None, timeout=20)
 
     async def log(self, name: str, namespace: str = "default", **query: Any) -> str:
-        """The log of a pod, as the API server gives it."""
-        async with self.reading(name, namespace, **query) as answer:
-            return await answer.text()
+        """Return the log of a pod from the API server."""
+        async with self.open_log(name, namespace, **query) as response:
+            return await response.text()
 
     async def first_line(self, name: str, namespace: str = "default") -> str:
-        """The first line that the pod writes, as soon as it has."""
-        async with asyncio.timeout(20), self.reading(name, namespace, follow="true") as answer:
-            return (await answer.content.readline()).decode()
+        """Return the first line of the log as soon as it is written."""
+        async with asyncio.timeout(20), self.open_log(name, namespace, follow="true") as response:
+            return (await response.content.readline()).decode()
 
     @asynccontextmanager
-    async def reading(
+    async def open_log(
         self, name: str, namespace: str = "default", **query: Any
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         url = f"{self.server}/api/v1/namespaces/{namespace}/pods/{name}/log"
         async with (
             self.session(self.authority.client_certificate("admin", MASTERS)) as session,
-            session.get(url, params=query) as answer,
+            session.get(url, params=query) as response,
         ):
-            assert answer.status == 200, await answer.text()
-            yield answer
+            assert response.status == 200, await response.text()
+            yield response
 
-    async def ask(self, path: str, node: str = "n", token: str = "", certificate: bool = False) -> tuple[int, str]:
-        """What the kubelet of a node answers, to somebody who shows a certificate, a token, or nothing."""
+    async def call_kubelet(
+        self, path: str, node: str = "n", token: str = "", certificate: bool = False
+    ) -> tuple[int, str]:
+        """Call the kubelet of a node with a certificate, a token or no credentials; return status and text."""
         found = await self.client.get(NODES, node)
         port = found["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"]
-        shown = self.authority.client_certificate("admin", MASTERS) if certificate else None
+        key_pair = self.authority.client_certificate("admin", MASTERS) if certificate else None
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         async with (
-            self.session(shown) as session,
-            session.get(f"https://{internal_ip(found)}:{port}{path}", headers=headers) as answer,
+            self.session(key_pair) as session,
+            session.get(f"https://{internal_ip(found)}:{port}{path}", headers=headers) as response,
         ):
-            return answer.status, await answer.text()
+            return response.status, await response.text()
 
     def session(self, certificate: tuple[Path, Path] | None) -> aiohttp.ClientSession:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -97,7 +99,7 @@ class World:
 async def a_cluster(
     folder: Path, *controllers: str, run_pods: bool = False, simulated: bool = False
 ) -> AsyncIterator[World]:
-    """A cluster with one node, `n`; the second one over the same folder is the first one, started again."""
+    """Run a cluster with one node, `n`; a second one over the same folder continues the first."""
     authority = CertificateAuthority(folder / "data" / "pki")
     certificate, key = authority.client_certificate("apiserver-kubelet-client", MASTERS)
     config = ApiServerConfig(

@@ -1,4 +1,4 @@
-"""Admission: each rule as an example, and that leases hold whatever happens in whatever order."""
+"""Admission: an example of each rule, and leases that hold under any order of events."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -65,12 +65,12 @@ def a_pod(owner: bool = False, scheduled: bool = False, tolerations: list[Object
         (None, a_node(), Lease(LeaseState.OPEN, "Leased")),
     ],
 )
-def test_node_takes_no_pods_for_a_reason(reason: str | None, node: Object | None, lease: Lease | None) -> None:
+def test_closed_node_gives_a_reason(reason: str | None, node: Object | None, lease: Lease | None) -> None:
     found = node_closure(node, lease, NOW)
     assert (found and found.reason) == reason
 
 
-def test_closed_lease_tells_when_it_opens() -> None:
+def test_closed_lease_states_its_opening_time() -> None:
     lease = lease_at(a_policy("night", "22:00-06:00"), a_policy("noon", "13:00-14:00"), now=NOW)
     found = node_closure(a_node(), lease, NOW)
     assert found is not None
@@ -82,14 +82,14 @@ def test_closed_lease_tells_when_it_opens() -> None:
     ("pod", "outcome"),
     [
         (a_pod(owner=True, scheduled=True), Reject),
-        (a_pod(owner=True, scheduled=False), Wait),  # its template names the node: another one would be no better
-        (a_pod(owner=False, scheduled=True), Wait),  # nobody would make another one
+        (a_pod(owner=True, scheduled=False), Wait),  # its template names the node: a new pod would be no better
+        (a_pod(owner=False, scheduled=True), Wait),  # no controller would create another one
         (a_pod(True, True, [{"operator": "Exists"}]), Wait),
         (a_pod(True, True, [{"key": keys.OUT_OF_TIME_WINDOWS_TAINT, "operator": "Exists"}]), Wait),
         (a_pod(True, True, [{"key": "other", "operator": "Exists"}]), Reject),
     ],
 )
-def test_only_a_scheduled_pod_of_a_controller_that_tolerates_nothing_fails(pod: Object, outcome: type) -> None:
+def test_closed_node_fails_scheduled_controlled_intolerant_pods(pod: Object, outcome: type) -> None:
     closure = node_closure(a_node(), Lease(LeaseState.CLOSED, "OutOfTimeWindows"), NOW)
     assert closure is not None
     assert isinstance(closed_decision(pod, closure), outcome)
@@ -99,7 +99,7 @@ def test_only_a_scheduled_pod_of_a_controller_that_tolerates_nothing_fails(pod: 
 
 
 @pytest.mark.parametrize(
-    ("requests", "held", "above", "reason"),
+    ("requests", "held", "known", "reason"),
     [
         ({"cpu": "2"}, {"cpu": "2"}, {"cpu": "2"}, None),
         ({"cpu": "2001m"}, {"cpu": "2"}, {"cpu": "2"}, "OutOfcpu"),
@@ -110,11 +110,11 @@ def test_only_a_scheduled_pod_of_a_controller_that_tolerates_nothing_fails(pod: 
         ({"cpu": "2"}, {"cpu": "3"}, {"cpu": "2"}, "CapacityPending"),
     ],
 )
-def test_pod_fits_or_names_what_is_lacking(
-    requests: dict[str, str], held: dict[str, str], above: dict[str, str], reason: str | None
+def test_pod_fits_or_names_lacking_resource(
+    requests: dict[str, str], held: dict[str, str], known: dict[str, str], reason: str | None
 ) -> None:
     leased = amounts(cpu="4", memory="8Gi", pods="10")
-    found = capacity_decision(ResourceList.parse(requests), leased, ResourceList.parse(held), ResourceList.parse(above))
+    found = capacity_decision(ResourceList.parse(requests), leased, ResourceList.parse(held), ResourceList.parse(known))
     assert (found and found.reason) == reason
 
 
@@ -132,7 +132,7 @@ def test_resize_is_done_or_pending(wanted: str, own: str, held: str, reason: str
     assert (found and found.reason) == reason
 
 
-# -- the ledger behind a cache that lags
+# -- the ledger behind a lagging cache
 
 
 def cpu(amount: int) -> ResourceList:
@@ -158,7 +158,7 @@ NAMES = st.sampled_from([f"p{number}" for number in range(8)])
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Pods are created, resized and end below; the cache sees it later, in order.  Answers may be lost."""
+    """Pods are created, resized and end; the cache sees that later, in order. Responses may be lost."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.used: set[str] = set()
 
     def committed(self) -> int:
-        """What runs below, and what may still come to run there."""
+        """Return what runs in the physical cluster and what may still start there."""
         names = {*self.below, *self.under_way}
         return sum(max(self.below.get(name, 0), self.under_way.get(name, 0)) for name in names)
 
@@ -197,7 +197,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.ledger.mark_written(f"{MOUNT}/{name}", self.now)
 
     @rule(name=NAMES)
-    def refused(self, name: str) -> None:
+    def rejected(self, name: str) -> None:
         if name in self.under_way and name not in self.used:
             del self.under_way[name]
             self.ledger.release(f"{MOUNT}/{name}")
@@ -235,16 +235,16 @@ class LedgerMachine(RuleBasedStateMachine):
             self.ledger.on_physical_pod_change(old, new)
 
     @rule(amount=st.integers(0, 12))
-    def lend(self, amount: int) -> None:
+    def lease(self, amount: int) -> None:
         self.leased = cpu(amount)
         self.leased["pods"] = parse_quantity(100)
 
     @invariant()
-    def ledger_counts_no_less_than_there_is(self) -> None:
+    def ledger_counts_at_least_the_committed_amounts(self) -> None:
         assert value(self.ledger.held_amounts(NODE)) >= self.committed()
 
     @invariant()
-    def ledger_is_exact_once_the_cache_has_seen_everything(self) -> None:
+    def ledger_is_exact_after_the_cache_catches_up(self) -> None:
         if not self.events and not self.under_way:
             self.ledger.release_expired(NODE, self.now + timedelta(hours=1))
             held = self.ledger.held_amounts(NODE)
@@ -265,7 +265,7 @@ test_ledger_never_counts_less_than_runs_below = LedgerMachine.TestCase
 
 @dataclass
 class Observer:
-    """Sees every twin as the physical server has it, and holds it against the lease."""
+    """Watches every twin on the physical server and compares it with the lease."""
 
     world: World
     is_killed: bool = False
@@ -323,7 +323,7 @@ STEPS = st.lists(
 
 
 async def play(steps: list[tuple[Any, ...]]) -> list[str]:
-    """What was beyond the lease, or outside its time."""
+    """Run the steps and return what exceeded the lease or ran outside its time."""
     world = await a_world(policy=POLICY)
     observer = Observer(world)
     informer = Informer(world.physical, PODS, namespace=MOUNT)
@@ -336,7 +336,7 @@ async def play(steps: list[tuple[Any, ...]]) -> list[str]:
                 try:
                     await take(world, observer, *step)
                 except ApiError:
-                    continue  # there is no such pod, or one already, or it cannot be resized
+                    continue  # no such pod, or it exists already, or it cannot be resized
             await asyncio.sleep(120)
         following.cancel()
     return observer.faults
@@ -386,11 +386,11 @@ async def take(world: World, observer: Observer, what: str, *args: Any) -> None:
 @example([("pass", 60.0), *(("arrive", name, "2", 1) for name in "abcde")])
 @example([("pass", 60.0), ("arrive", "a", "3", 0), ("pass", 1.0), ("delete", "a", 0), ("arrive", "b", "2", 0)])
 @given(STEPS)
-def test_twins_never_exceed_the_lease_and_none_starts_while_it_is_closed(steps: list[tuple[Any, ...]]) -> None:
+def test_twins_stay_within_an_open_lease(steps: list[tuple[Any, ...]]) -> None:
     assert run(play(steps)) == []
 
 
-def test_the_observer_sees_what_is_beyond_a_lease() -> None:
+def test_observer_detects_an_exceeded_lease() -> None:
     observer = Observer(world=None)  # type: ignore[arg-type]
 
     async def scene() -> None:

@@ -1,4 +1,4 @@
-"""A physical cluster that lies: it can say what it likes of its own nodes and twins, and nothing of others'."""
+"""A physical cluster that lies: it controls its own nodes and twins, and nothing else."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from .world import MOUNT, World, a_world
 
 
 async def forge_twin(world: World, name: str) -> None:
-    """A pod below that looks like the twin of a virtual pod, as binding `east` would have made it."""
+    """Create a physical pod that looks like the twin of a virtual pod, as binding `east` would create it."""
     pod = await world.pod(name)
     cluster = uid_of(await world.virtual.get(NAMESPACES, "kube-system"))
     labels = {
@@ -26,7 +26,7 @@ async def forge_twin(world: World, name: str) -> None:
         keys.VIRTUAL_POD_NAME: name,
         keys.VIRTUAL_POD_UID: uid_of(pod),
     }
-    place = (await world.twin_place(name))["metadata"]
+    place = (await world.twin_ref(name))["metadata"]
     containers = [{"name": "c", "image": "busybox:1"}]
     twin = await world.physical.create(
         PODS,
@@ -47,8 +47,8 @@ async def forge_twin(world: World, name: str) -> None:
 
 
 @in_virtual_time
-async def test_a_cluster_cannot_tell_of_pods_on_nodes_of_another_binding() -> None:
-    """The names of both nodes begin alike: `vnode-east-` and `vnode-east-west-`."""
+async def test_cluster_cannot_change_pods_of_another_binding() -> None:
+    """Both node names start alike: `vnode-east-` and `vnode-east-west-`."""
     world = await a_world("east", "east-west")
     other = uid_of(await world.virtual.get(CLUSTER_BINDINGS, "east-west"))
     node = {"metadata": {"name": "vnode-east-west-n1", "labels": {keys.CLUSTER_BINDING_UID: other}}}
@@ -64,7 +64,7 @@ async def test_a_cluster_cannot_tell_of_pods_on_nodes_of_another_binding() -> No
 
 
 @in_virtual_time
-async def test_a_node_with_impossible_values_is_shown_without_them() -> None:
+async def test_invalid_node_values_are_dropped() -> None:
     world = await a_world("east")
     async with world.syncer("east"):
         amounts = {"cpu": "4", "memory": "8Gi", "pods": "110"}
@@ -78,14 +78,14 @@ async def test_a_node_with_impossible_values_is_shown_without_them() -> None:
         labels = {f"label-{number}": "x" for number in range(2000)}
         await world.physical.create(NODES, {"metadata": {"name": "n2", "labels": labels}, "status": status})
         await asyncio.sleep(5)
-        shown = await world.virtual.get(NODES, "vnode-east-n2")
-        assert len(labels_of(shown)) < 600
-        assert len(value_at(shown, "status", "conditions")[0]["message"]) <= 4096
-        assert "169.254.169.254" not in str(shown["status"]["addresses"])
+        actual = await world.virtual.get(NODES, "vnode-east-n2")
+        assert len(labels_of(actual)) < 600
+        assert len(value_at(actual, "status", "conditions")[0]["message"]) <= 4096
+        assert "169.254.169.254" not in str(actual["status"]["addresses"])
 
 
 @in_virtual_time
-async def test_an_event_below_stays_short_above() -> None:
+async def test_forwarded_event_is_truncated() -> None:
     world = await a_world("east")
     async with world.syncer("east"):
         name = "work-" + "w" * 200

@@ -1,4 +1,4 @@
-"""Leases: each sentence of the rule as an example, and what holds for all of them as properties."""
+"""Leases: an example of each rule, and properties of all leases."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def at(clock: str, day: int = 2) -> datetime:
-    """A time on a day of March 2026, of which the 2nd is a Monday, in UTC."""
+    """Return a time on a day of March 2026 in UTC; the 2nd is a Monday."""
     hour, minute = map(int, clock.split(":"))
     return datetime(2026, 3, day, hour, minute, tzinfo=UTC)
 
@@ -45,13 +45,13 @@ def a_policy(
     side: PolicySide = PolicySide.OPERATOR,
     changed_at: datetime = LONG_AGO,
     only: str = "",
-    readable: bool = True,
+    is_valid: bool = True,
     force: bool = False,
     grace: int = 0,
     evict: bool = False,
     **limits: str,
 ) -> Policy:
-    """A policy as in `a_policy("night", "22:00-06:00", cpu="4", memory="50%", pods="10 50%")`."""
+    """Return a policy, as in `a_policy("night", "22:00-06:00", cpu="4", memory="50%", pods="10 50%")`."""
     windows = tuple(TimeWindow(*each.split("-")) for each in hours.split())
     found = []
     for resource, texts in limits.items():
@@ -68,8 +68,8 @@ def a_policy(
     )
     term = {"matchExpressions": [{"key": only, "operator": "Exists"}]}
     selector = node_selector({"nodeSelectorTerms": [term]}) if only else EVERY_NODE
-    schedule = schedule_of(spec, "UTC") if readable else NEVER_OPEN
-    return Policy(name, side, spec, schedule, selector, changed_at, readable)
+    schedule = schedule_of(spec, "UTC") if is_valid else NEVER_OPEN
+    return Policy(name, side, spec, schedule, selector, changed_at, is_valid)
 
 
 def an_owners(name: str = "p", hours: str = "", **rest: Any) -> Policy:
@@ -95,7 +95,7 @@ def lease(
     used: str = "0",
     **rules: Any,
 ) -> Lease:
-    """The lease of a node, of whose cpu our pods use so much."""
+    """Return the lease of a node of which our pods use so much CPU."""
     operator = [policy for policy in policies if policy.side is PolicySide.OPERATOR]
     owner = [policy for policy in policies if policy.side is PolicySide.OWNER]
     given = LeaseRules(operator, owner, **{"selector": EVERY_NODE, **rules})
@@ -106,88 +106,88 @@ def texts(lease: Lease) -> tuple[str, str]:
     return str(lease.amounts["cpu"]), str(lease.amounts["memory"])
 
 
-# -- whether
+# -- withdrawal
 
 
-def test_without_a_policy_there_is_no_lease() -> None:
+def test_no_policy_means_no_lease() -> None:
     found = lease()
     assert (found.state, found.reason) == (LeaseState.WITHDRAWN, "NoPolicy")
     assert found.amounts == {}
     assert found.next_change is None
 
 
-def test_a_policy_for_other_nodes_is_none() -> None:
+def test_policy_for_other_nodes_does_not_count() -> None:
     assert lease(a_policy(only="gpu")).reason == "NoPolicy"
     assert lease(a_policy(only="gpu"), node=a_node(["gpu"])).state is LeaseState.OPEN
 
 
-def test_a_node_that_the_binding_does_not_select_is_not_leased() -> None:
+def test_unselected_node_is_not_leased() -> None:
     nowhere = node_selector({"nodeSelectorTerms": []})
     assert lease(a_policy(), selector=nowhere).reason == "NodeNotSelected"
 
 
-def test_a_policy_of_either_side_alone_is_enough() -> None:
+def test_policy_of_one_side_is_enough() -> None:
     assert lease(a_policy()).state is LeaseState.OPEN
     assert lease(an_owners()).state is LeaseState.OPEN
 
 
-def test_where_the_owner_must_agree_a_node_needs_a_policy_of_the_owners() -> None:
+def test_required_owner_policy_must_exist() -> None:
     found = lease(a_policy(), an_owners(only="gpu"), owner_required=True)
     assert (found.state, found.reason) == (LeaseState.WITHDRAWN, "OwnerPolicyRequired")
     assert lease(a_policy(), an_owners(), owner_required=True).state is LeaseState.OPEN
     assert lease(an_owners(), owner_required=True).state is LeaseState.OPEN
 
 
-# -- how much
+# -- amounts
 
 
-def test_a_policy_without_limits_lends_all_that_is_idle() -> None:
+def test_policy_without_limits_leases_all_idle_amounts() -> None:
     found = lease(a_policy(), foreign=[a_hold(cpu="1500m", memory="3Gi", pods="2")])
     assert texts(found) == ("6500m", "13Gi")
     assert str(found.amounts["pods"]) == "108"
     assert found.amounts == found.idle
 
 
-def test_what_foreign_pods_ask_beyond_the_node_leaves_nothing_and_no_less() -> None:
+def test_foreign_overcommit_leaves_zero() -> None:
     assert lease(a_policy(), foreign=[a_hold(cpu="5"), a_hold(cpu="5")]).amounts["cpu"] == ZERO
 
 
-def test_within_a_side_the_most_generous_policy_counts_for_each_resource_on_its_own() -> None:
+def test_most_generous_policy_counts_per_resource() -> None:
     found = lease(a_policy("a", cpu="2", memory="12Gi"), a_policy("b", cpu="6", memory="4Gi"))
     assert texts(found) == ("6", "12Gi")
     assert (found.grants["cpu"].by, found.grants["memory"].by) == ("operator/b", "operator/a")
 
 
-def test_a_resource_is_lent_whole_only_if_no_policy_of_the_side_names_it() -> None:
+def test_resource_is_limited_if_any_policy_names_it() -> None:
     found = lease(a_policy("a", cpu="2"), a_policy("b"))
     assert texts(found) == ("2", "16Gi")
     assert found.grants["memory"].by == "idle"
 
 
-def test_a_closed_policy_neither_widens_nor_names_anything() -> None:
+def test_closed_policy_neither_extends_nor_limits() -> None:
     day, night = a_policy("day", "08:00-20:00", cpu="2"), a_policy("night", "20:00-08:00", cpu="6", memory="1Gi")
     assert texts(lease(day, night, now=at("12:00"))) == ("2", "16Gi")
     assert texts(lease(day, night, now=at("22:00"))) == ("6", "1Gi")
 
 
-def test_between_the_sides_the_smaller_amount_counts() -> None:
+def test_smaller_amount_of_both_sides_counts() -> None:
     found = lease(a_policy("a", cpu="6", memory="4Gi"), an_owners("b", cpu="2", memory="8Gi"))
     assert texts(found) == ("2", "4Gi")
     assert (found.grants["cpu"].by, found.grants["memory"].by) == ("owner/b", "operator/a")
 
 
-def test_what_one_side_does_not_name_the_other_still_limits() -> None:
+def test_resource_named_by_one_side_is_limited() -> None:
     assert texts(lease(a_policy("a", cpu="3"), an_owners("b", memory="4Gi"))) == ("3", "4Gi")
 
 
 @pytest.mark.parametrize("zero", ["0", "0%", "5 0%", "0 50%"])
-def test_zero_is_zero(zero: str) -> None:
+def test_zero_limit_means_zero(zero: str) -> None:
     found = lease(a_policy(cpu=zero))
     assert found.amounts["cpu"] == ZERO
     assert str(found.amounts["memory"]) == "16Gi"
 
 
-def test_a_percentage_is_of_what_is_idle_and_the_smaller_of_two_limits_counts() -> None:
+def test_percent_is_of_idle_and_smaller_limit_counts() -> None:
     found = lease(a_policy(cpu="3 50%", memory="10Gi 25%"), foreign=[a_hold(cpu="4")])
     assert texts(found) == ("2", "4Gi")
 
@@ -203,7 +203,7 @@ def test_a_percentage_is_of_what_is_idle_and_the_smaller_of_two_limits_counts() 
         ("hugepages-2Mi", "6Mi", "50%", "2Mi", "1Mi"),
     ],
 )
-def test_what_comes_in_whole_ones_is_floored_and_the_rest_reported(
+def test_whole_resources_are_floored_with_remainder(
     resource: str, have: str, percent: str, whole: str, lost: str
 ) -> None:
     name = {"gpu": "nvidia.com/gpu"}.get(resource, resource)
@@ -211,11 +211,11 @@ def test_what_comes_in_whole_ones_is_floored_and_the_rest_reported(
     assert (str(found.amount), str(found.lost)) == (whole, lost)
 
 
-def test_a_limit_for_what_a_node_does_not_have_gives_it_none() -> None:
+def test_limit_for_a_missing_resource_adds_nothing() -> None:
     assert "nvidia.com/gpu" not in lease(a_policy(gpu="4")).amounts
 
 
-def test_a_node_that_reports_no_allocatable_is_taken_at_its_capacity() -> None:
+def test_capacity_replaces_missing_allocatable() -> None:
     node = a_node()
     assert texts(lease(a_policy(), node={**node, "status": {"capacity": {"cpu": "4"}}})) == ("4", "0")
     assert lease(a_policy(), node={**node, "status": {}}).amounts == {}
@@ -229,7 +229,7 @@ def test_a_node_that_reports_no_allocatable_is_taken_at_its_capacity() -> None:
         pytest.param(("4", "8Gi"), ("1", "2Gi"), {"cpu": "3 50%", "memory": "2Gi 75%"}, ("1500m", "2Gi"), id="N6"),
     ],
 )
-def test_scenarios_of_kubeocean_give_the_same_amounts(
+def test_kubeocean_scenarios_give_the_same_amounts(
     have: tuple[str, str], used: tuple[str, str], limits: dict[str, str], leased: tuple[str, str]
 ) -> None:
     node = a_node(cpu=have[0], memory=have[1])
@@ -237,42 +237,42 @@ def test_scenarios_of_kubeocean_give_the_same_amounts(
     assert texts(found) == leased
 
 
-def test_of_two_policies_the_more_generous_counts_and_not_the_older() -> None:
-    """Where Kubeocean takes the one that was created first (N5)."""
+def test_more_generous_policy_counts_not_the_older() -> None:
+    """Kubeocean takes the policy that was created first (N5)."""
     older, newer = a_policy("older", cpu="1500m", memory="3Gi"), a_policy("newer", cpu="3", memory="6Gi")
     assert texts(lease(older, newer)) == texts(lease(newer, older)) == ("3", "6Gi")
 
 
-# -- when
+# -- times
 
 
-def test_a_closed_window_is_only_a_taint() -> None:
+def test_closed_window_only_adds_a_taint() -> None:
     night = a_policy("night", "22:00-06:00", cpu="4")
     before, after = lease(night, now=at("05:59")), lease(night, now=at("06:00"))
     assert (before.state, after.state, after.reason) == (LeaseState.OPEN, LeaseState.CLOSED, "OutOfTimeWindows")
     assert after.amounts == before.amounts
 
 
-def test_a_node_that_closes_keeps_the_amounts_of_the_policies_that_closed_last() -> None:
+def test_closed_node_keeps_amounts_of_last_policies() -> None:
     early, late = a_policy("early", "00:00-06:00", cpu="6"), a_policy("late", "00:00-08:00", cpu="2")
     assert texts(lease(early, late, now=at("05:00")))[0] == "6"
     assert texts(lease(early, late, now=at("07:00")))[0] == "2"
     assert texts(lease(early, late, now=at("09:00")))[0] == "2"
 
 
-def test_one_side_that_has_closed_closes_the_node() -> None:
+def test_one_closed_side_closes_the_node() -> None:
     always, night = a_policy("always"), an_owners("night", "22:00-06:00")
     assert lease(always, night, now=at("12:00")).state is LeaseState.CLOSED
     assert lease(always, night, now=at("23:00")).state is LeaseState.OPEN
 
 
-def test_a_side_is_open_as_long_as_one_of_its_policies_is() -> None:
+def test_side_is_open_while_any_policy_is() -> None:
     day, night = a_policy("day", "08:00-20:00"), a_policy("night", "22:00-06:00")
     states = [lease(day, night, now=at(clock)).state for clock in ("07:00", "12:00", "21:00", "23:00")]
     assert states == [LeaseState.CLOSED, LeaseState.OPEN, LeaseState.CLOSED, LeaseState.OPEN]
 
 
-def test_the_end_of_a_lease_is_when_its_first_side_closes_and_not_when_a_policy_does() -> None:
+def test_lease_ends_when_its_first_side_closes() -> None:
     short, long = a_policy("short", "08:00-12:00"), a_policy("long", "10:00-20:00")
     assert lease(short, long, now=at("11:00")).ends == at("20:00")
     assert lease(short, long, an_owners("owner", "00:00-18:00"), now=at("11:00")).ends == at("18:00")
@@ -281,7 +281,7 @@ def test_the_end_of_a_lease_is_when_its_first_side_closes_and_not_when_a_policy_
     assert lease(short, now=at("13:00")).ends is None
 
 
-def test_a_lease_tells_its_end_ten_minutes_before_or_when_it_is_asked_to() -> None:
+def test_lease_warns_before_its_end() -> None:
     day = a_policy("day", "08:00-18:00")
     assert not lease(day, now=at("17:49")).ends_soon
     assert lease(day, now=at("17:49")).next_change == at("17:50")
@@ -291,22 +291,22 @@ def test_a_lease_tells_its_end_ten_minutes_before_or_when_it_is_asked_to() -> No
     assert lease(day, now=at("17:00"), warning=timedelta(hours=2)).ends_soon
 
 
-def test_the_next_change_is_the_first_of_any_policy() -> None:
+def test_next_change_is_the_first_of_all_policies() -> None:
     found = lease(a_policy("a", "08:00-18:00"), an_owners("b", "06:00-16:00"), now=at("12:00"), warning=timedelta(0))
     assert found.next_change == at("16:00")
 
 
-# -- on which terms it closes
+# -- reclaim terms
 
 
-def test_without_force_pods_finish() -> None:
+def test_pods_may_finish_without_force() -> None:
     gentle = a_policy("p", "08:00-18:00", grace=600, evict=True)
     found = lease(gentle, now=at("18:00"))
     assert found.terms == ReclaimTerms(deadline=None, evict=False, by="operator/p")
     assert found.next_change == at("08:00", day=3)
 
 
-def test_with_force_the_deadline_is_the_edge_and_the_grace() -> None:
+def test_forced_deadline_is_edge_plus_grace() -> None:
     strict = a_policy("p", "08:00-18:00", force=True, grace=600)
     found = lease(strict, now=at("18:05"))
     assert found.terms == ReclaimTerms(deadline=at("18:10"), evict=False, by="operator/p")
@@ -315,48 +315,48 @@ def test_with_force_the_deadline_is_the_edge_and_the_grace() -> None:
     assert lease(strict, now=at("07:00")).terms.deadline == at("18:10", day=1)
 
 
-def test_evictions_are_tried_only_where_that_is_asked_for() -> None:
+def test_evictions_only_if_the_policy_asks() -> None:
     assert lease(a_policy("p", "08:00-18:00", force=True, evict=True), now=at("18:05")).terms.evict
 
 
-def test_the_terms_are_those_of_the_policy_that_closes() -> None:
+def test_terms_are_of_the_closing_policy() -> None:
     early = a_policy("early", "00:00-06:00", force=True, grace=60)
     late = a_policy("late", "00:00-08:00", force=True, grace=600)
     found = lease(early, late, now=at("08:00"))
     assert (found.terms.deadline, found.terms.by) == (at("08:10"), "operator/late")
 
 
-def test_of_two_that_close_at_once_the_first_deadline_counts() -> None:
+def test_first_deadline_counts_of_two_closing_policies() -> None:
     a, b = a_policy("a", "00:00-06:00"), a_policy("b", "01:00-06:00", force=True, grace=60)
     assert lease(a, b, now=at("06:00")).terms == lease(b, a, now=at("06:00")).terms
     assert lease(a, b, now=at("06:00")).terms.by == "operator/b"
 
 
-def test_where_both_sides_have_closed_the_first_deadline_counts() -> None:
+def test_first_deadline_counts_of_two_closed_sides() -> None:
     operator = a_policy("a", "00:00-06:00", force=True, grace=7200)
     owner = an_owners("b", "00:00-07:00", force=True, grace=60)
     assert lease(operator, owner, now=at("06:30")).terms.deadline == at("08:00")
     assert lease(operator, owner, now=at("07:00")).terms == ReclaimTerms(at("07:01"), by="owner/b")
 
 
-def test_an_open_side_has_no_say_in_the_terms() -> None:
+def test_open_side_does_not_affect_terms() -> None:
     found = lease(a_policy("a", "00:00-06:00"), an_owners("b", force=True), now=at("06:30"))
     assert found.terms == ReclaimTerms(by="operator/a")
 
 
-def test_a_policy_that_is_closed_by_hand_closes_at_that_moment() -> None:
-    """It was always open, say, and at 12:00 got a window that ended at 06:00."""
+def test_edited_policy_closes_at_the_edit() -> None:
+    """The policy was always open, and at 12:00 got a window that ended at 06:00."""
     by_hand = a_policy("p", "00:00-06:00", force=True, grace=600, changed_at=at("12:00"))
     assert lease(by_hand, now=at("12:01")).terms.deadline == at("12:10")
     assert lease(by_hand, now=at("12:01")).next_change == at("12:10")
 
 
-def test_an_edit_of_a_closed_policy_gives_its_grace_again() -> None:
+def test_edit_of_closed_policy_restarts_its_grace() -> None:
     edited = a_policy("p", "08:00-18:00", force=True, grace=600, changed_at=at("19:00"))
     assert lease(edited, now=at("19:01")).terms.deadline == at("19:10")
 
 
-def test_an_open_node_has_no_terms() -> None:
+def test_open_node_has_no_terms() -> None:
     assert lease(a_policy("p", "08:00-18:00", force=True), now=at("12:00")).terms == NO_DEADLINE
 
 
@@ -365,7 +365,7 @@ def test_an_open_node_has_no_terms() -> None:
 
 @pytest.mark.parametrize("where", ["node", "cluster"])
 @pytest.mark.parametrize("clock", ["12:00", "20:00"])
-def test_the_kill_switch_takes_everything_back_now(where: str, clock: str) -> None:
+def test_kill_switch_reclaims_everything_now(where: str, clock: str) -> None:
     now, gentle = at(clock), a_policy("p", "08:00-18:00", grace=3600)
     marked = {"node": a_node(reclaim=RECLAIM_NOW)} if where == "node" else {"reclaim_now": True}
     found = lease(gentle, now=now, used="8", **marked)
@@ -374,59 +374,59 @@ def test_the_kill_switch_takes_everything_back_now(where: str, clock: str) -> No
     assert found.ends is None
 
 
-def test_only_now_is_a_kill_switch() -> None:
+def test_only_the_value_now_is_a_kill_switch() -> None:
     assert lease(a_policy(), node=a_node(reclaim="later")).state is LeaseState.OPEN
 
 
-def test_the_kill_switch_holds_on_a_node_that_is_withdrawn_too() -> None:
+def test_kill_switch_applies_to_withdrawn_nodes() -> None:
     found = lease(node=a_node(reclaim=RECLAIM_NOW))
     assert (found.state, found.terms.deadline) == (LeaseState.WITHDRAWN, at("12:00"))
     assert lease().terms == NO_DEADLINE
 
 
-# -- an open node that lends less than before
+# -- excess over a reduced lease
 
 DAY = a_policy("day", cpu="50%")
 NIGHT = a_policy("night", "20:00-08:00", force=True, grace=600, evict=True, cpu="100%")
 
 
-def trimmed_to(found: Lease) -> str | None:
+def excess_of(found: Lease) -> str | None:
     return str(found.excess[0]["cpu"]) if found.excess else None
 
 
-def test_a_forceful_policy_that_closes_takes_back_what_the_others_do_not_lend() -> None:
+def test_forced_policy_reclaims_what_others_do_not_lease() -> None:
     found = lease(DAY, NIGHT, now=at("08:00"), used="6")
     assert (found.state, str(found.amounts["cpu"])) == (LeaseState.OPEN, "4")
     assert found.excess == (ResourceList.parse({"cpu": "4"}), ReclaimTerms(at("08:10"), True, by="operator/night"))
     assert found.next_change == at("08:10")
 
 
-def test_who_fits_into_what_is_left_is_not_bothered() -> None:
+def test_pods_within_the_rest_are_not_reclaimed() -> None:
     assert lease(DAY, NIGHT, now=at("08:00"), used="4").excess is None
 
 
-def test_a_gentle_policy_that_closes_takes_nothing_back() -> None:
+def test_closing_policy_without_force_reclaims_nothing() -> None:
     gentle = a_policy("night", "20:00-08:00", cpu="100%")
     assert lease(DAY, gentle, now=at("08:00"), used="6").excess is None
 
 
-def test_what_foreign_pods_take_is_not_taken_back_from_pods_of_ours() -> None:
+def test_foreign_pods_cause_no_reclaim() -> None:
     assert lease(DAY, foreign=[a_hold(at("09:00"), cpu="6")], now=at("09:30"), used="4").excess is None
     late = a_hold(at("09:00"), cpu="6")
     assert lease(DAY, NIGHT, foreign=[late], now=at("09:30"), used="4").excess is None
 
 
-def test_foreign_pods_that_were_there_when_a_policy_closed_count() -> None:
+def test_foreign_pods_before_the_edge_count() -> None:
     found = lease(DAY, NIGHT, foreign=[a_hold(at("07:00"), cpu="4")], now=at("08:00"), used="4")
-    assert trimmed_to(found) == "2"
+    assert excess_of(found) == "2"
 
 
-def test_foreign_pods_that_come_during_the_grace_do_not_narrow_it_further() -> None:
+def test_foreign_pods_during_grace_do_not_count() -> None:
     found = lease(DAY, NIGHT, foreign=[a_hold(at("08:05"), cpu="4")], now=at("08:06"), used="6")
-    assert (str(found.amounts["cpu"]), trimmed_to(found)) == ("2", "4")
+    assert (str(found.amounts["cpu"]), excess_of(found)) == ("2", "4")
 
 
-def test_only_what_the_closed_policy_had_room_for_is_taken_back() -> None:
+def test_only_the_closed_policys_amount_is_reclaimed() -> None:
     night = a_policy("night", "20:00-08:00", force=True, cpu="100%", memory="2Gi")
     day = a_policy("day", cpu="50%", memory="2Gi")
     found = lease(day, night, now=at("08:00"), used="6")
@@ -434,46 +434,46 @@ def test_only_what_the_closed_policy_had_room_for_is_taken_back() -> None:
     assert set(found.excess[0]) == {"cpu"}
 
 
-def test_a_policy_that_the_other_side_held_down_anyway_takes_nothing_back() -> None:
+def test_policy_limited_by_other_side_reclaims_nothing() -> None:
     assert lease(DAY, NIGHT, an_owners("low", cpu="1"), now=at("08:00"), used="6").excess is None
 
 
-def test_a_policy_takes_its_share_back_even_where_the_other_side_has_closed_gently() -> None:
+def test_forced_policy_reclaims_although_other_side_closed() -> None:
     owners = (replace(DAY, side=PolicySide.OWNER), replace(NIGHT, side=PolicySide.OWNER))
     found = lease(a_policy("early", "00:00-07:00"), *owners, now=at("08:00"), used="6")
-    assert (found.state, found.terms.deadline, trimmed_to(found)) == (LeaseState.CLOSED, None, "4")
+    assert (found.state, found.terms.deadline, excess_of(found)) == (LeaseState.CLOSED, None, "4")
 
 
-def test_a_policy_that_closes_later_without_force_has_terms_of_its_own() -> None:
+def test_later_closing_policy_has_its_own_terms() -> None:
     noon = a_policy("noon", "00:00-12:00", cpu="75%")
-    assert trimmed_to(lease(DAY, noon, NIGHT, now=at("08:30"), used="8")) == "6"
+    assert excess_of(lease(DAY, noon, NIGHT, now=at("08:30"), used="8")) == "6"
     assert lease(DAY, noon, NIGHT, now=at("12:30"), used="6").excess is None
 
 
-def test_a_deadline_outlives_a_policy_that_opens_and_closes_in_between() -> None:
+def test_deadline_survives_reopening_in_between() -> None:
     night = a_policy("night", "20:00-08:00", force=True, grace=6 * 3600)
     lunch = a_policy("lunch", "12:00-13:00", cpu="2")
     for clock, state in (("12:30", LeaseState.OPEN), ("13:30", LeaseState.CLOSED)):
         found = lease(night, lunch, now=at(clock), used="6")
-        assert (found.state, trimmed_to(found)) == (state, "2")
+        assert (found.state, excess_of(found)) == (state, "2")
         assert found.excess is not None
         assert found.excess[1].deadline == at("14:00")
     assert lease(night, lunch, now=at("13:30"), used="6").terms == ReclaimTerms(by="operator/lunch")
 
 
-def test_who_narrows_a_policy_by_hand_gives_the_grace_again() -> None:
+def test_manual_reduction_restarts_the_grace() -> None:
     narrowed = a_policy("day", cpu="25%", changed_at=at("12:00"))
     found = lease(narrowed, NIGHT, now=at("12:01"), used="4")
     assert found.excess is not None
-    assert (trimmed_to(found), found.excess[1].deadline) == ("2", at("12:10"))
+    assert (excess_of(found), found.excess[1].deadline) == ("2", at("12:10"))
 
 
-def test_a_policy_takes_nothing_back_that_another_lends_on() -> None:
+def test_amount_leased_by_another_policy_is_not_reclaimed() -> None:
     soon = a_policy("soon", "00:00-07:30", force=True, cpu="100%")
     assert lease(DAY, NIGHT, soon, now=at("07:45"), used="8").excess is None
 
 
-def test_of_two_policies_that_take_back_the_first_deadline_counts() -> None:
+def test_first_deadline_counts_of_two_reclaims() -> None:
     strict = a_policy("strict", "00:00-08:00", force=True, grace=60, cpu="75%")
     found = lease(DAY, NIGHT, strict, now=at("08:00"), used="8")
     assert found.excess is not None
@@ -481,84 +481,86 @@ def test_of_two_policies_that_take_back_the_first_deadline_counts() -> None:
     assert lease(DAY, NIGHT, strict, now=at("08:00"), used="8", foreign=[a_hold(cpu="4")]).excess is not None
 
 
-# -- policies that are gone
+# -- removed policies
 
 
-def gone(policy: Policy, clock: str) -> Policy:
-    """The policy as it is remembered from then on."""
-    return replace(policy, schedule=NEVER_OPEN, gone=at(clock))
+def removed(policy: Policy, clock: str) -> Policy:
+    """Return the policy as it is remembered after its removal."""
+    return replace(policy, schedule=NEVER_OPEN, removed_at=at(clock))
 
 
-def test_what_a_gentle_policy_lent_that_is_gone_is_not_taken_back_by_one_that_closed_long_before() -> None:
+def test_removed_policy_without_force_protects_its_pods() -> None:
     gentle = a_policy("gentle", cpu="75%")
     assert lease(NIGHT, gentle, now=at("12:00"), used="6").state is LeaseState.OPEN
-    found = lease(NIGHT, gone=[gone(gentle, "12:00")], now=at("12:01"), used="6")
+    found = lease(NIGHT, removed_policies=[removed(gentle, "12:00")], now=at("12:01"), used="6")
     assert (found.state, found.terms, found.excess) == (LeaseState.CLOSED, ReclaimTerms(by="operator/gentle"), None)
     assert str(found.amounts["cpu"]) == "6"
     assert [str(policy) for policy in found.policies] == ["operator/night"]
 
 
-def test_what_a_forceful_policy_lent_that_is_gone_is_taken_back_on_its_terms_from_then_on() -> None:
+def test_removed_forced_policy_reclaims_on_its_terms() -> None:
     forceful = a_policy("strict", force=True, grace=60)
-    found = lease(a_policy("old", "00:00-06:00"), gone=[gone(forceful, "12:00")], now=at("12:00"), used="6")
+    found = lease(
+        a_policy("old", "00:00-06:00"), removed_policies=[removed(forceful, "12:00")], now=at("12:00"), used="6"
+    )
     assert (found.state, found.terms) == (LeaseState.CLOSED, ReclaimTerms(at("12:01"), by="operator/strict"))
 
 
-def test_a_policy_that_is_gone_spares_only_what_it_lent_itself() -> None:
-    small = gone(a_policy("small", cpu="1"), "08:04")
-    found = lease(NIGHT, gone=[small], now=at("08:05"), used="6")
+def test_removed_policy_protects_only_its_own_amount() -> None:
+    small = removed(a_policy("small", cpu="1"), "08:04")
+    found = lease(NIGHT, removed_policies=[small], now=at("08:05"), used="6")
     assert (found.state, found.terms) == (LeaseState.CLOSED, ReclaimTerms(by="operator/small"))
     assert found.excess == (ResourceList.parse({"cpu": "1"}), ReclaimTerms(at("08:10"), True, by="operator/night"))
 
 
-def test_beside_a_policy_that_lends_on_what_one_lent_that_is_gone_finishes_too() -> None:
+def test_pods_of_removed_policy_finish_beside_an_open_one() -> None:
     more = a_policy("more", cpu="75%")
     assert lease(DAY, NIGHT, now=at("12:00"), used="6").excess is not None
-    found = lease(DAY, NIGHT, gone=[gone(more, "12:00")], now=at("12:01"), used="6")
+    found = lease(DAY, NIGHT, removed_policies=[removed(more, "12:00")], now=at("12:01"), used="6")
     assert (found.state, str(found.amounts["cpu"]), found.excess) == (LeaseState.OPEN, "4", None)
 
 
-def test_a_policy_that_is_gone_is_remembered_while_that_makes_a_difference() -> None:
-    past = gone(a_policy("gentle", cpu="75%"), "12:00")
-    assert lease(NIGHT, gone=[past], now=at("12:01"), used="6").removed_policies == (past,)
-    assert lease(NIGHT, gone=[past], now=at("21:00"), used="6").removed_policies == ()
-    assert lease(DAY, gone=[past], now=at("12:01"), used="4").removed_policies == ()
+def test_removed_policy_is_remembered_while_it_matters() -> None:
+    past = removed(a_policy("gentle", cpu="75%"), "12:00")
+    assert lease(NIGHT, removed_policies=[past], now=at("12:01"), used="6").removed_policies == (past,)
+    assert lease(NIGHT, removed_policies=[past], now=at("21:00"), used="6").removed_policies == ()
+    assert lease(DAY, removed_policies=[past], now=at("12:01"), used="4").removed_policies == ()
 
 
-def test_an_edit_after_a_policy_is_gone_has_the_last_word() -> None:
-    past = gone(a_policy("gentle"), "12:00")
+def test_edit_after_removal_takes_precedence() -> None:
+    past = removed(a_policy("gentle"), "12:00")
     edited = replace(NIGHT, changed_at=at("13:00"))
-    assert lease(edited, gone=[past], now=at("13:05"), used="6").terms.deadline == at("13:10")
+    assert lease(edited, removed_policies=[past], now=at("13:05"), used="6").terms.deadline == at("13:10")
 
 
-def test_without_any_policy_those_that_are_gone_lend_nothing() -> None:
-    assert lease(gone=[gone(DAY, "12:00")]).state is LeaseState.WITHDRAWN
+def test_removed_policies_alone_lease_nothing() -> None:
+    assert lease(removed_policies=[removed(DAY, "12:00")]).state is LeaseState.WITHDRAWN
 
 
-# -- policies that cannot be read
+# -- invalid policies
 
 
-def test_a_policy_that_cannot_be_read_and_was_never_good_offers_nothing_and_takes_nothing_back() -> None:
-    found = lease(a_policy("typo", readable=False, force=True))
+def test_invalid_policy_leases_and_reclaims_nothing() -> None:
+    found = lease(a_policy("typo", is_valid=False, force=True))
     assert (found.state, found.reason) == (LeaseState.CLOSED, "InvalidPolicy")
     assert set(map(str, found.amounts.values())) == {"0"}
     assert found.terms.deadline is None
     assert found.excess is None
 
 
-def test_a_policy_that_cannot_be_read_changes_nothing_beside_one_that_can() -> None:
-    good, typo = a_policy("good", "08:00-18:00", force=True, cpu="2"), a_policy("typo", readable=False)
+def test_invalid_policy_is_ignored_beside_a_valid_one() -> None:
+    good, typo = a_policy("good", "08:00-18:00", force=True, cpu="2"), a_policy("typo", is_valid=False)
     for clock in ("12:00", "18:00"):
         assert lease(good, typo, now=at(clock)) == lease(good, now=at(clock))
 
 
-def test_an_owners_policy_that_cannot_be_read_never_widens() -> None:
-    found = lease(a_policy(), an_owners("typo", readable=False), owner_required=True)
+def test_invalid_owner_policy_never_extends_the_lease() -> None:
+    found = lease(a_policy(), an_owners("typo", is_valid=False), owner_required=True)
     assert (found.state, found.reason, found.terms.deadline) == (LeaseState.CLOSED, "InvalidPolicy", None)
     assert found.amounts["cpu"] == ZERO
 
 
-# -- what holds for every lease
+# -- properties of every lease
 
 RESOURCES = ("cpu", "memory", "pods", "nvidia.com/gpu", "hugepages-2Mi")
 HOURS = ["", "08:00-18:00", "22:00-06:00", "12:00-13:00 20:00-21:00", "00:00-24:00", "18:00-08:00", "06:00-06:30"]
@@ -566,7 +568,7 @@ SCHEDULES = [a_policy(hours=hours).schedule for hours in HOURS]
 INSTANTS = [at("00:00") + timedelta(minutes=5 * place, seconds=place % 60) for place in range(4 * 288)]
 LABELED = node_selector({"nodeSelectorTerms": [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}]})
 
-# One draw each: most of the time goes into drawing.
+# One draw each: most of the time is spent on drawing.
 QUANTITIES = ["0", "1", "100m", "1500m", "2", "7", "64", "1Gi", "10G", "3000001", "2Mi"]
 LIMITS = [
     ResourceLimit(resource, quantity, percent)
@@ -595,11 +597,11 @@ def a_generated_policy(
 
 
 RESTS = [
-    {"schedule": schedule, "selector": selector, "changed_at": changed_at, "readable": readable}
+    {"schedule": schedule, "selector": selector, "changed_at": changed_at, "is_valid": is_valid}
     for schedule in SCHEDULES
     for selector in (EVERY_NODE, EVERY_NODE, LABELED)
     for changed_at in (LONG_AGO, LONG_AGO, at("09:30", 4))
-    for readable in (*[True] * 7, False)
+    for is_valid in (*[True] * 7, False)
 ]
 
 
@@ -622,7 +624,7 @@ holds = st.builds(PodAllocation, amounts, st.sampled_from(INSTANTS))
 
 @dataclass(frozen=True)
 class Case:
-    """Everything that a lease follows from."""
+    """All inputs of a lease."""
 
     allocatable: ResourceList
     labels: list[str]
@@ -633,7 +635,7 @@ class Case:
     now: datetime
     owner_required: bool = False
     reclaim: bool = False
-    gone: Sequence[Policy] = ()
+    removed: Sequence[Policy] = ()
 
     @property
     def node(self) -> Object:
@@ -642,7 +644,7 @@ class Case:
     def lease(self, **changes: Any) -> Lease:
         case = replace(self, **changes)
         rules = LeaseRules(
-            case.operator, case.owner, EVERY_NODE, case.owner_required, case.reclaim, removed_policies=case.gone
+            case.operator, case.owner, EVERY_NODE, case.owner_required, case.reclaim, removed_policies=case.removed
         )
         return lease_for(case.node, case.foreign, case.used, rules, case.now)
 
@@ -663,7 +665,7 @@ cases = st.builds(
 
 @pytest.fixture
 def generated(record_property: Callable[[str, object], None]) -> Callable[[int, Callable[[Case], None]], None]:
-    """Holds a claim against so many generated cases, and reports how many there were."""
+    """Check a property against that many generated cases, and record the number."""
 
     def run(examples: int, claim: Callable[[Case], None]) -> None:
         tried = 0
@@ -685,7 +687,7 @@ def generated(record_property: Callable[[str, object], None]) -> Callable[[int, 
 Generated = Callable[[int, Callable[[Case], None]], None]
 
 
-def test_a_lease_never_exceeds_what_is_idle_and_comes_in_units(generated: Generated) -> None:
+def test_lease_is_within_idle_and_in_whole_units(generated: Generated) -> None:
     def between_zero_and_idle_and_whole(case: Case) -> None:
         found = case.lease()
         idle = {
@@ -701,8 +703,8 @@ def test_a_lease_never_exceeds_what_is_idle_and_comes_in_units(generated: Genera
     generated(2500, between_zero_and_idle_and_whole)
 
 
-def test_the_first_policy_of_the_owners_never_widens(generated: Generated) -> None:
-    def an_owners_first_policy_never_widens(case: Case) -> None:
+def test_first_owner_policy_never_extends_a_lease(generated: Generated) -> None:
+    def first_owner_policy_never_extends(case: Case) -> None:
         first = [replace(policy, side=PolicySide.OWNER) for policy in (case.owner or case.operator)[:1]]
         alone, both = case.lease(owner=[], owner_required=False), case.lease(owner=first, owner_required=False)
         if alone.state is LeaseState.WITHDRAWN:
@@ -711,10 +713,10 @@ def test_the_first_policy_of_the_owners_never_widens(generated: Generated) -> No
         assert alone.state is LeaseState.OPEN or both.state is LeaseState.CLOSED
         assert all(both.amounts[name] <= alone.amounts[name] for name in case.allocatable)
 
-    generated(1500, an_owners_first_policy_never_widens)
+    generated(1500, first_owner_policy_never_extends)
 
 
-def test_what_one_side_puts_at_zero_is_not_lent(generated: Generated) -> None:
+def test_zero_of_one_side_is_not_leased(generated: Generated) -> None:
     def zero_is_zero(case: Case) -> None:
         for zero in (ResourceLimit("cpu", quantity="0"), ResourceLimit("cpu", quantity=5, percent=0)):
             spec = ResourceLeasingPolicySpec("east", resource_limits=(zero,))
@@ -725,7 +727,7 @@ def test_what_one_side_puts_at_zero_is_not_lent(generated: Generated) -> None:
     generated(1000, zero_is_zero)
 
 
-def test_a_node_is_open_as_its_policies_say(generated: Generated) -> None:
+def test_node_is_open_as_its_policies_say(generated: Generated) -> None:
     def open_as_its_policies_say(case: Case) -> None:
         sides = [
             [policy for policy in side if policy.selector is EVERY_NODE or case.labels]
@@ -745,20 +747,20 @@ def test_a_node_is_open_as_its_policies_say(generated: Generated) -> None:
     generated(1500, open_as_its_policies_say)
 
 
-def test_policies_that_are_gone_neither_open_a_node_nor_widen_it(generated: Generated) -> None:
-    def gone_policies_lend_nothing(case: Case) -> None:
+def test_removed_policies_neither_open_nor_extend(generated: Generated) -> None:
+    def removed_policies_lease_nothing(case: Case) -> None:
         moments = (case.now, case.now - timedelta(hours=3))
-        past = [replace(each, gone=moment) for moment in moments for each in (*case.owner, *case.operator)]
-        alone, found = case.lease(), case.lease(gone=past)
+        past = [replace(each, removed_at=moment) for moment in moments for each in (*case.owner, *case.operator)]
+        alone, found = case.lease(), case.lease(removed=past)
         assert (found.state, found.policies) == (alone.state, alone.policies)
         if found.state is LeaseState.OPEN:
             assert found.amounts == alone.amounts
 
-    generated(1000, gone_policies_lend_nothing)
+    generated(1000, removed_policies_lease_nothing)
 
 
 def a_pod(case: Case) -> Object:
-    """A pod of ours that holds all that ours hold."""
+    """Return a pod that holds everything that our pods hold."""
     total = sum(case.used, ResourceList())
     return {
         "metadata": {"name": "p", "namespace": "default", "creationTimestamp": "2026-01-01T00:00:00Z"},
@@ -766,7 +768,7 @@ def a_pod(case: Case) -> Object:
     }
 
 
-def test_nothing_happens_between_now_and_the_next_change(generated: Generated) -> None:
+def test_nothing_changes_before_the_next_change(generated: Generated) -> None:
     def nothing_before_the_next_change(case: Case) -> None:
         case = replace(case, operator=[*case.operator, NIGHT], used=[*case.used, case.allocatable])
         found = case.lease()
@@ -784,8 +786,8 @@ def test_nothing_happens_between_now_and_the_next_change(generated: Generated) -
     generated(1500, nothing_before_the_next_change)
 
 
-def test_nobody_is_deleted_without_force_or_before_a_grace_has_passed(generated: Generated) -> None:
-    def nobody_without_force_or_in_its_grace(case: Case) -> None:
+def test_no_deletion_without_force_or_during_grace(generated: Generated) -> None:
+    def no_deletion_without_force_or_during_grace(case: Case) -> None:
         gentle = [replace(policy, spec=replaced(policy.spec, force_reclaim=False)) for policy in case.operator]
         found = case.lease(operator=gentle, owner=[], owner_required=False, reclaim=False)
         assert reclaim_for(found, [a_pod(case)], case.now) == reclaim_for(found, [], case.now)
@@ -796,15 +798,15 @@ def test_nobody_is_deleted_without_force_or_before_a_grace_has_passed(generated:
         found = case.lease(operator=patient, owner=[], owner_required=False, reclaim=False)
         assert not reclaim_for(found, [a_pod(case)], case.now).delete
 
-    generated(1000, nobody_without_force_or_in_its_grace)
+    generated(1000, no_deletion_without_force_or_during_grace)
 
 
 def replaced(spec: ResourceLeasingPolicySpec, **changes: Any) -> ResourceLeasingPolicySpec:
     return type(spec)(**{name: changes.get(name, getattr(spec, name)) for name in spec.__struct_fields__})
 
 
-def test_what_is_taken_back_is_never_what_is_lent(generated: Generated) -> None:
-    def trimmed_to_no_less_than_is_lent(case: Case) -> None:
+def test_leased_amounts_are_never_reclaimed(generated: Generated) -> None:
+    def excess_is_never_below_the_lease(case: Case) -> None:
         found = case.lease(operator=[*case.operator, DAY, NIGHT], used=[*case.used, case.allocatable])
         if found.excess is not None:
             left, terms = found.excess
@@ -812,7 +814,7 @@ def test_what_is_taken_back_is_never_what_is_lent(generated: Generated) -> None:
             assert terms.deadline is not None
             assert any(str(policy) == terms.by and policy.spec.force_reclaim for policy in found.policies)
 
-    generated(1000, trimmed_to_no_less_than_is_lent)
+    generated(1000, excess_is_never_below_the_lease)
 
 
 def test_quantities_keep_their_unit() -> None:

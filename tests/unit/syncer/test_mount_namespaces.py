@@ -1,4 +1,4 @@
-"""The labels of the mount namespace: whose it is, and the Pod Security level that its owner enforces."""
+"""Labels of the mount namespace: its virtual cluster, and the owner's Pod Security level."""
 
 import asyncio
 
@@ -11,11 +11,11 @@ from tapestry.kube.objects import Object, object_named, uid_of, value_at
 from tapestry.kube.resources import NAMESPACES
 from tapestry.syncer.bindings import MARKED_CONDITION
 
-from .world import MOUNT, World, a_world, said
+from .world import MOUNT, World, a_world, has_condition
 
 PRIVILEGED = {"containers": [{"name": "c", "image": "i", "securityContext": {"privileged": True}}]}
 ROOT = {"containers": [{"name": "c", "image": "i"}]}
-"""Fine at `baseline`, and not at `restricted`."""
+"""Allowed at `baseline`, rejected at `restricted`."""
 
 
 async def label(world: World, **labels: str | None) -> None:
@@ -24,7 +24,7 @@ async def label(world: World, **labels: str | None) -> None:
     await world.physical.patch(NAMESPACES, object_named(MOUNT), patch)
 
 
-async def own_mark(world: World) -> str:
+async def own_label(world: World) -> str:
     return virtual_cluster_label(uid_of(await world.virtual.get(NAMESPACES, "kube-system")))
 
 
@@ -33,60 +33,60 @@ async def condition(world: World, type: str) -> Object:
     return find_condition(value_at(binding, "status", "conditions"), type) or {}
 
 
-# -- whose it is
+# -- ownership
 
 
 @in_virtual_time
-async def test_a_syncer_does_nothing_in_a_namespace_that_another_virtual_cluster_marked() -> None:
+async def test_syncer_ignores_a_namespace_of_another_cluster() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod()
         await label(world, mark="another")
         await asyncio.sleep(5)
-        assert world.sites[-1].outdated.is_set()  # the process goes on with a new site
+        assert world.contexts[-1].outdated.is_set()  # the process continues with a new context
     before, twins = world.down.writes(), await world.twins()
-    async with world.syncer() as site:
+    async with world.syncer() as context:
         await world.add_pod("later")
         await world.delete_pod()
         await asyncio.sleep(600)
-        assert not site.read_transport.is_connected
+        assert not context.read_transport.is_connected
         assert world.down.writes() == before
         assert await world.twins() == twins
 
 
 @in_virtual_time
-async def test_a_syncer_goes_on_once_the_namespace_is_its_own_again() -> None:
+async def test_syncer_continues_when_the_namespace_is_ours_again() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod()
     await label(world, mark="another")
     async with world.syncer():
         await asyncio.sleep(60)
-        await label(world, mark=await own_mark(world))
+        await label(world, mark=await own_label(world))
         await asyncio.sleep(300)
         await world.run_pod("later")
         assert len(await world.twins()) == 2
 
 
 @in_virtual_time
-async def test_an_unmarked_namespace_works_and_a_condition_asks_for_the_mark() -> None:
+async def test_unlabelled_namespace_works_and_sets_a_condition() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod()
         await asyncio.sleep(5)
-        told = await condition(world, MARKED_CONDITION)
-        assert (told["status"], told["reason"]) == ("False", keys.MOUNT_NAMESPACE_UNMARKED)
-        assert f"{keys.VIRTUAL_CLUSTER}={await own_mark(world)}" in told["message"]
-        await label(world, mark=await own_mark(world))
+        reported = await condition(world, MARKED_CONDITION)
+        assert (reported["status"], reported["reason"]) == ("False", keys.MOUNT_NAMESPACE_UNMARKED)
+        assert f"{keys.VIRTUAL_CLUSTER}={await own_label(world)}" in reported["message"]
+        await label(world, mark=await own_label(world))
         await asyncio.sleep(5)
         assert (await condition(world, MARKED_CONDITION))["status"] == "True"
         await world.run_pod("later")
 
 
 @in_virtual_time
-async def test_a_marked_namespace_is_nothing_to_tell() -> None:
+async def test_labelled_namespace_sets_no_condition() -> None:
     world = await a_world()
-    await label(world, mark=await own_mark(world))
+    await label(world, mark=await own_label(world))
     async with world.syncer():
         await asyncio.sleep(5)
         assert await condition(world, MARKED_CONDITION) == {}
@@ -96,38 +96,38 @@ async def test_a_marked_namespace_is_nothing_to_tell() -> None:
 
 
 @in_virtual_time
-async def test_the_level_of_the_owner_applies_where_it_is_stricter() -> None:
+async def test_stricter_owner_level_applies() -> None:
     world = await a_world(podSecurity="privileged")
     await label(world, enforce="baseline")
     async with world.syncer():
         await world.add_pod(**PRIVILEGED)
-        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
+        await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
         assert await world.twins() == []
         await asyncio.sleep(2)
-        told = await condition(world, "Permitted")
-        assert (told["status"], told["reason"]) == ("False", keys.POD_SECURITY_STRICTER)
-        assert "level privileged" in told["message"]
-        assert "enforces baseline" in told["message"]
+        reported = await condition(world, "Permitted")
+        assert (reported["status"], reported["reason"]) == ("False", keys.POD_SECURITY_STRICTER)
+        assert "level privileged" in reported["message"]
+        assert "enforces baseline" in reported["message"]
 
 
 @in_virtual_time
-async def test_the_level_of_the_binding_applies_where_it_is_stricter() -> None:
+async def test_stricter_binding_level_applies() -> None:
     world = await a_world(podSecurity="restricted")
     await label(world, enforce="privileged")
     async with world.syncer():
         await world.add_pod(**ROOT)
-        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
+        await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
         await asyncio.sleep(5)
         assert await condition(world, "Permitted") == {}
 
 
 @in_virtual_time
-async def test_pods_are_checked_again_when_the_owner_changes_the_level() -> None:
+async def test_pods_are_rechecked_when_the_owner_level_changes() -> None:
     world = await a_world(podSecurity="privileged")
     await label(world, enforce="restricted")
     async with world.syncer():
         await world.add_pod(**ROOT)
-        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
+        await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
         await asyncio.sleep(5)
         assert (await condition(world, "Permitted"))["status"] == "False"
         await label(world, enforce="privileged")
@@ -136,13 +136,13 @@ async def test_pods_are_checked_again_when_the_owner_changes_the_level() -> None
         assert (await condition(world, "Permitted"))["status"] == "True"
         await label(world, enforce="restricted")
         await asyncio.sleep(60)
-        assert len(await world.twins()) == 1  # what runs stays
+        assert len(await world.twins()) == 1  # running pods stay
 
 
 @in_virtual_time
-async def test_a_label_that_is_no_level_counts_as_the_strictest() -> None:
+async def test_unknown_level_counts_as_strictest() -> None:
     world = await a_world()
     await label(world, enforce="lax")
     async with world.syncer():
         await world.add_pod(**ROOT)
-        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
+        await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))

@@ -1,7 +1,7 @@
-"""Pods between two clusters, disturbed at every call about a pod: the same end each time, and no pod run twice.
+"""Pods under faults at every call about a pod: the final state is the same, and no pod runs twice.
 
-Beside the final state, which the driver compares, every replay counts the twins that each pod ever had: one, whatever
-happened, and none after one that has finished.
+The driver compares the final state. In addition every replay counts the twins that each pod ever had: exactly one, and
+none after one that has finished.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from tapestry.syncer.app import build_syncer
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.context import SHORTAGE_TTL
 
-from .world import A_DAY, MAPPED, MOUNT, NODE, SERVED, Clusters, forbidden, phase, said
+from .world import A_DAY, MAPPED, MOUNT, NODE, SERVED, Clusters, forbidden, has_condition, phase
 
 pytestmark = pytest.mark.timeout(600)  # hundreds of replays
 CONFIG = SyncerConfig(
@@ -51,15 +51,15 @@ async def setup(manager: Manager, physical: Transport) -> None:
     await build_syncer(CONFIG, manager, connect=lambda _: physical, monotonic=running_clock().monotonic)
 
 
-def told(story: Story) -> Callable[[Client, Client], Awaitable[None]]:
-    """The world of a scenario: two bound clusters with a virtual node, the story, and a count of all twins."""
+def scenario(actions: Story) -> Callable[[Client, Client], Awaitable[None]]:
+    """Return a scenario: two bound clusters with a virtual node, the actions, and a count of all twins."""
 
     async def world(virtual: Client, physical: Client) -> None:
         clusters = Clusters(virtual, physical)
         await clusters.populate("east")
         await wait_for(virtual, NODES, NODE, until=bool, timeout=A_DAY)
         async with every_twin(physical) as twins:
-            await story(clusters)
+            await actions(clusters)
             await asyncio.sleep(60)
         again = {uid: found for uid, found in twins.items() if len(found) > 1}
         assert not again, f"run more than once: {again}"
@@ -69,7 +69,7 @@ def told(story: Story) -> Callable[[Client, Client], Awaitable[None]]:
 
 @asynccontextmanager
 async def every_twin(physical: Client) -> AsyncIterator[dict[str, set[str]]]:
-    """The UIDs of all twins that ever were, by those of their pods."""
+    """Return the UIDs of all twins that ever existed, by the UIDs of their pods."""
     twins: dict[str, set[str]] = defaultdict(set)
     informer = Informer(physical, PODS, namespace=MOUNT)
 
@@ -84,7 +84,7 @@ async def every_twin(physical: Client) -> AsyncIterator[dict[str, set[str]]]:
         following.cancel()
 
 
-# -- stories
+# -- scenarios
 
 
 async def runs(world: Clusters, **options: Any) -> None:
@@ -114,7 +114,7 @@ async def labels_and_images_change(world: Clusters) -> None:
     assert labels_of(await world.twin())["owner"] == "yes"
 
 
-async def a_debugger_comes_and_a_resize(world: Clusters) -> None:
+async def ephemeral_container_and_resize(world: Clusters) -> None:
     await runs(world, requests={"cpu": "1"})
     for subresource, spec in {
         "ephemeralcontainers": {"ephemeralContainers": [{"name": "debugger", "image": "busybox:1"}]},
@@ -131,7 +131,7 @@ async def a_debugger_comes_and_a_resize(world: Clusters) -> None:
     )
 
 
-async def a_pod_is_deleted_with_grace(world: Clusters) -> None:
+async def pod_is_deleted_with_grace(world: Clusters) -> None:
     await runs(world, terminationGracePeriodSeconds=60)
     await world.delete_pod()
     twin = await world.wait_for_twin(is_deleting, timeout=LONG)
@@ -142,14 +142,14 @@ async def a_pod_is_deleted_with_grace(world: Clusters) -> None:
     await world.wait_until_pod_is_gone(timeout=LONG)
 
 
-async def a_pod_is_deleted_before_it_runs(world: Clusters) -> None:
+async def pod_is_deleted_before_it_runs(world: Clusters) -> None:
     await world.add_pod()
     await world.delete_pod()
     await world.wait_until_pod_is_gone(timeout=LONG)
     await world.wait_until_twin_is_gone(timeout=LONG)
 
 
-async def a_pod_is_deleted_by_force(world: Clusters) -> None:
+async def pod_is_deleted_by_force(world: Clusters) -> None:
     await runs(world)
     await world.delete_pod(grace=0)
     await world.wait_for_twin(is_deleting, timeout=LONG)
@@ -162,12 +162,12 @@ async def pods_are_reclaimed_at_a_deadline(world: Clusters) -> None:
     await world.physical.patch(NODES, object_named("n1"), mark)
     twin = await world.wait_for_twin(is_deleting, timeout=LONG)
     assert twin["metadata"]["deletionGracePeriodSeconds"] == 30
-    await world.wait_for_pod(said("DisruptionTarget", "True", "Reclaimed"), timeout=LONG)
+    await world.wait_for_pod(has_condition("DisruptionTarget", "True", "Reclaimed"), timeout=LONG)
     await world.stop()
     await world.wait_until_pod_is_gone(timeout=LONG)
 
 
-async def a_twin_finishes_and_is_removed_below(world: Clusters) -> None:
+async def twin_finishes_and_is_deleted(world: Clusters) -> None:
     await runs(world)
     await world.end("Succeeded")
     await world.wait_for_pod(phase("Succeeded"), timeout=LONG)
@@ -176,7 +176,7 @@ async def a_twin_finishes_and_is_removed_below(world: Clusters) -> None:
     await world.change_pod({"metadata": {"labels": {"still": "here"}}})
 
 
-async def a_twin_is_lost(world: Clusters) -> None:
+async def twin_is_lost(world: Clusters) -> None:
     await runs(world)
     await world.physical.delete(PODS, await world.twin())
     await asyncio.sleep(20)
@@ -184,7 +184,7 @@ async def a_twin_is_lost(world: Clusters) -> None:
     await world.wait_for_pod(phase("Failed"), timeout=LONG)
 
 
-async def a_namesake_comes_at_once(world: Clusters) -> None:
+async def pod_is_recreated_at_once(world: Clusters) -> None:
     await runs(world)
     await world.delete_pod(grace=0)
     await world.add_pod()
@@ -196,40 +196,40 @@ async def a_namesake_comes_at_once(world: Clusters) -> None:
     await world.wait_for_pod(phase("Running"), timeout=LONG)
 
 
-async def there_is_no_place_below(world: Clusters) -> None:
+async def twin_is_unschedulable(world: Clusters) -> None:
     await world.add_pod()
     await world.wait_for_pod(MAPPED, timeout=LONG)
-    await world.refuse_place()
+    await world.mark_unschedulable()
     await world.wait_for_pod(phase("Failed"), timeout=LONG)
     await world.wait_until_twin_is_gone(timeout=LONG)
-    await asyncio.sleep(SHORTAGE_TTL.total_seconds())  # until then a process that saw it lends less
+    await asyncio.sleep(SHORTAGE_TTL.total_seconds())  # until then a process that saw it leases less
 
 
-async def a_closed_lease_opens(world: Clusters) -> None:
+async def closed_lease_opens(world: Clusters) -> None:
     mark = {"metadata": {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}}
     await world.physical.patch(NODES, object_named("n1"), mark)
     await asyncio.sleep(5)
     await world.add_pod(requests={"cpu": "3"}, tolerations=[{"operator": "Exists"}])
-    await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "Reclaimed"), timeout=LONG)
+    await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "Reclaimed"), timeout=LONG)
     await asyncio.sleep(60)
     assert await world.twins() == []
     await world.physical.patch(NODES, object_named("n1"), {"metadata": {"annotations": {keys.RECLAIM: None}}})
     await world.wait_for_pod(MAPPED, timeout=LONG)
 
 
-async def a_lease_is_full(world: Clusters) -> None:
+async def lease_is_full(world: Clusters) -> None:
     await runs(world, requests={"cpu": "3"})
     await world.add_pod("over", requests={"cpu": "2"})
     await world.wait_for_pod(phase("Failed"), "over", timeout=LONG)
-    assert await world.ended("over") == ("Failed", "OutOfcpu")
+    assert await world.phase_and_reason("over") == ("Failed", "OutOfcpu")
     where = object_named("work", "default")
     spec = {"containers": [{"name": "c", "resources": {"requests": {"cpu": "5"}}}]}
     await world.virtual.patch(PODS, where, {"spec": spec}, type=PatchType.STRATEGIC, subresource="resize")
-    await world.wait_for_pod(said("PodResizePending", "True", "Infeasible"), timeout=LONG)
+    await world.wait_for_pod(has_condition("PodResizePending", "True", "Infeasible"), timeout=LONG)
     assert (await world.twin())["spec"]["containers"][0]["resources"]["requests"] == {"cpu": "3", "memory": "0"}
 
 
-async def a_deleted_pod_is_reclaimed(world: Clusters) -> None:
+async def deleted_pod_is_reclaimed(world: Clusters) -> None:
     await runs(world, terminationGracePeriodSeconds=604800)
     await world.delete_pod()
     await world.wait_for_twin(is_deleting, timeout=LONG)
@@ -241,38 +241,38 @@ async def a_deleted_pod_is_reclaimed(world: Clusters) -> None:
     await world.wait_until_pod_is_gone(timeout=LONG)
 
 
-async def a_quota_is_full_for_a_while(world: Clusters) -> None:
+async def quota_is_full_for_a_while(world: Clusters) -> None:
     await runs(world)
 
 
-async def a_quota_is_full_for_good(world: Clusters) -> None:
+async def quota_is_full_for_good(world: Clusters) -> None:
     await world.add_pod()
-    await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "QuotaExceeded"), timeout=LONG)
+    await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "QuotaExceeded"), timeout=LONG)
     await asyncio.sleep(600)
-    assert await world.ended() == ("Pending", None)
+    assert await world.phase_and_reason() == ("Pending", None)
 
 
-async def a_stranger_has_the_name(world: Clusters) -> None:
-    place = await world.twin_place()
-    stranger = await world.physical.create(
+async def foreign_pod_has_the_name(world: Clusters) -> None:
+    place = await world.twin_ref()
+    foreign = await world.physical.create(
         PODS, {**place, "spec": {"containers": [{"name": "c", "image": "busybox:1"}]}}
     )
     await world.add_pod()
-    await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "NameTaken"), timeout=LONG)
-    await world.physical.delete(PODS, stranger)
+    await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "NameTaken"), timeout=LONG)
+    await world.physical.delete(PODS, foreign)
     await world.wait_for_pod(MAPPED, timeout=LONG)
 
 
-async def a_refused_pod_is_accepted_later(world: Clusters) -> None:
+async def rejected_pod_is_accepted_later(world: Clusters) -> None:
     await world.add_pod(hostNetwork=True)
-    await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "PodSecurity"), timeout=LONG)
+    await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "PodSecurity"), timeout=LONG)
     await world.set_binding(podSecurity="privileged")
     await world.wait_for_pod(MAPPED, timeout=LONG)
 
 
-async def the_binding_ends(world: Clusters) -> None:
+async def binding_is_deleted(world: Clusters) -> None:
     await runs(world)
-    place = await world.twin_place()
+    place = await world.twin_ref()
     await world.virtual.delete(CLUSTER_BINDINGS, object_named("east"))
     await wait_for(
         world.physical, PODS, name_of(place), MOUNT, until=lambda twin: bool(twin and is_deleting(twin)), timeout=LONG
@@ -282,7 +282,7 @@ async def the_binding_ends(world: Clusters) -> None:
 
 
 def full_for(seconds: float) -> Callable[[int, Request], ApiError | None]:
-    """A quota below that leaves no room for pods at first."""
+    """Return a rejection by a quota that is full at first."""
 
     def refusal(cluster: int, request: Request) -> ApiError | None:
         full = running_clock().now() < START + timedelta(seconds=seconds)
@@ -300,35 +300,33 @@ def is_about_a_pod(call: str) -> bool:
 STORIES: dict[Story, Callable[[int, Request], ApiError | None] | None] = {
     several_pods_are_created: None,
     labels_and_images_change: None,
-    a_debugger_comes_and_a_resize: None,
-    a_pod_is_deleted_with_grace: None,
-    a_pod_is_deleted_before_it_runs: None,
-    a_pod_is_deleted_by_force: None,
+    ephemeral_container_and_resize: None,
+    pod_is_deleted_with_grace: None,
+    pod_is_deleted_before_it_runs: None,
+    pod_is_deleted_by_force: None,
     pods_are_reclaimed_at_a_deadline: None,
-    a_twin_finishes_and_is_removed_below: None,
-    a_twin_is_lost: None,
-    a_namesake_comes_at_once: None,
-    there_is_no_place_below: None,
-    a_closed_lease_opens: None,
-    a_lease_is_full: None,
-    a_deleted_pod_is_reclaimed: None,
-    a_quota_is_full_for_a_while: full_for(10),
-    a_quota_is_full_for_good: full_for(2 * A_DAY),
-    a_stranger_has_the_name: None,
-    a_refused_pod_is_accepted_later: None,
-    the_binding_ends: None,
+    twin_finishes_and_is_deleted: None,
+    twin_is_lost: None,
+    pod_is_recreated_at_once: None,
+    twin_is_unschedulable: None,
+    closed_lease_opens: None,
+    lease_is_full: None,
+    deleted_pod_is_reclaimed: None,
+    quota_is_full_for_a_while: full_for(10),
+    quota_is_full_for_good: full_for(2 * A_DAY),
+    foreign_pod_has_the_name: None,
+    rejected_pod_is_accepted_later: None,
+    binding_is_deleted: None,
 }
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
-def test_whatever_happens_on_the_way_a_pod_comes_to_the_same_end_and_is_run_once(
-    story: Story, record_property: Callable[[str, object], None]
-) -> None:
+def test_pod_reaches_same_state_and_runs_once(story: Story, record_property: Callable[[str, object], None]) -> None:
     name = story.__name__.replace("_", " ")
-    refusal = STORIES[story]
-    options = {"refusal": refusal} if refusal else {}
+    rejection = STORIES[story]
+    options = {"rejection": rejection} if rejection else {}
     report = perturb(
-        Scenario(name, SERVED, setup, told(story), CONFIG, others=[SERVED], counts=is_about_a_pod, **options)
+        Scenario(name, SERVED, setup, scenario(story), CONFIG, others=[SERVED], counts=is_about_a_pod, **options)
     )
     record_property("figure", f"perturbed pods: {report.cases} replays: {name}")
     assert not report.failures, str(report)

@@ -1,4 +1,4 @@
-"""The syncer, disturbed at every call to either cluster: it must come to the same end each time."""
+"""The syncer under faults at every call to either cluster: the final state is always the same."""
 
 import asyncio
 from collections.abc import Callable
@@ -40,7 +40,7 @@ async def reaches(client: Client, resource, name: str, until: Callable[[Object],
     return found
 
 
-async def a_binding_comes_and_goes(virtual: Client, physical: Client) -> None:
+async def binding_is_created_and_deleted(virtual: Client, physical: Client) -> None:
     clusters = Clusters(virtual, physical)
     await clusters.populate("east", policy={"resourceLimits": [{"resource": "cpu", "percent": 50}]})
     await reaches(virtual, NODES, "vnode-east-n1", lambda node: value_at(node, "status", "allocatable", "cpu") == "2")
@@ -57,7 +57,7 @@ async def a_binding_comes_and_goes(virtual: Client, physical: Client) -> None:
     assert await virtual.list(NODES) == []
 
 
-async def a_window_closes(virtual: Client, physical: Client) -> None:
+async def window_closes(virtual: Client, physical: Client) -> None:
     window = {"start": "00:10", "end": "00:20"}
     policy = {"timeWindows": [window], "forceReclaim": True, "gracefulReclaimPeriodSeconds": 60}
     clusters = Clusters(virtual, physical)
@@ -74,23 +74,23 @@ async def a_window_closes(virtual: Client, physical: Client) -> None:
     await asyncio.sleep(30)
 
 
-def is_no_heartbeat(call: str) -> bool:
+def is_not_heartbeat(call: str) -> bool:
     return (
         call != "GET /version" and not call.startswith("watch") and not (call.startswith("PUT") and "/leases/" in call)
     )
 
 
 SCENARIOS = [
-    Scenario(name, SERVED, setup, world, CONFIG, others=[SERVED], counts=is_no_heartbeat)
+    Scenario(name, SERVED, setup, world, CONFIG, others=[SERVED], counts=is_not_heartbeat)
     for name, world in {
-        "a binding comes and goes": a_binding_comes_and_goes,
-        "a window closes": a_window_closes,
+        "a binding comes and goes": binding_is_created_and_deleted,
+        "a window closes": window_closes,
     }.items()
 ]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-def test_the_syncer_comes_to_the_same_end_whatever_happens_on_the_way(
+def test_syncer_reaches_same_state_despite_faults(
     scenario: Scenario, record_property: Callable[[str, object], None]
 ) -> None:
     report = perturb(scenario)

@@ -1,4 +1,4 @@
-"""Totals of a binding: what each node gets of them, and how little that changes."""
+"""Total limits of a binding: the share of each node, and its stability."""
 
 import asyncio
 from dataclasses import replace
@@ -31,20 +31,20 @@ def changed(before: dict[str, int], after: dict[str, int]) -> int:
     return sum(before.get(name) != share for name, share in after.items())
 
 
-def following(shares: dict[str, int], weights: dict[str, int]) -> dict[str, ShareRequest]:
+def with_previous(shares: dict[str, int], weights: dict[str, int]) -> dict[str, ShareRequest]:
     return {name: ShareRequest(weight, shares.get(name)) for name, weight in weights.items()}
 
 
 @given(st.integers(-5, 400), CLAIMS)
 @example(-1, {"a": ShareRequest(0)})
-def test_shares_are_the_total_or_all_there_is(total: int, claims: dict[str, ShareRequest]) -> None:
+def test_shares_sum_to_total_or_all_capacity(total: int, claims: dict[str, ShareRequest]) -> None:
     shares = node_shares(total, claims)
     assert sum(shares.values()) == min(max(total, 0), sum(claim.weight for claim in claims.values()))
     assert all(0 <= shares[name] <= claim.weight for name, claim in claims.items())
 
 
 @given(st.integers(0, 400), CLAIMS)
-def test_a_division_stays_where_nothing_changes(total: int, claims: dict[str, ShareRequest]) -> None:
+def test_division_is_stable_without_changes(total: int, claims: dict[str, ShareRequest]) -> None:
     shares = node_shares(total, claims)
     again = {
         name: ShareRequest(claim.weight, shares[name], min(claim.used, shares[name])) for name, claim in claims.items()
@@ -53,13 +53,13 @@ def test_a_division_stays_where_nothing_changes(total: int, claims: dict[str, Sh
 
 
 @given(st.integers(0, 400), CLAIMS)
-def test_no_share_is_cut_below_what_pods_hold_unless_the_total_is(total: int, claims: dict[str, ShareRequest]) -> None:
+def test_share_covers_held_amounts_within_total(total: int, claims: dict[str, ShareRequest]) -> None:
     if sum(claim.least for claim in claims.values()) <= total:
         shares = node_shares(total, claims)
         assert all(shares[name] >= claim.least for name, claim in claims.items())
 
 
-def test_shares_are_proportional_and_rounded_by_largest_remainder() -> None:
+def test_shares_use_largest_remainder() -> None:
     assert node_shares(10, {"a": ShareRequest(10), "b": ShareRequest(20), "c": ShareRequest(5)}) == {
         "a": 3,
         "b": 6,
@@ -69,7 +69,7 @@ def test_shares_are_proportional_and_rounded_by_largest_remainder() -> None:
 
 
 @pytest.mark.parametrize("change", ["a node comes", "a node goes", "a foreign pod comes", "the policy changes little"])
-def test_one_change_among_a_thousand_nodes_changes_few_shares(change: str) -> None:
+def test_one_change_among_thousand_changes_few_shares(change: str) -> None:
     weights = {f"n{number}": 64_000 for number in range(1000)}
     total = 10_000_000
     shares = node_shares(total, {name: ShareRequest(weight) for name, weight in weights.items()})
@@ -82,25 +82,25 @@ def test_one_change_among_a_thousand_nodes_changes_few_shares(change: str) -> No
     else:
         total += 5_000
     start = process_time()
-    after = node_shares(total, following(shares, weights))
+    after = node_shares(total, with_previous(shares, weights))
     assert process_time() - start < 1
     assert sum(after.values()) == total
     assert changed(shares, after) <= 15
 
 
-def test_a_thousand_nodes_that_come_one_by_one_cause_few_writes_each() -> None:
+def test_adding_nodes_one_by_one_writes_few() -> None:
     weights: dict[str, int] = {}
     shares: dict[str, int] = {}
     writes = 0
     for number in range(300):
         weights[f"n{number}"] = 64_000
-        after = node_shares(640_000, following(shares, weights))
+        after = node_shares(640_000, with_previous(shares, weights))
         writes += changed(shares, after)
         shares = after
     assert writes <= 300 * 40
 
 
-def test_most_generous_open_policy_of_a_side_counts_and_the_smaller_side() -> None:
+def test_generous_policy_and_smaller_side_count() -> None:
     def with_total(side: PolicySide, cpu: str, hours: str = "") -> object:
         found = a_policy(f"p{cpu}", hours, side=side)
         return replace(found, spec=structs.replace(found.spec, total_limits=(TotalLimit("cpu", cpu),)))
@@ -115,7 +115,7 @@ def test_most_generous_open_policy_of_a_side_counts_and_the_smaller_side() -> No
 # -- a whole syncer
 
 
-async def lent(world: World, resource: str = "cpu") -> dict[str, str]:
+async def allocatable(world: World, resource: str = "cpu") -> dict[str, str]:
     return {
         name_of(node): value_at(node, "status", "allocatable", resource) for node in await world.virtual.list(NODES)
     }
@@ -129,30 +129,30 @@ async def set_total(world: World, cpu: str | None) -> None:
 
 
 def amounts_written(world: World) -> int:
-    """How often the amounts of a virtual node were written."""
-    return sum("/nodes/" in each.path and b"allocatable" in (each.body or b"") for each in world.up.asked)
+    """Return how often the amounts of a virtual node were written."""
+    return sum("/nodes/" in each.path and b"allocatable" in (each.body or b"") for each in world.up.requests)
 
 
 TOTAL = {"totalLimits": [{"resource": "cpu", "quantity": "4"}, {"resource": "pods", "quantity": 5}]}
 
 
 @in_virtual_time
-async def test_total_is_divided_among_the_virtual_nodes() -> None:
+async def test_total_is_divided_among_virtual_nodes() -> None:
     world = await a_world(policy=TOTAL)
     await world.add_node("n2", cpu="12")
     async with world.syncer():
         await asyncio.sleep(5)
-        assert await lent(world) == {"vnode-east-n1": "1", "vnode-east-n2": "3"}
-        assert sorted((await lent(world, "pods")).values()) == ["2", "3"]
+        assert await allocatable(world) == {"vnode-east-n1": "1", "vnode-east-n2": "3"}
+        assert sorted((await allocatable(world, "pods")).values()) == ["2", "3"]
         await world.add_node("n3", cpu="16")
         await asyncio.sleep(5)
-        found = await lent(world)
+        found = await allocatable(world)
         assert sum(parse_quantity(amount).nano for amount in found.values()) == parse_quantity("4").nano
         assert parse_quantity(found["vnode-east-n3"]) >= parse_quantity("1800m")
 
 
 @in_virtual_time
-async def test_pods_of_all_nodes_together_stay_within_the_total_and_none_is_evicted() -> None:
+async def test_pods_stay_within_total_without_evictions() -> None:
     world = await a_world(policy=TOTAL)
     await world.add_node("n2")
     async with world.syncer():
@@ -162,44 +162,47 @@ async def test_pods_of_all_nodes_together_stay_within_the_total_and_none_is_evic
             await world.wait_for_pod(MAPPED, name)
         await world.add_node("n3", cpu="32")
         await asyncio.sleep(5)
-        found = await lent(world)
+        found = await allocatable(world)
         assert found["vnode-east-n1"] == "2"
         assert sum(parse_quantity(amount).nano for amount in found.values()) == parse_quantity("4").nano
         await world.add_pod("over", node="vnode-east-n1", requests={"cpu": "1"})
         await world.wait_for_pod(phase("Failed"), "over")
-        assert sorted(await world.staying()) == ["a", "b", "c", "over"]
+        assert sorted(await world.remaining_pods()) == ["a", "b", "c", "over"]
 
 
 @in_virtual_time
-async def test_total_that_changes_counts_at_once_and_survives_a_restart_without_writes() -> None:
+async def test_changed_total_counts_at_once_and_survives_restart() -> None:
     world = await a_world(policy=TOTAL)
     await world.add_node("n2")
     async with world.syncer():
         await asyncio.sleep(5)
         await set_total(world, "2")
-        assert sorted((await lent(world)).values()) == ["1", "1"]
+        assert sorted((await allocatable(world)).values()) == ["1", "1"]
         writes = amounts_written(world)
     async with world.syncer():
         await asyncio.sleep(30)
         assert amounts_written(world) == writes
         await set_total(world, None)
-        assert sorted((await lent(world)).values()) == ["4", "4"]
+        assert sorted((await allocatable(world)).values()) == ["4", "4"]
 
 
 @in_virtual_time
-async def test_foreign_pod_on_one_of_many_nodes_rewrites_few_virtual_nodes() -> None:
+async def test_foreign_pod_rewrites_few_virtual_nodes() -> None:
     world = await a_world(policy={"totalLimits": [{"resource": "cpu", "quantity": "40"}]})
     for number in range(2, 41):
         await world.add_node(f"n{number}")
     async with world.syncer():
         await asyncio.sleep(10)
-        assert len(await lent(world)) == 40
+        assert len(await allocatable(world)) == 40
         before = amounts_written(world)
         await world.add_foreign_pod("shop", "n7", requests={"cpu": "3500m"})
         await asyncio.sleep(10)
-        assert sum(parse_quantity(amount).nano for amount in (await lent(world)).values()) == parse_quantity("40").nano
+        assert (
+            sum(parse_quantity(amount).nano for amount in (await allocatable(world)).values())
+            == parse_quantity("40").nano
+        )
         assert amounts_written(world) - before <= 10
         await world.physical.delete(NODES, object_named("n9"))
         await asyncio.sleep(10)
-        total = sum((ResourceList.parse({"cpu": each}) for each in (await lent(world)).values()), ResourceList())
+        total = sum((ResourceList.parse({"cpu": each}) for each in (await allocatable(world)).values()), ResourceList())
         assert total == {"cpu": parse_quantity("40")}

@@ -1,4 +1,4 @@
-"""Virtual nodes: what they show of a physical node, what they hide, and what they leave to others."""
+"""Virtual nodes: copied and hidden fields of a physical node, and fields of other writers."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -40,9 +40,9 @@ def a_binding(name: str = "east", **spec: Any) -> Binding:
     return Binding(name, "uid-b", "v1", ClusterBindingSpec("east", reference, **spec))
 
 
-def a_policy(name: str = "p", readable: bool = True, **spec: Any) -> Policy:
+def a_policy(name: str = "p", is_valid: bool = True, **spec: Any) -> Policy:
     return Policy(
-        name, PolicySide.OWNER, ResourceLeasingPolicySpec("east", **spec), Schedule(), EVERY_NODE, NOW, readable
+        name, PolicySide.OWNER, ResourceLeasingPolicySpec("east", **spec), Schedule(), EVERY_NODE, NOW, is_valid
     )
 
 
@@ -52,8 +52,8 @@ def a_lease(
     nothing = ResourceList()["cpu"]
     found = ResourceList.parse(amounts or {"cpu": "4", "memory": "8Gi", "pods": "100"})
     grants = {resource: Grant(amount, "idle", nothing) for resource, amount in found.items()}
-    told = {"ends": ends, "ends_soon": ends is not None}
-    return Lease(state, "", found, grants, policies=policies, deciding_policies=policies, **told)
+    reported = {"ends": ends, "ends_soon": ends is not None}
+    return Lease(state, "", found, grants, policies=policies, deciding_policies=policies, **reported)
 
 
 READY = {
@@ -87,7 +87,7 @@ def a_taint(key: str, effect: str = "NoSchedule", **rest: str) -> Object:
     return {"key": key, "effect": effect, **rest}
 
 
-def wanted(
+def desired(
     node: Object | None = None,
     lease: Lease | None = None,
     binding: Binding | None = None,
@@ -98,7 +98,7 @@ def wanted(
 
 
 def converged(existing: Object | None, node: Object) -> Object:
-    """The object on the server after `node` has been written."""
+    """Return the object on the server after `node` was written."""
     found: Object = apply_merge_patch(existing or {}, owned_patch(existing or {}, node))
     return found
 
@@ -110,8 +110,8 @@ def pairs(node: Object) -> list[tuple[str, str]]:
 # -- labels and annotations
 
 
-def test_a_virtual_node_shows_the_labels_of_the_physical_one_and_our_own() -> None:
-    labels = labels_of(wanted())
+def test_virtual_node_has_physical_and_own_labels() -> None:
+    labels = labels_of(desired())
     assert (labels["topology.kubernetes.io/zone"], labels["kubernetes.io/arch"]) == ("z1", "amd64")
     assert labels["kubernetes.io/hostname"] == "vnode-east-n1"
     assert (labels[ROLE], labels[BALANCERS]) == ("", "")
@@ -134,16 +134,16 @@ def test_a_virtual_node_shows_the_labels_of_the_physical_one_and_our_own() -> No
         "tapestry.io/anything",
     ],
 )
-def test_a_label_that_means_something_to_its_own_cluster_only_stays_there(reserved: str) -> None:
-    assert reserved not in labels_of(wanted(a_node(labels={reserved: "x"})))
+def test_cluster_specific_label_is_not_copied(reserved: str) -> None:
+    assert reserved not in labels_of(desired(a_node(labels={reserved: "x"})))
 
 
-def test_a_physical_node_cannot_pass_for_one_of_another_binding() -> None:
+def test_physical_node_cannot_imitate_another_binding() -> None:
     pretender = a_node(labels={keys.CLUSTER_BINDING_UID: "another", keys.NODE_TYPE: "real"})
-    assert labels_of(wanted(pretender)) == labels_of(wanted())
+    assert labels_of(desired(pretender)) == labels_of(desired())
 
 
-def test_names_that_are_too_long_for_labels_are_whole_in_annotations() -> None:
+def test_long_names_are_complete_in_annotations() -> None:
     name, binding = "ip-10-0-0-1." + "region." * 12 + "internal", "b" * 100
     found = virtual_node(
         a_node(name), a_lease(), a_binding(binding), virtual_node_name("east", name), existing=None, now=NOW
@@ -154,44 +154,44 @@ def test_names_that_are_too_long_for_labels_are_whole_in_annotations() -> None:
     assert annotations_of(found)[keys.CLUSTER_BINDING] == binding
 
 
-def test_the_policies_are_named_with_their_side() -> None:
-    found = wanted(lease=a_lease(LeaseState.OPEN, a_policy("a"), a_policy("b")))
+def test_policies_are_named_with_their_side() -> None:
+    found = desired(lease=a_lease(LeaseState.OPEN, a_policy("a"), a_policy("b")))
     assert annotations_of(found)[keys.POLICIES_APPLIED] == "owner/a,owner/b"
     assert annotations_of(found)[keys.PHYSICAL_NODE_UID] == "uid-n"
 
 
-def test_the_end_of_a_lease_is_told_when_it_is_near_and_then_no_more() -> None:
-    assert keys.LEASE_ENDS not in annotations_of(wanted())
+def test_lease_end_is_annotated_while_near() -> None:
+    assert keys.LEASE_ENDS not in annotations_of(desired())
     far = replace(a_lease(ends=LATER), ends_soon=False)
-    assert keys.LEASE_ENDS not in annotations_of(wanted(lease=far))
-    near = converged(None, wanted(lease=a_lease(ends=LATER)))
+    assert keys.LEASE_ENDS not in annotations_of(desired(lease=far))
+    near = converged(None, desired(lease=a_lease(ends=LATER)))
     assert annotations_of(near)[keys.LEASE_ENDS] == "2026-03-02T09:00:00Z"
-    over = converged(near, wanted(lease=a_lease(LeaseState.CLOSED), existing=near))
+    over = converged(near, desired(lease=a_lease(LeaseState.CLOSED), existing=near))
     assert keys.LEASE_ENDS not in annotations_of(over)
 
 
-def test_a_closed_node_says_why_it_is_closed() -> None:
-    closed = converged(None, wanted(lease=a_lease(LeaseState.CLOSED)))
+def test_closed_node_gives_its_reason() -> None:
+    closed = converged(None, desired(lease=a_lease(LeaseState.CLOSED)))
     assert annotations_of(closed)[keys.CLOSED_REASON] == a_lease(LeaseState.CLOSED).reason
-    assert keys.CLOSED_REASON not in annotations_of(converged(closed, wanted(existing=closed)))
+    assert keys.CLOSED_REASON not in annotations_of(converged(closed, desired(existing=closed)))
 
 
 # -- taints
 
 
-def test_the_default_taint_is_there_unless_the_binding_says_otherwise() -> None:
-    assert pairs(wanted()) == [(keys.VNODE_TAINT, "NoSchedule")]
-    assert pairs(wanted(binding=a_binding(disable_node_default_taint=True))) == []
+def test_default_taint_unless_binding_disables_it() -> None:
+    assert pairs(desired()) == [(keys.VNODE_TAINT, "NoSchedule")]
+    assert pairs(desired(binding=a_binding(disable_node_default_taint=True))) == []
 
 
-def test_a_node_without_taints_is_not_written_again_because_the_server_keeps_no_empty_list() -> None:
-    bare = wanted(binding=a_binding(disable_node_default_taint=True))
+def test_empty_taints_cause_no_second_write() -> None:
+    bare = desired(binding=a_binding(disable_node_default_taint=True))
     assert owned_patch({**bare, "spec": {}}, bare) == {}
 
 
-def test_the_owners_taints_come_along_in_order_and_before_ours() -> None:
+def test_owners_taints_precede_ours_in_order() -> None:
     node = a_node(taints=[a_taint("b", value="x"), a_taint("a", "PreferNoSchedule")])
-    assert wanted(node)["spec"]["taints"] == [
+    assert desired(node)["spec"]["taints"] == [
         a_taint("b", value="x"),
         a_taint("a", "PreferNoSchedule"),
         a_taint(keys.VNODE_TAINT),
@@ -200,14 +200,14 @@ def test_the_owners_taints_come_along_in_order_and_before_ours() -> None:
 
 def test_no_execute_becomes_no_schedule() -> None:
     node = a_node(taints=[a_taint("a", "NoExecute", timeAdded="2026-01-01T00:00:00Z")])
-    assert wanted(node)["spec"]["taints"][0] == a_taint("a")
+    assert desired(node)["spec"]["taints"][0] == a_taint("a")
 
 
-def test_a_key_that_has_both_effects_below_has_one_above() -> None:
+def test_key_with_both_effects_has_one() -> None:
     node = a_node(
         taints=[a_taint("a", value="x"), a_taint("a", "NoExecute", value="x"), a_taint("a", "PreferNoSchedule")]
     )
-    assert pairs(wanted(node))[:-1] == [("a", "NoSchedule"), ("a", "PreferNoSchedule")]
+    assert pairs(desired(node))[:-1] == [("a", "NoSchedule"), ("a", "PreferNoSchedule")]
 
 
 @pytest.mark.parametrize(
@@ -220,123 +220,123 @@ def test_a_key_that_has_both_effects_below_has_one_above() -> None:
         "tapestry.io/withdrawing",
     ],
 )
-def test_taints_that_every_cluster_sets_itself_and_ours_do_not_come_up(key: str) -> None:
-    assert wanted(a_node(taints=[a_taint(key, effect) for effect in ("NoSchedule", "NoExecute")])) == wanted()
+def test_lifecycle_and_own_taints_are_not_copied(key: str) -> None:
+    assert desired(a_node(taints=[a_taint(key, effect) for effect in ("NoSchedule", "NoExecute")])) == desired()
 
 
-def test_a_cordon_below_shows_above() -> None:
-    assert (keys.PHYSICAL_NODE_UNSCHEDULABLE_TAINT, "NoSchedule") in pairs(wanted(a_node(unschedulable=True)))
+def test_cordon_becomes_a_taint() -> None:
+    assert (keys.PHYSICAL_NODE_UNSCHEDULABLE_TAINT, "NoSchedule") in pairs(desired(a_node(unschedulable=True)))
 
 
-def test_a_closed_node_is_tainted_and_remembers_since_when() -> None:
-    closed = converged(None, wanted(lease=a_lease(LeaseState.CLOSED)))
+def test_closed_taint_keeps_its_start_time() -> None:
+    closed = converged(None, desired(lease=a_lease(LeaseState.CLOSED)))
     taint = a_taint(keys.OUT_OF_TIME_WINDOWS_TAINT, timeAdded="2026-03-02T08:00:00Z")
     assert taint_named(closed, keys.OUT_OF_TIME_WINDOWS_TAINT) == taint
-    still = converged(closed, wanted(lease=a_lease(LeaseState.CLOSED), existing=closed, now=LATER))
+    still = converged(closed, desired(lease=a_lease(LeaseState.CLOSED), existing=closed, now=LATER))
     assert taint_named(still, keys.OUT_OF_TIME_WINDOWS_TAINT) == taint
-    opened = converged(still, wanted(existing=still, now=LATER))
+    opened = converged(still, desired(existing=still, now=LATER))
     assert taint_named(opened, keys.OUT_OF_TIME_WINDOWS_TAINT) is None
-    again = wanted(lease=a_lease(LeaseState.CLOSED), existing=opened, now=LATER)
+    again = desired(lease=a_lease(LeaseState.CLOSED), existing=opened, now=LATER)
     assert taint_named(again, keys.OUT_OF_TIME_WINDOWS_TAINT) == {**taint, "timeAdded": "2026-03-02T09:00:00Z"}
 
 
-def test_a_withdrawn_node_has_its_taint_beside_the_others_until_it_is_lent_again() -> None:
-    node = converged(None, wanted())
+def test_withdrawn_taint_is_removed_when_leased_again() -> None:
+    node = converged(None, desired())
     going = converged(node, withdrawal_patch(node, NOW))
     assert pairs(going) == [(keys.VNODE_TAINT, "NoSchedule"), (keys.WITHDRAWING_TAINT, "NoSchedule")]
     assert taint_named(going, keys.WITHDRAWING_TAINT) == a_taint(
         keys.WITHDRAWING_TAINT, timeAdded="2026-03-02T08:00:00Z"
     )
-    assert pairs(converged(going, wanted(existing=going, now=LATER))) == [(keys.VNODE_TAINT, "NoSchedule")]
+    assert pairs(converged(going, desired(existing=going, now=LATER))) == [(keys.VNODE_TAINT, "NoSchedule")]
 
 
-def test_nothing_ever_has_the_effect_no_execute() -> None:
+def test_no_taint_has_effect_no_execute() -> None:
     node = a_node(taints=[a_taint("a", "NoExecute")], unschedulable=True)
-    found = wanted(node, a_lease(LeaseState.CLOSED))
+    found = desired(node, a_lease(LeaseState.CLOSED))
     assert {effect for _, effect in pairs(converged(found, withdrawal_patch(found, NOW)))} == {"NoSchedule"}
 
 
 # -- status
 
 
-def test_capacity_and_allocatable_are_what_is_leased() -> None:
-    status = wanted(lease=a_lease(cpu="2", memory="4Gi", **{"nvidia.com/gpu": "1"}))["status"]
+def test_capacity_and_allocatable_are_the_leased_amounts() -> None:
+    status = desired(lease=a_lease(cpu="2", memory="4Gi", **{"nvidia.com/gpu": "1"}))["status"]
     assert status["capacity"] == status["allocatable"] == {"cpu": "2", "memory": "4Gi", "nvidia.com/gpu": "1"}
 
 
-def test_a_resource_that_is_no_longer_there_goes() -> None:
-    before = converged(None, wanted(lease=a_lease(cpu="2", **{"nvidia.com/gpu": "1"})))
-    after = converged(before, wanted(lease=a_lease(cpu="2"), existing=before))
+def test_missing_resource_is_removed() -> None:
+    before = converged(None, desired(lease=a_lease(cpu="2", **{"nvidia.com/gpu": "1"})))
+    after = converged(before, desired(lease=a_lease(cpu="2"), existing=before))
     assert after["status"]["capacity"] == after["status"]["allocatable"] == {"cpu": "2"}
 
 
-def test_addresses_are_the_nodes_own_and_its_new_name() -> None:
-    assert wanted()["status"]["addresses"] == [
+def test_addresses_are_internal_and_virtual_hostname() -> None:
+    assert desired()["status"]["addresses"] == [
         {"type": "InternalIP", "address": "10.0.0.1"},
         {"type": "Hostname", "address": "vnode-east-n1"},
     ]
-    assert wanted()["status"]["nodeInfo"]["kubeletVersion"] == "v1.34.3"
+    assert desired()["status"]["nodeInfo"]["kubeletVersion"] == "v1.34.3"
 
 
-def test_where_a_kubelet_answers_for_it_that_comes_first_and_no_host_name_goes_before_it() -> None:
-    def shown(host: str) -> Object:
+def test_kubelet_address_is_first_without_hostname() -> None:
+    def status_with(host: str) -> Object:
         kubelet = Endpoint(host, 10250)
         node = virtual_node(a_node(), a_lease(), a_binding(), "vnode-east-n1", None, NOW, kubelet)
         status: Object = node["status"]
         return status
 
     own = {"type": "InternalIP", "address": "10.0.0.1"}
-    assert shown("10.9.9.9")["addresses"] == [{"type": "InternalIP", "address": "10.9.9.9"}, own]
-    assert shown("10.0.0.1")["addresses"] == [own]
-    assert shown("10.9.9.9")["daemonEndpoints"] == {"kubeletEndpoint": {"Port": 10250}}
+    assert status_with("10.9.9.9")["addresses"] == [{"type": "InternalIP", "address": "10.9.9.9"}, own]
+    assert status_with("10.0.0.1")["addresses"] == [own]
+    assert status_with("10.9.9.9")["daemonEndpoints"] == {"kubeletEndpoint": {"Port": 10250}}
 
 
-def test_a_heartbeat_changes_nothing() -> None:
+def test_heartbeat_changes_nothing() -> None:
     beats = [a_node(conditions=[{**READY, "lastHeartbeatTime": f"2026-03-02T08:00:0{at}Z"}]) for at in range(3)]
-    assert wanted(beats[0]) == wanted(beats[1]) == wanted(beats[2])
+    assert desired(beats[0]) == desired(beats[1]) == desired(beats[2])
 
 
-def test_a_node_that_is_not_ready_is_not_ready_above() -> None:
+def test_unready_node_is_unready_in_virtual_cluster() -> None:
     down = {**READY, "status": "False", "reason": "KubeletNotReady", "lastTransitionTime": "2026-03-02T07:00:00Z"}
-    found = find_condition(wanted(a_node(conditions=[down]))["status"]["conditions"], "Ready")
+    found = find_condition(desired(a_node(conditions=[down]))["status"]["conditions"], "Ready")
     assert found == {**down, "lastHeartbeatTime": "2026-03-02T07:00:00Z"}
 
 
-def test_what_a_stranger_says_has_a_bound() -> None:
+def test_untrusted_conditions_are_bounded() -> None:
     many = [{**READY, "type": f"C{at}", "message": "\N{SNOWMAN}" * 4000, "extra": "x"} for at in range(100)]
-    found = wanted(a_node(conditions=many))["status"]["conditions"]
+    found = desired(a_node(conditions=many))["status"]["conditions"]
     assert len(found) == 32
     assert max(len(each["message"].encode()) for each in found) <= 4096
     assert all("extra" not in each for each in found)
 
 
-def test_a_condition_without_a_message_has_none_above() -> None:
-    """A server would drop an empty one, and every pass would write it again."""
+def test_condition_without_message_stays_without() -> None:
+    """A server would drop an empty message, and every pass would write it again."""
     quiet = {key: value for key, value in READY.items() if key != "message"}
-    assert "message" not in wanted(a_node(conditions=[{**quiet, "message": ""}]))["status"]["conditions"][0]
+    assert "message" not in desired(a_node(conditions=[{**quiet, "message": ""}]))["status"]["conditions"][0]
 
 
-# -- what others write
+# -- other writers
 
 
-def test_the_second_pass_writes_nothing() -> None:
+def test_second_pass_writes_nothing() -> None:
     for lease in (a_lease(), a_lease(LeaseState.CLOSED, a_policy()), a_lease(ends=LATER)):
         node = a_node(taints=[a_taint("a", "NoExecute")], unschedulable=True)
-        found = converged(None, wanted(node, lease))
-        assert owned_patch(found, wanted(node, lease, existing=found, now=LATER)) == {}
+        found = converged(None, desired(node, lease))
+        assert owned_patch(found, desired(node, lease, existing=found, now=LATER)) == {}
 
 
 def edited(node: Object, **parts: Any) -> Object:
-    """The node after somebody has set labels, annotations or taints; None takes one away."""
+    """Return the node after a user has set labels, annotations or taints; None removes one."""
     taints = [*node["spec"]["taints"], *parts.pop("taints", [])]
     found: Object = apply_merge_patch(node, {"metadata": parts, "spec": {"taints": taints}})
     return found
 
 
-def test_what_somebody_adds_survives() -> None:
-    node = converged(None, wanted())
-    mine = edited(node, labels={"team": "a"}, annotations={"note": "b"}, taints=[a_taint("mine", "NoExecute")])
-    later = converged(mine, wanted(a_node(labels={"new": "1"}), existing=mine))
+def test_users_additions_survive() -> None:
+    node = converged(None, desired())
+    own = edited(node, labels={"team": "a"}, annotations={"note": "b"}, taints=[a_taint("mine", "NoExecute")])
+    later = converged(own, desired(a_node(labels={"new": "1"}), existing=own))
     assert labels_of(later)["team"] == "a"
     assert annotations_of(later)["note"] == "b"
     assert taint_named(later, "mine") == a_taint("mine", "NoExecute")
@@ -344,64 +344,64 @@ def test_what_somebody_adds_survives() -> None:
 
 
 @pytest.mark.parametrize("mine", ["z9", None])
-def test_what_somebody_changes_stays_until_the_owner_changes_it(mine: str | None) -> None:
+def test_users_change_stays_until_the_owner_changes_it(mine: str | None) -> None:
     zone = "topology.kubernetes.io/zone"
-    node = edited(converged(None, wanted()), labels={zone: mine})
+    node = edited(converged(None, desired()), labels={zone: mine})
     for _ in range(2):
-        node = converged(node, wanted(existing=node))
+        node = converged(node, desired(existing=node))
         assert labels_of(node).get(zone) == mine
-    node = converged(node, wanted(a_node(labels={zone: "z2"}), existing=node))
+    node = converged(node, desired(a_node(labels={zone: "z2"}), existing=node))
     assert labels_of(node)[zone] == "z2"
 
 
-def test_what_we_no_longer_want_goes() -> None:
+def test_unwanted_own_values_are_removed() -> None:
     old = a_node(labels={"pool": "spot"}, taints=[a_taint("spot")])
-    node = converged(None, wanted(old))
-    node = converged(node, wanted(existing=node))
+    node = converged(None, desired(old))
+    node = converged(node, desired(existing=node))
     assert "pool" not in labels_of(node)
     assert taint_named(node, "spot") is None
 
 
-def test_what_we_no_longer_want_stays_where_somebody_made_it_theirs() -> None:
-    node = edited(converged(None, wanted(a_node(labels={"pool": "spot"}))), labels={"pool": "mine"})
-    node = converged(node, wanted(existing=node))
+def test_unwanted_value_changed_by_user_stays() -> None:
+    node = edited(converged(None, desired(a_node(labels={"pool": "spot"}))), labels={"pool": "mine"})
+    node = converged(node, desired(existing=node))
     assert labels_of(node)["pool"] == "mine"
 
 
 @pytest.mark.parametrize("theirs", ["another", None])
-def test_our_own_keys_are_always_ours(theirs: str | None) -> None:
-    node = converged(None, wanted(lease=a_lease(LeaseState.OPEN, a_policy(), ends=LATER)))
+def test_own_keys_cannot_be_changed(theirs: str | None) -> None:
+    node = converged(None, desired(lease=a_lease(LeaseState.OPEN, a_policy(), ends=LATER)))
     changed = edited(
         node,
         labels={keys.CLUSTER_BINDING_UID: theirs, keys.NODE_TYPE: theirs},
         annotations={keys.POLICIES_APPLIED: theirs, keys.LEASE_ENDS: theirs},
     )
-    again = converged(changed, wanted(lease=a_lease(LeaseState.OPEN, a_policy()), existing=changed))
+    again = converged(changed, desired(lease=a_lease(LeaseState.OPEN, a_policy()), existing=changed))
     assert labels_of(again)[keys.CLUSTER_BINDING_UID] == "uid-b"
     assert labels_of(again)[keys.NODE_TYPE] == "virtual"
     assert annotations_of(again)[keys.POLICIES_APPLIED] == "owner/p"
     assert keys.LEASE_ENDS not in annotations_of(again)
 
 
-def test_a_taint_of_ours_that_somebody_removes_comes_back() -> None:
-    node = converged(None, wanted(lease=a_lease(LeaseState.CLOSED)))
+def test_removed_own_taint_is_restored() -> None:
+    node = converged(None, desired(lease=a_lease(LeaseState.CLOSED)))
     bare = with_value(node, ("spec", "taints"), [])
-    assert pairs(converged(bare, wanted(lease=a_lease(LeaseState.CLOSED), existing=bare))) == pairs(node)
+    assert pairs(converged(bare, desired(lease=a_lease(LeaseState.CLOSED), existing=bare))) == pairs(node)
 
 
-def test_taints_of_the_virtual_clusters_own_controllers_stay() -> None:
-    node = edited(converged(None, wanted()), taints=[a_taint("node.kubernetes.io/unschedulable")])
-    assert taint_named(converged(node, wanted(existing=node)), "node.kubernetes.io/unschedulable")
+def test_taints_of_virtual_controllers_stay() -> None:
+    node = edited(converged(None, desired()), taints=[a_taint("node.kubernetes.io/unschedulable")])
+    assert taint_named(converged(node, desired(existing=node)), "node.kubernetes.io/unschedulable")
 
 
 @pytest.mark.parametrize(
     "text", ["", "nonsense", "[]", '{"labels": 1}', '{"taints": ["ab", 1]}', '{"taints": [["a"]]}']
 )
-def test_a_broken_memory_counts_as_none(text: str) -> None:
-    node = edited(converged(None, wanted()), annotations={keys.EXPECTED_METADATA: text}, labels={"team": "a"})
-    again = converged(node, wanted(existing=node))
+def test_unreadable_record_counts_as_empty(text: str) -> None:
+    node = edited(converged(None, desired()), annotations={keys.EXPECTED_METADATA: text}, labels={"team": "a"})
+    again = converged(node, desired(existing=node))
     assert labels_of(again)["team"] == "a"
-    assert owned_patch(again, wanted(existing=again)) == {}
+    assert owned_patch(again, desired(existing=again)) == {}
 
 
 words = st.dictionaries(st.sampled_from(["a", "b", "c", "tapestry.io/x"]), st.sampled_from(["1", "2"]))
@@ -417,29 +417,29 @@ taints = st.lists(
         st.tuples(words, taints, words, st.sampled_from([LeaseState.OPEN, LeaseState.CLOSED])), min_size=1, max_size=4
     )
 )
-def test_whoever_writes_what_one_pass_is_enough_and_taints_are_unique(
+def test_one_pass_suffices_and_taints_are_unique(
     steps: list[tuple[dict[str, str], list[Object], dict[str, str], LeaseState]],
 ) -> None:
     node: Object | None = None
-    for below, tainted, above, state in steps:
-        physical, lease = a_node(labels=below, taints=tainted), a_lease(state)
-        node = converged(node, wanted(physical, lease, existing=node))
-        assert owned_patch(node, wanted(physical, lease, existing=node, now=LATER)) == {}
+    for physical_labels, tainted, virtual_labels, state in steps:
+        physical, lease = a_node(labels=physical_labels, taints=tainted), a_lease(state)
+        node = converged(node, desired(physical, lease, existing=node))
+        assert owned_patch(node, desired(physical, lease, existing=node, now=LATER)) == {}
         assert len(set(pairs(node))) == len(pairs(node))
-        node = edited(node, labels=above)
+        node = edited(node, labels=virtual_labels)
 
 
-# -- the terms on which a node was lent last
+# -- terms of the last lease
 
 
-def test_the_last_terms_count_from_the_withdrawal() -> None:
+def test_last_terms_count_from_the_withdrawal() -> None:
     lease = a_lease(
         LeaseState.OPEN,
         a_policy("a", force_reclaim=True, graceful_reclaim_period_seconds=60),
         a_policy("b", force_reclaim=True, graceful_reclaim_period_seconds=600, evict_during_grace=True),
         a_policy("c", graceful_reclaim_period_seconds=6000),
     )
-    node = converged(None, wanted(lease=lease))
+    node = converged(None, desired(lease=lease))
     assert last_reclaim_terms(node, NOW).deadline == NOW + timedelta(minutes=10)
     going = converged(node, withdrawal_patch(node, NOW))
     assert last_reclaim_terms(going, LATER) == ReclaimTerms(
@@ -447,8 +447,8 @@ def test_the_last_terms_count_from_the_withdrawal() -> None:
     )
 
 
-def test_where_no_policy_had_force_pods_finish() -> None:
-    node = converged(None, wanted(lease=a_lease(LeaseState.OPEN, a_policy(evict_during_grace=True))))
+def test_pods_finish_without_forced_policy() -> None:
+    node = converged(None, desired(lease=a_lease(LeaseState.OPEN, a_policy(evict_during_grace=True))))
     found = last_reclaim_terms(node, NOW)
     assert (found.deadline, found.evict) == (None, False)
 
@@ -464,59 +464,64 @@ def test_where_no_policy_had_force_pods_finish() -> None:
         *(f'[{{"policy": "{policy}", "force": true}}]' for policy in ("p", "nobody/p", "owner/")),
     ],
 )
-def test_terms_that_cannot_be_read_evict_nobody(text: str) -> None:
-    node = edited(converged(None, wanted()), annotations={keys.LAST_TERMS: text})
+def test_unreadable_terms_evict_no_pod(text: str) -> None:
+    node = edited(converged(None, desired()), annotations={keys.LAST_TERMS: text})
     assert last_reclaim_terms(node, NOW) == NO_DEADLINE
     rules = LeaseRules([], [a_policy("other")], EVERY_NODE)
     assert with_removed_policies(rules, a_node(), node, NOW) is rules
 
 
-def test_the_last_terms_outlive_policies_that_cannot_be_read() -> None:
-    strict, typo = a_policy(force_reclaim=True), a_policy(readable=False)
-    node = converged(None, wanted(lease=a_lease(LeaseState.OPEN, strict)))
-    held = converged(node, wanted(lease=a_lease(LeaseState.CLOSED, typo), existing=node))
+def test_last_terms_survive_invalid_policies() -> None:
+    strict, typo = a_policy(force_reclaim=True), a_policy(is_valid=False)
+    node = converged(None, desired(lease=a_lease(LeaseState.OPEN, strict)))
+    held = converged(node, desired(lease=a_lease(LeaseState.CLOSED, typo), existing=node))
     assert last_reclaim_terms(held, NOW).deadline == NOW
-    fresh = converged(None, wanted(lease=a_lease(LeaseState.CLOSED, typo)))
+    fresh = converged(None, desired(lease=a_lease(LeaseState.CLOSED, typo)))
     assert last_reclaim_terms(fresh, NOW).deadline is None
 
 
-# -- policies that are gone
+# -- removed policies
 
 
 def rules_with(*policies: Policy) -> LeaseRules:
     return LeaseRules([], list(policies), EVERY_NODE)
 
 
-def test_a_policy_that_is_gone_is_remembered_with_its_terms_and_what_the_node_lent() -> None:
+def test_removed_policy_is_remembered_with_its_amounts() -> None:
     given = a_policy("a", force_reclaim=True, graceful_reclaim_period_seconds=60, evict_during_grace=True)
-    node = converged(None, wanted(lease=a_lease(LeaseState.OPEN, given, cpu="3")))
+    node = converged(None, desired(lease=a_lease(LeaseState.OPEN, given, cpu="3")))
     assert with_removed_policies(rules_with(given), a_node(), node, LATER).removed_policies == ()
-    (gone,) = with_removed_policies(rules_with(a_policy("b")), a_node(), node, LATER).removed_policies
-    assert (str(gone), gone.removed_at, gone.is_open(NOW), gone.is_open(LATER)) == ("owner/a", LATER, True, False)
-    assert (gone.spec.force_reclaim, gone.spec.graceful_reclaim_period_seconds) == (True, 60)
-    assert gone.spec.evict_during_grace
-    assert gone.limit_of("cpu") == ResourceLimit("cpu", quantity="3")
+    (deleted,) = with_removed_policies(rules_with(a_policy("b")), a_node(), node, LATER).removed_policies
+    assert (str(deleted), deleted.removed_at, deleted.is_open(NOW), deleted.is_open(LATER)) == (
+        "owner/a",
+        LATER,
+        True,
+        False,
+    )
+    assert (deleted.spec.force_reclaim, deleted.spec.graceful_reclaim_period_seconds) == (True, 60)
+    assert deleted.spec.evict_during_grace
+    assert deleted.limit_of("cpu") == ResourceLimit("cpu", quantity="3")
 
 
-def test_a_policy_that_no_longer_selects_the_node_is_gone_for_it() -> None:
-    node = converged(None, wanted(lease=a_lease(LeaseState.OPEN, a_policy("a"))))
+def test_policy_that_stops_selecting_counts_as_removed() -> None:
+    node = converged(None, desired(lease=a_lease(LeaseState.OPEN, a_policy("a"))))
     elsewhere = replace(a_policy("a"), selector=node_selector({"nodeSelectorTerms": []}))
     assert [
         str(each) for each in with_removed_policies(rules_with(elsewhere), a_node(), node, LATER).removed_policies
     ] == ["owner/a"]
 
 
-def test_since_when_a_policy_is_gone_and_what_it_lent_is_kept_as_long_as_it_makes_a_difference() -> None:
-    node = converged(None, wanted(lease=a_lease(LeaseState.OPEN, a_policy("a"), cpu="3")))
+def test_removal_time_and_amounts_are_kept_while_needed() -> None:
+    node = converged(None, desired(lease=a_lease(LeaseState.OPEN, a_policy("a"), cpu="3")))
     rules = with_removed_policies(rules_with(a_policy("b")), a_node(), node, LATER)
     closed = replace(
         a_lease(LeaseState.CLOSED, a_policy("b"), cpu="1"),
-        gone=tuple(rules.removed_policies),
-        deciders=tuple(rules.removed_policies),
+        removed_policies=tuple(rules.removed_policies),
+        deciding_policies=tuple(rules.removed_policies),
     )
-    held = converged(node, wanted(lease=closed, existing=node, now=LATER))
+    held = converged(node, desired(lease=closed, existing=node, now=LATER))
     again = with_removed_policies(rules_with(a_policy("b")), a_node(), held, LATER + timedelta(hours=1))
     assert list(again.removed_policies) == list(rules.removed_policies)
-    assert owned_patch(held, wanted(lease=closed, existing=held, now=LATER)) == {}
-    opened = converged(held, wanted(lease=a_lease(LeaseState.OPEN, a_policy("b")), existing=held))
+    assert owned_patch(held, desired(lease=closed, existing=held, now=LATER)) == {}
+    opened = converged(held, desired(lease=a_lease(LeaseState.OPEN, a_policy("b")), existing=held))
     assert with_removed_policies(rules_with(a_policy("b")), a_node(), opened, LATER).removed_policies == ()

@@ -1,10 +1,10 @@
-"""Time windows.  The oracle is a table that a person can check with a calendar, and a second reading of the rule.
+"""Time windows, tested with a table that can be checked by hand and with a second implementation.
 
-The second reading knows nothing of edges: it looks at the wall clock of every minute.  `Schedule` must say of each
-minute what it says, and find the edges between them.
+The second implementation knows nothing of edges: it reads the wall clock of every minute. `Schedule` must agree for
+each minute, and find the edges between them.
 
-In 2026 the clocks are set forward in New York on 8 March, in Berlin on 29 March and on Lord Howe Island, by half an
-hour, on 4 October; they are set back there on 1 November, 25 October and 5 April.
+In 2026 clocks go forward in New York on 8 March, in Berlin on 29 March and on Lord Howe Island, by half an hour, on 4
+October; they go back there on 1 November, 25 October and 5 April.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -25,7 +25,7 @@ DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sun
 
 
 def a_schedule(windows: str, zone: str = "UTC") -> Schedule:
-    """Windows written as `Fri,Sat 22:00-06:00 + 12:00-13:00`, with days or without."""
+    """Return a schedule from a text like `Fri,Sat 22:00-06:00 + 12:00-13:00`, with or without days."""
     found = []
     for text in windows.split(" + ") if windows else ():
         *days, hours = text.split()
@@ -35,7 +35,7 @@ def a_schedule(windows: str, zone: str = "UTC") -> Schedule:
 
 
 def at(text: str, zone: str = "UTC", fold: int = 0) -> datetime:
-    """What a clock in the zone reads, as `2026-03-07 22:00`; `fold=1` is the second time that it reads so."""
+    """Return the instant at which a clock in the zone reads e.g. `2026-03-07 22:00`; `fold=1` is the second time."""
     return datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone), fold=fold).astimezone(UTC)
 
 
@@ -48,7 +48,7 @@ PLAIN = [
     ("08:00-18:00", "2026-03-02 08:00", True, "2026-03-02 08:00", "2026-03-02 18:00"),
     ("08:00-18:00", "2026-03-02 17:59", True, "2026-03-02 08:00", "2026-03-02 18:00"),
     ("08:00-18:00", "2026-03-02 18:00", False, "2026-03-02 18:00", "2026-03-03 08:00"),
-    # over night
+    # overnight
     ("22:00-06:00", "2026-03-02 21:59", False, "2026-03-02 06:00", "2026-03-02 22:00"),
     ("22:00-06:00", "2026-03-02 22:00", True, "2026-03-02 22:00", "2026-03-03 06:00"),
     ("22:00-06:00", "2026-03-03 00:00", True, "2026-03-02 22:00", "2026-03-03 06:00"),
@@ -59,14 +59,14 @@ PLAIN = [
     ("Fri 18:00-08:00", "2026-03-07 07:59", True, "2026-03-06 18:00", "2026-03-07 08:00"),
     ("Fri 18:00-08:00", "2026-03-07 18:00", False, "2026-03-07 08:00", "2026-03-13 18:00"),
     ("Sun 23:00-01:00", "2026-03-02 00:30", True, "2026-03-01 23:00", "2026-03-02 01:00"),
-    # up to the end of the day, and over it into the next
+    # up to the end of the day, and into the next
     ("18:00-24:00", "2026-03-02 23:59", True, "2026-03-02 18:00", "2026-03-03 00:00"),
     ("18:00-24:00", "2026-03-03 00:00", False, "2026-03-03 00:00", "2026-03-03 18:00"),
     ("18:00-00:00", "2026-03-03 00:00", False, "2026-03-03 00:00", "2026-03-03 18:00"),
     ("Mon 00:00-24:00", "2026-03-02 12:00", True, "2026-03-02 00:00", "2026-03-03 00:00"),
     ("Mon,Tue 00:00-24:00", "2026-03-02 12:00", True, "2026-03-02 00:00", "2026-03-04 00:00"),
     ("00:00-24:00", "2026-03-02 12:00", True, None, None),
-    # equal ends are the whole day, from there
+    # equal ends are the whole day, starting there
     ("08:00-08:00", "2026-03-02 12:00", True, None, None),
     ("Mon 08:00-08:00", "2026-03-02 07:59", False, "2026-02-24 08:00", "2026-03-02 08:00"),
     ("Mon 08:00-08:00", "2026-03-03 07:59", True, "2026-03-02 08:00", "2026-03-03 08:00"),
@@ -75,19 +75,19 @@ PLAIN = [
     ("monday 08:00-18:00", "2026-03-02 12:00", True, "2026-03-02 08:00", "2026-03-02 18:00"),
     ("MON,wEd 08:00-18:00", "2026-03-03 12:00", False, "2026-03-02 18:00", "2026-03-04 08:00"),
     ("Tuesday 08:00-18:00", "2026-03-02 12:00", False, "2026-02-24 18:00", "2026-03-03 08:00"),
-    # several windows: one that touches another goes on in it, one inside another changes nothing
+    # several windows: adjacent ones are joined, an inner one changes nothing
     ("08:00-12:00 + 13:00-18:00", "2026-03-02 12:30", False, "2026-03-02 12:00", "2026-03-02 13:00"),
     ("08:00-12:00 + 12:00-18:00", "2026-03-02 09:00", True, "2026-03-02 08:00", "2026-03-02 18:00"),
     ("08:00-18:00 + 10:00-11:00", "2026-03-02 10:30", True, "2026-03-02 08:00", "2026-03-02 18:00"),
     ("22:00-24:00 + 00:00-06:00", "2026-03-02 23:00", True, "2026-03-02 22:00", "2026-03-03 06:00"),
-    # none is always
+    # no window: always open
     ("", "2026-03-02 12:00", True, None, None),
 ]
 
 
 @pytest.mark.parametrize(("windows", "instant", "is_open", "last", "following"), PLAIN)
 @pytest.mark.parametrize("zone", ["UTC", "Asia/Shanghai", "America/Phoenix", "Asia/Kathmandu"])
-def test_where_the_clock_is_never_set_every_day_is_like_the_last(
+def test_every_day_is_alike_without_clock_changes(
     windows: str, instant: str, is_open: bool, last: str | None, following: str | None, zone: str
 ) -> None:
     schedule, now = a_schedule(windows, zone), at(instant, zone)
@@ -103,19 +103,19 @@ SET = [
     # window, zone, instant in UTC, open?, changed last, changes next
     # a gap inside a window: an hour is missing
     ("01:00-04:00", "Europe/Berlin", "2026-03-29 00:30", True, "2026-03-29 00:00", "2026-03-29 02:00"),
-    # a gap over the end: the window ends when the clock skips it
+    # a gap over the end: the window ends at the gap
     ("22:00-02:30", "Europe/Berlin", "2026-03-29 00:59", True, "2026-03-28 21:00", "2026-03-29 01:00"),
     ("22:00-02:30", "Europe/Berlin", "2026-03-29 01:00", False, "2026-03-29 01:00", "2026-03-29 20:00"),
-    # a gap over the start: it begins when the clock has skipped it
+    # a gap over the start: it begins after the gap
     ("02:30-05:00", "Europe/Berlin", "2026-03-29 01:00", True, "2026-03-29 01:00", "2026-03-29 03:00"),
-    # all of a window in a gap: nobody ever reads it
+    # a window inside a gap: never read
     ("02:15-02:45", "Europe/Berlin", "2026-03-29 00:30", False, "2026-03-28 01:45", "2026-03-30 00:15"),
     ("Sun 02:00-03:00", "Europe/Berlin", "2026-03-29 12:00", False, "2026-03-22 02:00", "2026-04-05 00:00"),
     ("Sun 02:00-03:00", "Europe/Berlin", "2026-03-22 02:00", False, "2026-03-22 02:00", "2026-04-05 00:00"),
     ("Sun 02:00-03:00", "Europe/Berlin", "2026-04-04 23:59", False, "2026-03-22 02:00", "2026-04-05 00:00"),
-    # a fold inside a window: an hour more
+    # a fold inside a window: one more hour
     ("01:00-04:00", "Europe/Berlin", "2026-10-25 01:30", True, "2026-10-24 23:00", "2026-10-25 03:00"),
-    # a fold over the end: open until it is read first, and again
+    # a fold over the end: open until the first reading, and again
     ("22:00-02:30", "Europe/Berlin", "2026-10-25 00:15", True, "2026-10-24 20:00", "2026-10-25 00:30"),
     ("22:00-02:30", "Europe/Berlin", "2026-10-25 00:30", False, "2026-10-25 00:30", "2026-10-25 01:00"),
     ("22:00-02:30", "Europe/Berlin", "2026-10-25 01:15", True, "2026-10-25 01:00", "2026-10-25 01:30"),
@@ -138,7 +138,7 @@ SET = [
 
 
 @pytest.mark.parametrize(("window", "zone", "instant", "is_open", "last", "following"), SET)
-def test_where_the_clock_is_set_a_window_follows_the_wall_clock(
+def test_window_follows_the_wall_clock(
     window: str, zone: str, instant: str, is_open: bool, last: str, following: str
 ) -> None:
     schedule, now = a_schedule(window, zone), at(instant)
@@ -157,7 +157,7 @@ def test_seconds_do_not_matter() -> None:
     assert schedule.last_change(edge + 59 * second) == edge
 
 
-def test_a_zone_of_the_window_goes_before_the_policys_and_that_before_the_default() -> None:
+def test_window_zone_precedes_policy_and_default() -> None:
     window = TimeWindow("08:00", "09:00")
     own = ResourceLeasingPolicySpec("c", time_windows=(TimeWindow("08:00", "09:00", time_zone="Asia/Tokyo"), window))
     assert schedule_of(own, "UTC") == Schedule(
@@ -167,14 +167,14 @@ def test_a_zone_of_the_window_goes_before_the_policys_and_that_before_the_defaul
     assert schedule_of(policys, "UTC") == a_schedule("08:00-09:00", "Asia/Tokyo")
 
 
-def test_a_schedule_may_be_in_several_zones_at_once() -> None:
+def test_schedule_may_use_several_zones() -> None:
     tokyo, berlin = a_schedule("08:00-18:00", "Asia/Tokyo"), a_schedule("08:00-18:00", "Europe/Berlin")
     both = Schedule((*tokyo.windows, *berlin.windows))
     assert both.last_change(at("2026-01-15 05:00")) == at("2026-01-14 23:00")
     assert both.next_change(at("2026-01-15 05:00")) == at("2026-01-15 17:00")
 
 
-def test_what_is_never_open_never_changes() -> None:
+def test_never_open_schedule_never_changes() -> None:
     now = at("2026-03-02 12:00")
     assert not NEVER_OPEN.is_open(now)
     assert NEVER_OPEN.next_change(now) is None
@@ -182,13 +182,13 @@ def test_what_is_never_open_never_changes() -> None:
 
 
 @pytest.mark.parametrize("zone", ["Mars/Olympus", "", "../etc/passwd", "Europe", "/etc/localtime", "a\0b"])
-def test_a_zone_that_nobody_knows_is_refused_with_its_path(zone: str) -> None:
+def test_unknown_zone_is_rejected_with_its_path(zone: str) -> None:
     window = TimeWindow("08:00", "09:00")
     with pytest.raises(WindowError, match=r"^spec\.timeZone: .* is not a time zone; give an IANA name"):
         schedule_of(ResourceLeasingPolicySpec("c", time_windows=(window,)), zone)
 
 
-def test_a_windows_own_zone_is_refused_at_its_own_path() -> None:
+def test_unknown_window_zone_has_its_own_path() -> None:
     spec = decode_spec(
         POLICY,
         {"spec": {"cluster": "c", "timeWindows": [{"start": "08:00", "end": "09:00", "timeZone": "Mars/Olympus"}]}},
@@ -208,16 +208,16 @@ def test_a_windows_own_zone_is_refused_at_its_own_path() -> None:
         ("days", ["Funday"]),
     ],
 )
-def test_what_is_no_time_and_no_day_does_not_get_here(field: str, value: object) -> None:
+def test_schema_rejects_invalid_times_and_days(field: str, value: object) -> None:
     window = {"start": "08:00", "end": "09:00", field: value}
     with pytest.raises(InvalidSpec, match=rf"^spec\.timeWindows\[0\]\.{field}"):
         decode_spec(POLICY, {"spec": {"cluster": "c", "timeWindows": [window]}})
 
 
-# -- the second reading
+# -- the second implementation
 
 SPAN = 14 * 24 * 60
-FIRST_DAYS = [  # fortnights in the middle of which a clock is set, and one in which none is
+FIRST_DAYS = [  # two-week periods around a clock change, and one without
     datetime(2026, month, day, tzinfo=UTC)
     for month, day in [(3, 1), (3, 22), (3, 29), (9, 27), (10, 18), (10, 25), (6, 1)]
 ]
@@ -226,13 +226,13 @@ ZONES = ["UTC", "Asia/Shanghai", "Europe/Berlin", "America/New_York", "Australia
 
 @cache
 def walls(zone: str, first: datetime) -> list[tuple[int, int]]:
-    """The weekday and the minute of the day that a clock reads, for each minute of a fortnight."""
+    """Return weekday and minute of the wall clock for each minute of two weeks."""
     read = [(first + place * MINUTE).astimezone(ZoneInfo(zone)) for place in range(SPAN)]
     return [(wall.weekday(), wall.hour * 60 + wall.minute) for wall in read]
 
 
 def readings(window: TimeWindow) -> set[tuple[int, int]]:
-    """Every weekday and minute that a window is open at, counted out one by one from its start."""
+    """Return every weekday and minute at which a window is open, counted from its start."""
     hour, minute = map(int, window.start.split(":"))
     until, past = map(int, window.end.split(":"))
     start, end = hour * 60 + minute, until * 60 + past
@@ -258,7 +258,7 @@ time_windows = st.builds(
     first=st.sampled_from(FIRST_DAYS),
     places=st.lists(st.integers(0, SPAN - 1), min_size=20, max_size=20),
 )
-def test_every_minute_of_two_weeks_is_as_the_wall_clock_says(
+def test_every_minute_matches_the_wall_clock(
     windows: tuple[TimeWindow, ...], zone: str, first: datetime, places: list[int]
 ) -> None:
     schedule = schedule_of(ResourceLeasingPolicySpec("c", time_windows=windows), zone)

@@ -1,7 +1,7 @@
-"""Two clusters of this process, a whole syncer between them, and whoever else has a part there.
+"""Test world: two in-process clusters, a whole syncer between them, and the actions of other components.
 
-Time is virtual.  The syncer's way to each cluster is a `Link`: it counts what is asked, can be told to refuse some of
-it, and can be cut.  What kubelets and schedulers do is done by the test, in words of `World`.
+Time is virtual. The syncer reaches each cluster over a `Link`, which records requests, can reject some of them and can
+be cut. Tests perform the actions of kubelets and schedulers with the methods of `World`.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import ApiError, Forbidden, TransportError
 from tapestry.kube.objects import Object, is_deleting, name_of, object_named, uid_of, value_at
 from tapestry.kube.resources import EVENTS, NAMESPACES, NODES, PODS, SECRETS, Resource
-from tapestry.kube.times import timestamp
+from tapestry.kube.times import timestamp as kube_timestamp
 from tapestry.syncer.app import build_syncer
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.context import SyncContext
@@ -50,42 +50,42 @@ SERVED = [each for each in vars(resources).values() if isinstance(each, Resource
 A_DAY = 24 * 3600.0
 NODE = "vnode-east-n1"
 MOUNT = "leased"
-NO_ROOM = "0/1 nodes are available: 1 Insufficient cpu."
+INSUFFICIENT_CPU = "0/1 nodes are available: 1 Insufficient cpu."
 
-Refusal = Callable[[Request], ApiError | None]
+Rejection = Callable[[Request], ApiError | None]
 Until = Callable[[Object], bool]
 
 
-def nothing(_: Request) -> ApiError | None:
+def accept_all(_: Request) -> ApiError | None:
     return None
 
 
-async def at_once(_: Request) -> None:
-    """Requests do not wait."""
+async def no_delay(_: Request) -> None:
+    """Do not delay requests."""
 
 
 @cache
-def authority() -> str:
-    """A certificate that signs others: without one of its own a kubeconfig takes all that the system knows, slowly."""
+def ca_certificate() -> str:
+    """Return a CA certificate. A kubeconfig without one would load all certificates of the system, which is slow."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "world")])
-    born = datetime(2020, 1, 1, tzinfo=UTC)
-    draft = x509.CertificateBuilder(name, name, key.public_key(), 1, born, born + timedelta(days=36500))
-    signed = draft.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-    return base64.b64encode(signed.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)).decode()
+    not_before = datetime(2020, 1, 1, tzinfo=UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, not_before, not_before + timedelta(days=36500))
+    certificate = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    return base64.b64encode(certificate.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)).decode()
 
 
 @dataclass
 class Clusters:
-    """A virtual and a physical cluster, and what others than a syncer do there."""
+    """A virtual and a physical cluster, and the actions of components other than the syncer."""
 
     virtual: Client
     physical: Client
 
-    # -- what there is
+    # -- objects
 
     async def populate(self, *bindings: str, policy: Object | None = None, **spec: Any) -> None:
-        """The physical node `n1`, and bindings; `spec` goes into each, and `policy` into that of its policy."""
+        """Create the physical node `n1` and the bindings; `spec` is part of each binding, `policy` of its policy."""
         for client in (self.virtual, self.physical):
             await client.create(NAMESPACES, object_named("kube-system"))
         await self.add_node("n1")
@@ -94,7 +94,7 @@ class Clusters:
             await self.add_binding(name, policy, **spec)
 
     async def add_binding(self, name: str, policy: Object | None = None, **spec: Any) -> None:
-        cluster = {"server": f"https://{name}.example", "certificate-authority-data": authority()}
+        cluster = {"server": f"https://{name}.example", "certificate-authority-data": ca_certificate()}
         entry = {"name": "c", "cluster": cluster}
         kubeconfig = {
             "apiVersion": "v1",
@@ -107,19 +107,27 @@ class Clusters:
         data = {"kubeconfig": base64.b64encode(json.dumps(kubeconfig).encode()).decode()}
         await self.virtual.create(SECRETS, {**object_named(name, keys.SYSTEM_NAMESPACE), "data": data})
         reference = {"name": name, "namespace": keys.SYSTEM_NAMESPACE}
-        given = {"clusterID": name, "secretRef": reference, "mountNamespace": MOUNT, "unbindGraceSeconds": 0, **spec}
+        binding_spec = {
+            "clusterID": name,
+            "secretRef": reference,
+            "mountNamespace": MOUNT,
+            "unbindGraceSeconds": 0,
+            **spec,
+        }
         await self.virtual.create(
             POLICIES, {**object_named(f"{name}-all"), "spec": {"cluster": name, **(policy or {})}}
         )
-        await self.virtual.create(CLUSTER_BINDINGS, {**object_named(name), "spec": given})
+        await self.virtual.create(CLUSTER_BINDINGS, {**object_named(name), "spec": binding_spec})
 
     async def set_binding(self, name: str = "east", **spec: Any) -> None:
         binding = await self.virtual.get(CLUSTER_BINDINGS, name)
         await self.virtual.patch(CLUSTER_BINDINGS, binding, {"spec": spec})
 
     async def add_node(self, name: str, **amounts: str) -> None:
-        have = {"cpu": "4", "memory": "8Gi", "pods": "110", **amounts}
-        await self.physical.create(NODES, {**object_named(name), "status": {"capacity": have, "allocatable": have}})
+        allocatable = {"cpu": "4", "memory": "8Gi", "pods": "110", **amounts}
+        await self.physical.create(
+            NODES, {**object_named(name), "status": {"capacity": allocatable, "allocatable": allocatable}}
+        )
 
     async def add_foreign_pod(
         self, name: str, node: str, *, ports: Sequence[Object] = (), requests: Object | None = None
@@ -139,78 +147,78 @@ class Clusters:
         metadata: Object | None = None,
         **spec: Any,
     ) -> Object:
-        """A virtual pod that is bound already."""
+        """Create a virtual pod that is already bound."""
         containers = [{"name": "c", "image": "busybox:1", "resources": {"requests": requests or {}}}]
-        place = {**(metadata or {}), "name": name, "namespace": namespace}
-        given = {"nodeName": node, "serviceAccountName": "default", "containers": containers, **spec}
-        return await self.virtual.create(PODS, {"metadata": place, "spec": given})
+        full_metadata = {**(metadata or {}), "name": name, "namespace": namespace}
+        full_spec = {"nodeName": node, "serviceAccountName": "default", "containers": containers, **spec}
+        return await self.virtual.create(PODS, {"metadata": full_metadata, "spec": full_spec})
 
     async def change_pod(self, patch: Object, name: str = "work", *, subresource: str | None = None) -> None:
         pod = object_named(name, "default")
         await self.virtual.patch(PODS, pod, patch, type=PatchType.STRATEGIC, subresource=subresource)
 
     async def debug_pod(self, **container: Any) -> None:
-        """What `kubectl debug` does: have a container beside those that the pod came with."""
+        """Add an ephemeral container, like `kubectl debug`."""
         containers = [{"name": "debug", "image": "busybox:1", **container}]
         await self.change_pod({"spec": {"ephemeralContainers": containers}}, subresource="ephemeralcontainers")
 
     async def delete_pod(self, name: str = "work", *, grace: int | None = None) -> None:
         await self.virtual.delete(PODS, object_named(name, "default"), grace_seconds=grace)
 
-    # -- what kubelets and schedulers do below
+    # -- kubelets and schedulers of the physical cluster
 
     async def place(self, name: str = "work", node: str = "n1") -> None:
-        """The physical scheduler has found a place for the twin."""
+        """Bind the twin to a node, like the physical scheduler."""
         target = {"apiVersion": "v1", "kind": "Node", "name": node}
-        binding = {"apiVersion": "v1", "kind": "Binding", **await self.twin_place(name), "target": target}
+        binding = {"apiVersion": "v1", "kind": "Binding", **await self.twin_ref(name), "target": target}
         await self.physical.create(PODS, binding, subresource="binding")
 
-    async def refuse_place(
+    async def mark_unschedulable(
         self, name: str = "work", message: str = "0/1 nodes are available: 1 Insufficient cpu."
     ) -> None:
-        said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-        await self.set_twin_status(name, conditions=[{**said, "lastTransitionTime": self.moment()}])
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+        await self.set_twin_status(name, conditions=[{**condition, "lastTransitionTime": self.timestamp()}])
 
     async def start(self, name: str = "work") -> None:
-        """The twin runs."""
+        """Report that the twin runs."""
         if "nodeName" not in (await self.twin(name))["spec"]:
             await self.place(name)
-        ready = {"type": "Ready", "status": "True", "lastTransitionTime": self.moment()}
+        ready = {"type": "Ready", "status": "True", "lastTransitionTime": self.timestamp()}
         await self.set_twin_status(name, phase="Running", podIP="10.1.0.1", conditions=[ready])
 
     async def end(self, phase: str = "Succeeded", name: str = "work") -> None:
-        """The twin has ended."""
+        """Report that the twin has ended."""
         await self.set_twin_status(name, phase=phase)
 
     async def stop(self, name: str = "work") -> None:
-        """The twin is no more: it was on its way out and has stopped, or somebody removed it."""
-        await self.physical.delete(PODS, await self.twin_place(name), grace_seconds=0)
+        """Delete the twin at once."""
+        await self.physical.delete(PODS, await self.twin_ref(name), grace_seconds=0)
 
     async def set_twin(self, patch: Object, name: str = "work") -> None:
-        await self.physical.patch(PODS, await self.twin_place(name), patch, type=PatchType.STRATEGIC)
+        await self.physical.patch(PODS, await self.twin_ref(name), patch, type=PatchType.STRATEGIC)
 
     async def set_twin_status(self, name: str = "work", **status: Any) -> None:
-        where = await self.twin_place(name)
-        await self.physical.patch(PODS, where, {"status": status}, type=PatchType.STRATEGIC, subresource="status")
+        ref = await self.twin_ref(name)
+        await self.physical.patch(PODS, ref, {"status": status}, type=PatchType.STRATEGIC, subresource="status")
 
     async def run_pod(self, name: str = "work", **options: Any) -> None:
-        """A virtual pod that is bound, and whose twin runs."""
+        """Create a bound virtual pod and wait until its twin runs."""
         await self.add_pod(name, **options)
         await self.wait_for_pod(MAPPED, name)
         await self.start(name)
         await self.wait_for_pod(phase("Running"), name)
 
-    # -- looking
+    # -- reading
 
     async def pod(self, name: str = "work", namespace: str = "default") -> Object:
         return await self.virtual.get(PODS, name, namespace)
 
     async def twin(self, name: str = "work", namespace: str = "default", *, binding: str = "east") -> Object:
-        place = await self.twin_place(name, namespace, binding=binding)
-        return await self.physical.get(PODS, place["metadata"]["name"], MOUNT)
+        ref = await self.twin_ref(name, namespace, binding=binding)
+        return await self.physical.get(PODS, ref["metadata"]["name"], MOUNT)
 
-    async def twin_place(self, name: str = "work", namespace: str = "default", *, binding: str = "east") -> Object:
-        """What the twin of that pod is called, and where it is."""
+    async def twin_ref(self, name: str = "work", namespace: str = "default", *, binding: str = "east") -> Object:
+        """Return name and namespace of the pod's twin."""
         cluster = virtual_cluster_label(uid_of(await self.virtual.get(NAMESPACES, "kube-system")))
         uid = uid_of(await self.virtual.get(CLUSTER_BINDINGS, binding))
         return object_named(physical_name(cluster, uid, namespace, name), MOUNT)
@@ -218,23 +226,22 @@ class Clusters:
     async def twins(self) -> list[Object]:
         return await self.physical.list(PODS, MOUNT)
 
-    async def staying(self) -> list[str]:
-        """The pods that are there and not on their way out."""
+    async def remaining_pods(self) -> list[str]:
+        """Return the names of the pods that are not being deleted."""
         return [name_of(pod) for pod in await self.virtual.list(PODS, "default") if not is_deleting(pod)]
 
     async def condition(self, type: str, name: str = "work") -> tuple[str, str] | None:
-        """The status and the reason of a pod's condition."""
+        """Return status and reason of a pod's condition."""
         found = find_condition(value_at(await self.pod(name), "status", "conditions"), type)
         return (found["status"], found["reason"]) if found else None
 
-    async def ended(self, name: str = "work") -> tuple[str, str | None]:
-        """The pod's phase, and why."""
+    async def phase_and_reason(self, name: str = "work") -> tuple[str, str | None]:
         status = (await self.pod(name))["status"]
         return status["phase"], status.get("reason")
 
-    async def lent(self, resource: str = "cpu", node: str = NODE) -> str:
-        found: str = value_at(await self.virtual.get(NODES, node), "status", "allocatable", resource)
-        return found
+    async def allocatable(self, resource: str = "cpu", node: str = NODE) -> str:
+        amount: str = value_at(await self.virtual.get(NODES, node), "status", "allocatable", resource)
+        return amount
 
     async def events(self, reason: str) -> list[Object]:
         return [event for event in await self.virtual.list(EVENTS) if event["reason"] == reason]
@@ -250,49 +257,49 @@ class Clusters:
         await wait_for(self.virtual, PODS, name, "default", until=lambda pod: pod is None, timeout=timeout)
 
     async def wait_for_twin(self, until: Until = bool, name: str = "work", *, timeout: float = 60) -> Object:
-        place = (await self.twin_place(name))["metadata"]["name"]
+        twin_name = (await self.twin_ref(name))["metadata"]["name"]
         found = await wait_for(
-            self.physical, PODS, place, MOUNT, until=lambda pod: pod is not None and until(pod), timeout=timeout
+            self.physical, PODS, twin_name, MOUNT, until=lambda pod: pod is not None and until(pod), timeout=timeout
         )
         assert found is not None
         return found
 
     async def wait_until_twin_is_gone(self, name: str = "work", *, timeout: float = 60) -> None:
-        place = (await self.twin_place(name))["metadata"]["name"]
-        await wait_for(self.physical, PODS, place, MOUNT, until=lambda pod: pod is None, timeout=timeout)
+        twin_name = (await self.twin_ref(name))["metadata"]["name"]
+        await wait_for(self.physical, PODS, twin_name, MOUNT, until=lambda pod: pod is None, timeout=timeout)
 
-    def moment(self) -> str:
-        return timestamp(running_clock().now())
+    def timestamp(self) -> str:
+        return kube_timestamp(running_clock().now())
 
 
 @dataclass
 class Link:
-    """The syncer's way to one cluster."""
+    """Connection of the syncer to one cluster."""
 
     api: InProcessApi
-    refusal: Refusal = nothing
-    before: Callable[[Request], Awaitable[None]] = at_once
-    """What a request waits for before it is sent or refused."""
+    rejection: Rejection = accept_all
+    before: Callable[[Request], Awaitable[None]] = no_delay
+    """Awaited before a request is sent or rejected."""
     is_cut: bool = False
-    asked: list[Request] = field(default_factory=list)
-    _ends: list["End"] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    _transports: list["LinkTransport"] = field(default_factory=list)
 
     def connect(self) -> Transport:
-        self._ends.append(End(self, self.api.connect()))
-        return self._ends[-1]
+        self._transports.append(LinkTransport(self, self.api.connect()))
+        return self._transports[-1]
 
     def cut(self) -> None:
-        """From now on nothing goes through, and what was under way is lost."""
+        """Reject all requests from now on, and abort those in progress."""
         self.is_cut = True
-        for end in self._ends:
-            end.abort()
+        for transport in self._transports:
+            transport.abort()
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         self.is_cut = False
 
     def writes(self, *words: str) -> list[str]:
-        """The writes that had all of `words` in them, as `PATCH /api/v1/...`."""
-        found = [str(request) for request in self.asked if request.method != "GET"]
+        """Return the writes that contain all of `words`, as `PATCH /api/v1/...`."""
+        found = [str(request) for request in self.requests if request.method != "GET"]
         return [each for each in found if all(word in each for word in words)]
 
     def check(self, request: Request) -> None:
@@ -301,7 +308,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class End:
+class LinkTransport:
     """One transport over a link."""
 
     link: Link
@@ -309,9 +316,9 @@ class End:
 
     async def send(self, request: Request) -> Response:
         self.link.check(request)
-        self.link.asked.append(request)
+        self.link.requests.append(request)
         await self.link.before(request)
-        error = self.link.refusal(request)
+        error = self.link.rejection(request)
         if error is not None:
             return Response(error.code, {}, ENCODER.encode(error.status()))
         return await self.connection.send(request)
@@ -331,48 +338,47 @@ class End:
 
 @dataclass
 class World(Clusters):
-    """Clusters that are bound, under any number of names, and what their syncers do; nothing refuses or cuts the
-    clients of the test itself."""
+    """Bound clusters and their syncers. The test's own clients are never rejected or cut."""
 
     up: Link
     down: Link
-    sites: list[SyncContext] = field(default_factory=list)
-    """Of each syncer that ran, the last at the end."""
+    contexts: list[SyncContext] = field(default_factory=list)
+    """Context of each syncer that was started, in order."""
 
     # -- the syncer
 
     @asynccontextmanager
     async def syncer(self, binding: str = "east", **settings: Any) -> AsyncIterator[SyncContext]:
-        """The syncer of a binding at work, once the virtual node of `n1` is there."""
+        """Run the syncer of a binding; enter once the virtual node of `n1` exists."""
         clock = running_clock()
         quiet = {"metrics": Metrics(address=""), "probes": Probes(address="")}
-        given = {"silence_seconds": A_DAY, "leader_election": LeaderElection(), **quiet, **settings}
-        config = SyncerConfig(binding=binding, **given)
+        options = {"silence_seconds": A_DAY, "leader_election": LeaderElection(), **quiet, **settings}
+        config = SyncerConfig(binding=binding, **options)
         manager = Manager(config, self.up.connect, identity=binding, now=clock.now, monotonic=clock.monotonic)
-        site = await build_syncer(config, manager, connect=lambda _: self.down.connect(), monotonic=clock.monotonic)
-        self.sites.append(site)
+        context = await build_syncer(config, manager, connect=lambda _: self.down.connect(), monotonic=clock.monotonic)
+        self.contexts.append(context)
         async with asyncio.TaskGroup() as group:
             group.create_task(manager.run())
             await wait_for(self.virtual, NODES, f"vnode-{binding}-n1", until=bool, timeout=A_DAY)
-            yield site
+            yield context
             manager.stop()
 
 
 async def a_world(*bindings: str, **spec: Any) -> World:
-    """Two clusters, of which the physical one has the node `n1`; `spec` is of the bindings."""
+    """Create two clusters with the physical node `n1`; `spec` is part of the bindings."""
     apis = [InProcessApi(SERVED, now=running_clock().now) for _ in range(2)]
     world = World(*(Client(api.connect()) for api in apis), *map(Link, apis))
     await world.populate(*(bindings or ("east",)), **spec)
     return world
 
 
-def refusing(method: str, end: str, error: ApiError) -> Refusal:
-    """Refuse one method where paths end so."""
+def rejecting(method: str, end: str, error: ApiError) -> Rejection:
+    """Reject requests with one method and path suffix."""
     return lambda request: error if request.method == method and request.path.endswith(end) else None
 
 
 class Gate:
-    """Holds requests of one method whose paths end so, from the first one on, until it is opened."""
+    """Holds requests with one method and path suffix until it is opened."""
 
     def __init__(self, method: str, end: str) -> None:
         self._method, self._end = method, end
@@ -394,12 +400,12 @@ def forbidden(message: str) -> Forbidden:
     return Forbidden(403, "Forbidden", message)
 
 
-def phase(wanted: str) -> Until:
-    return lambda pod: bool(value_at(pod, "status", "phase") == wanted)
+def phase(expected: str) -> Until:
+    return lambda pod: bool(value_at(pod, "status", "phase") == expected)
 
 
-def said(type: str, status: str, reason: str) -> Until:
-    """Whether a pod has such a condition."""
+def has_condition(type: str, status: str, reason: str) -> Until:
+    """Return a predicate for pods with that condition."""
 
     def until(pod: Object) -> bool:
         found = find_condition(value_at(pod, "status", "conditions"), type)
@@ -408,4 +414,4 @@ def said(type: str, status: str, reason: str) -> Until:
     return until
 
 
-MAPPED = said(keys.MAPPED_CONDITION, "True", "Mapped")
+MAPPED = has_condition(keys.MAPPED_CONDITION, "True", "Mapped")

@@ -1,1 +1,1 @@
-"""Who else has a say in a write: built-in rules, limits and quotas, policies, webhooks."""
+"""Admission of writes: built-in plugins, limits and quotas, policies and webhooks."""

@@ -1,8 +1,8 @@
-"""Classes: what objects get from the class that they name, or that is the default of all that name none.
+"""Defaults from classes: RuntimeClass, default StorageClass, default IngressClass, protection finalizers.
 
-A pod's RuntimeClass adds what the runtime itself needs, and where it runs; claims and ingresses without a class get
-the default one.  What is mounted somewhere gets a finalizer, so that it outlasts its users
-(`tapestry.controlplane.volume_protection` takes it away again).
+A pod's RuntimeClass sets its overhead and its scheduling constraints. Claims and ingresses without a class get the
+default class. Volumes and claims get a finalizer that protects them while they are in use;
+`tapestry.controlplane.volume_protection` removes it.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ STORAGE_CLASS_ANNOTATION, INGRESS_CLASS_ANNOTATION = (
     "volume.beta.kubernetes.io/storage-class",
     "kubernetes.io/ingress.class",
 )
-"""Annotations that named the class before there were fields for it."""
+"""Annotations that named the class before the fields existed."""
 RESOURCES_WITH_CLASS = ("pods", "persistentvolumeclaims", "ingresses.networking.k8s.io", "persistentvolumes")
 PROTECTION_FINALIZERS = {
     "persistentvolumeclaims": "kubernetes.io/pvc-protection",
@@ -34,7 +34,7 @@ PROTECTION_FINALIZERS = {
 
 @dataclass(frozen=True)
 class ClassDefaults:
-    """A step: new objects get what their class has for them."""
+    """An admission step that sets fields of new objects from their class."""
 
     store: Store
 
@@ -76,57 +76,57 @@ class ClassDefaults:
         )
 
     def ingress_with_class(self, ingress: Object) -> Object:
-        named = (ingress.get("spec") or {}).get("ingressClassName") is not None
-        if named or INGRESS_CLASS_ANNOTATION in annotations_of(ingress):
+        has_class = (ingress.get("spec") or {}).get("ingressClassName") is not None
+        if has_class or INGRESS_CLASS_ANNOTATION in annotations_of(ingress):
             return ingress
         return self.with_default_class(
             ingress, "ingressClassName", "ingressclasses.networking.k8s.io", DEFAULT_INGRESS_CLASS_ANNOTATIONS
         )
 
     def with_default_class(self, obj: Object, field: str, classes: str, default_annotations: tuple[str, ...]) -> Object:
-        """The object with the newest of the classes that say they are the default."""
-        every: list[Object] = [msgspec.json.decode(version.raw) for version in self.store.list_objects(classes)]
-        marked = [
-            each for each in every if any(annotations_of(each).get(mark) == "true" for mark in default_annotations)
+        """Set the newest of the classes that are marked as the default."""
+        listed: list[Object] = [msgspec.json.decode(version.raw) for version in self.store.list_objects(classes)]
+        defaults = [
+            each for each in listed if any(annotations_of(each).get(key) == "true" for key in default_annotations)
         ]
-        if not marked:
+        if not defaults:
             return obj
-        newest = max(each["metadata"]["creationTimestamp"] for each in marked)
-        name = min(name_of(each) for each in marked if each["metadata"]["creationTimestamp"] == newest)
+        newest = max(each["metadata"]["creationTimestamp"] for each in defaults)
+        name = min(name_of(each) for each in defaults if each["metadata"]["creationTimestamp"] == newest)
         return {**obj, "spec": {**(obj.get("spec") or {}), field: name}}
 
 
 def overhead_fields(request: WriteRequest, spec: Object, runtime: Object) -> Object:
     fixed = (runtime.get("overhead") or {}).get("podFixed")
-    own = spec.get("overhead")
+    pod_overhead = spec.get("overhead")
     if fixed is None:
-        if own:
+        if pod_overhead:
             raise admission_forbidden(
                 request, "pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead"
             )
         return {}
-    if own and ResourceList.parse(own) != ResourceList.parse(fixed):
+    if pod_overhead and ResourceList.parse(pod_overhead) != ResourceList.parse(fixed):
         raise admission_forbidden(request, "pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead")
     return {"overhead": fixed}
 
 
 def scheduling_fields(request: WriteRequest, spec: Object, runtime: Object) -> Object:
-    wanted = runtime.get("scheduling") or {}
-    selector, own = wanted.get("nodeSelector") or {}, spec.get("nodeSelector") or {}
+    scheduling = runtime.get("scheduling") or {}
+    selector, pod_selector = scheduling.get("nodeSelector") or {}, spec.get("nodeSelector") or {}
     for key, value in selector.items():
-        if own.get(key, value) != value:
-            why = f"conflict: runtimeClass.scheduling.nodeSelector[{key}] = {value}; "
-            raise admission_forbidden(request, why + f"pod.spec.nodeSelector[{key}] = {own[key]}")
-    found: Object = {"nodeSelector": {**own, **selector}} if selector else {}
+        if pod_selector.get(key, value) != value:
+            reason = f"conflict: runtimeClass.scheduling.nodeSelector[{key}] = {value}; "
+            raise admission_forbidden(request, reason + f"pod.spec.nodeSelector[{key}] = {pod_selector[key]}")
+    fields: Object = {"nodeSelector": {**pod_selector, **selector}} if selector else {}
     tolerations: list[Object] = list(spec.get("tolerations") or ())
-    if missing := [each for each in wanted.get("tolerations") or () if each not in tolerations]:
-        found["tolerations"] = [*tolerations, *missing]
-    return found
+    if missing := [each for each in scheduling.get("tolerations") or () if each not in tolerations]:
+        fields["tolerations"] = [*tolerations, *missing]
+    return fields
 
 
 def with_protection_finalizer(obj: Object, resource: str) -> Object:
     finalizers = obj["metadata"].get("finalizers") or []
-    mark = PROTECTION_FINALIZERS[resource]
-    if mark in finalizers:
+    finalizer = PROTECTION_FINALIZERS[resource]
+    if finalizer in finalizers:
         return obj
-    return {**obj, "metadata": {**obj["metadata"], "finalizers": [*finalizers, mark]}}
+    return {**obj, "metadata": {**obj["metadata"], "finalizers": [*finalizers, finalizer]}}

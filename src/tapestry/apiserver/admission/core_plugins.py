@@ -1,7 +1,7 @@
-"""Admission: rules that need to know more than the object itself, as steps of the pipeline.
+"""Built-in admission plugins and the preparation of objects for storage, as steps of the pipeline.
 
-They are those of a kube-apiserver that its clients notice when they are missing: a namespace has to be there, a
-priority class has a value, a pod has an account, and tolerates a node that is away for a moment.
+They are the plugins of kube-apiserver that clients rely on: NamespaceLifecycle, Priority, ServiceAccount and
+DefaultTolerationSeconds.
 """
 
 import asyncio
@@ -29,15 +29,15 @@ DEFAULT_TOLERATIONS = {"node.kubernetes.io/not-ready": 300, "node.kubernetes.io/
 MIRROR_POD_ANNOTATION = "kubernetes.io/config.mirror"
 TEMPLATE_GENERATION = "deprecated.daemonset.template.generation"
 ACCOUNT_TIMEOUT = 1.0
-"""How long a pod waits for the account that every namespace gets."""
+"""Seconds that a new pod waits for the default service account of its namespace."""
 TOKEN_MOUNT_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
 TOKEN_VOLUME_PREFIX = "kube-api-access-"
-"""What the names of volumes with tokens begin with."""
+"""Prefix of the names of token volumes."""
 
 
 @dataclass(frozen=True)
 class NamespaceLifecycle:
-    """Nothing is made in a namespace that is not there, or is going."""
+    """Rejects creates in a namespace that does not exist or is being deleted."""
 
     store: Store
 
@@ -52,40 +52,40 @@ class NamespaceLifecycle:
         if version is None:
             raise api_errors.not_found(NAMESPACES, name)
         if b'"deletionTimestamp"' in version.raw and is_deleting(msgspec.json.decode(version.raw)):
-            why = f"unable to create new content in namespace {name} because it is being terminated"
+            reason = f"unable to create new content in namespace {name} because it is being terminated"
             cause = {
                 "reason": "NamespaceTerminating",
                 "message": f"namespace {name} is being terminated",
                 "field": "metadata.namespace",
             }
-            raise admission_forbidden(request, why, [cause])
+            raise admission_forbidden(request, reason, [cause])
 
 
 async def protect_immortal_namespaces(request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-    """Some namespaces never go."""
+    """Reject the deletion of namespaces that must always exist."""
     if new is None and request.target.name in IMMORTAL_NAMESPACES:
         raise admission_forbidden(request, "this namespace may not be deleted")
     return new if new is not None else old or {}
 
 
-def admission_forbidden(request: WriteRequest, why: str, causes: list[Object] | None = None) -> Forbidden:
+def admission_forbidden(request: WriteRequest, reason: str, causes: list[Object] | None = None) -> Forbidden:
     resource, name = request.target.info.resource, request.target.name or request.name
     details = api_errors.status_details(resource, name) | ({"causes": causes} if causes else {})
-    return Forbidden(403, "Forbidden", f'{resource.name} "{name}" is forbidden: {why}', details=details)
+    return Forbidden(403, "Forbidden", f'{resource.name} "{name}" is forbidden: {reason}', details=details)
 
 
 PRIORITY_CLASSES = "priorityclasses.scheduling.k8s.io"
 GLOBAL_DEFAULT_JSON = b'"globalDefault":true'
-"""As it is stored: few classes have it, and pods are many."""
+"""The encoded field, to decode only the few classes that have it."""
 
 
 class PriorityAdmission:
-    """A pod's priority is that of its class, and nothing that its writer chooses."""
+    """Sets a pod's priority from its PriorityClass and rejects any other value."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self._default, self._read = "", -1
-        """The default class, and the revision at which it was."""
+        """The default class, and the revision of the classes at which it was read."""
 
     async def __call__(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
         if new is None or request.verb != "create":
@@ -96,43 +96,43 @@ class PriorityAdmission:
             spec = {**spec, "priorityClassName": name}
         value, policy = self.class_priority(request, name) if name else (0, "PreemptLowerPriority")
         if spec.get("priority") not in (None, value):
-            why = f"the integer value of priority ({spec['priority']}) must not be provided in pod spec; "
+            reason = f"the integer value of priority ({spec['priority']}) must not be provided in pod spec; "
             raise admission_forbidden(
-                request, why + f"priority admission controller computed {value} from the given PriorityClass name"
+                request, reason + f"priority admission controller computed {value} from the given PriorityClass name"
             )
         if spec.get("preemptionPolicy") not in (None, policy):
-            asked = spec["preemptionPolicy"]
-            why = f"the string value of PreemptionPolicy ({asked}) must not be provided in pod spec; "
+            preemption = spec["preemptionPolicy"]
+            reason = f"the string value of PreemptionPolicy ({preemption}) must not be provided in pod spec; "
             raise admission_forbidden(
-                request, why + f"priority admission controller computed {policy} from the given PriorityClass name"
+                request, reason + f"priority admission controller computed {policy} from the given PriorityClass name"
             )
         return {**new, "spec": with_priority(spec, value, policy)}
 
     def default_class(self) -> str:
-        """The PriorityClass of pods that name none: of those that say they are the default, the lowest."""
+        """The PriorityClass of pods that name none: the lowest class that is marked as the default."""
         changed = self.store.changed_revision(PRIORITY_CLASSES)
         if changed != self._read:
             raws = [each.raw for each in self.store.list_objects(PRIORITY_CLASSES)]
-            found: list[Object] = [msgspec.json.decode(raw) for raw in raws if GLOBAL_DEFAULT_JSON in raw]
-            marked = [(each.get("value", 0), name_of(each)) for each in found if each.get("globalDefault")]
-            self._default, self._read = min(marked)[1] if marked else "", changed
+            classes: list[Object] = [msgspec.json.decode(raw) for raw in raws if GLOBAL_DEFAULT_JSON in raw]
+            defaults = [(each.get("value", 0), name_of(each)) for each in classes if each.get("globalDefault")]
+            self._default, self._read = min(defaults)[1] if defaults else "", changed
         return self._default
 
     def class_priority(self, request: WriteRequest, name: str) -> tuple[int, str]:
         version = self.store.get(PRIORITY_CLASSES, "", name)
         if version is not None:
-            found: Any = msgspec.json.decode(version.raw)
-            return found.get("value", 0), found.get("preemptionPolicy", "PreemptLowerPriority")
+            priority_class: Any = msgspec.json.decode(version.raw)
+            return priority_class.get("value", 0), priority_class.get("preemptionPolicy", "PreemptLowerPriority")
         if name in SYSTEM_PRIORITIES:
             return SYSTEM_PRIORITIES[name], "PreemptLowerPriority"
         raise admission_forbidden(request, f"no PriorityClass with name {name} was found")
 
 
 def with_old_priority(old: Object, new: Object) -> Object:
-    """A pod that is written again without its priority keeps it: whoever wrote it may not know of it."""
-    was, spec = old.get("spec") or {}, new.get("spec") or {}
-    kept = {key: was[key] for key in ("priority", "preemptionPolicy") if key in was and spec.get(key) is None}
-    return {**new, "spec": {**spec, **kept}} if kept else new
+    """Keep the priority of a pod if an update omits it, because the client may not know the field."""
+    before, spec = old.get("spec") or {}, new.get("spec") or {}
+    missing = {key: before[key] for key in ("priority", "preemptionPolicy") if key in before and spec.get(key) is None}
+    return {**new, "spec": {**spec, **missing}} if missing else new
 
 
 @memoized_and_interned
@@ -141,7 +141,7 @@ def with_priority(spec: Object, value: int, policy: str) -> Object:
 
 
 async def default_toleration_seconds(request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-    """A pod stays for five minutes on a node that is not ready or out of reach, unless it says otherwise."""
+    """Tolerate not-ready and unreachable nodes for five minutes unless the pod has its own tolerations."""
     if new is None or request.target.subresource:
         return new if new is not None else old or {}
     return {**new, "spec": with_default_tolerations(new.get("spec") or {})}
@@ -162,7 +162,7 @@ def tolerates_key(toleration: Object, key: str) -> bool:
 
 @dataclass(frozen=True)
 class ServiceAccountAdmission:
-    """A pod runs as an account of its namespace, and has a token of it mounted unless somebody does not want that."""
+    """Sets a pod's service account and mounts its token unless the pod or the account opts out."""
 
     store: Store
     random: Random
@@ -176,37 +176,37 @@ class ServiceAccountAdmission:
         name = spec.get("serviceAccountName") or "default"
         version = await self.find_account(request.target.namespace, name)
         if version is None:
-            why = (
+            reason = (
                 f'error looking up service account {request.target.namespace}/{name}: serviceaccount "{name}" not found'
             )
-            raise admission_forbidden(request, why)
+            raise admission_forbidden(request, reason)
         account = decoded_account(version.raw)
         spec = with_account_name(spec, name)
         if not spec.get("imagePullSecrets") and account.get("imagePullSecrets"):
             spec = {**spec, "imagePullSecrets": account["imagePullSecrets"]}
-        wanted = spec.get("automountServiceAccountToken", account.get("automountServiceAccountToken", True))
-        return {**new, "spec": with_token_volume(spec, self.random) if wanted else spec}
+        automount = spec.get("automountServiceAccountToken", account.get("automountServiceAccountToken", True))
+        return {**new, "spec": with_token_volume(spec, self.random) if automount else spec}
 
     async def find_account(self, namespace: str, name: str) -> ObjectVersion | None:
-        """The account; where the namespace has just come, its default one may still be on its way."""
-        found = self.store.get("serviceaccounts", namespace, name)
-        if found is not None or name != "default":
-            return found
-        coming = self.store.watch("serviceaccounts", namespace, name)
+        """Return the account. Wait for the default account, which is created shortly after its namespace."""
+        account = self.store.get("serviceaccounts", namespace, name)
+        if account is not None or name != "default":
+            return account
+        subscription = self.store.watch("serviceaccounts", namespace, name)
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(ACCOUNT_TIMEOUT):
-                    await coming.next_events()
+                    await subscription.next_events()
         finally:
-            self.store.unwatch("serviceaccounts", coming)
+            self.store.unwatch("serviceaccounts", subscription)
         return self.store.get("serviceaccounts", namespace, name)
 
 
 @lru_cache(maxsize=128)
 def decoded_account(raw: bytes) -> Object:
-    """An account, of which many pods are."""
-    found: Object = msgspec.json.decode(raw)
-    return found
+    """Decode an account. The result is cached, because many pods share an account."""
+    account: Object = msgspec.json.decode(raw)
+    return account
 
 
 @memoized_and_interned
@@ -216,25 +216,25 @@ def with_account_name(spec: Object, name: str) -> Object:
 
 @memoized_and_interned
 def with_token_volume(spec: Object, random: Random) -> Object:
-    """The spec with a volume that has a token, under a name that nothing else in it has."""
+    """Return the spec with a token volume, mounted in all containers that have no token mount."""
     fields = ("initContainers", "containers")
-    lacking = [each for field in fields for each in spec.get(field) or () if not has_token_mount(each)]
-    if not lacking:
+    unmounted = [each for field in fields for each in spec.get(field) or () if not has_token_mount(each)]
+    if not unmounted:
         return spec
     volumes = spec.get("volumes") or []
-    had = [
+    existing = [
         each["name"] for each in volumes if each["name"].startswith(TOKEN_VOLUME_PREFIX)
-    ]  # a webhook added a container
-    volume = had[0] if had else TOKEN_VOLUME_PREFIX + "".join(random.choices(SUFFIX_LETTERS, k=5))
+    ]  # if a webhook added a container
+    volume = existing[0] if existing else TOKEN_VOLUME_PREFIX + "".join(random.choices(SUFFIX_LETTERS, k=5))
     mount = {"name": volume, "readOnly": True, "mountPath": TOKEN_MOUNT_PATH}
-    found = {**spec, "volumes": volumes if had else [*volumes, token_volume(volume)]}
+    result = {**spec, "volumes": volumes if existing else [*volumes, token_volume(volume)]}
     for field in fields:
         if spec.get(field):
-            found[field] = [
+            result[field] = [
                 each if has_token_mount(each) else {**each, "volumeMounts": [*(each.get("volumeMounts") or ()), mount]}
                 for each in spec[field]
             ]
-    return found
+    return result
 
 
 def has_token_mount(container: Object) -> bool:
@@ -256,25 +256,25 @@ def token_volume(name: str) -> Object:
     }
 
 
-# -- what a kind makes of itself
+# -- preparation of objects for storage, as in the strategies of kube-apiserver
 
 
 async def prepare_for_write(request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-    """What some kinds add to their objects when these are made."""
+    """Set the fields that the server manages for some kinds."""
     if new is None:
         return old or {}
-    change = PREPARE_BY_RESOURCE.get(request.target.info.storage)
-    return change(new, old) if change is not None else new
+    prepare = PREPARE_BY_RESOURCE.get(request.target.info.storage)
+    return prepare(new, old) if prepare is not None else new
 
 
 def prepare_namespace(obj: Object, old: Object | None) -> Object:
     labels = {**(obj["metadata"].get("labels") or {}), "kubernetes.io/metadata.name": name_of(obj)}
-    found = {**obj, "metadata": {**obj["metadata"], "labels": labels}}
+    named = {**obj, "metadata": {**obj["metadata"], "labels": labels}}
     if old is None:
         finalizers = value_at(obj, "spec", "finalizers", default=[])
         spec = {**(obj.get("spec") or {}), "finalizers": list(dict.fromkeys([*finalizers, "kubernetes"]))}
-        return {**found, "spec": spec, "status": {"phase": "Active"}}
-    return {**found, "status": {**(found.get("status") or {}), "phase": "Terminating"}} if is_deleting(obj) else found
+        return {**named, "spec": spec, "status": {"phase": "Active"}}
+    return {**named, "status": {**(named.get("status") or {}), "phase": "Terminating"}} if is_deleting(obj) else named
 
 
 def prepare_pod(obj: Object, old: Object | None) -> Object:
@@ -297,22 +297,22 @@ SCHEDULING_GATED = {
 
 
 def creation_time(obj: Object) -> str:
-    found: str = obj["metadata"]["creationTimestamp"]
-    return found
+    timestamp: str = obj["metadata"]["creationTimestamp"]
+    return timestamp
 
 
 @memoized
 def qos_class(spec: Object) -> str:
-    """How a pod is treated when its node runs out: by whether it says what it needs, and means it.
+    """The quality of service class of a pod, from the requests and limits of its containers.
 
-    Amounts of zero count as none.  Resources of the whole pod count instead of those of its containers.
+    Zero amounts do not count. Pod-level resources replace those of the containers.
     """
     containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
-    asked = [spec["resources"]] if spec.get("resources") else [each.get("resources") or {} for each in containers]
-    requests, limits = ([positive_amounts(each.get(kind)) for each in asked] for kind in ("requests", "limits"))
+    resources = [spec["resources"]] if spec.get("resources") else [item.get("resources") or {} for item in containers]
+    requests, limits = ([positive_amounts(item.get(kind)) for item in resources] for kind in ("requests", "limits"))
     if not any(requests) and not any(limits):
         return "BestEffort"
-    is_limited = all(len(each) == len(COMPUTE_RESOURCES) for each in limits)
+    is_limited = all(len(item) == len(COMPUTE_RESOURCES) for item in limits)
     return "Guaranteed" if is_limited and sum(requests, ResourceList()) == sum(limits, ResourceList()) else "Burstable"
 
 
@@ -320,17 +320,17 @@ COMPUTE_RESOURCES = ("cpu", "memory")
 
 
 def positive_amounts(amounts: Object | None) -> ResourceList:
-    """The amounts of cpu and memory that are above zero; what is no quantity is refused elsewhere."""
-    found = ResourceList()
+    """The amounts of cpu and memory above zero. Validation rejects invalid quantities elsewhere."""
+    result = ResourceList()
     for resource in COMPUTE_RESOURCES:
         with suppress(QuantityError):
             if amount := parse_quantity((amounts or {}).get(resource, "0")):
-                found[resource] = amount
-    return found
+                result[resource] = amount
+    return result
 
 
 def prepare_job(obj: Object, old: Object | None) -> Object:
-    """A job selects its own pods, by a label that no other has."""
+    """Give a job a selector and labels with its own uid."""
     if old is not None or value_at(obj, "spec", "manualSelector"):
         return obj
     uid, name = obj["metadata"]["uid"], name_of(obj)
@@ -342,12 +342,12 @@ def prepare_job(obj: Object, old: Object | None) -> Object:
     }
     template = obj["spec"].get("template") or {}
     metadata = template.get("metadata") or {}
-    made = {**template, "metadata": {**metadata, "labels": {**(metadata.get("labels") or {}), **labels}}}
-    chosen = obj["spec"].get("selector") or {}
-    own = {**(chosen.get("matchLabels") or {}), "batch.kubernetes.io/controller-uid": uid}
-    selector = {**chosen, "matchLabels": own}
-    found = {**obj, "spec": {**obj["spec"], "selector": selector, "template": made}}
-    return found if labels_of(obj) else with_value(found, ("metadata", "labels"), made["metadata"]["labels"])
+    labeled_template = {**template, "metadata": {**metadata, "labels": {**(metadata.get("labels") or {}), **labels}}}
+    given = obj["spec"].get("selector") or {}
+    match_labels = {**(given.get("matchLabels") or {}), "batch.kubernetes.io/controller-uid": uid}
+    selector = {**given, "matchLabels": match_labels}
+    job = {**obj, "spec": {**obj["spec"], "selector": selector, "template": labeled_template}}
+    return job if labels_of(obj) else with_value(job, ("metadata", "labels"), labeled_template["metadata"]["labels"])
 
 
 def prepare_claim(obj: Object, old: Object | None) -> Object:
@@ -361,7 +361,7 @@ def prepare_persistent_volume(obj: Object, old: Object | None) -> Object:
 
 
 def prepare_daemon_set(obj: Object, old: Object | None) -> Object:
-    """An annotation counts the changes of what its pods look like."""
+    """Count the changes of the pod template in an annotation."""
     count = int(annotations_of(old).get(TEMPLATE_GENERATION) or 0) if old is not None else 0
     changed = old is None or value_at(old, "spec", "template") != value_at(obj, "spec", "template")
     if not changed and not count:
@@ -380,7 +380,7 @@ PREPARE_BY_RESOURCE: dict[str, Callable[[Object, Object | None], Object]] = {
 
 
 async def merge_string_data(_: WriteRequest, old: Object | None, new: Object | None) -> Object:
-    """What a Secret has in plain text goes where everything else of it is."""
+    """Merge a Secret's `stringData` into its `data`."""
     if new is None or "stringData" not in new:
         return new if new is not None else old or {}
     data = {**(new.get("data") or {}), **{key: base64_text(text) for key, text in new["stringData"].items()}}
@@ -388,5 +388,5 @@ async def merge_string_data(_: WriteRequest, old: Object | None, new: Object | N
 
 
 def base64_text(text: str) -> str:
-    found: str = msgspec.json.decode(msgspec.json.encode(text.encode()))  # bytes are base64 in JSON
-    return found
+    encoded: str = msgspec.json.decode(msgspec.json.encode(text.encode()))  # msgspec encodes bytes as base64
+    return encoded

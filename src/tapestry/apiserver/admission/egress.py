@@ -1,9 +1,9 @@
-"""Egress: the addresses that the server connects to because an object says so.
+"""Checks of the addresses that the server connects to because an object names them.
 
-Webhooks, and kubelets, are where those say who write their objects.  Never there: link-local addresses, behind which
-cloud providers keep the credentials of the machine, and addresses that are none of a host.  What a name resolves to is
-checked where it is used, so that a name cannot change its mind in between.  Loopback is allowed: on one machine,
-webhooks and kubelets are there.
+The addresses of webhooks and kubelets come from objects that clients write. The server never connects to link-local
+addresses, where cloud providers serve the credentials of the machine, or to addresses that belong to no host. The
+addresses of a name are checked when they are used, so the name cannot resolve differently in between. Loopback is
+allowed, because webhooks and kubelets may run on the same machine.
 """
 
 import ipaddress
@@ -20,20 +20,20 @@ NAT64_NETWORK = ipaddress.ip_network("64:ff9b::/96")
 METADATA_ADDRESSES = frozenset(
     map(ipaddress.ip_address, ("fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16"))
 )
-"""Where some providers keep them that are not link-local."""
+"""Metadata services of some providers that are not link-local."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class AddressNotAllowed(OSError):
-    """The address is not one that the server connects to."""
+    """Raised if the server must not connect to an address."""
 
     def __init__(self, address: object) -> None:
         super().__init__(f"address not allowed: {address}")
 
 
 def check_host(host: str) -> None:
-    """Raise Unreachable for the text of an address that is not allowed; a name is checked when it is resolved."""
+    """Raise AddressNotAllowed if `host` is a forbidden address. A name is checked when it is resolved."""
     try:
         address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
     except ValueError:
@@ -55,7 +55,7 @@ def is_allowed(address: Address) -> bool:
 
 
 class CheckedResolver(AbstractResolver):
-    """Another resolver, whose answers are checked."""
+    """A resolver that checks the results of another one."""
 
     def __init__(self, inner: AbstractResolver) -> None:
         self._inner = inner
@@ -63,10 +63,10 @@ class CheckedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        found = await self._inner.resolve(host, port, family)
-        for each in found:
-            check_host(each["host"])
-        return found
+        results = await self._inner.resolve(host, port, family)
+        for result in results:
+            check_host(result["host"])
+        return results
 
     async def close(self) -> None:
         await self._inner.close()
@@ -77,7 +77,7 @@ def checked_session(
     headers: Mapping[str, str] = EMPTY_MAPPING,
     timeout: aiohttp.ClientTimeout = aiohttp.client.DEFAULT_TIMEOUT,
 ) -> aiohttp.ClientSession:
-    """A session that keeps no cookies, decompresses nothing, and resolves names to addresses that are allowed."""
+    """A session without cookies and decompression that resolves names only to allowed addresses."""
     checked = CheckedResolver(resolver or aiohttp.ThreadedResolver())
     connector = aiohttp.TCPConnector(limit=0, resolver=checked, use_dns_cache=resolver is None)
     return aiohttp.ClientSession(

@@ -1,4 +1,4 @@
-"""Limit ranges: what the containers, pods and claims of a namespace ask for where they do not say, and may ask for."""
+"""LimitRanger admission: default and allowed resources of containers, pods and claims."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,32 +13,32 @@ from tapestry.kube.quantity import ResourceList
 from tapestry.kube.quota_usage import container_resources, pod_resource_totals
 
 LIMIT_RANGER_ANNOTATION = "kubernetes.io/limit-ranger"
-"""The annotation that tells a pod's owner what was filled in."""
+"""Annotation that lists the defaults that were set."""
 CONTAINERS = {"containers": "container", "initContainers": "init container"}
 
 
 @dataclass(frozen=True)
 class LimitRanger:
-    """The ranges of a namespace, as two steps: first what is missing is filled in, last what is there is checked."""
+    """The LimitRanges of a namespace as two steps: `default` sets missing resources, `check` enforces the limits."""
 
     store: Store
 
     async def default(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
         if new is None or request.verb != "create":
             return new if new is not None else old or {}
-        found = new
+        pod = new
         for limit_range in self.ranges_in(request.target.namespace):
-            found = with_default_resources(found, limit_range)
-        return found
+            pod = with_default_resources(pod, limit_range)
+        return pod
 
     async def check(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
         if new is None or not is_limited(request):
             return new if new is not None else old or {}
-        judge = pod_faults if request.target.info.storage == "pods" else claim_faults
+        check_limit = pod_faults if request.target.info.storage == "pods" else claim_faults
         for limit_range in self.ranges_in(request.target.namespace):
-            found = list(dict.fromkeys(fault for limit in limits_of(limit_range) for fault in judge(new, limit)))
-            if found:
-                raise admission_forbidden(request, found[0] if len(found) == 1 else f"[{', '.join(found)}]")
+            faults = list(dict.fromkeys(fault for limit in limits_of(limit_range) for fault in check_limit(new, limit)))
+            if faults:
+                raise admission_forbidden(request, faults[0] if len(faults) == 1 else f"[{', '.join(faults)}]")
         return new
 
     def ranges_in(self, namespace: str) -> Iterator[Object]:
@@ -49,32 +49,32 @@ class LimitRanger:
 
 
 def limits_of(limit_range: Object) -> list[Object]:
-    found: list[Object] = value_at(limit_range, "spec", "limits", default=[])
-    return found
+    limits: list[Object] = value_at(limit_range, "spec", "limits", default=[])
+    return limits
 
 
 def is_limited(request: WriteRequest) -> bool:
-    """Pods say what they need when they are made or resized, claims whenever they are written."""
+    """Pods are checked when they are created or resized, claims on every write."""
     subresource = request.target.subresource
     if request.target.info.storage == "pods":
         return request.verb == "create" if not subresource else subresource == "resize"
     return not subresource and request.verb != "delete"
 
 
-# -- what is filled in
+# -- defaults
 
 
 def with_default_resources(pod: Object, limit_range: Object) -> Object:
     limits = [each for each in limits_of(limit_range) if each.get("type") == "Container"]
-    wanted = {
+    defaults = {
         "limits": {name: amount for each in limits for name, amount in (each.get("default") or {}).items()},
         "requests": {name: amount for each in limits for name, amount in (each.get("defaultRequest") or {}).items()},
     }
     spec, notes = dict(pod["spec"]), []
     for field, word in CONTAINERS.items():
         if spec.get(field):
-            notes += [note for each in spec[field] for note in defaulting_notes(each, wanted, word)]
-            spec[field] = [container_with_defaults(each, wanted) for each in spec[field]]
+            notes += [note for each in spec[field] for note in defaulting_notes(each, defaults, word)]
+            spec[field] = [container_with_defaults(each, defaults) for each in spec[field]]
     if not notes:
         return pod
     annotations = {**annotations_of(pod), LIMIT_RANGER_ANNOTATION: f"LimitRanger plugin set: {'; '.join(notes)}"}
@@ -83,8 +83,8 @@ def with_default_resources(pod: Object, limit_range: Object) -> Object:
 
 def container_with_defaults(container: Object, defaults: dict[str, Object]) -> Object:
     resources = container.get("resources") or {}
-    found = {field: {**amounts, **(resources.get(field) or {})} for field, amounts in defaults.items()}
-    return {**container, "resources": {**resources, **{field: each for field, each in found.items() if each}}}
+    merged = {field: {**amounts, **(resources.get(field) or {})} for field, amounts in defaults.items()}
+    return {**container, "resources": {**resources, **{field: each for field, each in merged.items() if each}}}
 
 
 def defaulting_notes(container: Object, defaults: dict[str, Object], word: str) -> Iterator[str]:
@@ -94,7 +94,7 @@ def defaulting_notes(container: Object, defaults: dict[str, Object], word: str) 
             yield f"{', '.join(missing)} {field[:-1]} for {word} {container.get('name')}"
 
 
-# -- what is checked
+# -- checks
 
 
 def pod_faults(pod: Object, limit: Object) -> Iterator[str]:
@@ -114,12 +114,12 @@ def claim_faults(claim: Object, limit: Object) -> Iterator[str]:
         return
     requests = ResourceList.parse(value_at(claim, "spec", "resources", "requests"))
     yield from minimum_faults({"type": limit["type"], "min": limit.get("min")}, requests, ResourceList())
-    for name, most in sorted(ResourceList.parse(limit.get("max")).items()):
-        said = f"maximum {name} usage per {limit['type']} is {most}"
+    for name, maximum in sorted(ResourceList.parse(limit.get("max")).items()):
+        limit_text = f"maximum {name} usage per {limit['type']} is {maximum}"
         if name not in requests:
-            yield f"{said}.  No request is specified"
-        elif requests[name] > most:
-            yield f"{said}, but request is {requests[name]}"
+            yield f"{limit_text}.  No request is specified"
+        elif requests[name] > maximum:
+            yield f"{limit_text}, but request is {requests[name]}"
 
 
 def limit_faults(limit: Object, requests: ResourceList, limits: ResourceList) -> Iterator[str]:
@@ -129,33 +129,33 @@ def limit_faults(limit: Object, requests: ResourceList, limits: ResourceList) ->
 
 
 def minimum_faults(limit: Object, requests: ResourceList, limits: ResourceList) -> Iterator[str]:
-    for name, least in sorted(ResourceList.parse(limit.get("min")).items()):
-        said = f"minimum {name} usage per {limit['type']} is {least}"
+    for name, minimum in sorted(ResourceList.parse(limit.get("min")).items()):
+        limit_text = f"minimum {name} usage per {limit['type']} is {minimum}"
         if name not in requests:
-            yield f"{said}.  No request is specified"
-        elif requests[name] < least:
-            yield f"{said}, but request is {requests[name]}"
-        elif name in limits and limits[name] < least:
-            yield f"{said}, but limit is {limits[name]}"
+            yield f"{limit_text}.  No request is specified"
+        elif requests[name] < minimum:
+            yield f"{limit_text}, but request is {requests[name]}"
+        elif name in limits and limits[name] < minimum:
+            yield f"{limit_text}, but limit is {limits[name]}"
 
 
 def maximum_faults(limit: Object, requests: ResourceList, limits: ResourceList) -> Iterator[str]:
-    for name, most in sorted(ResourceList.parse(limit.get("max")).items()):
-        said = f"maximum {name} usage per {limit['type']} is {most}"
+    for name, maximum in sorted(ResourceList.parse(limit.get("max")).items()):
+        limit_text = f"maximum {name} usage per {limit['type']} is {maximum}"
         if name not in limits:
-            yield f"{said}.  No limit is specified"
-        elif limits[name] > most:
-            yield f"{said}, but limit is {limits[name]}"
-        elif requests[name] > most:
-            yield f"{said}, but request is {requests[name]}"
+            yield f"{limit_text}.  No limit is specified"
+        elif limits[name] > maximum:
+            yield f"{limit_text}, but limit is {limits[name]}"
+        elif requests[name] > maximum:
+            yield f"{limit_text}, but request is {requests[name]}"
 
 
 def ratio_faults(limit: Object, requests: ResourceList, limits: ResourceList) -> Iterator[str]:
-    for name, most in sorted(ResourceList.parse(limit.get("maxLimitRequestRatio")).items()):
-        said = f"{name} max limit to request ratio per {limit['type']} is {most}"
+    for name, max_ratio in sorted(ResourceList.parse(limit.get("maxLimitRequestRatio")).items()):
+        limit_text = f"{name} max limit to request ratio per {limit['type']} is {max_ratio}"
         if not requests[name]:
-            yield f"{said}, but no request is specified or request is 0"
+            yield f"{limit_text}, but no request is specified or request is 0"
         elif not limits[name]:
-            yield f"{said}, but no limit is specified or limit is 0"
-        elif (ratio := limits[name].nano / requests[name].nano) > most.milli_value() / 1000:
-            yield f"{said}, but provided ratio is {ratio:f}"
+            yield f"{limit_text}, but no limit is specified or limit is 0"
+        elif (ratio := limits[name].nano / requests[name].nano) > max_ratio.milli_value() / 1000:
+            yield f"{limit_text}, but provided ratio is {ratio:f}"

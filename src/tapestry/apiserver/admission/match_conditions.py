@@ -1,7 +1,7 @@
-"""What expressions can ask about a write: `object`, `oldObject`, `request`, `authorizer` and their kin.
+"""Match conditions: CEL expressions about a write, and the variables that they can use.
 
-`matchConditions`, of webhooks and of policies, are compiled once into `Conditions`; `bindings` are what an attempt
-looks like to them.  The cost of what is asked about one attempt is bounded, whoever wrote it.
+The `matchConditions` of webhooks and policies are compiled once into `MatchConditions`. `expression_variables` are the
+values for one write. The cost of all conditions of one write is limited.
 """
 
 from collections.abc import Mapping, Sequence
@@ -76,7 +76,7 @@ VARIABLE_TYPES: Mapping[str, Type] = {
     "authorizer": AUTHORIZER_TYPE,
     "authorizer.requestResource": RESOURCE_CHECK_TYPE,
 }
-"""What every expression about a write can ask for."""
+"""Variables that are available to every expression about a write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +84,14 @@ class MatchConditions:
     """The `matchConditions` of a webhook or a policy."""
 
     programs: tuple[tuple[str, Program], ...]
-    """Each with its name."""
+    """Pairs of name and program."""
 
     def all_hold(self, variables: Mapping[str, Any]) -> bool:
-        """Whether all hold; raises EvaluationError where none is false and some cannot be said."""
-        left, faults = Meter(CONDITIONS_COST_LIMIT), []
+        """Return whether all conditions hold. Raises EvaluationError if none is false and some fail."""
+        meter, faults = Meter(CONDITIONS_COST_LIMIT), []
         for _, program in self.programs:
             try:
-                if evaluate_metered(program, variables, left) is not True:
+                if evaluate_metered(program, variables, meter) is not True:
                     return False
             except (EvaluationError, CostExceeded) as error:
                 faults.append(str(error))
@@ -101,31 +101,31 @@ class MatchConditions:
 
 
 def compile_conditions(conditions: Sequence[Object], variables: Mapping[str, Type] = VARIABLE_TYPES) -> MatchConditions:
-    """The conditions of a list of `matchConditions`; raises CompileError."""
+    """Compile a list of `matchConditions`. Raises CompileError."""
     return MatchConditions(
         tuple((each["name"], compile_expression(each["expression"], variables)) for each in conditions)
     )
 
 
 def evaluate_metered(program: Program, variables: Mapping[str, Any], meter: Meter) -> Any:
-    """The value of one expression of many, which share what they may cost."""
-    own = Meter(min(EXPRESSION_COST_LIMIT, meter.left))
-    before = own.left
+    """Evaluate one of several expressions that share a cost budget."""
+    own_meter = Meter(min(EXPRESSION_COST_LIMIT, meter.left))
+    before = own_meter.left
     try:
-        return program.evaluate(variables, own)
+        return program.evaluate(variables, own_meter)
     except EvaluationError as error:
         raise EvaluationError(f"expression '{program.text}' resulted in error: {error}") from error
     finally:
-        meter.left -= before - max(own.left, 0)
-        own.report()
+        meter.left -= before - max(own_meter.left, 0)
+        own_meter.report()
 
 
 def expression_variables(
     attributes: AdmissionAttributes, matched_resource: Resource, authorize: Authorize
 ) -> dict[str, Any]:
-    """The values of VARIABLES; `known_as` is what the criteria matched the attempt as."""
-    rights = Authorizer(lambda question: is_authorized(attributes.user, question, authorize))
-    about = AuthorizationAttributes(
+    """The values of VARIABLE_TYPES for a write that matched as `matched_resource`."""
+    authorizer = Authorizer(lambda check: is_authorized(attributes.user, check, authorize))
+    request_resource = AuthorizationAttributes(
         group=attributes.resource.group,
         resource=attributes.resource.plural,
         subresource=attributes.subresource,
@@ -136,8 +136,8 @@ def expression_variables(
         "object": attributes.new,
         "oldObject": attributes.old,
         "request": admission_request(attributes, matched_resource),
-        "authorizer": rights,
-        "authorizer.requestResource": ResourceCheck(rights.decide, about),
+        "authorizer": authorizer,
+        "authorizer.requestResource": ResourceCheck(authorizer.decide, request_resource),
     }
 
 
@@ -175,14 +175,14 @@ def admission_request(attributes: AdmissionAttributes, matched_resource: Resourc
     }
 
 
-def is_authorized(user: User, question: AuthorizationAttributes, authorize: Authorize) -> bool:
-    """What the server's own authorization says to a question of an expression."""
-    if question.account is not None:
-        namespace, name = question.account
+def is_authorized(user: User, check: AuthorizationAttributes, authorize: Authorize) -> bool:
+    """Answer an authorization check of an expression with the server's authorizer."""
+    if check.account is not None:
+        namespace, name = check.account
         groups = (*SERVICE_ACCOUNT_GROUPS, f"system:serviceaccounts:{namespace}")
         user = User(f"system:serviceaccount:{namespace}:{name}", groups)
-    if question.path:
-        return authorize(Attributes(user, question.verb, path=question.path))
-    row = unserved_resource_info(question.group, question.resource)
-    target = Target(row, question.namespace, question.name, question.subresource)
-    return authorize(Attributes(user, question.verb, target))
+    if check.path:
+        return authorize(Attributes(user, check.verb, path=check.path))
+    info = unserved_resource_info(check.group, check.resource)
+    target = Target(info, check.namespace, check.name, check.subresource)
+    return authorize(Attributes(user, check.verb, target))

@@ -1,9 +1,9 @@
-"""Which writes a rule is about: what webhooks and admission policies share.
+"""Matching of writes by rules and selectors, shared by webhooks and admission policies.
 
-A write is an `Attempt`.  `Criteria` are compiled once, of a webhook or of the `matchConstraints` or `matchResources` of
-a policy, and then asked of every attempt; the answer is the resource that they know the object as, which is another
-version than the one that is written where they say so (`matchPolicy: Equivalent`).  What they may ask of an attempt in
-expressions (`matchConditions`) is in `conditions`.
+`AdmissionAttributes` describe a write. `MatchCriteria` are compiled once, from a webhook or from the `matchConstraints`
+or `matchResources` of a policy, and evaluated for each write. The result is the resource that matched, which may be
+another version than the one written (`matchPolicy: Equivalent`). `match_conditions` evaluates the expressions of
+`matchConditions`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -28,26 +28,26 @@ EXEMPT_KINDS = frozenset(
         *("MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"),
     }
 )
-"""Kinds that no rule is about: one that refused every write could not be taken back."""
+"""Kinds that no rule applies to: a rule that rejects every write could otherwise not be removed."""
 
 MATCH_ALL = LabelSelector(())
 NamespaceLabels = Callable[[str], Mapping[str, str]]
-"""The labels of a namespace by its name; those of one that is not there are none."""
+"""Returns the labels of a namespace by name; empty if it does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionAttributes:
-    """A write, as rules see it."""
+    """A write as rules and webhooks see it."""
 
     operation: Operation
     resource: Resource
     subresource: str
     kind: Resource
-    """What the body is: the resource itself, or that of a subresource with a kind of its own (`Scale`)."""
+    """Kind of the body: that of the resource, or that of the subresource if it has its own (`Scale`)."""
     namespace: str
-    """A Namespace is in itself."""
+    """For a Namespace, its own name."""
     name: str
-    """Empty where the server is still to choose it."""
+    """Empty if the server is to generate it."""
     user: User
     is_dry_run: bool
     new: Object | None
@@ -59,11 +59,10 @@ class AdmissionAttributes:
 
 
 def admission_attributes(request: WriteRequest, old: Object | None, new: Object | None) -> AdmissionAttributes:
-    """What a request attempts; steps of the pipeline are told of it as (old, new)."""
     target = request.target
     resource = target.info.resource
-    found = new if new is not None else old or {}
-    name = target.name or found.get("metadata", {}).get("name", "")
+    obj = new if new is not None else old or {}
+    name = target.name or obj.get("metadata", {}).get("name", "")
     return AdmissionAttributes(
         OPERATIONS[request.verb],
         resource,
@@ -79,21 +78,21 @@ def admission_attributes(request: WriteRequest, old: Object | None, new: Object 
 
 
 def subresource_kind(info: ResourceInfo, subresource: str) -> Resource:
-    found = info.subresources.get(subresource)
-    if found is None:
+    own = info.subresources.get(subresource)
+    if own is None:
         return info.resource
-    return replace(info.resource, group=found.group, version=found.version, kind=found.kind)
+    return replace(info.resource, group=own.group, version=own.version, kind=own.kind)
 
 
 @dataclass(frozen=True, slots=True)
 class RuleWithOperations:
-    """One RuleWithOperations; `*` is anything, of resources `*` is without their subresources and `*/*` with them."""
+    """A rule. `*` matches everything; of resources, `*` excludes subresources and `*/*` includes them."""
 
     operations: frozenset[str]
     groups: frozenset[str]
     versions: frozenset[str]
     resources: tuple[tuple[str, str], ...]
-    """Plural and subresource."""
+    """Pairs of plural and subresource."""
     scope: str = "*"
     names: frozenset[str] = frozenset()
 
@@ -120,41 +119,41 @@ def is_within_namespace(attributes: AdmissionAttributes) -> bool:
 
 
 def rule_with_operations(spec: Object) -> RuleWithOperations:
-    split = [each.partition("/") for each in spec.get("resources") or ()]
+    parts = [each.partition("/") for each in spec.get("resources") or ()]
     return RuleWithOperations(
         frozenset(spec.get("operations") or ()),
         frozenset(spec.get("apiGroups") or ()),
         frozenset(spec.get("apiVersions") or ()),
-        tuple((plural, subresource) for plural, _, subresource in split),
+        tuple((plural, subresource) for plural, _, subresource in parts),
         spec.get("scope") or "*",
         frozenset(spec.get("resourceNames") or ()),
     )
 
 
 class EquivalentResources:
-    """Under which other groups and versions the objects of a resource are served."""
+    """The other groups and versions under which the objects of a resource are served."""
 
     def __init__(self, registry: ResourceRegistry) -> None:
-        self._rows = registry
-        self._edition = -1
+        self._registry = registry
+        self._generation = -1
         self._equivalents: dict[str, list[Resource]] = {}
 
     def equivalents_of(self, resource: Resource) -> Iterable[Resource]:
-        """The others, and perhaps the resource itself among them."""
-        if self._edition != self._rows.generation:
+        """All resources with the same storage, possibly including the resource itself."""
+        if self._generation != self._registry.generation:
             self._equivalents = {}
-            for row in self._rows:
-                self._equivalents.setdefault(row.storage, []).append(row.resource)
-            self._edition = self._rows.generation
+            for info in self._registry:
+                self._equivalents.setdefault(info.storage, []).append(info.resource)
+            self._generation = self._registry.generation
         return self._equivalents.get(resource.name, ())
 
 
 @dataclass(frozen=True, slots=True)
 class MatchCriteria:
-    """Which attempts are meant: by rules, unless an exception holds, by the namespace's labels and the object's own."""
+    """Selection of writes by rules, excluded rules, namespace labels and object labels."""
 
     rules: tuple[RuleWithOperations, ...] | None
-    """None for any resource."""
+    """None matches any resource."""
     exclude_rules: tuple[RuleWithOperations, ...] = ()
     namespace_selector: LabelSelector = MATCH_ALL
     object_selector: LabelSelector = MATCH_ALL
@@ -163,13 +162,13 @@ class MatchCriteria:
     def matches(
         self, attributes: AdmissionAttributes, equivalents: EquivalentResources, labels: NamespaceLabels
     ) -> Resource | None:
-        """What the criteria know the attempt's object as; None where it is not meant."""
-        found = (
+        """Return the resource that matched, or None."""
+        resource = (
             attributes.resource if self.rules is None else self._matched_resource(self.rules, attributes, equivalents)
         )
-        if found is None or not self._selects(attributes, labels):
+        if resource is None or not self._selects(attributes, labels):
             return None
-        return found if self._matched_resource(self.exclude_rules, attributes, equivalents) is None else None
+        return resource if self._matched_resource(self.exclude_rules, attributes, equivalents) is None else None
 
     def _matched_resource(
         self, rules: tuple[RuleWithOperations, ...], attributes: AdmissionAttributes, equivalents: EquivalentResources
@@ -189,15 +188,17 @@ class MatchCriteria:
             return False
         if not self.namespace_selector.requirements or not attributes.namespace:
             return True
-        is_own = (
+        is_namespace = (
             attributes.resource.name == NAMESPACES.name and not attributes.subresource and attributes.new is not None
         )
-        own = labels_of(attributes.new) if is_own and attributes.new is not None else labels(attributes.namespace)
-        return self.namespace_selector.matches(own)
+        matched_labels = (
+            labels_of(attributes.new) if is_namespace and attributes.new is not None else labels(attributes.namespace)
+        )
+        return self.namespace_selector.matches(matched_labels)
 
 
 def webhook_criteria(webhook: Object) -> MatchCriteria:
-    """Of one webhook of a configuration; raises SelectorError."""
+    """The criteria of one webhook. Raises SelectorError."""
     return MatchCriteria(
         tuple(map(rule_with_operations, webhook.get("rules") or ())),
         namespace_selector=label_selector(webhook.get("namespaceSelector") or {}),
@@ -207,7 +208,7 @@ def webhook_criteria(webhook: Object) -> MatchCriteria:
 
 
 def policy_criteria(match: Object | None) -> MatchCriteria:
-    """Of the `matchConstraints` of a policy or the `matchResources` of a binding; raises SelectorError."""
+    """The criteria of a policy's `matchConstraints` or a binding's `matchResources`. Raises SelectorError."""
     match = match or {}
     return MatchCriteria(
         tuple(map(rule_with_operations, match["resourceRules"])) if match.get("resourceRules") else None,

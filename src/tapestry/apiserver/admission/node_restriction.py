@@ -1,8 +1,8 @@
-"""NodeRestriction: what a kubelet may write, by the content of the write.
+"""NodeRestriction admission: limits the writes of a kubelet to its own node and pods.
 
-The Node authorizer (`access/nodes`) says which resources a node may write at all.  This admission plugin limits it to
+The Node authorizer (`access/node_authorizer`) decides which resources a node may write. This plugin limits a node to
 its own Node, Lease and CSINode, to the status, the eviction and the deletion of its own pods, to mirror pods, and to
-tokens for its pods.  Users who are no nodes are not concerned.
+tokens for its pods. Other users are not affected.
 """
 
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ from tapestry.kube.resources import Resource
 RESTRICTED_RESOURCES = (PODS, NODES, CLAIMS, LEASES, CSI_NODES, RESOURCE_SLICES, SIGNING_REQUESTS)
 CSI_DRIVERS = "csidrivers.storage.k8s.io"
 RESTRICTION_NAMESPACE = "node-restriction.kubernetes.io"
-"""Labels that nodes may never set on themselves."""
+"""Label namespace that nodes may never set on themselves."""
 KUBELET_LABELS = frozenset(
     {
         *("kubernetes.io/hostname", "kubernetes.io/os", "kubernetes.io/arch"),
@@ -59,7 +59,7 @@ KUBELET_LABELS = frozenset(
 KUBELET_NAMESPACES = ("kubelet.kubernetes.io", "node.kubernetes.io")
 KUBERNETES_NAMESPACES = ("kubernetes.io", "k8s.io")
 CLAIM_STATUS_FIELDS = ("capacity", "conditions", "allocatedResources", "allocatedResourceStatuses")
-"""What a node may change in the status of a claim."""
+"""Status fields of a claim that a node may change."""
 MIGRATED_DRIVERS = {
     "awsElasticBlockStore": "ebs.csi.aws.com",
     "azureDisk": "disk.csi.azure.com",
@@ -69,16 +69,16 @@ MIGRATED_DRIVERS = {
     "portworxVolume": "pxd.portworx.com",
     "vsphereVolume": "csi.vsphere.vmware.com",
 }
-"""The CSI drivers that serve in-tree volumes."""
+"""CSI drivers that replace in-tree volume plugins."""
 NODE_SIGNERS = ("kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client-kubelet")
 SINGULAR_POD, SINGULAR_NODE = Resource("", "v1", "Pod", "pod"), Resource("", "v1", "Node", "node")
-"""As refusals of this plugin name them."""
+"""Resources with the names that this plugin's errors use."""
 OPERATIONS = {"create": "CREATE", "update": "UPDATE", "patch": "UPDATE", "delete": "DELETE"}
 
 
 @dataclass(frozen=True)
 class NodeRestriction:
-    """Refuses writes of nodes to what is not theirs: a step, and a guard for what is posted to subresources."""
+    """Rejects writes of nodes to objects of others: an admission step, and a wrapper for posts to subresources."""
 
     store: Store
     authorize: Authorize
@@ -86,32 +86,32 @@ class NodeRestriction:
     async def __call__(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
         node = node_name_of_user(request.user)
         if node is not None:
-            why = self.write_denial(node, request, old, new)
-            if why:
-                raise admission_forbidden(request, why)
+            denial = self.write_denial(node, request, old, new)
+            if denial:
+                raise admission_forbidden(request, denial)
         return new if new is not None else old or {}
 
     async def check_deletion(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        """The same for deletions alone."""
+        """The same check, for deletions only."""
         return await self(request, old, None) if new is None else new
 
     def restricted_handler(self, handler: ResourceHandler) -> ResourceHandler:
-        """A handler of what is posted to a subresource, with the limits for nodes."""
+        """Wrap a handler of posts to a subresource with the restrictions for nodes."""
 
-        async def guard(call: Call, target: Target) -> ApiResponse:
+        async def check_and_handle(call: Call, target: Target) -> ApiResponse:
             node = node_name_of_user(call.user)
             if node is not None:
                 body = decoded_body(call) or {}
-                if why := self.subresource_denial(node, call, target, body):
-                    raise forbidden_target(target, why)
+                if denial := self.subresource_denial(node, call, target, body):
+                    raise forbidden_target(target, denial)
             return await handler(call, target)
 
-        return guard
+        return check_and_handle
 
     # -- objects
 
     def write_denial(self, node: str, request: WriteRequest, old: Object | None, new: Object | None) -> str:
-        """Why the node may not write that; empty where it may."""
+        """The reason why a node may not do this write; empty if it may."""
         if not node:
             return f'could not determine node from user "{request.user.name}"'
         name, operation = request.target.name or request.name, OPERATIONS[request.verb]
@@ -153,7 +153,7 @@ class NodeRestriction:
         return f"unexpected pod subresource \"{subresource}\", only 'status' and 'eviction' are allowed"
 
     def mirror_pod_denial(self, node: str, pod: Object) -> str:
-        """A node creates mirror pods of its own, which give it access to nothing."""
+        """Denial unless the pod is a mirror pod of the node that references no API objects."""
         if not is_mirror(pod):
             return f'pod does not have "{MIRROR_ANNOTATION}" annotation, node "{node}" can only create mirror pods'
         if value_at(pod, "spec", "nodeName") != node:
@@ -168,16 +168,16 @@ class NodeRestriction:
             return f'node "{node}" can only create pods with a controller owner reference set to itself'
         if owner.get("blockOwnerDeletion"):
             return f'node "{node}" must not set blockOwnerDeletion on an owner reference'
-        itself = self.stored_object(NODES, "", node)
-        if itself is None:
+        stored_node = self.stored_object(NODES, "", node)
+        if stored_node is None:
             raise api_errors.not_found(SINGULAR_NODE, node)
-        if owner.get("uid") != uid_of(itself):
-            return f"node {node} UID mismatch: expected {owner.get('uid')} got {uid_of(itself)}"
+        if owner.get("uid") != uid_of(stored_node):
+            return f"node {node} UID mismatch: expected {owner.get('uid')} got {uid_of(stored_node)}"
         if objects := referenced_api_objects(pod):
             return f'node "{node}" can not create pods that reference {objects}'
         return ""
 
-    # -- what is posted to subresources
+    # -- posts to subresources
 
     def subresource_denial(self, node: str, call: Call, target: Target, body: Object) -> str:
         if not node:
@@ -190,10 +190,10 @@ class NodeRestriction:
                 return ""
             case "serviceaccounts", "token":
                 return self.token_denial(node, call, target, body.get("spec") or {})
-        return ""  # what is bound or scaled is written as an object, and comes by as one
+        return ""  # binding and scale requests are checked when they write their objects
 
     def token_denial(self, node: str, call: Call, target: Target, spec: Object) -> str:
-        """A token is for a pod of the node, and for an audience that the pod has a token for."""
+        """Denial unless the token is for a pod of the node and for an audience that the pod uses."""
         reference = spec.get("boundObjectRef") or {}
         if (reference.get("apiVersion"), reference.get("kind")) != ("v1", "Pod") or not reference.get("name"):
             return "node requested token not bound to a pod"
@@ -214,16 +214,16 @@ class NodeRestriction:
         if self.has_audience(pod, audience, missing):
             return ""
         if missing:
-            listed = ", ".join(dict.fromkeys(missing))
-            return f'error validating audience "{audience}": {f"[{listed}]" if "," in listed else listed}'
-        about = Target(unserved_resource_info("", audience), target.namespace, target.name)
-        if self.authorize(Attributes(call.user, "request-serviceaccounts-token-audience", about)):
+            errors = ", ".join(dict.fromkeys(missing))
+            return f'error validating audience "{audience}": {f"[{errors}]" if "," in errors else errors}'
+        audience_target = Target(unserved_resource_info("", audience), target.namespace, target.name)
+        if self.authorize(Attributes(call.user, "request-serviceaccounts-token-audience", audience_target)):
             return ""
-        who = f"{call.user.name} is not authorized to request tokens for this audience"
-        return f'audience "{audience}" not found in pod spec volume, {who}'
+        reason = f"{call.user.name} is not authorized to request tokens for this audience"
+        return f'audience "{audience}" not found in pod spec volume, {reason}'
 
     def has_audience(self, pod: Object, audience: str, missing: list[str]) -> bool:
-        """Whether a volume of the pod asks for tokens for the audience; adds what could not be found to `missing`."""
+        """Return whether a volume of the pod uses tokens for the audience. Adds lookup errors to `missing`."""
         for volume in value_at(pod, "spec", "volumes") or ():
             tokens = (
                 each["serviceAccountToken"] for each in projected_sources(volume) if each.get("serviceAccountToken")
@@ -240,14 +240,14 @@ class NodeRestriction:
         return False
 
     def token_requests(self, pod: Object, volume: Object) -> list[Object]:
-        """The tokens that the CSI driver of a volume asks for.  Raises LookupError."""
+        """The token requests of the CSI driver of a volume. Raises LookupError."""
         source = volume
         if claim := claim_name(pod, volume):
-            bound = self.required_object(CLAIMS, pod["metadata"]["namespace"], claim, "persistentvolumeclaim")
-            name = value_at(bound, "spec", "volumeName", default="")
+            claim_object = self.required_object(CLAIMS, pod["metadata"]["namespace"], claim, "persistentvolumeclaim")
+            name = value_at(claim_object, "spec", "volumeName", default="")
             source = self.required_object(VOLUMES, "", name, "persistentvolume").get("spec") or {}
-        named: str = value_at(source, "csi", "driver", default="")
-        driver = named or next((driver for field, driver in MIGRATED_DRIVERS.items() if source.get(field)), "")
+        csi_driver: str = value_at(source, "csi", "driver", default="")
+        driver = csi_driver or next((driver for field, driver in MIGRATED_DRIVERS.items() if source.get(field)), "")
         if not driver:
             return []
         return (
@@ -256,10 +256,10 @@ class NodeRestriction:
         )
 
     def required_object(self, resource: str, namespace: str, name: str, kind: str) -> Object:
-        found = self.stored_object(resource, namespace, name)
-        if found is None:
+        obj = self.stored_object(resource, namespace, name)
+        if obj is None:
             raise LookupError(f'{kind} "{name}" not found')
-        return found
+        return obj
 
     def stored_pod(self, namespace: str, name: str) -> Object:
         pod = self.stored_object(PODS, namespace, name)
@@ -272,14 +272,14 @@ class NodeRestriction:
         return msgspec.json.decode(version.raw) if version is not None else None
 
 
-def forbidden_target(target: Target, why: str) -> Forbidden:
+def forbidden_target(target: Target, reason: str) -> Forbidden:
     resource = target.info.resource
-    message = f'{resource.name} "{target.name}" is forbidden: {why}'
+    message = f'{resource.name} "{target.name}" is forbidden: {reason}'
     return Forbidden(403, "Forbidden", message, details=api_errors.status_details(resource, target.name))
 
 
 def node_denial(node: str, name: str, old: Object | None, new: Object | None) -> str:
-    """A node may write its own Node, without what says which pods it gets."""
+    """Denial unless the node writes its own Node and keeps taints, owner references and restricted labels."""
     if name != node:
         return f'node "{node}" is not allowed to modify node "{name}"'
     if new is None:
@@ -301,7 +301,7 @@ def node_denial(node: str, name: str, old: Object | None, new: Object | None) ->
 
 
 def forbidden_labels(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """The labels that differ and that a node may not change."""
+    """The changed labels that a node may not change."""
     changed = {key for key in {*old, *new} if old.get(key) != new.get(key)}
     return sorted(key for key in changed if not is_kubelet_label(key))
 
@@ -324,10 +324,10 @@ def pod_status_denial(node: str, old: Object, new: Object) -> str:
         return f'node "{node}" can only update pod status for pods with spec.nodeName set to itself'
     if labels_of(old) != labels_of(new):
         return f'node "{node}" cannot update labels through pod status'
-    for field, words in (("resourceClaimStatuses", "statues"), ("extendedResourceClaimStatus", "status")):
+    for field, status_word in (("resourceClaimStatuses", "statues"), ("extendedResourceClaimStatus", "status")):
         if (value_at(old, "status", field) or None) != (value_at(new, "status", field) or None):
             kind = "extended resource claim" if field.startswith("extended") else "resource claim"
-            return f'node "{node}" cannot update {kind} {words}'
+            return f'node "{node}" cannot update {kind} {status_word}'
     return ""
 
 

@@ -1,10 +1,10 @@
-"""Pod Security: which of the standards the pods of a namespace are held to, as its labels say.
+"""Pod Security admission: enforces the Pod Security Standards that the labels of a namespace select.
 
-    pod-security.kubernetes.io/enforce: restricted    what is against it is refused
-    pod-security.kubernetes.io/warn: baseline         what is against it is let in with a warning
+    pod-security.kubernetes.io/enforce: restricted    violations are rejected
+    pod-security.kubernetes.io/warn: baseline         violations are admitted with a warning
 
-The standards themselves are `tapestry.kube.pod_security`, as the newest version of Kubernetes that we know has them:
-an older one may be named and is only repeated.  Here are Kubernetes' words for what they find.
+`tapestry.kube.pod_security` implements the standards in their newest version. A label may name an older version, but it
+only appears in messages. This module has the message texts of Kubernetes.
 """
 
 import re
@@ -31,14 +31,14 @@ TEMPLATE_PATHS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("replicationcontrollers", "replicasets.apps", "deployments.apps"), ("spec", "template")),
     **dict.fromkeys(("statefulsets.apps", "daemonsets.apps", "jobs.batch"), ("spec", "template")),
 }
-"""Where kinds that make pods have what these look like."""
+"""Path of the pod template in kinds that create pods."""
 MAX_PODS_CHECKED = 3000
-"""Pods that a namespace's new level is compared with, for a warning."""
+"""Maximum number of existing pods that are checked when the level of a namespace changes."""
 
 
 @dataclass(frozen=True)
 class LevelVersion:
-    """A level in a version; as a string, as messages name it."""
+    """A level and its version; its string is the form used in messages."""
 
     level: str = "privileged"
     version: str = "latest"
@@ -49,33 +49,33 @@ class LevelVersion:
 
 @dataclass(frozen=True)
 class NamespaceLevels:
-    """What a namespace asks of its pods."""
+    """The levels that a namespace requires."""
 
     enforce: LevelVersion = LevelVersion()
     warn: LevelVersion = LevelVersion()
     faults: tuple[tuple[str, str, str], ...] = ()
-    """Labels that mean nothing: their name, their value, and what it must be."""
+    """Invalid labels: name, value and expected value."""
 
 
 UNRESTRICTED = NamespaceLevels()
 
 
 def levels_from_labels(labels: Mapping[str, str]) -> NamespaceLevels:
-    """What the labels say; a level to enforce that nobody knows is the strictest, another one is none."""
+    """Parse the labels. An invalid enforce level counts as restricted, other invalid levels as privileged."""
     given = {key.removeprefix(LABEL_PREFIX): value for key, value in labels.items() if key.startswith(LABEL_PREFIX)}
     if not given:
         return UNRESTRICTED
-    found, faults = {}, []
-    for mode, otherwise in (("enforce", "restricted"), ("audit", "privileged"), ("warn", "privileged")):
+    levels, faults = {}, []
+    for mode, fallback in (("enforce", "restricted"), ("audit", "privileged"), ("warn", "privileged")):
         level, version = given.get(mode, "privileged"), given.get(f"{mode}-version", "latest")
         if level not in LEVELS:
             faults.append((LABEL_PREFIX + mode, level, f"must be one of {', '.join(LEVELS)}"))
-            level = otherwise
+            level = fallback
         if VERSION_PATTERN.fullmatch(version) is None:
             faults.append((f"{LABEL_PREFIX}{mode}-version", version, 'must be "latest" or "v1.x"'))
             version = "latest"
-        found[mode] = LevelVersion(level, version)
-    enforce, warn = found["enforce"], found["warn"]
+        levels[mode] = LevelVersion(level, version)
+    enforce, warn = levels["enforce"], levels["warn"]
     if "warn" not in given and given.get("enforce") in LEVELS:
         warn = replace(enforce, version=warn.version if "warn-version" in given else enforce.version)
     return NamespaceLevels(enforce, warn, tuple(faults))
@@ -83,7 +83,7 @@ def levels_from_labels(labels: Mapping[str, str]) -> NamespaceLevels:
 
 @dataclass(frozen=True)
 class PodSecurity:
-    """A step: pods, and what makes pods, are held to the standards of their namespace."""
+    """An admission step that checks pods and pod templates against the levels of their namespace."""
 
     store: Store
 
@@ -107,47 +107,47 @@ class PodSecurity:
         return levels_from_labels(namespace.labels) if namespace is not None else UNRESTRICTED
 
     def check(self, request: WriteRequest, pod: Object, levels: NamespaceLevels) -> None:
-        if found := violations(pod, levels.enforce.level):
+        if violated := violations(pod, levels.enforce.level):
             raise admission_forbidden(
-                request, f'violates PodSecurity "{levels.enforce}": {violations_text(pod, found)}'
+                request, f'violates PodSecurity "{levels.enforce}": {violations_text(pod, violated)}'
             )
         self.warn(request, pod, levels)
 
     def warn(self, request: WriteRequest, pod: Object, levels: NamespaceLevels) -> None:
-        if found := violations(pod, levels.warn.level):
-            request.warnings.append(f'would violate PodSecurity "{levels.warn}": {violations_text(pod, found)}')
+        if violated := violations(pod, levels.warn.level):
+            request.warnings.append(f'would violate PodSecurity "{levels.warn}": {violations_text(pod, violated)}')
 
     def check_namespace(self, request: WriteRequest, old: Object | None, new: Object) -> None:
-        """Refuse labels that mean nothing; warn of pods that are there and would not be let in any more."""
+        """Reject invalid labels. Warn about existing pods that violate the new level."""
         policy = levels_from_labels(labels_of(new))
         before = levels_from_labels(labels_of(old)) if old is not None else UNRESTRICTED
         if policy.faults and policy.faults != before.faults:
-            label, value, why = policy.faults[0]
+            label, value, expected = policy.faults[0]
             field = f"metadata.labels[{label}]"
             raise api_errors.invalid_field(
-                request.target.info.resource, name_of(new), field, f'Invalid value: "{value}": {why}'
+                request.target.info.resource, name_of(new), field, f'Invalid value: "{value}": {expected}'
             )
         is_stricter = LEVELS.index(policy.enforce.level) > LEVELS.index(before.enforce.level)
         if old is not None and (is_stricter or policy.enforce.version != before.enforce.version):
             request.warnings.extend(self.existing_pod_warnings(name_of(new), policy.enforce))
 
     def existing_pod_warnings(self, namespace: str, level_version: LevelVersion) -> Iterator[str]:
-        """What there is to say of the pods that are there, those of one kind together."""
+        """Warnings about existing pods, grouped by violation."""
         reasons: dict[str, list[str]] = {}
         for version in self.store.list_objects("pods", namespace)[:MAX_PODS_CHECKED]:
             pod: Object = msgspec.json.decode(version.raw)
-            if found := violations(pod, level_version.level):
-                reasons.setdefault(", ".join(reason for reason, _ in reasons_and_details(pod, found)), []).append(
-                    name_of(pod)
-                )
+            if pod_violations := violations(pod, level_version.level):
+                reasons.setdefault(
+                    ", ".join(reason for reason, _ in reasons_and_details(pod, pod_violations)), []
+                ).append(name_of(pod))
         if reasons:
-            violated = f'the new PodSecurity enforce level "{level_version}"'
-            yield f'existing pods in namespace "{namespace}" violate {violated}'
+            new_level = f'the new PodSecurity enforce level "{level_version}"'
+            yield f'existing pods in namespace "{namespace}" violate {new_level}'
         yield from sorted(f"{pods[0]}{others_suffix(len(pods) - 1)}: {reason}" for reason, pods in reasons.items())
 
 
 def container_images(pod: Object) -> list[object]:
-    """What of a pod can change that standards ask about: containers come, and their images."""
+    """The updatable parts of a pod that the standards check: names and images of containers."""
     return [
         (each.get("name"), each.get("image")) for field in CONTAINER_FIELDS for each in pod["spec"].get(field) or ()
     ]
@@ -157,7 +157,7 @@ def others_suffix(count: int) -> str:
     return "" if not count else " (and 1 other pod)" if count == 1 else f" (and {count} other pods)"
 
 
-# -- Kubernetes' words
+# -- message texts of Kubernetes
 
 
 def violations_text(pod: Object, pod_violations: Sequence[Violation]) -> str:
@@ -167,12 +167,12 @@ def violations_text(pod: Object, pod_violations: Sequence[Violation]) -> str:
 
 
 def reasons_and_details(pod: Object, pod_violations: Sequence[Violation]) -> Iterator[tuple[str, str]]:
-    """A reason and its details for every check that failed, those of `baseline` first."""
-    for rule, those in groupby(
+    """The reason and details of each failed check, those of `baseline` first."""
+    for rule, rule_violations in groupby(
         sorted(pod_violations, key=lambda each: (each.rule not in BASELINE_RULES, each.rule)), rule_name
     ):
         reason, detail = RULE_MESSAGES.get(rule, (rule, lambda _: ""))
-        yield reason, detail(RuleViolations(pod, list(those)))
+        yield reason, detail(RuleViolations(pod, list(rule_violations)))
 
 
 def rule_name(violation: Violation) -> str:
@@ -181,7 +181,7 @@ def rule_name(violation: Violation) -> str:
 
 @dataclass(frozen=True)
 class RuleViolations:
-    """What one check has against a pod."""
+    """The violations of one check by a pod."""
 
     pod: Object
     violations: Sequence[Violation]
@@ -190,10 +190,10 @@ class RuleViolations:
         return RuleViolations(self.pod, [each for each in self.violations if holds(each)])
 
     def entry_names(self, *lists: str) -> list[str]:
-        """The names of the entries of these lists that it is about."""
-        places = (ENTRY_PATH.match(each.path) for each in self.violations)
+        """Names of the affected entries of these lists."""
+        matches = (ENTRY_PATH.match(each.path) for each in self.violations)
         entries = (
-            self.pod["spec"][place[1]][int(place[2])] for place in places if place is not None and place[1] in lists
+            self.pod["spec"][match[1]][int(match[2])] for match in matches if match is not None and match[1] in lists
         )
         return list(dict.fromkeys(each["name"] for each in entries))
 
@@ -203,11 +203,11 @@ class RuleViolations:
 
     @property
     def setting_subjects(self) -> str:
-        """The pod, its containers: whoever says it."""
+        """The pod, containers and annotations that set the forbidden value."""
         pod = ["pod"] if any(each.path.startswith("spec.securityContext") for each in self.violations) else []
         containers = [self.containers] if self.entry_names(*CONTAINER_FIELDS) else []
-        notes = sum(1 for each in self.violations if each.path.startswith("metadata."))
-        return " and ".join([*pod, *containers, *([pluralized("annotation", notes)] if notes else [])])
+        annotations = sum(1 for each in self.violations if each.path.startswith("metadata."))
+        return " and ".join([*pod, *containers, *([pluralized("annotation", annotations)] if annotations else [])])
 
     @property
     def values(self) -> list[str]:
@@ -238,10 +238,10 @@ def last_field(violation: Violation) -> str:
 
 
 def capabilities_detail(findings: RuleViolations) -> str:
-    kept = findings.where(lambda each: last_field(each) == "drop")
-    gained = findings.where(lambda each: last_field(each) != "drop")
-    said = [f'{kept.containers} must set securityContext.capabilities.drop=["ALL"]'] if kept.violations else []
-    return "; ".join(said + ([added_capabilities_detail(gained)] if gained.violations else []))
+    no_drop = findings.where(lambda each: last_field(each) == "drop")
+    added = findings.where(lambda each: last_field(each) != "drop")
+    texts = [f'{no_drop.containers} must set securityContext.capabilities.drop=["ALL"]'] if no_drop.violations else []
+    return "; ".join(texts + ([added_capabilities_detail(added)] if added.violations else []))
 
 
 def added_capabilities_detail(findings: RuleViolations) -> str:
@@ -264,8 +264,8 @@ def root_detail(findings: RuleViolations) -> str:
 def selinux_detail(findings: RuleViolations) -> str:
     types = findings.where(lambda each: last_field(each) == "type").values
     others = [field for field in ("user", "role") if any(last_field(each) == field for each in findings.violations)]
-    said = [*([counted_list("type", types)] if types else []), *(f"{each} may not be set" for each in others)]
-    return f"{findings.setting_subjects} set forbidden securityContext.seLinuxOptions: {'; '.join(said)}"
+    details = [*([counted_list("type", types)] if types else []), *(f"{each} may not be set" for each in others)]
+    return f"{findings.setting_subjects} set forbidden securityContext.seLinuxOptions: {'; '.join(details)}"
 
 
 def seccomp_detail(findings: RuleViolations) -> str:
@@ -273,8 +273,8 @@ def seccomp_detail(findings: RuleViolations) -> str:
     if explicit.violations:
         values = quoted_list(explicit.values)
         return f"{explicit.setting_subjects} must not set securityContext.seccompProfile.type to {values}"
-    wanted = 'must set securityContext.seccompProfile.type to "RuntimeDefault" or "Localhost"'
-    return f"pod or {findings.containers} {wanted}"
+    requirement = 'must set securityContext.seccompProfile.type to "RuntimeDefault" or "Localhost"'
+    return f"pod or {findings.containers} {requirement}"
 
 
 Detail = Callable[[RuleViolations], str]
@@ -283,46 +283,46 @@ BASELINE_RULES = frozenset(rule.name for rule in CHECKS_BY_LEVEL["baseline"])
 RULE_MESSAGES: Mapping[str, tuple[str, Detail]] = {
     "allowPrivilegeEscalation": (
         "allowPrivilegeEscalation != false",
-        lambda found: f"{found.containers} must set securityContext.allowPrivilegeEscalation=false",
+        lambda rule: f"{rule.containers} must set securityContext.allowPrivilegeEscalation=false",
     ),
     "appArmorProfile": (
         "forbidden AppArmor profile",
-        lambda found: f"{found.setting_subjects} must not set AppArmor profile type to {quoted_list(found.values)}",
+        lambda rule: f"{rule.setting_subjects} must not set AppArmor profile type to {quoted_list(rule.values)}",
     ),
     "capabilities_baseline": ("non-default capabilities", added_capabilities_detail),
     "capabilities_restricted": ("unrestricted capabilities", capabilities_detail),
     "hostNamespaces": (
         "host namespaces",
-        lambda found: ", ".join(f"{last_field(each)}=true" for each in found.violations),
+        lambda rule: ", ".join(f"{last_field(each)}=true" for each in rule.violations),
     ),
-    "hostPathVolumes": ("hostPath volumes", lambda found: counted_list("volume", found.entry_names("volumes"))),
+    "hostPathVolumes": ("hostPath volumes", lambda rule: counted_list("volume", rule.entry_names("volumes"))),
     "hostPorts": (
         "hostPort",
-        lambda found: (
-            f"{found.containers} {found.verb} {pluralized('hostPort', len(found.values))} {', '.join(found.values)}"
+        lambda rule: (
+            f"{rule.containers} {rule.verb} {pluralized('hostPort', len(rule.values))} {', '.join(rule.values)}"
         ),
     ),
     "hostProbesAndHostLifecycle": (
         "probe or lifecycle host",
-        lambda found: f"{found.containers} {found.verb} {counted_list('probe or lifecycle host', found.values)}",
+        lambda rule: f"{rule.containers} {rule.verb} {counted_list('probe or lifecycle host', rule.values)}",
     ),
     "privileged": (
         "privileged",
-        lambda found: f"{found.containers} must not set securityContext.privileged=true",
+        lambda rule: f"{rule.containers} must not set securityContext.privileged=true",
     ),
     "procMount": (
         "procMount",
-        lambda found: f"{found.containers} must not set securityContext.procMount to {quoted_list(found.values)}",
+        lambda rule: f"{rule.containers} must not set securityContext.procMount to {quoted_list(rule.values)}",
     ),
     "restrictedVolumes": ("restricted volume types", volumes_detail),
     "runAsNonRoot": ("runAsNonRoot != true", root_detail),
-    "runAsUser": ("runAsUser=0", lambda found: f"{found.setting_subjects} must not set runAsUser=0"),
+    "runAsUser": ("runAsUser=0", lambda rule: f"{rule.setting_subjects} must not set runAsUser=0"),
     "seLinuxOptions": ("seLinuxOptions", selinux_detail),
     "seccompProfile_baseline": ("seccompProfile", seccomp_detail),
     "seccompProfile_restricted": ("seccompProfile", seccomp_detail),
-    "sysctls": ("forbidden sysctls", lambda found: ", ".join(each.found for each in found.violations)),
+    "sysctls": ("forbidden sysctls", lambda rule: ", ".join(each.found for each in rule.violations)),
     "windowsHostProcess": (
         "hostProcess",
-        lambda found: f"{found.setting_subjects} must not set securityContext.windowsOptions.hostProcess=true",
+        lambda rule: f"{rule.setting_subjects} must not set securityContext.windowsOptions.hostProcess=true",
     ),
 }

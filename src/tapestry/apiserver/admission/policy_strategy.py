@@ -1,7 +1,7 @@
-"""What becomes of ValidatingAdmissionPolicies and their bindings when they are written.
+"""Defaulting, validation and type checking of ValidatingAdmissionPolicies and their bindings.
 
-Defaults are filled in, expressions that cannot be meant are refused, and the status says what could go wrong with the
-others: they are checked once more, against the types of the resources that the policy is about.
+Invalid expressions are rejected. The status lists type errors, which a check against the schemas of the matched
+resources finds.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,13 +24,13 @@ from tapestry.kube.selectors import SelectorError, label_selector
 ACTIONS = ("Audit", "Deny", "Warn")
 REASONS = ("Forbidden", "Invalid", "RequestEntityTooLarge")
 MAX_TYPES = 10
-"""How many resources of a policy its expressions are checked against."""
+"""Maximum number of resources that the expressions of a policy are checked against."""
 MAX_NESTING = 12
 
 
 @dataclass(frozen=True)
 class PolicyStrategy:
-    """Steps for policies and bindings."""
+    """Pipeline steps for policies and bindings."""
 
     registry: ResourceRegistry
     types: Mapping[str, Any]
@@ -62,61 +62,61 @@ class PolicyStrategy:
         if status.get("observedGeneration") == generation:
             return policy
         warnings = list(self.type_warnings(policy["spec"]))
-        checked = {"expressionWarnings": warnings} if warnings else {}
-        return {**policy, "status": {**status, "observedGeneration": generation, "typeChecking": checked}}
+        type_checking = {"expressionWarnings": warnings} if warnings else {}
+        return {**policy, "status": {**status, "observedGeneration": generation, "typeChecking": type_checking}}
 
     # -- type checking
 
     def type_warnings(self, spec: Object) -> Iterator[Object]:
-        kinds = [(row, self.resource_type(row)) for row in self.named_resources(spec)]
+        kinds = [(info, self.resource_type(info)) for info in self.named_resources(spec)]
         params = self.params_type(spec)
         for number, validation in enumerate(spec.get("validations") or ()):
             for name in ("expression", "messageExpression"):
-                complaints = [
-                    f"{gvk(row)}: {complaint}\n"
-                    for row, found in kinds
-                    if validation.get(name) and (complaint := self.type_error(spec, validation[name], found, params))
+                errors = [
+                    f"{gvk(info)}: {error}\n"
+                    for info, object_type in kinds
+                    if validation.get(name) and (error := self.type_error(spec, validation[name], object_type, params))
                 ]
-                if complaints:
-                    yield {"fieldRef": f"spec.validations[{number}].{name}", "warning": "\n".join(complaints)}
+                if errors:
+                    yield {"fieldRef": f"spec.validations[{number}].{name}", "warning": "\n".join(errors)}
 
     def type_error(self, spec: Object, text: str, object_type: Type, params: Type | None) -> str:
-        """What is wrong with an expression where `object` is of that type."""
-        known = {**declared_variables(spec), "object": object_type, "oldObject": object_type}
+        """The error of an expression if `object` has this type; empty if there is none."""
+        scope = {**declared_variables(spec), "object": object_type, "oldObject": object_type}
         if params is not None:
-            known["params"] = params
+            scope["params"] = params
         variables: dict[str, Type] = {}
-        for each in spec.get("variables") or ():
-            variables[each["name"]] = compiled_type(
-                each["expression"], {**known, "variables": variables_type(variables)}
+        for variable in spec.get("variables") or ():
+            variables[variable["name"]] = compiled_type(
+                variable["expression"], {**scope, "variables": variables_type(variables)}
             )
         try:
-            compile_expression(text, {**known, "variables": variables_type(variables)})
+            compile_expression(text, {**scope, "variables": variables_type(variables)})
         except CompileError as error:
             return f"compilation failed: {error}"
         return ""
 
     def named_resources(self, spec: Object) -> list[ResourceInfo]:
-        """The resources that a policy names: those behind wildcards are not looked for."""
-        found: dict[tuple[str, str, str], ResourceInfo] = {}
+        """The resources that the rules of a policy name. Wildcards are not expanded."""
+        infos: dict[tuple[str, str, str], ResourceInfo] = {}
         for rule in value_at(spec, "matchConstraints", "resourceRules", default=[]):
             if any("*" in (rule.get(field) or ()) for field in ("apiGroups", "apiVersions")):
                 continue
             for group in sorted(rule.get("apiGroups") or ()):
                 for version in sorted(rule.get("apiVersions") or ()):
                     for plural in sorted(rule.get("resources") or ()):
-                        row = self.registry.get(group, version, plural)
-                        if row is not None:
-                            found[group, version, row.resource.kind] = row
-        return [row for _, row in sorted(found.items())][:MAX_TYPES]
+                        info = self.registry.get(group, version, plural)
+                        if info is not None:
+                            infos[group, version, info.resource.kind] = info
+        return [info for _, info in sorted(infos.items())][:MAX_TYPES]
 
     def params_type(self, spec: Object) -> Type | None:
         kind = spec.get("paramKind")
         if not kind:
             return None
-        for row in self.registry:
-            if (row.resource.api_version, row.resource.kind) == (kind["apiVersion"], kind["kind"]):
-                return self.resource_type(row)
+        for info in self.registry:
+            if (info.resource.api_version, info.resource.kind) == (kind["apiVersion"], kind["kind"]):
+                return self.resource_type(info)
         return None
 
     def resource_type(self, info: ResourceInfo) -> Type:
@@ -129,20 +129,20 @@ class PolicyStrategy:
         return declared_type(schema, info.resource.kind) or DYN
 
     def resolved_schema(self, schema: Any, depth: int = 0) -> Object:
-        """A published schema with what it refers to in it; what is nested deeper than people ask for is left open."""
+        """A published schema with its references resolved. Levels below MAX_NESTING accept any value."""
         if depth > MAX_NESTING:
             return {"x-kubernetes-int-or-string": True}
         if "$ref" in schema:
             return self.resolved_schema(self.types[schema["$ref"]], depth + 1)
-        found = dict(schema)
+        resolved = dict(schema)
         if "properties" in schema:
-            found["properties"] = {
+            resolved["properties"] = {
                 name: self.resolved_schema(each, depth + 1) for name, each in schema["properties"].items()
             }
         for field in ("items", "additionalProperties"):
             if isinstance(schema.get(field), dict):
-                found[field] = self.resolved_schema(schema[field], depth + 1)
-        return found
+                resolved[field] = self.resolved_schema(schema[field], depth + 1)
+        return resolved
 
 
 MATCH_FIELDS = {POLICIES: "matchConstraints", BINDINGS: "matchResources"}
@@ -162,14 +162,14 @@ def compiled_type(text: str, variable_types: Mapping[str, Type]) -> Type:
 
 
 def with_match_defaults(match: Object) -> Object:
-    found = {"matchPolicy": "Equivalent", "namespaceSelector": {}, "objectSelector": {}, **match}
+    result = {"matchPolicy": "Equivalent", "namespaceSelector": {}, "objectSelector": {}, **match}
     for field in ("resourceRules", "excludeResourceRules"):
         if match.get(field):
-            found[field] = [{"scope": "*", **rule} for rule in match[field]]
-    return found
+            result[field] = [{"scope": "*", **rule} for rule in match[field]]
+    return result
 
 
-# -- what is wrong with them
+# -- validation
 
 
 def policy_faults(spec: Object) -> Iterator[Fault]:
@@ -187,54 +187,54 @@ def policy_faults(spec: Object) -> Iterator[Fault]:
             yield Fault("spec.matchConstraints.resourceRules", "FieldValueRequired", "Required value")
     yield from condition_faults(spec)
     if not spec.get("validations") and not spec.get("auditAnnotations"):
-        why = "Required value: validations or auditAnnotations must contain at least one item"
-        yield Fault("spec.validations", "FieldValueRequired", why)
-        yield Fault("spec.auditAnnotations", "FieldValueRequired", why)
+        message = "Required value: validations or auditAnnotations must contain at least one item"
+        yield Fault("spec.validations", "FieldValueRequired", message)
+        yield Fault("spec.auditAnnotations", "FieldValueRequired", message)
     yield from expression_faults(spec)
 
 
 def expression_faults(spec: Object) -> Iterator[Fault]:
-    known, variables = dict(declared_variables(spec)), dict[str, Type]()
+    declared, variables = dict(declared_variables(spec)), dict[str, Type]()
     for number, each in enumerate(spec.get("variables") or ()):
-        at, scope = f"spec.variables[{number}].expression", {**known, "variables": variables_type(variables)}
-        yield from compile_faults(each.get("expression", ""), scope, at, "expression is not specified")
+        path, scope = f"spec.variables[{number}].expression", {**declared, "variables": variables_type(variables)}
+        yield from compile_faults(each.get("expression", ""), scope, path, "expression is not specified")
         variables[each.get("name", "")] = compiled_type(each.get("expression", ""), scope)
     if variables:
-        known["variables"] = variables_type(variables)
-    words = {name: each for name, each in known.items() if not name.startswith("authorizer")}
+        declared["variables"] = variables_type(variables)
+    message_scope = {name: each for name, each in declared.items() if not name.startswith("authorizer")}
     for number, each in enumerate(spec.get("validations") or ()):
-        at = f"spec.validations[{number}]"
+        path = f"spec.validations[{number}]"
         yield from compile_faults(
-            each.get("expression", ""), known, f"{at}.expression", "expression is not specified", BOOL
+            each.get("expression", ""), declared, f"{path}.expression", "expression is not specified", BOOL
         )
         if each.get("messageExpression"):
-            yield from compile_faults(each["messageExpression"], words, f"{at}.messageExpression", "", STRING)
+            yield from compile_faults(each["messageExpression"], message_scope, f"{path}.messageExpression", "", STRING)
         if "\n" in str(each.get("message") or "").strip():
-            yield invalid_text(f"{at}.message", each["message"], "must not contain line breaks")
+            yield invalid_text(f"{path}.message", each["message"], "must not contain line breaks")
         if each.get("reason") and each["reason"] not in REASONS:
-            yield unsupported_value(f"{at}.reason", each["reason"], REASONS)
+            yield unsupported_value(f"{path}.reason", each["reason"], REASONS)
     for number, each in enumerate(spec.get("auditAnnotations") or ()):
-        at, text = f"spec.auditAnnotations[{number}]", each.get("valueExpression", "")
+        path, text = f"spec.auditAnnotations[{number}]", each.get("valueExpression", "")
         if not each.get("key"):
-            yield Fault(f"{at}.key", "FieldValueRequired", "Required value")
+            yield Fault(f"{path}.key", "FieldValueRequired", "Required value")
         yield from compile_faults(
-            text, known, f"{at}.valueExpression", "valueExpression is not specified", STRING, NULL
+            text, declared, f"{path}.valueExpression", "valueExpression is not specified", STRING, NULL
         )
 
 
 def condition_faults(spec: Object) -> Iterator[Fault]:
-    known = {**VARIABLE_TYPES, **({"params": DYN} if spec.get("paramKind") else {})}
+    scope = {**VARIABLE_TYPES, **({"params": DYN} if spec.get("paramKind") else {})}
     for number, each in enumerate(spec.get("matchConditions") or ()):
-        at = f"spec.matchConditions[{number}]"
-        yield from compile_faults(each.get("expression", "").strip(), known, f"{at}.expression", "", BOOL)
+        path = f"spec.matchConditions[{number}]"
+        yield from compile_faults(each.get("expression", "").strip(), scope, f"{path}.expression", "", BOOL)
         if not each.get("name"):
-            yield Fault(f"{at}.name", "FieldValueRequired", "Required value")
+            yield Fault(f"{path}.name", "FieldValueRequired", "Required value")
 
 
 def compile_faults(
     text: str, variable_types: Mapping[str, Type], field_path: str, missing_message: str, *allowed_types: Type
 ) -> Iterator[Fault]:
-    """What is wrong with one expression, whose value has to be of one of those types where any are wanted."""
+    """The errors of one expression. Its type must be one of `allowed_types` if there are any."""
     if not text.strip():
         yield Fault(
             field_path,
@@ -243,16 +243,16 @@ def compile_faults(
         )
         return
     try:
-        found = compile_expression(text, variable_types).type
+        result_type = compile_expression(text, variable_types).type
     except FoldingError as error:
         yield Fault(field_path, "InternalError", f"Internal error: program instantiation failed: {error}")
     except CompileError as error:
         yield invalid_text(field_path, text, f"compilation failed: {error}")
     else:
-        if allowed_types and found not in allowed_types:
-            listed = [str(each) if each != NULL else "null_type" for each in allowed_types]
-            said = listed[0] if len(listed) == 1 else f"one of [{' '.join(listed)}]"
-            yield invalid_text(field_path, text, f"must evaluate to {said} but got {found}")
+        if allowed_types and result_type not in allowed_types:
+            names = [str(each) if each != NULL else "null_type" for each in allowed_types]
+            expected = names[0] if len(names) == 1 else f"one of [{' '.join(names)}]"
+            yield invalid_text(field_path, text, f"must evaluate to {expected} but got {result_type}")
 
 
 def match_faults(match: Object, path: str) -> Iterator[Fault]:
@@ -276,23 +276,23 @@ def binding_faults(spec: Object) -> Iterator[Fault]:
     yield from reference_faults(spec.get("paramRef"))
     actions = spec.get("validationActions") or []
     if not actions:
-        why = "Required value: at least one validation action is required"
-        yield Fault("spec.validationActions", "FieldValueRequired", why)
+        message = "Required value: at least one validation action is required"
+        yield Fault("spec.validationActions", "FieldValueRequired", message)
     seen = set()
     for number, each in enumerate(actions):
-        at = f"spec.validationActions[{number}]"
+        path = f"spec.validationActions[{number}]"
         if each not in ACTIONS:
-            yield unsupported_value(at, each, ACTIONS)
+            yield unsupported_value(path, each, ACTIONS)
         if each in seen:
-            yield Fault(at, "FieldValueDuplicate", f'Duplicate value: "{each}"')
+            yield Fault(path, "FieldValueDuplicate", f'Duplicate value: "{each}"')
         seen.add(each)
     if {"Deny", "Warn"} <= set(actions):
-        shown = ",".join(f'"{each}"' for each in actions)
-        why = (
+        listed = ",".join(f'"{each}"' for each in actions)
+        message = (
             "must not contain both Deny and Warn (repeating the same validation failure information "
             "in the API response and headers serves no purpose)"
         )
-        yield Fault("spec.validationActions", "FieldValueInvalid", f"Invalid value: [{shown}]: {why}")
+        yield Fault("spec.validationActions", "FieldValueInvalid", f"Invalid value: [{listed}]: {message}")
 
 
 def reference_faults(reference: Object | None) -> Iterator[Fault]:
@@ -300,11 +300,11 @@ def reference_faults(reference: Object | None) -> Iterator[Fault]:
         return
     fields = [field for field in ("name", "selector") if reference.get(field) is not None]
     if not fields:
-        why = "Required value: one of name or selector must be specified"
-        yield Fault("spec.paramRef", "FieldValueRequired", why)
+        message = "Required value: one of name or selector must be specified"
+        yield Fault("spec.paramRef", "FieldValueRequired", message)
     for field in fields if len(fields) > 1 else ():
-        why = "Forbidden: name and selector are mutually exclusive"
-        yield Fault(f"spec.paramRef.{field}", "FieldValueForbidden", why)
+        message = "Forbidden: name and selector are mutually exclusive"
+        yield Fault(f"spec.paramRef.{field}", "FieldValueForbidden", message)
     action = reference.get("parameterNotFoundAction")
     if not action:
         yield Fault("spec.paramRef.parameterNotFoundAction", "FieldValueRequired", "Required value")
@@ -312,9 +312,9 @@ def reference_faults(reference: Object | None) -> Iterator[Fault]:
         yield unsupported_value("spec.paramRef.parameterNotFoundAction", action, ("Allow", "Deny"))
 
 
-def invalid_text(path: str, value: str, why: str) -> Fault:
-    shown = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return Fault(path, "FieldValueInvalid", f'Invalid value: "{shown}": {why}')
+def invalid_text(path: str, value: str, message: str) -> Fault:
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return Fault(path, "FieldValueInvalid", f'Invalid value: "{escaped}": {message}')
 
 
 def unsupported_value(path: str, value: Any, supported: tuple[str, ...]) -> Fault:

@@ -1,9 +1,8 @@
-"""Quotas: a namespace gets no more than its ResourceQuotas say.
+"""ResourceQuota admission: rejects writes that exceed the quotas of a namespace.
 
-What is to be made is charged to their status before it is stored, each time on top of the newest version there is: of
-two writers at the same moment, one sees what the other was charged.  A write that fails after all has been charged for
-nothing, until a controller has counted again (`tapestry.controlplane.quota`).  For the same reason this is the last
-step: once it is through, the object follows at once.
+A write is charged to the status of the quotas before it is stored, each time based on their newest version, so
+concurrent writes see each other's charges. A write that fails afterwards stays charged until the controller recounts
+(`tapestry.controlplane.quota`). Therefore this is the last step before the object is stored.
 """
 
 from collections.abc import Callable
@@ -35,18 +34,18 @@ QUOTAS = "resourcequotas"
 REQUIRED_RESOURCES = frozenset(
     {"cpu", "memory", *(f"{kind}.{each}" for kind in ("requests", "limits") for each in ("cpu", "memory"))}
 )
-"""What every container has to state where a quota limits it."""
+"""Resources that every container must specify if a quota limits them."""
 MAX_CHARGE_ATTEMPTS = 100
-"""How often a charge begins again: where the store cannot line up writes to one object, one of many wins each time."""
+"""Maximum attempts of a charge. If the store cannot serialize the writes to a quota, only one writer wins each time."""
 
 
 @dataclass(frozen=True)
 class ResourceQuotaAdmission:
-    """A step: charges what a write adds, or refuses it."""
+    """An admission step that charges what a write adds, or rejects it."""
 
     store: Store
     quota_resource: ResourceInfo
-    """That of the quotas."""
+    """The resource info of ResourceQuotas."""
     now: Callable[[], datetime]
 
     async def __call__(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
@@ -57,12 +56,12 @@ class ResourceQuotaAdmission:
         return new
 
     def can_change_usage(self, request: WriteRequest, old: Object | None, new: Object) -> bool:
-        """Whether this kind of write can change what is used at all."""
+        """Return whether this kind of write can change the usage."""
         target = request.target
         resource = target.info.storage
         if request.verb == "create":
-            known = self.store.head(resource, target.namespace, name_of(new))
-            return not target.subresource and resource not in UNCOUNTED_RESOURCES and known is None
+            existing = self.store.head(resource, target.namespace, name_of(new))
+            return not target.subresource and resource not in UNCOUNTED_RESOURCES and existing is None
         if old is None:
             return False
         match resource, target.subresource:
@@ -73,16 +72,16 @@ class ResourceQuotaAdmission:
         return False
 
     async def charge(self, request: WriteRequest, old: Object | None, new: Object) -> None:
-        def charged(head: ObjectVersion | None) -> Object | None:
+        def charged_head(head: ObjectVersion | None) -> Object | None:
             return self.charged_quota(request, msgspec.json.decode(head.raw), old, new) if head is not None else None
 
         keys = [version.key for version in self.store.list_objects(QUOTAS, request.target.namespace)]
-        due = [key for key in keys if charged(self.store.head(*key)) is not None]  # all agree before one is changed
-        for key in due if not request.is_dry_run else ():
-            await self.store_charged(key, charged)
+        affected = [key for key in keys if charged_head(self.store.head(*key)) is not None]  # check all quotas first
+        for key in affected if not request.is_dry_run else ():
+            await self.store_charged(key, charged_head)
 
     async def store_charged(self, key: Key, charge_head: Callable[[ObjectVersion | None], Object | None]) -> None:
-        """Store what is charged, counted again: the quota may have changed while another one was written."""
+        """Store the charged quota. Compute it again, because the quota may have changed meanwhile."""
         for _ in range(MAX_CHARGE_ATTEMPTS):
             head = self.store.head(*key)
             quota = charge_head(head)
@@ -94,7 +93,7 @@ class ResourceQuotaAdmission:
         raise api_errors.conflict(self.quota_resource.resource, key.name, api_errors.OBJECT_MODIFIED)
 
     def charged_quota(self, request: WriteRequest, quota: Object, old: Object | None, new: Object) -> Object | None:
-        """The quota with what the write adds to it; None where that is nothing.  Raises Forbidden."""
+        """The quota with the usage that the write adds, or None if it adds nothing. Raises Forbidden."""
         resource = request.target.info.storage
         hard, used = (ResourceList.parse(value_at(quota, "status", field)) for field in ("hard", "used"))
         limited = matching_quota_names(resource, hard)
@@ -108,27 +107,29 @@ class ResourceQuotaAdmission:
         added = self.added_usage(resource, quota, old, new, limited)
         if not added:
             return None
-        over = sorted(name for name in added if used[name] + added[name] > hard[name])
-        if over and request.target.subresource != "status":
-            asked, had, most = (amounts_text(amounts, over) for amounts in (added, used, hard))
-            why = f"exceeded quota: {name_of(quota)}, requested: {asked}, used: {had}, limited: {most}"
-            raise admission_forbidden(request, why)
+        exceeded = sorted(name for name in added if used[name] + added[name] > hard[name])
+        if exceeded and request.target.subresource != "status":
+            requested, used_text, limited_text = (amounts_text(amounts, exceeded) for amounts in (added, used, hard))
+            reason = (
+                f"exceeded quota: {name_of(quota)}, requested: {requested}, used: {used_text}, limited: {limited_text}"
+            )
+            raise admission_forbidden(request, reason)
         return with_value(quota, ("status", "used"), (used + added).texts())
 
     def added_usage(
         self, resource: str, quota: Object, old: Object | None, new: Object, names: list[str]
     ) -> ResourceList:
-        """What the write adds to what is used, of these names: an object that grew adds what it grew by."""
+        """The usage that the write adds for these names; for an update, the increase."""
         after = object_usage(resource, new, self.now())
         before = ResourceList()
         if old is not None and matches_scopes(resource, quota, old):
             before = object_usage(resource, old, self.now())
-        more = (after - before).at_least_zero()
-        return ResourceList({name: more[name] for name in names if more[name]})
+        increase = (after - before).at_least_zero()
+        return ResourceList({name: increase[name] for name in names if increase[name]})
 
 
 def missing_resources(pod: Object, names: frozenset[str]) -> str:
-    """What containers do not say of these names: `limits.cpu for: c,d; requests.memory for: c`."""
+    """Missing resources per container, as in `limits.cpu for: c,d; requests.memory for: c`."""
     spec = pod["spec"]
     if value_at(spec, "resources", "requests") or value_at(spec, "resources", "limits"):
         return ""

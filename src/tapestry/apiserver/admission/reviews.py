@@ -1,4 +1,4 @@
-"""AdmissionReviews: what a webhook is told of a write, and what it says to it."""
+"""AdmissionReview requests and responses of webhooks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,54 +20,54 @@ OPTIONS_KINDS = {"CREATE": "CreateOptions", "UPDATE": "UpdateOptions", "DELETE":
 
 
 class ReviewError(ValueError):
-    """The answer of a webhook is none."""
+    """Raised if a webhook's response is not valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionResponse:
-    """What a webhook says to a write."""
+    """A webhook's decision about a write."""
 
     allowed: bool
     result: Object
-    """A Status: why not."""
+    """A Status with the reason of a denial."""
     patch: bytes = b""
     patch_type: str = ""
     warnings: tuple[str, ...] = ()
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 
-# -- the question
+# -- requests
 
 
 def admission_review(
     attributes: AdmissionAttributes, matched_resource: Resource, version: str, uid: str, options: Object | None
 ) -> Object:
-    """The AdmissionReview about `attempt`, whose objects are those of `known_as` already."""
-    about = {"object": attributes.new, "oldObject": attributes.old, "options": options}
-    request = {"uid": uid, **admission_request(attributes, matched_resource), **about}
+    """The AdmissionReview of a write whose objects are already converted to `matched_resource`."""
+    objects = {"object": attributes.new, "oldObject": attributes.old, "options": options}
+    request = {"uid": uid, **admission_request(attributes, matched_resource), **objects}
     return {"kind": KIND, "apiVersion": f"{GROUP}/{version}", "request": request}
 
 
 def operation_options(request: WriteRequest, attributes: AdmissionAttributes) -> Object | None:
-    """The options of a write; those of a patch are those of the update that it comes to."""
+    """The options of a write; for a patch, those of an update."""
     kind = OPTIONS_KINDS.get(attributes.operation)
     if kind is None:
         return None
-    found: Object = {"kind": kind, "apiVersion": "meta.k8s.io/v1"}
+    options: Object = {"kind": kind, "apiVersion": "meta.k8s.io/v1"}
     if attributes.operation == "DELETE":
-        sent = request.decoded_body if isinstance(request.decoded_body, dict) else {}
-        found |= {key: value for key, value in sent.items() if key not in found}
+        body = request.decoded_body if isinstance(request.decoded_body, dict) else {}
+        options |= {key: value for key, value in body.items() if key not in options}
         if "propagationPolicy" in request.query:
-            found["propagationPolicy"] = request.query["propagationPolicy"]
+            options["propagationPolicy"] = request.query["propagationPolicy"]
         if request.query.get("gracePeriodSeconds", "").isdecimal():
-            found["gracePeriodSeconds"] = int(request.query["gracePeriodSeconds"])
+            options["gracePeriodSeconds"] = int(request.query["gracePeriodSeconds"])
     else:
         fields = ("fieldManager", "fieldValidation")
-        found |= {name: request.query[name] for name in fields if request.query.get(name)}
-    return found | ({"dryRun": ["All"]} if attributes.is_dry_run else {})
+        options |= {name: request.query[name] for name in fields if request.query.get(name)}
+    return options | ({"dryRun": ["All"]} if attributes.is_dry_run else {})
 
 
-# -- the answer
+# -- responses
 
 
 class _Response(msgspec.Struct, rename="camel"):
@@ -90,7 +90,7 @@ REVIEW_DECODER = msgspec.json.Decoder(_Review)
 
 
 def admission_response(raw: bytes, version: str, uid: str, *, mutating: bool) -> AdmissionResponse:
-    """What `raw` says to the question `uid`.  Raises ReviewError, or CallError where it is not even JSON."""
+    """Decode the response to the review `uid`. Raises ReviewError, or WebhookCallError if it is not JSON."""
     try:
         review = REVIEW_DECODER.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -98,14 +98,14 @@ def admission_response(raw: bytes, version: str, uid: str, *, mutating: bool) ->
     response = review.response
     if response is None:
         raise ReviewError("webhook response was absent")
-    is_loose = version == "v1beta1"  # of which neither the identity nor the type of a patch was ever checked
-    if not is_loose:
+    is_v1beta1 = version == "v1beta1"  # the uid and the patch type were never checked in this version
+    if not is_v1beta1:
         check_response(review, response, uid, mutating=mutating)
     return AdmissionResponse(
         response.allowed,
         response.status or {},
         (response.patch or b"") if mutating else b"",
-        "JSONPatch" if is_loose else response.patch_type or "",
+        "JSONPatch" if is_v1beta1 else response.patch_type or "",
         tuple(response.warnings or ()),
         response.audit_annotations or {},
     )
@@ -115,8 +115,8 @@ def check_response(review: _Review, response: _Response, uid: str, *, mutating: 
     if response.uid != uid:
         raise ReviewError(f'expected response.uid="{uid}", got "{response.uid}"')
     if (review.api_version, review.kind) != (f"{GROUP}/v1", KIND):
-        got = f"{review.api_version or '/'}, Kind={review.kind}"
-        raise ReviewError(f"expected webhook response of {GROUP}/v1, Kind={KIND}, got {got}")
+        received = f"{review.api_version or '/'}, Kind={review.kind}"
+        raise ReviewError(f"expected webhook response of {GROUP}/v1, Kind={KIND}, got {received}")
     if mutating:
         if response.patch and response.patch_type is None:
             raise ReviewError("webhook returned response.patch but not response.patchType")
@@ -131,10 +131,10 @@ def check_response(review: _Review, response: _Response, uid: str, *, mutating: 
 
 
 def webhook_denied_error(name: str, result: Object) -> ApiError:
-    """The error for a write that a webhook does not want."""
+    """The error for a write that a webhook denied."""
     code, reason, message = result.get("code"), result.get("reason") or "", result.get("message") or ""
-    found = code if isinstance(code, int) and code >= 400 else 400
-    why = f": {message or reason}" if message or reason else " without explanation"
+    status_code = code if isinstance(code, int) and code >= 400 else 400
+    text = f": {message or reason}" if message or reason else " without explanation"
     details = result.get("details")
-    kind = ERRORS_BY_CODE.get(found, ApiError)
-    return kind(found, reason, f'admission webhook "{name}" denied the request{why}', details=details)
+    error_class = ERRORS_BY_CODE.get(status_code, ApiError)
+    return error_class(status_code, reason, f'admission webhook "{name}" denied the request{text}', details=details)

@@ -1,8 +1,8 @@
-"""ValidatingAdmissionPolicies: what administrators have against writes, in expressions.
+"""ValidatingAdmissionPolicies: CEL expressions of administrators that writes must satisfy.
 
-A policy says what is wrong, its bindings say where and with which parameters it holds and what follows.  Both are
-compiled when they have changed, and a policy that has not is not compiled again; where there are none, a write pays
-for a comparison.
+A policy defines the validations. Its bindings define where it applies, with which parameters, and the actions on a
+failure. Both are compiled when they change, and unchanged policies are not compiled again. Without policies, a write
+costs one comparison.
 """
 
 from collections.abc import Iterator, Mapping
@@ -48,7 +48,7 @@ BINDINGS = "validatingadmissionpolicybindings.admissionregistration.k8s.io"
 POLICY_COST_LIMIT = 3_000_000
 MAX_MESSAGE, MAX_AUDIT_ANNOTATION = 5 * 1024, 10 * 1024
 FAILURE_ANNOTATION = "validation.policy.admission.k8s.io/validation_failure"
-"""The audit annotation that tells of the first thing that a policy has against a write and that is to be audited."""
+"""Audit annotation with the first validation failure that is to be audited."""
 REASON_CODES = {"Unauthorized": 401, "Forbidden": 403, "RequestEntityTooLarge": 413, "Invalid": 422}
 EXCLUDED_RESOURCES = frozenset(
     {
@@ -59,7 +59,7 @@ EXCLUDED_RESOURCES = frozenset(
         *(f"{kind}admissionpolicybindings.admissionregistration.k8s.io" for kind in ("validating", "mutating")),
     }
 )
-"""Resources that no policy is about: one that refused every write could not be taken back."""
+"""Resources that no policy applies to: a policy that rejects every write could otherwise not be removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +77,10 @@ class CompiledPolicy:
     variables: tuple[tuple[str, Program], ...]
     validations: tuple[Validation, ...]
     audit_annotations: tuple[tuple[str, Program], ...]
-    """What it has to say for the audit log, each by its key."""
+    """Pairs of key and program."""
     param_kind: Object | None
     ignores_failures: bool
-    """Whether what cannot be evaluated is let through."""
+    """The write is allowed if an expression cannot be evaluated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,30 +93,29 @@ class CompiledBinding:
 
 @dataclass(frozen=True, slots=True)
 class PolicyDenial:
-    """What a policy has against a write."""
+    """A validation failure of a policy."""
 
     message: str
     reason: str = "Invalid"
     index: int = 0
-    """Of the validation."""
+    """Index of the validation."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditAnnotation:
-    """What a policy says of a write for the audit log."""
+    """An audit annotation that a policy adds to a write."""
 
     key: str
     value: str
 
 
 def declared_variables(spec: Object) -> Mapping[str, Type]:
-    """What expressions of a policy can ask for, but for its own variables."""
+    """The variables of a policy's expressions, except `variables`."""
     params = {"params": DYN} if spec.get("paramKind") else {}
     return {**VARIABLE_TYPES, "namespaceObject": NAMESPACE_TYPE, **params}
 
 
 def variables_type(types: Mapping[str, Type]) -> Type:
-    """The type of `variables`."""
     charge(len(types))
     return Type("kubernetes.variables", fields={name: Field(name, each) for name, each in types.items()})
 
@@ -124,22 +123,22 @@ def variables_type(types: Mapping[str, Type]) -> Type:
 def compile_policy(obj: Object) -> CompiledPolicy:
     """Raises CompileError or SelectorError."""
     spec = obj["spec"]
-    known, found, variables = dict(declared_variables(spec)), dict[str, Type](), []
+    scope, variable_types, variables = dict(declared_variables(spec)), dict[str, Type](), []
     for each in spec.get("variables") or ():
-        program = compile_expression(each["expression"], {**known, "variables": variables_type(found)})
-        found[each["name"]] = program.type
+        program = compile_expression(each["expression"], {**scope, "variables": variables_type(variable_types)})
+        variable_types[each["name"]] = program.type
         variables.append((each["name"], program))
-    known["variables"] = variables_type(found)
-    words = {name: each for name, each in known.items() if not name.startswith("authorizer")}
+    scope["variables"] = variables_type(variable_types)
+    message_scope = {name: each for name, each in scope.items() if not name.startswith("authorizer")}
     validations = [
         Validation(
             each,
-            compile_expression(each["expression"], known),
-            compile_expression(each["messageExpression"], words) if each.get("messageExpression") else None,
+            compile_expression(each["expression"], scope),
+            compile_expression(each["messageExpression"], message_scope) if each.get("messageExpression") else None,
         )
         for each in spec.get("validations") or ()
     ]
-    conditions = {name: each for name, each in known.items() if name not in ("variables", "namespaceObject")}
+    conditions = {name: each for name, each in scope.items() if name not in ("variables", "namespaceObject")}
     return CompiledPolicy(
         name_of(obj),
         policy_criteria(spec.get("matchConstraints")),
@@ -147,7 +146,7 @@ def compile_policy(obj: Object) -> CompiledPolicy:
         tuple(variables),
         tuple(validations),
         tuple(
-            (each.get("key", ""), compile_expression(each.get("valueExpression", ""), known))
+            (each.get("key", ""), compile_expression(each.get("valueExpression", ""), scope))
             for each in spec.get("auditAnnotations") or ()
         ),
         spec.get("paramKind"),
@@ -163,7 +162,7 @@ def compile_binding(obj: Object) -> CompiledBinding:
 
 
 class LazyVariables(dict[str, Any]):
-    """The variables of a policy, each evaluated when it is asked for, and once."""
+    """The variables of a policy, evaluated on first use."""
 
     def __init__(self, programs: tuple[tuple[str, Program], ...], others: Mapping[str, Any], meter: Meter) -> None:
         super().__init__()
@@ -175,13 +174,13 @@ class LazyVariables(dict[str, Any]):
         return name in self._programs
 
     def __missing__(self, name: str) -> Any:
-        found = evaluate_metered(self._programs[name], {**self._others, "variables": self}, self._meter)
-        self[name] = found
-        return found
+        value = evaluate_metered(self._programs[name], {**self._others, "variables": self}, self._meter)
+        self[name] = value
+        return value
 
 
 class ValidatingPolicies:
-    """A step, the last but webhooks: every policy that is bound to the object has its say."""
+    """An admission step that evaluates every policy that is bound to the object. It runs before the webhooks."""
 
     def __init__(self, store: Store, registry: ResourceRegistry, authorize: Authorize) -> None:
         self._store = store
@@ -198,7 +197,7 @@ class ValidatingPolicies:
         return new if new is not None else old or {}
 
     async def bound_policies(self) -> list[tuple[CompiledPolicy, list[CompiledBinding]]]:
-        """The policies that hold somewhere, as of the last change."""
+        """The policies that have bindings, compiled if any changed."""
         while (
             latest := (self._store.changed_revision(POLICIES), self._store.changed_revision(BINDINGS))
         ) != self._read_revisions:
@@ -210,9 +209,9 @@ class ValidatingPolicies:
             for key, obj in policies.items():
                 if name_of(obj) in by_policy:
                     size = sum(len(version.raw) for version in self._store.list_objects(POLICIES))
-                    found = self._compiled.get(key) or await run_if_large(size, compiled_or_none, obj)
-                    if found is not None:
-                        compiled[key] = found
+                    compiled_policy = self._compiled.get(key) or await run_if_large(size, compiled_or_none, obj)
+                    if compiled_policy is not None:
+                        compiled[key] = compiled_policy
             self._compiled = compiled
             self._bound = [(policy, by_policy[policy.name]) for policy in compiled.values()]
             self._read_revisions = latest
@@ -237,24 +236,24 @@ class ValidatingPolicies:
     ) -> None:
         if request.target.info.resource.name in EXCLUDED_RESOURCES:
             return
-        attempt = admission_attributes(request, old, new)
+        attributes = admission_attributes(request, old, new)
         denied: list[tuple[CompiledPolicy, CompiledBinding, PolicyDenial]] = []
-        remarks: dict[str, list[str]] = {}
+        annotations: dict[str, list[str]] = {}
         for policy, bound in policies:
-            known_as = policy.criteria.matches(attempt, self._equivalents, self.namespace_labels)
-            if known_as is None:
+            matched_resource = policy.criteria.matches(attributes, self._equivalents, self.namespace_labels)
+            if matched_resource is None:
                 continue
             for binding in bound:
-                if binding.criteria.matches(attempt, self._equivalents, self.namespace_labels) is None:
+                if binding.criteria.matches(attributes, self._equivalents, self.namespace_labels) is None:
                     continue
-                for found in await self.evaluate_binding(policy, binding, attempt, known_as):
-                    if isinstance(found, AuditAnnotation):
-                        remarks.setdefault(f"{policy.name}/{found.key}", []).append(found.value)
-                    elif apply_actions(request, policy, binding, found):
-                        denied.append((policy, binding, found))
-        request.audit_annotations.update({key: ", ".join(dict.fromkeys(values)) for key, values in remarks.items()})
+                for result in await self.evaluate_binding(policy, binding, attributes, matched_resource):
+                    if isinstance(result, AuditAnnotation):
+                        annotations.setdefault(f"{policy.name}/{result.key}", []).append(result.value)
+                    elif apply_actions(request, policy, binding, result):
+                        denied.append((policy, binding, result))
+        request.audit_annotations.update({key: ", ".join(dict.fromkeys(values)) for key, values in annotations.items()})
         if denied:
-            raise policy_denied_error(attempt, *denied[0])
+            raise policy_denied_error(attributes, *denied[0])
 
     async def evaluate_binding(
         self,
@@ -263,25 +262,25 @@ class ValidatingPolicies:
         attributes: AdmissionAttributes,
         matched_resource: Resource,
     ) -> list[PolicyDenial | AuditAnnotation]:
-        """What a policy says to an attempt, with each of the parameters that a binding gives it."""
+        """Evaluate a policy for a write, once for each parameter of the binding."""
         try:
             parameters = self._parameters.resolve(policy.param_kind, binding.param_ref, attributes.namespace)
         except ParameterError as error:
             return [] if policy.ignores_failures else [PolicyDenial(f"failed to configure binding: {error}")]
         is_namespace = attributes.resource.name == NAMESPACES.name
         namespace = self.stored_namespace(attributes.namespace) if attributes.namespace and not is_namespace else None
-        found: list[PolicyDenial | AuditAnnotation] = []
-        for each in parameters:
-            given = expression_variables(attributes, matched_resource, self._authorize)
-            variables = {**given, "params": each, "namespaceObject": with_timestamps(namespace)}
-            found += await run_if_large(0, policy_results, policy, variables)
-        return found
+        results: list[PolicyDenial | AuditAnnotation] = []
+        for params in parameters:
+            write_variables = expression_variables(attributes, matched_resource, self._authorize)
+            variables = {**write_variables, "params": params, "namespaceObject": with_timestamps(namespace)}
+            results += await run_if_large(0, policy_results, policy, variables)
+        return results
 
 
 def apply_actions(
     request: WriteRequest, policy: CompiledPolicy, binding: CompiledBinding, denial: PolicyDenial
 ) -> bool:
-    """What follows from a denial, as its binding wants it; whether the write is refused."""
+    """Apply the actions of a binding to a denial. Returns whether the write is denied."""
     if "Warn" in binding.actions:
         request.warnings.append(
             f"Validation failed for ValidatingAdmissionPolicy '{policy.name}' "
@@ -300,18 +299,18 @@ def apply_actions(
 
 
 def with_timestamps(namespace: Object | None) -> Object | None:
-    """A namespace as its declared type has it: with moments instead of texts."""
+    """The namespace with parsed timestamps, as its declared type requires."""
     if namespace is None:
         return None
     metadata = namespace["metadata"]
-    moments = {
+    timestamps = {
         key: parse_timestamp(metadata[key]) for key in ("creationTimestamp", "deletionTimestamp") if key in metadata
     }
-    return {**namespace, "metadata": {**metadata, **moments}}
+    return {**namespace, "metadata": {**metadata, **timestamps}}
 
 
 def compiled_or_none(obj: Object) -> CompiledPolicy | None:
-    """The policy, unless it was written before what is asked of one now."""
+    """The compiled policy, or None if it does not compile, which an older server may have accepted."""
     try:
         return compile_policy(obj)
     except (CompileError, SelectorError):
@@ -330,20 +329,20 @@ def evaluate_policy(policy: CompiledPolicy, variables: dict[str, Any]) -> Iterat
         if not policy.ignores_failures:
             yield PolicyDenial(str(error))
         return
-    left = Meter(POLICY_COST_LIMIT)
-    given = {**variables, "variables": LazyVariables(policy.variables, variables, left)}
+    meter = Meter(POLICY_COST_LIMIT)
+    scope = {**variables, "variables": LazyVariables(policy.variables, variables, meter)}
     for index, validation in enumerate(policy.validations):
         try:
-            if evaluate_metered(validation.program, given, left) is not True:
+            if evaluate_metered(validation.program, scope, meter) is not True:
                 yield PolicyDenial(
-                    validation_message(validation, given, left), validation.source.get("reason") or "Invalid", index
+                    validation_message(validation, scope, meter), validation.source.get("reason") or "Invalid", index
                 )
         except (EvaluationError, CostExceeded) as error:
             if not policy.ignores_failures:
                 yield PolicyDenial(str(error), index=index)
     for key, program in policy.audit_annotations:
         try:
-            value = evaluate_metered(program, given, left)
+            value = evaluate_metered(program, scope, meter)
         except (EvaluationError, CostExceeded) as error:
             if not policy.ignores_failures:
                 yield PolicyDenial(str(error))
@@ -353,13 +352,13 @@ def evaluate_policy(policy: CompiledPolicy, variables: dict[str, Any]) -> Iterat
 
 
 def validation_message(validation: Validation, variables: Mapping[str, Any], meter: Meter) -> str:
-    found: Any = None
+    value: Any = None
     if validation.message is not None:
         try:
-            found = evaluate_metered(validation.message, variables, meter)
+            value = evaluate_metered(validation.message, variables, meter)
         except (EvaluationError, CostExceeded):
-            found = None
-    text = found.strip() if isinstance(found, str) else ""
+            value = None
+    text = value.strip() if isinstance(value, str) else ""
     if text and len(text) <= MAX_MESSAGE and "\n" not in text:
         return str(text)
     source = validation.source
@@ -369,8 +368,8 @@ def validation_message(validation: Validation, variables: Mapping[str, Any], met
 def policy_denied_error(
     attributes: AdmissionAttributes, policy: CompiledPolicy, binding: CompiledBinding, denial: PolicyDenial
 ) -> ApiError:
-    why = f"ValidatingAdmissionPolicy '{policy.name}' with binding '{binding.name}' denied request: {denial.message}"
+    reason = f"ValidatingAdmissionPolicy '{policy.name}' with binding '{binding.name}' denied request: {denial.message}"
     resource, code = attributes.resource, REASON_CODES.get(denial.reason, 422)
-    details = {**api_errors.status_details(resource, attributes.name), "causes": [{"message": why}]}
-    text = f'{resource.name} "{attributes.name}" is forbidden: {why}'
+    details = {**api_errors.status_details(resource, attributes.name), "causes": [{"message": reason}]}
+    text = f'{resource.name} "{attributes.name}" is forbidden: {reason}'
     return ERRORS_BY_CODE.get(code, ApiError)(code, denial.reason, text, details=details)

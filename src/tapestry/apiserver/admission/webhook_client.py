@@ -1,9 +1,9 @@
-"""Calls of the server's own to webhooks: where they are, whom to trust there, and what came back.
+"""HTTP client for webhooks: resolution of Services, TLS trust, limits and error texts.
 
-A webhook has a URL, or it is behind a Service.  A Service is called by the name `name.namespace.svc`, which its
-certificate must be for; where that is, the server looks up in its store and not in the DNS.  Connections are kept and
-used again, certificates are always checked, redirections are not followed, and an answer may only be so long and is
-not decompressed.  Some addresses are never called (`egress`).
+A webhook has a URL or a Service. A Service is called as `name.namespace.svc`, and its certificate must be valid for
+that name. The server resolves the name from its store, not with DNS. Connections are reused, certificates are always
+verified, and redirects are not followed. Responses have a maximum size and are not decompressed. Some addresses are
+never called (`egress`).
 """
 
 import asyncio
@@ -28,15 +28,15 @@ from tapestry.kube.objects import Object, value_at
 
 MAX_RESPONSE_BYTES = 16 * 1024 * 1024
 MAX_RESPONSE_GROWTH = 4
-"""How many times its question an answer may be, beyond that."""
+"""The maximum size of a response grows by this factor times the size of its request."""
 MAX_ERROR_BYTES = 4096
-"""Bytes of an answer that is no success: whoever asked is shown them."""
+"""Maximum size of an error response that is shown to the client."""
 MAX_TLS_CONTEXTS = 256
 ENDPOINT_SLICES = "endpointslices.discovery.k8s.io"
 SERVICE_LABEL = "kubernetes.io/service-name"
 UNTRUSTED_CODES, EXPIRED_CODES = frozenset({2, 7, 18, 19, 20, 21}), frozenset({9, 10})
 NAME_MISMATCH_CODES, ADDRESS_MISMATCH_CODES = frozenset({62, 63}), frozenset({64})
-"""What OpenSSL has against a certificate: who signed it, when, and for whom."""
+"""OpenSSL error codes: untrusted signer, expired, name mismatch, address mismatch."""
 STATUS_MESSAGES = {
     400: "the server rejected our request for an unknown reason",
     401: "the server has asked for the client to provide credentials",
@@ -51,15 +51,15 @@ STATUS_MESSAGES = {
 
 
 class WebhookCallError(Exception):
-    """No answer came that could be used; the message says why, in Kubernetes' words."""
+    """Raised if a call gives no usable response. The message has the wording of Kubernetes."""
 
 
 class ServiceUnresolved(OSError):
-    """There is no address for a Service."""
+    """Raised if a Service has no address."""
 
 
 class WebhookClient:
-    """Asks webhooks.  To be closed in the loop that it was used in."""
+    """Calls webhooks. Close it in the event loop in which it was used."""
 
     def __init__(self, store: Store, random: Random) -> None:
         self._services = ServiceResolver(store, random)
@@ -67,7 +67,7 @@ class WebhookClient:
         self._sessions: dict[bool, aiohttp.ClientSession] = {}
 
     async def post(self, client_config: Object, body: bytes, seconds: int) -> bytes:
-        """What whoever a `clientConfig` names answers to `body`.  Raises CallError."""
+        """Send `body` to the webhook of a `clientConfig` and return its response. Raises WebhookCallError."""
         url = f"{webhook_url(client_config)}?timeout={seconds}s"
         session, context = (
             self._session(by_service="service" in client_config),
@@ -79,7 +79,7 @@ class WebhookClient:
                 asyncio.timeout(seconds),
                 session.post(url, data=body, ssl=context, allow_redirects=False) as response,
             ):
-                answer = await read_bounded(response.content, MAX_RESPONSE_BYTES + MAX_RESPONSE_GROWTH * len(body))
+                content = await read_bounded(response.content, MAX_RESPONSE_BYTES + MAX_RESPONSE_GROWTH * len(body))
         except TimeoutError as error:
             raise WebhookCallError(f'Post "{url}": context deadline exceeded') from error
         except egress.AddressNotAllowed as error:
@@ -87,8 +87,8 @@ class WebhookClient:
         except aiohttp.ClientError as error:
             raise WebhookCallError(f'Post "{url}": {connection_error_text(error)}') from error
         if not 200 <= response.status <= 206:
-            raise WebhookCallError(response_error_text(response.status, answer))
-        return answer
+            raise WebhookCallError(response_error_text(response.status, content))
+        return content
 
     async def close(self) -> None:
         for session in self._sessions.values():
@@ -96,36 +96,36 @@ class WebhookClient:
         self._sessions.clear()
 
     def _session(self, *, by_service: bool) -> aiohttp.ClientSession:
-        found = self._sessions.get(by_service)
-        if found is None:
+        session = self._sessions.get(by_service)
+        if session is None:
             headers = {"Content-Type": JSON, "Accept": JSON}
             resolver = self._services if by_service else None
-            found = self._sessions[by_service] = egress.checked_session(resolver, headers=headers)
-        return found
+            session = self._sessions[by_service] = egress.checked_session(resolver, headers=headers)
+        return session
 
     def _context(self, bundle: str) -> ssl.SSLContext:
-        found = self._contexts.get(bundle)
-        if found is None:
+        context = self._contexts.get(bundle)
+        if context is None:
             if len(self._contexts) >= MAX_TLS_CONTEXTS:
                 self._contexts.clear()
-            found = self._contexts[bundle] = tls_context(bundle)
-        return found
+            context = self._contexts[bundle] = tls_context(bundle)
+        return context
 
 
 def tls_context(bundle: str) -> ssl.SSLContext:
-    """TLS that trusts the certificates of a bundle (PEM in base64), or those of the system where it is empty."""
+    """A TLS context that trusts a bundle (PEM in base64), or the system's certificates if it is empty."""
     try:
         text = base64.b64decode(bundle).decode("ascii").strip()
         context = ssl.create_default_context(cadata=text or None)
     except (binascii.Error, ValueError, ssl.SSLError) as error:
         raise WebhookCallError("unable to load root certificates: unable to parse bytes as PEM block") from error
-    # as Kubernetes trusts: whatever is in the bundle, whether or not it is a CA with all that a CA should have
+    # Like Kubernetes, trust every certificate in the bundle, even one that is not a complete CA certificate.
     context.verify_flags = ssl.VERIFY_X509_TRUSTED_FIRST | ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
 
 
 def webhook_url(client_config: Object) -> str:
-    """Where to call; the path is tidy, as Kubernetes' client makes it: envtest, for one, writes two slashes."""
+    """The URL of a webhook. The path is normalized as in client-go, because envtest writes two slashes."""
     service = client_config.get("service")
     if service is None:
         host, _, path = client_config["url"].removeprefix("https://").partition("/")
@@ -140,16 +140,16 @@ async def read_bounded(content: aiohttp.StreamReader, max_bytes: int) -> bytes:
     async for part in content.iter_any():
         size += len(part)
         if size > max_bytes:
-            raise WebhookCallError(f"the answer is longer than {max_bytes} bytes")
+            raise WebhookCallError(f"the response is longer than {max_bytes} bytes")
         parts.append(part)
     return b"".join(parts)
 
 
-# -- where a Service is
+# -- resolution of Services
 
 
 class ServiceResolver(AbstractResolver):
-    """Resolves `name.namespace.svc`: to an endpoint that is ready, else to the cluster IP, where something listens."""
+    """Resolves `name.namespace.svc` to a ready endpoint, else to the cluster IP."""
 
     def __init__(self, store: Store, random: Random) -> None:
         self._store = store
@@ -164,21 +164,21 @@ class ServiceResolver(AbstractResolver):
             raise ServiceUnresolved(f'service "{name}" not found')
         spec: Object = msgspec.json.decode(version.raw).get("spec") or {}
         address, number = self.address(namespace, name, spec, port)
-        found = await asyncio.get_running_loop().getaddrinfo(
+        addresses = await asyncio.get_running_loop().getaddrinfo(
             address, number, family=family, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
         )
         return [
-            ResolveResult(hostname=host, host=str(at[0]), port=int(at[1]), family=kind, proto=proto, flags=0)
-            for kind, _, proto, _, at in found
+            ResolveResult(hostname=host, host=str(peer[0]), port=int(peer[1]), family=kind, proto=proto, flags=0)
+            for kind, _, proto, _, peer in addresses
         ]
 
     def address(self, namespace: str, name: str, spec: Object, port: int) -> tuple[str, int]:
         if spec.get("type") == "ExternalName":
             return spec.get("externalName", ""), port
-        named = next((each for each in spec.get("ports") or () if each.get("port") == port), None)
-        if named is None:
+        service_port = next((each for each in spec.get("ports") or () if each.get("port") == port), None)
+        if service_port is None:
             raise ServiceUnresolved(f'no service port {port} found for service "{name}"')
-        ready = list(self.ready_endpoints(namespace, name, named.get("name") or ""))
+        ready = list(self.ready_endpoints(namespace, name, service_port.get("name") or ""))
         if ready:
             return self._random.choice(ready)
         if spec.get("clusterIP") in (None, "", "None"):
@@ -189,22 +189,22 @@ class ServiceResolver(AbstractResolver):
         for version in self._store.list_objects(ENDPOINT_SLICES, namespace):
             if version.labels.get(SERVICE_LABEL) != name:
                 continue
-            found: Object = msgspec.json.decode(version.raw)
-            for port in found.get("ports") or ():
+            endpoint_slice: Object = msgspec.json.decode(version.raw)
+            for port in endpoint_slice.get("ports") or ():
                 if (port.get("name") or "") == port_name and port.get("port"):
-                    for each in found.get("endpoints") or ():
-                        if value_at(each, "conditions", "ready", default=True):
-                            yield each["addresses"][0], port["port"]
+                    for endpoint in endpoint_slice.get("endpoints") or ():
+                        if value_at(endpoint, "conditions", "ready", default=True):
+                            yield endpoint["addresses"][0], port["port"]
 
     async def close(self) -> None:
-        """There is nothing to close: the store is the server's."""
+        """Do nothing: the store belongs to the server."""
 
 
-# -- what went wrong
+# -- error texts
 
 
 def connection_error_text(error: aiohttp.ClientError) -> str:
-    """Why a call came to nothing, as Go says it."""
+    """The cause of a failed call, in the wording of Go."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return certificate_error_text(error.certificate_error, error.host)
     if isinstance(error, aiohttp.ClientConnectorError):
@@ -223,20 +223,20 @@ def connection_error_text(error: aiohttp.ClientError) -> str:
 def certificate_error_text(error: Exception, host: str) -> str:
     code = getattr(error, "verify_code", 0)
     if code in UNTRUSTED_CODES:
-        why = "certificate signed by unknown authority"
+        reason = "certificate signed by unknown authority"
     elif code in NAME_MISMATCH_CODES:
-        why = f"certificate is not valid for any names, but wanted to match {host}"
+        reason = f"certificate is not valid for any names, but wanted to match {host}"
     elif code in ADDRESS_MISMATCH_CODES:
-        why = f"cannot validate certificate for {host} because it doesn't contain any IP SANs"
+        reason = f"cannot validate certificate for {host} because it doesn't contain any IP SANs"
     elif code in EXPIRED_CODES:
-        why = "certificate has expired or is not yet valid"
+        reason = "certificate has expired or is not yet valid"
     else:
-        why = str(error)
-    return f"tls: failed to verify certificate: x509: {why}"
+        reason = str(error)
+    return f"tls: failed to verify certificate: x509: {reason}"
 
 
 def response_error_text(code: int, body: bytes) -> str:
-    """What a client of Kubernetes reads into an answer that is no success."""
+    """The error text of a failed response, in the wording of client-go."""
     try:
         status = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""Hooks: the webhooks of all configurations, compiled as these change, and which kinds of write may concern them."""
+"""Webhook configurations, compiled on change and indexed by kind of write."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -35,9 +35,9 @@ class Webhook:
     client_config: Object
     criteria: MatchCriteria
     rule_criteria: MatchCriteria
-    """The criteria without what they ask of objects and namespaces: the same for all writes of a kind."""
+    """The criteria without selectors, which are the same for all writes of a kind."""
     review_versions: tuple[str, ...]
-    """Of AdmissionReviews, that it understands."""
+    """Versions of AdmissionReview that the webhook supports."""
     timeout_seconds: int
     fails_open: bool
     has_side_effects: bool
@@ -63,49 +63,51 @@ def compile_webhook(webhook: Object) -> Webhook:
 
 
 WriteKind = tuple[str, Resource, str]
-"""A kind of write: its operation, resource and subresource."""
+"""Operation, resource and subresource of a write."""
 
 
 class WebhookConfigurations:
-    """The hooks of all configurations of one sort, in their order, and by the kinds of write that may concern them."""
+    """The webhooks of all mutating or all validating configurations, in order, indexed by kind of write."""
 
     def __init__(self, store: Store, resource: str, registry: ResourceRegistry) -> None:
-        self._store, self._resource, self._rows = store, resource, registry
+        self._store, self._resource, self._registry = store, resource, registry
         self.equivalents = EquivalentResources(registry)
-        self._hooks: tuple[Webhook, ...] = ()
+        self._webhooks: tuple[Webhook, ...] = ()
         self._webhooks_by_kind: dict[WriteKind, tuple[Webhook, ...]] = {}
-        self._edition = -1
+        self._generation = -1
         store.on_change(resource, self._changed)
         self._load()
 
     @property
     def is_empty(self) -> bool:
-        return not self._hooks
+        return not self._webhooks
 
     def webhooks_for(self, kind: WriteKind, attributes: Callable[[], AdmissionAttributes]) -> tuple[Webhook, ...]:
-        """The hooks with a rule for such writes; `attempt` is one of them, made only where that is not known yet."""
-        if not self._hooks:
+        """The webhooks with a rule for a kind of write; `attributes` is called on a cache miss."""
+        if not self._webhooks:
             return ()
-        if self._edition != self._rows.generation:  # other versions may be served, and count as the same
+        if self._generation != self._registry.generation:  # other versions may be served, which count as equivalent
             self._webhooks_by_kind.clear()
-            self._edition = self._rows.generation
-        found = self._webhooks_by_kind.get(kind)
-        if found is None:
-            one = attributes()
-            found = () if one.is_exempt else tuple(hook for hook in self._hooks if self._has_rule(hook, one))
-            self._webhooks_by_kind[kind] = found
-        return found
+            self._generation = self._registry.generation
+        matching = self._webhooks_by_kind.get(kind)
+        if matching is None:
+            example = attributes()
+            matching = (
+                () if example.is_exempt else tuple(each for each in self._webhooks if self._has_rule(each, example))
+            )
+            self._webhooks_by_kind[kind] = matching
+        return matching
 
-    def _has_rule(self, hook: Webhook, attributes: AdmissionAttributes) -> bool:
-        return hook.rule_criteria.matches(attributes, self.equivalents, no_labels) is not None
+    def _has_rule(self, webhook: Webhook, attributes: AdmissionAttributes) -> bool:
+        return webhook.rule_criteria.matches(attributes, self.equivalents, no_labels) is not None
 
     def _changed(self, _: WatchEvent) -> None:
         self._load()
 
     def _load(self) -> None:
-        found = [msgspec.json.decode(version.raw) for version in self._store.list_objects(self._resource)]
-        in_order = sorted(found, key=name_of)
-        self._hooks = tuple(hook for one in in_order for hook in compile_webhooks(one))
+        configurations = [msgspec.json.decode(version.raw) for version in self._store.list_objects(self._resource)]
+        in_order = sorted(configurations, key=name_of)
+        self._webhooks = tuple(webhook for configuration in in_order for webhook in compile_webhooks(configuration))
         self._webhooks_by_kind.clear()
 
 
@@ -113,8 +115,10 @@ def compile_webhooks(configuration: Object) -> Iterator[Webhook]:
     for webhook in configuration.get("webhooks") or ():
         try:
             yield compile_webhook(webhook)
-        except (CompileError, SelectorError) as error:  # it was accepted once, by a server that understood it
-            log.warning("webhook left out", configuration=name_of(configuration), webhook=webhook["name"], error=error)
+        except (CompileError, SelectorError) as error:  # a newer server may have accepted it
+            log.warning(
+                "invalid webhook ignored", configuration=name_of(configuration), webhook=webhook["name"], error=error
+            )
 
 
 def no_labels(_: str) -> Mapping[str, str]:

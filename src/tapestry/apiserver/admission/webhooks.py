@@ -1,7 +1,7 @@
-"""Admission webhooks: others that have a say in writes, one after the other to change them, then all at once to judge.
+"""Admission webhooks: mutating webhooks are called in order, validating webhooks concurrently.
 
-When a hook has changed an object, the server's own admission has another look at it, and so have, once, those hooks
-before it that asked for that (`reinvocationPolicy: IfNeeded`).  A write that concerns no hook costs one look-up.
+After a webhook changed an object, the built-in admission runs again, and so do earlier webhooks with
+`reinvocationPolicy: IfNeeded`, once. A write that matches no webhook costs one lookup.
 """
 
 import asyncio
@@ -47,14 +47,14 @@ log = logger(__name__)
 
 
 class WebhookFailed(Exception):
-    """A hook gave no verdict: its `failurePolicy` decides what that means."""
+    """Raised if a webhook gives no decision. Its `failurePolicy` decides the result."""
 
 
 class AdmissionWebhooks:
-    """Steps that ask webhooks, and the same for what is not written through the pipeline.
+    """Pipeline steps that call webhooks, and admission of requests that do not use the pipeline.
 
-    `read` is how the server reads what a client writes, `plugins` its own admission: what a hook has changed passes
-    through both again.
+    `read` decodes and defaults what a client writes, and `plugins` is the built-in admission. An object that a webhook
+    changed passes both again.
     """
 
     def __init__(
@@ -77,25 +77,25 @@ class AdmissionWebhooks:
     # -- steps
 
     async def mutate(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        """A step, the last of those that change an object."""
+        """The last step that changes objects."""
         if new is None:
             return old or {}
         hooks = matching_webhooks(self._mutating, request, old, new)
         if not hooks:
             return new
-        attempt = without_generated_name(request, admission_attributes(request, old, new))
-        changed, due, waiting = await self._call_mutating(hooks, request, attempt)
-        if changed.new is None or changed.new is attempt.new:
+        attributes = without_generated_name(request, admission_attributes(request, old, new))
+        changed, due, waiting = await self._call_mutating(hooks, request, attributes)
+        if changed.new is None or changed.new is attributes.new:
             return new
         metadata = changed.new["metadata"]
         named = {**changed.new, "metadata": {**metadata, "name": metadata.get("name") or name_of(new)}}
-        again = await self._plugins(request, old, named)
-        due += waiting if again != named else []
-        found, _, _ = await self._call_mutating(due, request, replace(changed, new=again))
-        return found.new or {}
+        readmitted = await self._plugins(request, old, named)
+        due += waiting if readmitted != named else []
+        final, _, _ = await self._call_mutating(due, request, replace(changed, new=readmitted))
+        return final.new or {}
 
     async def validate(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        """A step, the last of all.  Of deletions, those hooks are told here, too, that would change objects."""
+        """The last step of all. For deletions, it calls the mutating webhooks, too."""
         if new is None and (hooks := matching_webhooks(self._mutating, request, old, new)):
             await self._call_mutating(hooks, request, admission_attributes(request, old, new))
         if hooks := matching_webhooks(self._validating, request, old, new):
@@ -103,7 +103,7 @@ class AdmissionWebhooks:
         return new if new is not None else old or {}
 
     async def admit(self, request: WriteRequest, attributes: AdmissionAttributes) -> Object | None:
-        """What becomes of an attempt that is no write of an object as it is stored: of a Scale, a Binding, a stream."""
+        """Admit a request that does not write a stored object, for example a Scale, a Binding or a stream."""
         kind = attributes.operation, attributes.resource, attributes.subresource
         if hooks := self._mutating.webhooks_for(kind, lambda: attributes):
             attributes, _, _ = await self._call_mutating(hooks, request, attributes)
@@ -112,35 +112,35 @@ class AdmissionWebhooks:
         return attributes.new
 
     def admitted_handler(self, handler: ResourceHandler) -> ResourceHandler:
-        """A handler of what is posted to a subresource, with what hooks say to that."""
+        """Wrap a handler of posts to a subresource with admission by webhooks."""
 
-        async def guard(call: Call, target: Target) -> ApiResponse:
+        async def admit_and_handle(call: Call, target: Target) -> ApiResponse:
             if self._mutating.is_empty and self._validating.is_empty:
                 return await handler(call, target)
-            request, attempt = posted_attributes(call, target)
-            changed = await self.admit(request, attempt)
-            if changed != attempt.new:
+            request, attributes = posted_attributes(call, target)
+            changed = await self.admit(request, attributes)
+            if changed != attributes.new:
                 call = structs.replace(call, decoded_body=changed)
-            answer = await handler(call, target)
+            response = await handler(call, target)
             return structs.replace(
-                answer, headers={**answer.headers, **response_with_warnings(request, 0, b"").headers}
+                response, headers={**response.headers, **response_with_warnings(request, 0, b"").headers}
             )
 
-        return guard
+        return admit_and_handle
 
-    # -- one after the other
+    # -- mutating webhooks
 
     async def _call_mutating(
         self, hooks: Sequence[Webhook], request: WriteRequest, attributes: AdmissionAttributes
     ) -> tuple[AdmissionAttributes, list[Webhook], list[Webhook]]:
-        """What the hooks make of an attempt; those to ask again, and those to ask again if anything else changes it."""
+        """Call webhooks in order. Returns the attributes, webhooks to reinvoke, and those to reinvoke on a change."""
         due: list[Webhook] = []
         waiting: list[Webhook] = []
         for hook in hooks:
-            meant = await self._match(self._mutating, hook, request, attributes)
-            if meant is None:
+            match = await self._match(self._mutating, hook, request, attributes)
+            if match is None:
                 continue
-            changed = await self._patched_object(hook, request, attributes, *meant)
+            changed = await self._patched_object(hook, request, attributes, *match)
             if changed != attributes.new:
                 attributes = replace(attributes, new=changed)
                 due, waiting = [*due, *waiting], []
@@ -167,8 +167,8 @@ class AdmissionWebhooks:
         if not operations:
             return attributes.new
         if versioned_attributes.new is None:
-            why = "attempted to modify the object, which is not supported for this operation"
-            raise api_errors.internal_error(f'admission webhook "{hook.name}" {why}')
+            reason = "attempted to modify the object, which is not supported for this operation"
+            raise api_errors.internal_error(f'admission webhook "{hook.name}" {reason}')
         try:
             patched = await run_if_large(request.size, apply_json_patch, versioned_attributes.new, operations)
         except PatchError as error:
@@ -178,33 +178,33 @@ class AdmissionWebhooks:
     async def _read_again(
         self, request: WriteRequest, attributes: AdmissionAttributes, matched_resource: Resource, patched: Object
     ) -> Object:
-        """What a hook has made of an object, as the server would have read it from a client."""
+        """Decode and default an object that a webhook changed, as if a client had sent it."""
         if matched_resource != attributes.resource:
             [patched] = await self._convert(request.target.info, [patched], attributes.resource.api_version)
         if attributes.kind.kind != attributes.resource.kind:
             return patched
-        quiet = replace(request, query={**request.query, "fieldValidation": "Ignore"})
-        wanted = object_from_body(request.target, patched)
+        lenient_request = replace(request, query={**request.query, "fieldValidation": "Ignore"})
+        obj = object_from_body(request.target, patched)
         try:
-            return await self._read(quiet, attributes.old, wanted)
-        except BadRequest as error:  # of the webhook, not of the client
+            return await self._read(lenient_request, attributes.old, obj)
+        except BadRequest as error:  # the webhook's error, not the client's
             raise api_errors.internal_error(error.message) from error
 
-    # -- all at once
+    # -- validating webhooks
 
     async def _call_validating(
         self, hooks: Sequence[Webhook], request: WriteRequest, attributes: AdmissionAttributes
     ) -> None:
-        meant = [(hook, await self._match(self._validating, hook, request, attributes)) for hook in hooks]
+        matches = [(hook, await self._match(self._validating, hook, request, attributes)) for hook in hooks]
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(self._validation_error(hook, request, *found))
-                for hook, found in meant
-                if found is not None
+                group.create_task(self._validation_error(hook, request, *match))
+                for hook, match in matches
+                if match is not None
             ]
         for task in tasks:
-            if (objection := task.result()) is not None:
-                raise objection
+            if (error := task.result()) is not None:
+                raise error
 
     async def _validation_error(
         self,
@@ -221,27 +221,27 @@ class AdmissionWebhooks:
             return error
         return None
 
-    # -- one hook
+    # -- one webhook
 
     async def _match(
         self, hooks: WebhookConfigurations, hook: Webhook, request: WriteRequest, attributes: AdmissionAttributes
     ) -> tuple[Resource, AdmissionAttributes] | None:
-        """What a hook knows the object as, and the attempt as it is shown to it; None where it is not meant."""
-        known_as = hook.criteria.matches(attributes, hooks.equivalents, self._namespace_labels)
-        if known_as is None:
+        """The matched resource and the attributes converted to it, or None if the webhook does not match."""
+        matched = hook.criteria.matches(attributes, hooks.equivalents, self._namespace_labels)
+        if matched is None:
             return None
-        shown = await self._converted_attributes(request, attributes, known_as)
+        converted = await self._converted_attributes(request, attributes, matched)
         if hook.conditions is not None:
             try:
                 if not await run_if_large(
-                    0, hook.conditions.all_hold, expression_variables(shown, known_as, self._authorize)
+                    0, hook.conditions.all_hold, expression_variables(converted, matched, self._authorize)
                 ):
                     return None
             except EvaluationError as error:
                 if hook.fails_open:
                     return None
                 raise admission_forbidden(request, str(error)) from error
-        return known_as, shown
+        return matched, converted
 
     def _namespace_labels(self, namespace: str) -> Mapping[str, str]:
         version = self._store.get("namespaces", "", namespace)
@@ -250,11 +250,11 @@ class AdmissionWebhooks:
     async def _converted_attributes(
         self, request: WriteRequest, attributes: AdmissionAttributes, matched_resource: Resource
     ) -> AdmissionAttributes:
-        """The attempt with its objects in the version that a hook knows them in."""
+        """The attributes with their objects converted to the version that a webhook matched."""
         if matched_resource == attributes.resource or attributes.kind.kind != attributes.resource.kind:
             return attributes
-        there = [obj for obj in (attributes.new, attributes.old) if obj is not None]
-        converted = iter(await self._convert(request.target.info, there, matched_resource.api_version))
+        objects = [obj for obj in (attributes.new, attributes.old) if obj is not None]
+        converted = iter(await self._convert(request.target.info, objects, matched_resource.api_version))
         new = next(converted) if attributes.new is not None else None
         return replace(attributes, new=new, old=next(converted, None))
 
@@ -267,50 +267,50 @@ class AdmissionWebhooks:
         *,
         mutating: bool,
     ) -> AdmissionResponse:
-        """What a hook says to an attempt; raises its denial, or HookFailed where it says nothing."""
+        """Call a webhook. Raises its denial, or WebhookFailed if it gives no decision."""
         if attributes.is_dry_run and hook.has_side_effects:
             raise api_errors.bad_request(f'admission webhook "{hook.name}" does not support dry run')
         version = next((each for each in hook.review_versions if each in REVIEW_VERSIONS), None)
         if version is None:
-            why = "webhook does not accept known AdmissionReview versions (v1, v1beta1)"
-            raise WebhookFailed(f"could not create admission objects: {why}")
+            reason = "webhook does not accept known AdmissionReview versions (v1, v1beta1)"
+            raise WebhookFailed(f"could not create admission objects: {reason}")
         uid = str(uuid4())
         review = admission_review(attributes, matched_resource, version, uid, operation_options(request, attributes))
         try:
-            answer = await self._client.post(hook.client_config, msgspec.json.encode(review), hook.timeout_seconds)
-            found = admission_response(answer, version, uid, mutating=mutating)
+            content = await self._client.post(hook.client_config, msgspec.json.encode(review), hook.timeout_seconds)
+            response = admission_response(content, version, uid, mutating=mutating)
         except WebhookCallError as error:
             raise WebhookFailed(f"failed to call webhook: {error}") from error
         except ReviewError as error:
             raise WebhookFailed(f"received invalid webhook response: {error}") from error
-        request.warnings.extend(found.warnings)
-        request.audit_annotations.update({f"{hook.name}/{key}": value for key, value in found.annotations.items()})
-        if not found.allowed:
-            raise webhook_denied_error(hook.name, found.result)
-        return found
+        request.warnings.extend(response.warnings)
+        request.audit_annotations.update({f"{hook.name}/{key}": value for key, value in response.annotations.items()})
+        if not response.allowed:
+            raise webhook_denied_error(hook.name, response.result)
+        return response
 
 
 def matching_webhooks(
     hooks: WebhookConfigurations, request: WriteRequest, old: Object | None, new: Object | None
 ) -> tuple[Webhook, ...]:
     target = request.target
-    row, subresource = target.info, target.subresource
+    info, subresource = target.info, target.subresource
     if request.user is BOOTSTRAP_USER:
         return ()
-    if subresource and row.subresources[subresource].kind != row.resource.kind:
-        return ()  # whoever serves that asks `admit`, of what was sent
+    if subresource and info.subresources[subresource].kind != info.resource.kind:
+        return ()  # the handler of that subresource calls `admit` with the body
     operation = "DELETE" if new is None else "CREATE" if old is None else "UPDATE"
-    return hooks.webhooks_for((operation, row.resource, subresource), lambda: admission_attributes(request, old, new))
+    return hooks.webhooks_for((operation, info.resource, subresource), lambda: admission_attributes(request, old, new))
 
 
 def posted_attributes(call: Call, target: Target) -> tuple[WriteRequest, AdmissionAttributes]:
-    """What is posted to a subresource, as an attempt."""
-    sent = decoded_body(call) or {}
+    """The request and the attributes of a post to a subresource."""
+    posted = decoded_body(call) or {}
     kind = subresource_kind(target.info, target.subresource)
-    metadata = {**(sent.get("metadata") or {}), "namespace": target.namespace}
-    body = {"kind": kind.kind, "apiVersion": kind.api_version, **sent, "metadata": metadata}
+    metadata = {**(posted.get("metadata") or {}), "namespace": target.namespace}
+    body = {"kind": kind.kind, "apiVersion": kind.api_version, **posted, "metadata": metadata}
     request = WriteRequest("create", target, call.user, call.query, audit_annotations=call.audit_annotations)
-    attempt = AdmissionAttributes(
+    attributes = AdmissionAttributes(
         "CREATE",
         target.info.resource,
         target.subresource,
@@ -322,18 +322,18 @@ def posted_attributes(call: Call, target: Target) -> tuple[WriteRequest, Admissi
         body,
         None,
     )
-    return request, attempt
+    return request, attributes
 
 
 def without_generated_name(request: WriteRequest, attributes: AdmissionAttributes) -> AdmissionAttributes:
-    """An attempt without the name that the server has just made up: hooks may choose another."""
+    """The attributes without a name that the server generated, because webhooks may choose another."""
     if attributes.operation != "CREATE" or request.target.name or value_at(request.decoded_body, "metadata", "name"):
         return attributes
     return replace(attributes, name="", new=without_field(attributes.new or {}, "metadata", "name"))
 
 
 def patch_operations(response: AdmissionResponse) -> list[Object]:
-    """The operations of a JSON Patch."""
+    """Decode the JSON Patch of a response."""
     if not response.patch:
         return []
     if response.patch_type != "JSONPatch":
@@ -345,8 +345,8 @@ def patch_operations(response: AdmissionResponse) -> list[Object]:
 
 
 def failure_error(hook: Webhook, error: WebhookFailed) -> ApiError | None:
-    """What it means that a hook said nothing: None where it may fail."""
+    """The error for a webhook that gave no decision; None if its failurePolicy is Ignore."""
     if not hook.fails_open:
         return api_errors.internal_error(f'failed calling webhook "{hook.name}": {error}')
-    log.warning("webhook failed open", webhook=hook.name, error=str(error))
+    log.warning("webhook call failed, request allowed by failurePolicy Ignore", webhook=hook.name, error=str(error))
     return None

@@ -1,1 +1,1 @@
-"""Custom resources: from a definition to a row of the table, and what its schema and rules demand."""
+"""Custom resources: definitions, structural schemas, validation rules and conversion."""

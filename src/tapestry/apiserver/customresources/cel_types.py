@@ -1,7 +1,7 @@
-"""What schemas say to expressions: the types of what they describe, and how its JSON becomes values of these types.
+"""CEL types of structural schemas, and conversion of JSON to values of these types.
 
-A field has in expressions the name that `escaped` gives it.  What a schema leaves open is of no type, and fields of no
-type cannot be asked for.
+`escaped_name` gives the name of a field in expressions. Parts of a schema without a type have no CEL type, and
+expressions cannot access them.
 """
 
 import base64
@@ -47,21 +47,21 @@ FORMAT_CONVERSIONS: Mapping[str, CelConversion] = {
 
 
 def escaped_name(name: str) -> str | None:
-    """A field's name in expressions; None where it can have none."""
+    """A field's name in expressions, or None if expressions cannot access it."""
     if not re.fullmatch(r"[A-Za-z_./-][A-Za-z0-9_./-]*", name):
         return None
     if name in KEYWORDS:
         return f"__{name}__"
-    return re.sub(r"__|[-./]", lambda found: ESCAPES[found.group()], name)
+    return re.sub(r"__|[-./]", lambda match: ESCAPES[match.group()], name)
 
 
 def resource_root_schema(schema: Object) -> Object:
-    """The schema of an object that has an apiVersion, a kind and metadata, of which only the names are known."""
+    """The schema of an object with apiVersion, kind and metadata, of which only the names are declared."""
     return {**schema, "properties": {**(schema.get("properties") or {}), **OBJECT_PROPERTIES}}
 
 
 def declared_type(schema: Object, name: str, *, is_resource_root: bool = False) -> Type | None:
-    """The type of what a structural schema describes; types of objects are told apart by name."""
+    """The type of what a structural schema describes. `name` distinguishes object types."""
     if schema.get(INT_OR_STRING):
         return DYN
     if is_resource_root or schema.get(EMBEDDED_RESOURCE):
@@ -81,31 +81,31 @@ def declared_type(schema: Object, name: str, *, is_resource_root: bool = False) 
 def object_type(schema: Object, name: str) -> Type | None:
     values = schema.get("additionalProperties")
     if isinstance(values, dict):
-        found = declared_type(values, f"{name}.@elem")
-        return map_of(STRING, found, max_items(schema)) if found is not None else None
+        value_type = declared_type(values, f"{name}.@elem")
+        return map_of(STRING, value_type, max_items(schema)) if value_type is not None else None
     fields = {}
-    for each, below in (schema.get("properties") or {}).items():
-        called = escaped_name(each)
-        found = declared_type(below, f"{name}.{called}")
-        if called is not None and found is not None:
-            fields[called] = Field(each, found)
+    for field_name, field_schema in (schema.get("properties") or {}).items():
+        escaped = escaped_name(field_name)
+        value_type = declared_type(field_schema, f"{name}.{escaped}")
+        if escaped is not None and value_type is not None:
+            fields[escaped] = Field(field_name, value_type)
     return Type(name, fields=fields)
 
 
 def max_items(schema: Object) -> int:
-    """How many elements a list or a map can have: as it says, or as fit into a request."""
+    """Maximum number of elements of a list or map: the declared limit, or what fits into a request."""
     if schema["type"] == "array":
         return int(schema.get("maxItems", (MAX_REQUEST_BYTES - 2) // (min_size(schema.get("items") or {}) + 1)))
     return int(schema.get("maxProperties", (MAX_REQUEST_BYTES - 2) // (min_size(schema["additionalProperties"]) + 6)))
 
 
 def min_size(schema: Object) -> int:
-    """The bytes that a value takes at least."""
+    """Minimum size of a value in bytes."""
     kind = schema.get("type", "")
     if kind == "object" and not isinstance(schema.get("additionalProperties"), dict):
         properties = schema.get("properties") or {}
-        needed = [name for name in schema.get("required") or () if "default" not in properties.get(name, NO_PROPERTY)]
-        return 2 + sum(len(name) + min_size(properties[name]) + 4 for name in needed)
+        required = [name for name in schema.get("required") or () if "default" not in properties.get(name, NO_PROPERTY)]
+        return 2 + sum(len(name) + min_size(properties[name]) + 4 for name in required)
     if kind == "string" and schema.get("format") in MIN_FORMAT_SIZES:
         return MIN_FORMAT_SIZES[schema["format"]]
     return MIN_SIZES.get(kind, 1)
@@ -118,15 +118,15 @@ NO_PROPERTY: Object = {"default": None}
 
 
 def cel_conversion(schema: Object) -> CelConversion | None:
-    """How JSON becomes values; None where it can stay as it is."""
+    """The conversion from JSON to CEL values, or None if none is needed."""
     if schema.get(INT_OR_STRING):
         return None
     match schema.get("type"):
         case "number":
             return lambda value: float(value) if isinstance(value, int) else value
         case "string":
-            read = FORMAT_CONVERSIONS.get(schema.get("format", ""))
-            return lenient_conversion(read) if read is not None else None
+            parse = FORMAT_CONVERSIONS.get(schema.get("format", ""))
+            return lenient_conversion(parse) if parse is not None else None
         case "array":
             return list_conversion(schema)
         case "object":
@@ -138,7 +138,7 @@ def lenient_conversion(read: CelConversion) -> CelConversion:
     def convert(value: Any) -> Any:
         try:
             return read(value)
-        except (ValueError, TypeError):  # a null, or what its format has not been asked of
+        except (ValueError, TypeError):  # a null, or a text that was not validated
             return value
 
     return convert
@@ -161,17 +161,17 @@ def list_conversion(schema: Object) -> CelConversion | None:
 
 def object_conversion(schema: Object) -> CelConversion | None:
     values = schema.get("additionalProperties")
-    every = cel_conversion(values) if isinstance(values, dict) else None
-    fields = {name: cel_conversion(below) for name, below in (schema.get("properties") or {}).items()}
-    known = {name: convert for name, convert in fields.items() if convert is not None}
-    if every is None and not known:
+    convert_value = cel_conversion(values) if isinstance(values, dict) else None
+    fields = {name: cel_conversion(field_schema) for name, field_schema in (schema.get("properties") or {}).items()}
+    convert_field = {name: convert for name, convert in fields.items() if convert is not None}
+    if convert_value is None and not convert_field:
         return None
 
     def convert(value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        if every is not None:
-            return {key: every(each) for key, each in value.items()}
-        return {key: known[key](each) if key in known else each for key, each in value.items()}
+        if convert_value is not None:
+            return {key: convert_value(each) for key, each in value.items()}
+        return {key: convert_field[key](each) if key in convert_field else each for key, each in value.items()}
 
     return convert

@@ -1,7 +1,7 @@
-"""Conversions of custom resources: objects of one version in another, by the webhook of their definition.
+"""Conversion of custom resources between versions by the webhook of their definition.
 
-Of what a webhook answers, everything is taken but the metadata: these stay as they were, save for labels and
-annotations, and the object has to be the one that was sent.  A list is converted in one call.
+A webhook may change everything except the metadata, of which it may only change labels and annotations. The identity of
+an object must stay the same. A list is converted in one call.
 """
 
 from collections.abc import Sequence
@@ -27,53 +27,53 @@ MUTABLE_METADATA = {"labels": rules.validate_labels, "annotations": rules.valida
 
 
 class ConversionError(ValueError):
-    """What came back cannot be taken for what was sent."""
+    """Raised if a webhook's response does not match the request."""
 
 
 class WrongKind(ConversionError):
-    """It is not even of the kind and version that was asked for."""
+    """Raised if a converted object has the wrong kind or version."""
 
 
 @dataclass(frozen=True)
 class Converter:
-    """Converts objects as their definitions say."""
+    """Converts objects as their definitions specify."""
 
     webhook_client: WebhookClient
     definitions: Definitions
 
     async def __call__(self, info: ResourceInfo, objects: Sequence[Object], api_version: str) -> Sequence[Object]:
-        """The objects, in order, in `api_version`.  Raises ServerError."""
+        """Return the objects in `api_version`, in order. Raises ServerError."""
         if not info.conversion_webhook:
             return [converted_built_in(obj, api_version) for obj in objects]
         sent = [obj for obj in objects if obj["apiVersion"] != api_version]
         if not sent:
             return objects
-        about = f"conversion webhook for {sent[0]['apiVersion']}, Kind={info.resource.kind}"
+        subject = f"conversion webhook for {sent[0]['apiVersion']}, Kind={info.resource.kind}"
         try:
-            answered = await self._call_webhook(info.conversion_webhook, sent, api_version)
+            returned = await self._call_webhook(info.conversion_webhook, sent, api_version)
         except (WebhookCallError, ConversionError) as error:
-            raise conversion_failure(f"{about} failed: {error}") from error
-        if len(answered) != len(sent):
-            raise conversion_failure(f"{about} returned {len(answered)} objects, expected {len(sent)}")
+            raise conversion_failure(f"{subject} failed: {error}") from error
+        if len(returned) != len(sent):
+            raise conversion_failure(f"{subject} returned {len(returned)} objects, expected {len(sent)}")
         converted = []
-        for number, (old, new) in enumerate(zip(sent, answered, strict=True)):
+        for number, (old, new) in enumerate(zip(sent, returned, strict=True)):
             try:
                 converted.append(self._pruned(info, with_original_metadata(old, new, api_version), api_version))
             except ConversionError as error:
                 raise conversion_failure(
-                    f"{about} returned invalid {object_description(number, len(sent), error)}: {error}"
+                    f"{subject} returned invalid {object_description(number, len(sent), error)}: {error}"
                 ) from error
-        left = iter(converted)
-        return [obj if obj["apiVersion"] == api_version else next(left) for obj in objects]
+        remaining = iter(converted)
+        return [obj if obj["apiVersion"] == api_version else next(remaining) for obj in objects]
 
     def _pruned(self, info: ResourceInfo, obj: Object, api_version: str) -> Object:
-        """An object without what the schema of its version does not know; of a version that is not served, as it is."""
+        """Remove fields that the version's schema does not have. Objects of an unserved version are unchanged."""
         version = api_version.rpartition("/")[2]
         schema = self.definitions.schemas.get((info.resource.group, version, info.resource.plural))
         if schema is None:
             return obj
-        found = schema.node.prune_and_default({key: value for key, value in obj.items() if key != "metadata"}, "", [])
-        return {"apiVersion": api_version, "kind": obj["kind"], **found, "metadata": obj["metadata"]}
+        pruned = schema.node.prune_and_default({key: value for key, value in obj.items() if key != "metadata"}, "", [])
+        return {"apiVersion": api_version, "kind": obj["kind"], **pruned, "metadata": obj["metadata"]}
 
     async def _call_webhook(self, webhook: Object, objects: Sequence[Object], api_version: str) -> list[Any]:
         version = next(
@@ -91,13 +91,13 @@ class Converter:
 
 
 def converted_built_in(obj: Object, api_version: str) -> Object:
-    """An object in another version, where the server itself knows what that takes: of most kinds, only the name."""
-    here, there = STORAGE_VERSIONS.get(obj["apiVersion"]), STORAGE_VERSIONS.get(api_version)
-    stored = here.to_storage(obj) if here is not None else obj
-    return {**(there.from_storage(stored) if there is not None else stored), "apiVersion": api_version}
+    """Convert an object of a built-in kind. For most kinds, only the apiVersion changes."""
+    source, target = STORAGE_VERSIONS.get(obj["apiVersion"]), STORAGE_VERSIONS.get(api_version)
+    stored = source.to_storage(obj) if source is not None else obj
+    return {**(target.from_storage(stored) if target is not None else stored), "apiVersion": api_version}
 
 
-# -- the answer
+# -- responses
 
 
 class _Result(msgspec.Struct, frozen=True):
@@ -121,15 +121,15 @@ REVIEW_DECODER = msgspec.json.Decoder(_Review)
 
 
 def conversion_result(raw: bytes, version: str, uid: str) -> list[Any]:
-    """The objects that a webhook answers with."""
+    """Decode the converted objects of a response. Raises ConversionError."""
     try:
         review = REVIEW_DECODER.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConversionError(str(error)) from error
-    is_strict = version == "v1"  # of v1beta1, the identity was never checked
+    is_strict = version == "v1"  # the identity was never checked in v1beta1
     if is_strict and (review.api_version, review.kind) != (f"{GROUP}/v1", KIND):
-        got = f"{review.api_version or '/'}, Kind={review.kind}"
-        raise ConversionError(f"expected webhook response of {GROUP}/v1, Kind={KIND}, got {got}")
+        received = f"{review.api_version or '/'}, Kind={review.kind}"
+        raise ConversionError(f"expected webhook response of {GROUP}/v1, Kind={KIND}, got {received}")
     response = review.response
     if response is None:
         raise ConversionError("no response provided")
@@ -142,12 +142,12 @@ def conversion_result(raw: bytes, version: str, uid: str) -> list[Any]:
 
 
 def with_original_metadata(old: Object, new: Any, api_version: str) -> Object:
-    """`new` with the metadata that are not a webhook's to change as they were in `old`."""
+    """`new` with the metadata of `old`, except labels and annotations. Raises ConversionError."""
     if not isinstance(new, dict):
         raise ConversionError("it is not an object")
     if new.get("apiVersion") != api_version:
-        got = new.get("apiVersion", "")
-        raise WrongKind(f"invalid groupVersion (expected {api_version}, received {got})")
+        received = new.get("apiVersion", "")
+        raise WrongKind(f"invalid groupVersion (expected {api_version}, received {received})")
     if new.get("kind") != old["kind"]:
         raise WrongKind(f"invalid kind (expected {old['kind']}, received {new.get('kind', '')})")
     before, after = old["metadata"], new.get("metadata")
@@ -156,31 +156,31 @@ def with_original_metadata(old: Object, new: Any, api_version: str) -> Object:
     for field, word in IDENTITY_FIELDS.items():
         if before.get(field, "") != after.get(field, ""):
             raise ConversionError(f"must have the same {word}: {before.get(field, '')} != {after.get(field, '')}")
-    kept = {key: value for key, value in before.items() if key not in MUTABLE_METADATA}
+    unchanged = {key: value for key, value in before.items() if key not in MUTABLE_METADATA}
     return {
         "apiVersion": api_version,
         **new,
-        "metadata": kept
+        "metadata": unchanged
         | {field: converted_text_map(before, after, field) for field in MUTABLE_METADATA if after.get(field)},
     }
 
 
 def converted_text_map(before: Object, after: Object, field: str) -> Object:
-    """Labels or annotations, as a webhook wants them."""
-    found = after[field]
-    if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
-        raise ConversionError(f"metadata.{field} must be texts by their keys in converted object")
-    if found != before.get(field) and (faults := list(MUTABLE_METADATA[field](found, f"metadata.{field}"))):
+    """The labels or annotations of a converted object, validated."""
+    converted = after[field]
+    if not isinstance(converted, dict) or not all(isinstance(each, str) for each in converted.values()):
+        raise ConversionError(f"metadata.{field} must be a map of strings in converted object")
+    if converted != before.get(field) and (faults := list(MUTABLE_METADATA[field](converted, f"metadata.{field}"))):
         raise ConversionError(", ".join(map(str, faults)))
-    return found
+    return converted
 
 
 def object_description(number: int, count: int, error: ConversionError) -> str:
-    """How Kubernetes calls an object that came back wrong, which is not the same for one and for many."""
+    """The name of an invalid converted object in Kubernetes' messages, which differs for one and many objects."""
     if count > 1:
         return f"converted object at index {number}"
     return "object at index 0" if isinstance(error, WrongKind) else "object"
 
 
-def conversion_failure(why: str) -> ServerError:
-    return ServerError(500, "", why)
+def conversion_failure(message: str) -> ServerError:
+    return ServerError(500, "", message)

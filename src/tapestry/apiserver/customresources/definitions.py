@@ -1,4 +1,4 @@
-"""Custom resources: a CustomResourceDefinition becomes rows of the table, and its schema a judge of its objects."""
+"""CustomResourceDefinitions: served resources, pruning, defaulting and validation of their objects."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -44,7 +44,7 @@ OBJECT_META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 
 @dataclass
 class Definitions:
-    """Keeps the rows equal to the definitions in the store."""
+    """Keeps the served resources equal to the definitions in the store."""
 
     store: Store
     registry: ResourceRegistry
@@ -65,20 +65,20 @@ class Definitions:
     def try_serve(self, definition: Object) -> None:
         try:
             self.serve(definition)
-        except Exception:  # it is in the store, whoever wrote it there; all others are to be served
-            log.exception("cannot serve a definition", definition=name_of(definition))
+        except Exception:  # one broken definition must not affect the others
+            log.exception("CustomResourceDefinition cannot be served", definition=name_of(definition))
 
     def serve(self, definition: Object) -> None:
         self.stop_serving(definition)
         spec = definition["spec"]
         if self.registry.has_built_in(spec["group"], spec["names"]["plural"]):
-            return  # Kubernetes lets such definitions be written, and nobody ever sees anything of them either
-        for row in served_resources(definition):
-            resource, schema = row.resource, CompiledSchema(row.schema)
+            return  # Kubernetes accepts these definitions, too, and does not serve them
+        for info in served_resources(definition):
+            resource, schema = info.resource, CompiledSchema(info.schema)
             self.registry.add(
-                replace(row, storage_version=defaulting_storage_version(row, schema))
-                if has_defaults(row.schema)
-                else row
+                replace(info, storage_version=defaulting_storage_version(info, schema))
+                if has_defaults(info.schema)
+                else info
             )
             self.schemas[resource.group, resource.version, resource.plural] = schema
 
@@ -92,51 +92,51 @@ class Definitions:
         }
 
     def schema_for(self, info: ResourceInfo) -> "CompiledSchema":
-        """The schema of a row; raises NotFound where its definition has gone meanwhile."""
+        """The schema of a resource. Raises NotFound if its definition was deleted meanwhile."""
         resource = info.resource
-        found = self.schemas.get((resource.group, resource.version, resource.plural))
-        if found is None:
+        schema = self.schemas.get((resource.group, resource.version, resource.plural))
+        if schema is None:
             raise api_errors.path_not_found()
-        return found
+        return schema
 
     # -- steps
 
     async def prune_and_default(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        """Prune what the schema does not know, and fill in its defaults."""
+        """Remove fields that the schema does not have, and set defaults."""
         if new is None:
             return old or {}
-        row = request.target.info
-        if request.verb == "create" and "create" not in row.verbs:
+        info = request.target.info
+        if request.verb == "create" and "create" not in info.verbs:
             raise api_errors.crd_terminating()
         unknown: list[str] = []
-        found = self.schema_for(row).node.prune_and_default(
+        pruned = self.schema_for(info).node.prune_and_default(
             {key: each for key, each in new.items() if key != "metadata"}, "", unknown
         )
-        metadata, reading = self.types.decode(OBJECT_META, new["metadata"], row.resource.kind)
-        strange = [path for path in unknown if path not in ("apiVersion", "kind")]
-        report_field_errors(request, [*(f"metadata.{path}" for path in reading.unknown), *strange], [])
-        return {"apiVersion": new["apiVersion"], "kind": new["kind"], **found, "metadata": metadata}
+        metadata, reading = self.types.decode(OBJECT_META, new["metadata"], info.resource.kind)
+        unknown_fields = [path for path in unknown if path not in ("apiVersion", "kind")]
+        report_field_errors(request, [*(f"metadata.{path}" for path in reading.unknown), *unknown_fields], [])
+        return {"apiVersion": new["apiVersion"], "kind": new["kind"], **pruned, "metadata": metadata}
 
     async def validate(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        """Refuse an object that its schema does not allow; what was wrong before and has not changed may stay."""
+        """Reject an object that violates its schema. Existing violations that did not change are allowed."""
         if new is None:
             return old or {}
-        row = request.target.info
-        schema = self.schema_for(row)
+        info = request.target.info
+        schema = self.schema_for(info)
         faults = schema.node.faults({key: each for key, each in new.items() if key != "metadata"}, "")
-        found = first_faults(faults)
-        if found and old is not None:
+        reported = first_faults(faults)
+        if reported and old is not None:
             before = {(each.path, each.message) for each in schema.node.faults(old, "")}
-            found = first_faults(each for each in chain(found, faults) if (each.path, each.message) not in before)
+            reported = first_faults(each for each in chain(reported, faults) if (each.path, each.message) not in before)
         if schema.rules is not None:
-            found += schema.rules.faults(new, old, found, request.warnings)
-        if found:
-            raise invalid_object(row.resource, name_of(new), found)
+            reported += schema.rules.faults(new, old, reported, request.warnings)
+        if reported:
+            raise invalid_object(info.resource, name_of(new), reported)
         return new
 
 
 class CompiledSchema:
-    """The schema of a custom resource, compiled when an object is first held against it."""
+    """The schema of a custom resource, compiled on first use."""
 
     def __init__(self, schema: Object) -> None:
         self._schema = schema
@@ -155,18 +155,18 @@ def has_defaults(schema: Object) -> bool:
 
 
 def defaulting_storage_version(info: ResourceInfo, schema: CompiledSchema) -> StorageVersion:
-    """Objects of before a default came have it, too."""
+    """A storage version that also sets defaults which are newer than the stored object."""
 
-    def served(obj: Object) -> Object:
-        found = schema.node.prune_and_default({key: each for key, each in obj.items() if key != "metadata"}, "", [])
-        return {"kind": obj["kind"], **found, "metadata": obj["metadata"]}
+    def with_defaults(obj: Object) -> Object:
+        defaulted = schema.node.prune_and_default({key: each for key, each in obj.items() if key != "metadata"}, "", [])
+        return {"kind": obj["kind"], **defaulted, "metadata": obj["metadata"]}
 
-    return StorageVersion(info.storage_api_version, lambda obj: obj, served)
+    return StorageVersion(info.storage_api_version, lambda obj: obj, with_defaults)
 
 
 @dataclass(frozen=True)
 class DefinitionStrategy:
-    """Steps for the definitions themselves."""
+    """Pipeline steps for CustomResourceDefinitions."""
 
     registry: ResourceRegistry
     now: Any
@@ -206,8 +206,8 @@ def with_default_port(conversion: Object) -> Object:
 def definition_faults(definition: Object) -> Iterator[Fault]:
     spec = definition["spec"]
     names, versions = spec.get("names", {}), spec.get("versions") or []
-    wanted = f"{names.get('plural', '')}.{spec.get('group', '')}"
-    if name_of(definition) != wanted:
+    expected_name = f"{names.get('plural', '')}.{spec.get('group', '')}"
+    if name_of(definition) != expected_name:
         yield Fault(
             "metadata.name",
             "FieldValueInvalid",
@@ -221,39 +221,39 @@ def definition_faults(definition: Object) -> Iterator[Fault]:
     if not versions:
         yield Fault("spec.versions", "FieldValueRequired", "Required value")
     elif sum(bool(each.get("storage")) for each in versions) != 1:
-        why = "Invalid value: must have exactly one version marked as storage version"
-        yield Fault("spec.versions", "FieldValueInvalid", why)
+        message = "Invalid value: must have exactly one version marked as storage version"
+        yield Fault("spec.versions", "FieldValueInvalid", message)
     for number, each in enumerate(versions):
-        if complaints := dns_1035_label_errors(each.get("name", "")):
-            yield invalid_value(f"spec.versions[{number}].name", each.get("name", ""), ",".join(complaints))
+        if errors := dns_1035_label_errors(each.get("name", "")):
+            yield invalid_value(f"spec.versions[{number}].name", each.get("name", ""), ",".join(errors))
         if not value_at(each, "schema", "openAPIV3Schema"):
-            at = f"spec.versions[{number}].schema.openAPIV3Schema"
-            yield Fault(at, "FieldValueRequired", "Required value")
+            path = f"spec.versions[{number}].schema.openAPIV3Schema"
+            yield Fault(path, "FieldValueRequired", "Required value")
         yield from required_field_faults(each, f"spec.versions[{number}]")
     yield from version_rule_faults(versions)
     if spec.get("scope") not in ("Namespaced", "Cluster"):
-        why = f'Unsupported value: "{spec.get("scope", "")}": supported values: "Cluster", "Namespaced"'
-        yield Fault("spec.scope", "FieldValueNotSupported", why)
+        message = f'Unsupported value: "{spec.get("scope", "")}": supported values: "Cluster", "Namespaced"'
+        yield Fault("spec.scope", "FieldValueNotSupported", message)
 
 
 def required_field_faults(version: Object, field_path: str) -> Iterator[Fault]:
-    """What parts of a version do not say that they have to."""
-    for field_name, wanted in REQUIRED_FIELDS.items():
+    """Missing required fields in the parts of a version."""
+    for field_name, required in REQUIRED_FIELDS.items():
         for number, each in enumerate(version.get(field_name) or ()):
-            for inner in wanted:
-                if not each.get(inner):
-                    yield Fault(f"{field_path}.{field_name}[{number}].{inner}", "FieldValueRequired", "Required value")
+            for name in required:
+                if not each.get(name):
+                    yield Fault(f"{field_path}.{field_name}[{number}].{name}", "FieldValueRequired", "Required value")
     scale = value_at(version, "subresources", "scale")
-    for inner in ("specReplicasPath", "statusReplicasPath") if scale else ():
-        if not scale.get(inner):
-            yield Fault(f"{field_path}.subresources.scale.{inner}", "FieldValueRequired", "Required value")
+    for name in ("specReplicasPath", "statusReplicasPath") if scale else ():
+        if not scale.get(name):
+            yield Fault(f"{field_path}.subresources.scale.{name}", "FieldValueRequired", "Required value")
 
 
 REQUIRED_FIELDS = {"additionalPrinterColumns": ("name", "type", "jsonPath"), "selectableFields": ("jsonPath",)}
 
 
 def version_rule_faults(versions: list[Object]) -> Iterator[Fault]:
-    """Of the rules of all versions; where these have one schema, Kubernetes shows it as that of the definition."""
+    """Faults of the rules of all versions. If all have the same schema, Kubernetes reports it only once."""
     schemas = [value_at(each, "schema", "openAPIV3Schema", default={}) for each in versions]
     if schemas and all(each == schemas[0] for each in schemas):
         yield from rule_faults(schemas[0], "spec.validation.openAPIV3Schema")
@@ -263,7 +263,7 @@ def version_rule_faults(versions: list[Object]) -> Iterator[Fault]:
 
 
 def with_established_status(definition: Object, now: datetime) -> Object:
-    """A definition with the status that it is served."""
+    """The definition with the status of an established one."""
     spec, status = definition["spec"], definition.get("status") or {}
     conditions = status.get("conditions")
     for type, reason, message in (
@@ -271,8 +271,8 @@ def with_established_status(definition: Object, now: datetime) -> Object:
         ("Established", "InitialNamesAccepted", "the initial names have been accepted"),
     ):
         conditions = with_condition(conditions, new_condition(type, True, reason, message), now)
-    storage = [each["name"] for each in spec["versions"] if each.get("storage")]
-    stored = list(dict.fromkeys([*status.get("storedVersions", ()), *storage]))
+    storage_names = [each["name"] for each in spec["versions"] if each.get("storage")]
+    stored = list(dict.fromkeys([*status.get("storedVersions", ()), *storage_names]))
     return {
         **definition,
         "status": {**status, "conditions": conditions, "acceptedNames": spec["names"], "storedVersions": stored},
@@ -289,16 +289,16 @@ def invalid_object(resource: Resource, name: str, faults: list[Fault]) -> Invali
 
 
 def served_resources(definition: Object) -> list[ResourceInfo]:
-    """One row for each version that is served."""
+    """The resource infos of all served versions."""
     spec = definition["spec"]
     names, group = spec["names"], spec["group"]
     storage = next(f"{group}/{each['name']}" for each in spec["versions"] if each.get("storage"))
-    found = []
+    infos = []
     for version in spec["versions"]:
         if not version.get("served"):
             continue
         resource = Resource(group, version["name"], names["kind"], names["plural"], spec["scope"] == "Namespaced")
-        row = ResourceInfo(
+        info = ResourceInfo(
             resource,
             names.get("singular") or names["kind"].lower(),
             TERMINATING_VERBS if is_deleting(definition) else VERBS,
@@ -315,12 +315,12 @@ def served_resources(definition: Object) -> list[ResourceInfo]:
             deprecation_warning=deprecation_warning(version, spec) if version.get("deprecated") else "",
             schema_size=len(msgspec.json.encode(version.get("schema"))),
         )
-        found.append(replace(row, storage_api_version=storage) if storage != resource.api_version else row)
-    return found
+        infos.append(replace(info, storage_api_version=storage) if storage != resource.api_version else info)
+    return infos
 
 
 def deprecation_warning(version: Object, spec: Object) -> str:
-    """What is said of a version that is deprecated: what its author says, or which one to use."""
+    """The deprecation warning of a version: its own, or a default that names a newer version."""
     if "deprecationWarning" in version:
         return str(version["deprecationWarning"])
     old, kind = version["name"], spec["names"]["kind"]
@@ -331,25 +331,25 @@ def deprecation_warning(version: Object, spec: Object) -> str:
 
 
 def conversion_webhook(spec: Object) -> Object:
-    """The webhook that converts objects, where there is one."""
+    """The conversion webhook of a definition; empty if there is none."""
     conversion = spec.get("conversion") or {}
     return (conversion.get("webhook") or {}) if conversion.get("strategy") == "Webhook" else {}
 
 
 def subresources_of(version: Object, resource: Resource) -> dict[str, Subresource]:
-    asked = version.get("subresources") or {}
-    found = {}
-    if "status" in asked:
+    declared = version.get("subresources") or {}
+    subresources = {}
+    if "status" in declared:
         verbs = ("get", "patch", "update")
-        found["status"] = Subresource("status", resource.kind, verbs, resource.group, resource.version)
-    if asked.get("scale"):
-        found["scale"] = Subresource("scale", "Scale", ("get", "patch", "update"), "autoscaling", "v1")
-    return found
+        subresources["status"] = Subresource("status", resource.kind, verbs, resource.group, resource.version)
+    if declared.get("scale"):
+        subresources["scale"] = Subresource("scale", "Scale", ("get", "patch", "update"), "autoscaling", "v1")
+    return subresources
 
 
 def printer_columns(version: Object) -> tuple[PrinterColumn, ...]:
-    listed = version.get("additionalPrinterColumns") or ()
-    found = [
+    declared = version.get("additionalPrinterColumns") or ()
+    columns = [
         PrinterColumn(
             each["name"],
             each["jsonPath"],
@@ -358,6 +358,6 @@ def printer_columns(version: Object) -> tuple[PrinterColumn, ...]:
             each.get("description", ""),
             each.get("priority", 0),
         )
-        for each in listed
+        for each in declared
     ]
-    return tuple(found) or (AGE_COLUMN,)
+    return tuple(columns) or (AGE_COLUMN,)

@@ -1,4 +1,4 @@
-"""Formats that a schema can ask a text to have."""
+"""String formats that schemas can require."""
 
 import base64
 import binascii
@@ -32,10 +32,10 @@ def pattern_check(pattern: re.Pattern[str]) -> Callable[[str], bool]:
 
 
 def date_time(text: str) -> datetime:
-    found = datetime.fromisoformat(text)
-    if found.tzinfo is None:
+    parsed = datetime.fromisoformat(text)
+    if parsed.tzinfo is None:
         raise ValueError(f"{text}: a time without a zone")
-    return found
+    return parsed
 
 
 FORMATS: Mapping[str, Callable[[str], bool]] = {
@@ -51,4 +51,4 @@ FORMATS: Mapping[str, Callable[[str], bool]] = {
     "uuid": parse_check(UUID),
     "byte": parse_check(lambda text: base64.b64decode(text, validate=True)),
 }
-"""Those that are checked; texts of another format may say anything."""
+"""The formats that are checked. Other formats accept any string."""

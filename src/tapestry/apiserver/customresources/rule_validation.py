@@ -1,4 +1,4 @@
-"""What is wrong with the rules and patterns of a schema, in Kubernetes' words: asked when a definition is written."""
+"""Validation of the rules and patterns of a schema when its definition is written."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from tapestry.kube.cel.types import BOOL, STRING, Type, optional_of
 from tapestry.kube.objects import Object
 
 COST_LIMIT = 10_000_000
-"""What a rule may cost in the largest object there can be."""
+"""Maximum estimated cost of a rule for the largest possible object."""
 COST_ADVICE = (
     "(try simplifying the rule, or adding maxItems, maxProperties, and maxLength where arrays, maps, "
     "and strings are declared)"
@@ -25,26 +25,26 @@ COST_ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class SchemaLocation:
-    """Where in a schema rules are."""
+    """Position of a rule in a schema."""
 
     path: str
     name: str = "selfType"
-    """Of the type there."""
+    """Name of the type at this position."""
     is_resource_root: bool = True
     unkeyed_list: str = ""
-    """The list above that has no keys, if there is one."""
+    """Path of an enclosing list without keys; empty if there is none."""
     max_count: int | None = 1
-    """How many values there can be; None where nothing limits them."""
+    """Maximum number of values at this position; None if it is not limited."""
 
     def child(self, step: str, name: str, *, unkeyed_list: str = "", max_items: int | None = 1) -> "SchemaLocation":
-        times = self.max_count * max_items if self.max_count is not None and max_items is not None else None
+        count = self.max_count * max_items if self.max_count is not None and max_items is not None else None
         return SchemaLocation(
-            f"{self.path}.{step}", f"{self.name}.{name}", False, self.unkeyed_list or unkeyed_list, times
+            f"{self.path}.{step}", f"{self.name}.{name}", False, self.unkeyed_list or unkeyed_list, count
         )
 
 
 def rule_faults(schema: Object, path: str) -> Iterator[Fault]:
-    """What is wrong with the rules and patterns of a schema, those of its parts first."""
+    """Faults of the rules and patterns of a schema. Nested schemas are checked first."""
     return schema_faults(schema, SchemaLocation(path))
 
 
@@ -58,8 +58,8 @@ def schema_faults(schema: Object, location: SchemaLocation) -> Iterator[Fault]:
         yield from schema_faults(each, location.child(f"properties[{key}]", key))
     values, items = schema.get("additionalProperties"), schema.get("items")
     if isinstance(values, dict):
-        most = schema.get("maxProperties")
-        yield from schema_faults(values, location.child("additionalProperties", "@elem", max_items=most))
+        limit = schema.get("maxProperties")
+        yield from schema_faults(values, location.child("additionalProperties", "@elem", max_items=limit))
     if isinstance(items, dict):
         unkeyed = "" if schema.get("x-kubernetes-list-type") == "map" else location.path
         yield from schema_faults(
@@ -70,7 +70,7 @@ def schema_faults(schema: Object, location: SchemaLocation) -> Iterator[Fault]:
 
 
 def misplaced_rule_faults(schema: Object, path: str) -> Iterator[Fault]:
-    """Rules in branches, which may only add conditions on values."""
+    """Faults of rules in branches, which may only add constraints on values."""
     if schema.get(RULES):
         yield Fault(f"{path}.{RULES}", "FieldValueForbidden", "Forbidden: must be empty to be structural")
     for key, each in (schema.get("properties") or {}).items():
@@ -91,40 +91,40 @@ def pattern_faults(pattern: str, field_path: str) -> Iterator[Fault]:
     try:
         compile_regex(pattern)
     except RegexError as error:
-        why = f"must be a valid regular expression, but isn't: error parsing regexp: {error}"
-        yield quoted_fault(field_path, pattern, why)
+        message = f"must be a valid regular expression, but isn't: error parsing regexp: {error}"
+        yield quoted_fault(field_path, pattern, message)
 
 
 def node_rule_faults(schema: Object, location: SchemaLocation) -> Iterator[Fault]:
-    placed = [(rule, f"{location.path}.{RULES}[{number}]") for number, rule in enumerate(schema[RULES])]
-    shapes = [fault for rule, at in placed for fault in rule_shape_faults(rule, schema, at)]
-    yield from shapes
-    found = declared_type(schema, location.name, is_resource_root=location.is_resource_root)
-    if found is not None and not shapes:
+    rules = [(rule, f"{location.path}.{RULES}[{number}]") for number, rule in enumerate(schema[RULES])]
+    malformed = [fault for rule, path in rules for fault in rule_shape_faults(rule, schema, path)]
+    yield from malformed
+    self_type = declared_type(schema, location.name, is_resource_root=location.is_resource_root)
+    if self_type is not None and not malformed:
         times = location.max_count if location.max_count is not None else MAX_REQUEST_BYTES // (min_size(schema) + 1)
-        for rule, at in placed:
-            yield from rule_expression_faults(rule, at, found, location.unkeyed_list, times)
+        for rule, path in rules:
+            yield from rule_expression_faults(rule, path, self_type, location.unkeyed_list, times)
 
 
 def rule_shape_faults(rule: Object, schema: Object, field_path: str) -> Iterator[Fault]:
-    text, words = str(rule.get("rule") or ""), str(rule.get("message") or "")
+    text, message = str(rule.get("rule") or ""), str(rule.get("message") or "")
     if not text.strip():
         yield Fault(f"{field_path}.rule", "FieldValueRequired", "Required value: rule is not specified")
-    elif words and not words.strip():
-        yield quoted_fault(f"{field_path}.message", words, "must be non-empty if specified")
-    elif "\n" in words.strip():
-        yield quoted_fault(f"{field_path}.message", words, "must not contain line breaks")
-    elif "\n" in text.strip() and not words:
-        why = "Required value: message must be specified if rule contains line breaks"
-        yield Fault(f"{field_path}.message", "FieldValueRequired", why)
+    elif message and not message.strip():
+        yield quoted_fault(f"{field_path}.message", message, "must be non-empty if specified")
+    elif "\n" in message.strip():
+        yield quoted_fault(f"{field_path}.message", message, "must not contain line breaks")
+    elif "\n" in text.strip() and not message:
+        detail = "Required value: message must be specified if rule contains line breaks"
+        yield Fault(f"{field_path}.message", "FieldValueRequired", detail)
     expression = rule.get("messageExpression") or ""
     if expression and not expression.strip():
-        why = "Required value: messageExpression must be non-empty if specified"
-        yield Fault(f"{field_path}.messageExpression", "FieldValueRequired", why)
+        detail = "Required value: messageExpression must be non-empty if specified"
+        yield Fault(f"{field_path}.messageExpression", "FieldValueRequired", detail)
     if rule.get("reason") and rule["reason"] not in REASONS:
-        known = ", ".join(f'"{each}"' for each in REASONS)
-        why = f'Unsupported value: "{rule["reason"]}": supported values: {known}'
-        yield Fault(f"{field_path}.reason", "FieldValueNotSupported", why)
+        supported = ", ".join(f'"{each}"' for each in REASONS)
+        detail = f'Unsupported value: "{rule["reason"]}": supported values: {supported}'
+        yield Fault(f"{field_path}.reason", "FieldValueNotSupported", detail)
     if rule.get("fieldPath"):
         try:
             normalized_path(rule["fieldPath"], schema)
@@ -135,42 +135,42 @@ def rule_shape_faults(rule: Object, schema: Object, field_path: str) -> Iterator
 REASONS = ("FieldValueDuplicate", "FieldValueForbidden", "FieldValueInvalid", "FieldValueRequired")
 
 
-def quoted_fault(path: str, value: str, why: str) -> Fault:
-    shown = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return Fault(path, "FieldValueInvalid", f'Invalid value: "{shown}": {why}')
+def quoted_fault(path: str, value: str, message: str) -> Fault:
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return Fault(path, "FieldValueInvalid", f'Invalid value: "{escaped}": {message}')
 
 
 def rule_expression_faults(rule: Object, field_path: str, self_type: Type, unkeyed: str, times: int) -> Iterator[Fault]:
-    known = {"self": self_type, "oldSelf": optional_of(self_type) if rule.get("optionalOldSelf") else self_type}
-    shown = rule_json(rule)
+    scope = {"self": self_type, "oldSelf": optional_of(self_type) if rule.get("optionalOldSelf") else self_type}
+    text = rule_json(rule)
     try:
-        program = compile_expression(rule["rule"], known)
+        program = compile_expression(rule["rule"], scope)
     except FoldingError as error:
-        why = f"Invalid value: {shown}: program instantiation failed: {error}"
-        yield Fault(f"{field_path}.rule", "FieldValueInvalid", why)
+        detail = f"Invalid value: {text}: program instantiation failed: {error}"
+        yield Fault(f"{field_path}.rule", "FieldValueInvalid", detail)
         return
     except CompileError as error:
-        yield Fault(f"{field_path}.rule", "FieldValueInvalid", f"Invalid value: {shown}: compilation failed: {error}")
+        yield Fault(f"{field_path}.rule", "FieldValueInvalid", f"Invalid value: {text}: compilation failed: {error}")
         return
     if program.type != BOOL:
-        why = f"Invalid value: {shown}: cel expression must evaluate to a bool"
-        yield Fault(f"{field_path}.rule", "FieldValueInvalid", why)
+        detail = f"Invalid value: {text}: cel expression must evaluate to a bool"
+        yield Fault(f"{field_path}.rule", "FieldValueInvalid", detail)
         return
     if program.cost * times > COST_LIMIT:
         factor = cost_factor(program.cost * times)
-        why = f"Forbidden: estimated rule cost exceeds budget by factor of {factor} {COST_ADVICE}"
-        yield Fault(f"{field_path}.rule", "FieldValueForbidden", why)
+        detail = f"Forbidden: estimated rule cost exceeds budget by factor of {factor} {COST_ADVICE}"
+        yield Fault(f"{field_path}.rule", "FieldValueForbidden", detail)
     if rule.get("messageExpression"):
-        why = message_expression_error(rule["messageExpression"], known)
-        if why:
-            yield Fault(f"{field_path}.messageExpression", "FieldValueInvalid", f"Invalid value: {shown}: {why}")
+        detail = message_expression_error(rule["messageExpression"], scope)
+        if detail:
+            yield Fault(f"{field_path}.messageExpression", "FieldValueInvalid", f"Invalid value: {text}: {detail}")
     if "oldSelf" in program.variable_names:
         if unkeyed:
-            why = f"oldSelf cannot be used on the uncorrelatable portion of the schema within {unkeyed}"
-            yield quoted_fault(f"{field_path}.rule", rule["rule"], why)
+            detail = f"oldSelf cannot be used on the uncorrelatable portion of the schema within {unkeyed}"
+            yield quoted_fault(f"{field_path}.rule", rule["rule"], detail)
     elif "optionalOldSelf" in rule:
-        why = f"Invalid value: {str(rule['optionalOldSelf']).lower()}: may not be set if oldSelf is not used in rule"
-        yield Fault(f"{field_path}.optionalOldSelf", "FieldValueInvalid", why)
+        detail = f"Invalid value: {str(rule['optionalOldSelf']).lower()}: may not be set if oldSelf is not used in rule"
+        yield Fault(f"{field_path}.optionalOldSelf", "FieldValueInvalid", detail)
 
 
 def cost_factor(cost: int) -> str:
@@ -180,15 +180,15 @@ def cost_factor(cost: int) -> str:
 
 def message_expression_error(text: str, variable_types: Mapping[str, Type]) -> str:
     try:
-        found = compile_expression(text, variable_types).type
+        result_type = compile_expression(text, variable_types).type
     except CompileError as error:
         return f"messageExpression compilation failed: {error}"
-    return "" if found == STRING else "messageExpression must evaluate to a string"
+    return "" if result_type == STRING else "messageExpression must evaluate to a string"
 
 
 def rule_json(rule: Object) -> str:
-    """A rule as Kubernetes shows it in complaints: as JSON, with what HTML would take amiss hidden."""
-    found = {
+    """The rule as JSON with HTML characters escaped, as it appears in Kubernetes' messages."""
+    fields = {
         "Rule": rule["rule"],
         "Message": rule.get("message", ""),
         "MessageExpression": rule.get("messageExpression", ""),
@@ -196,7 +196,7 @@ def rule_json(rule: Object) -> str:
         "FieldPath": rule.get("fieldPath", ""),
         "OptionalOldSelf": rule.get("optionalOldSelf"),
     }
-    text = json.dumps(found, separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
     return "".join(HTML_ESCAPES.get(each, each) for each in text)
 
 

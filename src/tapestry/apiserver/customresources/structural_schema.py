@@ -1,7 +1,7 @@
-"""Structural schemas: what a custom resource may look like, compiled once from its definition.
+"""Structural schemas: pruning, defaulting and validation of custom resources.
 
-Reading does in one walk what Kubernetes does before it validates: fields that the schema does not know are pruned, and
-reported, and defaults are filled in.  Checking says what is wrong with the result, in Kubernetes' words, with its path.
+A schema is compiled once. One pass prunes unknown fields, reports them, and sets defaults. Validation reports
+violations with their paths, in the wording of Kubernetes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,19 +20,19 @@ PRESERVE_UNKNOWN_FIELDS = "x-kubernetes-preserve-unknown-fields"
 INT_OR_STRING = "x-kubernetes-int-or-string"
 EMBEDDED_RESOURCE = "x-kubernetes-embedded-resource"
 MAX_PATTERN_WORK = 5_000_000
-"""What the patterns of a schema may take in one object: the instructions of each, for each letter that it sees."""
+"""Maximum work of all patterns of a schema per object: instructions of a pattern times characters it reads."""
 PATTERN_BUDGET_EXCEEDED = "validation failed due to running out of cost budget, no further patterns will be matched"
 MAX_PATH_LENGTH = 2_000
-"""Characters of a path in a message: what comes after them is left out."""
+"""Maximum length of a path in a message. Longer paths are truncated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that is wrong with an object."""
+    """A violation in an object."""
 
     path: str
     reason: str
-    """As in `FieldValueInvalid`."""
+    """For example `FieldValueInvalid`."""
     message: str
 
     def __str__(self) -> str:
@@ -40,22 +40,22 @@ class Fault:
 
 
 MAX_FAULTS, MAX_FAULTS_LENGTH = 1_000, 1 << 20
-"""Faults of one object that are reported, and characters of them."""
+"""Maximum number of reported faults per object, and of their characters."""
 
 
 def first_faults(faults: Iterable[Fault]) -> list[Fault]:
-    """The faults of an object, or the first of very many: then nobody looks for more."""
-    found, left = [], MAX_FAULTS_LENGTH
+    """The faults of an object, up to the limits."""
+    reported, budget = [], MAX_FAULTS_LENGTH
     for each in faults:
-        found.append(each)
-        left -= len(each.path) + len(each.message)
-        if len(found) >= MAX_FAULTS or left < 0:
+        reported.append(each)
+        budget -= len(each.path) + len(each.message)
+        if len(reported) >= MAX_FAULTS or budget < 0:
             break
-    return found
+    return reported
 
 
 def duplicates(values: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """The values that came before, with their numbers."""
+    """Yield each value that occurred before, with its index."""
     seen: set[Any] = set()
     for number, each in enumerate(values):
         key = each if isinstance(each, str) else msgspec.json.encode(each, order="deterministic")
@@ -72,22 +72,22 @@ class SchemaNode:
     properties: Mapping[str, "SchemaNode"] = field(default_factory=dict)
     items: "SchemaNode | None" = None
     values: "SchemaNode | None" = None
-    """Of a map."""
+    """Schema of the values of a map."""
     preserves_unknown: bool = False
-    """Whether it keeps fields that it does not know."""
+    """Unknown fields are not pruned."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """What fields of it are where nobody says anything, with defaults of their own."""
+    """Defaults of the fields, including nested defaults."""
     default_sizes: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of each of them as JSON."""
+    """Size of each default in bytes of JSON."""
     enum: frozenset[Any] | None = None
-    """The values that there may be, where all of them can be hashed."""
+    """The allowed values, if all of them are hashable."""
     branches: Mapping[str, tuple["SchemaNode", ...]] = field(default_factory=dict)
-    """Of allOf, anyOf, oneOf and not."""
+    """Schemas of allOf, anyOf, oneOf and not."""
 
-    # -- reading
+    # -- pruning and defaulting
 
     def prune_and_default(self, value: Any, path: str, unknown: list[str]) -> Any:
-        """`value` without what the schema does not know and nulls that it has no place for, and with its defaults."""
+        """Return `value` with defaults, without unknown fields and without nulls that are not allowed."""
         if isinstance(value, dict):
             return self._prune_object(value, path, unknown)
         if isinstance(value, list) and self.items is not None:
@@ -96,33 +96,33 @@ class SchemaNode:
         return value
 
     def _prune_object(self, value: Object, path: str, unknown: list[str]) -> Object:
-        found: Object = {}
+        result: Object = {}
         for key, each in value.items():
             node = self.properties.get(key) or self.values
-            below = child_path(path, key)
+            field_path = child_path(path, key)
             if node is not None:
                 if each is None and not node.schema.get("nullable"):
-                    continue  # as if it were not there: it may have a default
-                found[key] = node.prune_and_default(each, below, unknown)
+                    continue  # treat as absent, so a default can apply
+                result[key] = node.prune_and_default(each, field_path, unknown)
             elif self.preserves_unknown or (self.schema.get(EMBEDDED_RESOURCE) and key in METADATA_FIELDS):
-                found[key] = each
+                result[key] = each
             else:
-                unknown.append(below)
+                unknown.append(field_path)
         for key, default in self.defaults.items():
-            if key not in found:
-                charge(self.default_sizes[key])  # a small object can have many of them
-                found[key] = default
-        return found
+            if key not in result:
+                charge(self.default_sizes[key])  # a small object can get many defaults
+                result[key] = default
+        return result
 
     @property
     def has_defaults(self) -> bool:
-        below = [*self.properties.values(), *filter(None, (self.items, self.values))]
-        return bool(self.defaults) or any(node.has_defaults for node in below)
+        nested = [*self.properties.values(), *filter(None, (self.items, self.values))]
+        return bool(self.defaults) or any(node.has_defaults for node in nested)
 
-    # -- checking
+    # -- validation
 
     def faults(self, value: Any, path: str, budget: "PatternBudget | None" = None) -> Iterator[Fault]:
-        """What is wrong with a value; `left` is what its patterns may take, which all of an object share."""
+        """Faults of a value. All values of an object share the pattern `budget`."""
         budget = PatternBudget() if budget is None else budget
         charge(1)
         if value is None:
@@ -147,11 +147,11 @@ class SchemaNode:
                 yield from self.items.faults(each, f"{path}[{number}]", budget)
 
     def _value_faults(self, value: Any, path: str, budget: "PatternBudget") -> Iterator[Fault]:
-        """What the schema has against a value of the right type."""
+        """Faults of a value that has the right type."""
         schema = self.schema
         if "enum" in schema and not self._is_in_enum(value):
-            known = ", ".join(quoted_value(each) for each in schema["enum"])
-            message = f"Unsupported value: {quoted_value(value)}: supported values: {known}"
+            supported = ", ".join(quoted_value(each) for each in schema["enum"])
+            message = f"Unsupported value: {quoted_value(value)}: supported values: {supported}"
             yield Fault(path, "FieldValueNotSupported", message)
         if isinstance(value, str):
             yield from string_faults(schema, value, path, budget)
@@ -171,40 +171,40 @@ class SchemaNode:
         return value in self.schema["enum"]
 
     def _combined_faults(self, value: Any, path: str, budget: "PatternBudget") -> Iterator[Fault]:
-        """allOf, anyOf, oneOf and not: they may only add to what the structure says."""
+        """Faults of allOf, anyOf, oneOf and not, which may only add constraints."""
         for each in self.branches.get("allOf", ()):
             yield from each.faults(value, path, budget)
-        some = self.branches.get("anyOf") if not self.schema.get(INT_OR_STRING) else None
-        if some and all(any(each.faults(value, path, budget)) for each in some):
+        any_of = self.branches.get("anyOf") if not self.schema.get(INT_OR_STRING) else None
+        if any_of and all(any(each.faults(value, path, budget)) for each in any_of):
             yield invalid_value(path, "", f"{path} in body must validate at least one schema (anyOf)")
         if self.branches.get("oneOf"):
-            good = sum(not any(each.faults(value, path, budget)) for each in self.branches["oneOf"])
-            if good != 1:
-                found = "none" if not good else "more than one"
+            valid_count = sum(not any(each.faults(value, path, budget)) for each in self.branches["oneOf"])
+            if valid_count != 1:
+                count_text = "none" if not valid_count else "more than one"
                 yield invalid_value(
-                    path, "", f"{path} in body must validate one and only one schema (oneOf). Found {found} valid"
+                    path, "", f"{path} in body must validate one and only one schema (oneOf). Found {count_text} valid"
                 )
         if "not" in self.branches and not any(self.branches["not"][0].faults(value, path, budget)):
             yield invalid_value(path, "", f"{path} in body must not validate the schema (not)")
 
     def _type_fault(self, value: Any, path: str) -> Fault | None:
         if self.schema.get(INT_OR_STRING):
-            wanted, fits = "integer,string", isinstance(value, int | str) and not isinstance(value, bool)
+            expected, is_valid = "integer,string", isinstance(value, int | str) and not isinstance(value, bool)
         else:
-            wanted = self.schema.get("type", "")
-            fits = not wanted or TYPE_CHECKS[wanted](value)
-        if fits:
+            expected = self.schema.get("type", "")
+            is_valid = not expected or TYPE_CHECKS[expected](value)
+        if is_valid:
             return None
-        shown = type_name(value)
+        actual = type_name(value)
         return Fault(
             path,
             "FieldValueTypeInvalid",
-            f'Invalid value: "{shown}": {path} in body must be of type {wanted}: "{shown}"',
+            f'Invalid value: "{actual}": {path} in body must be of type {expected}: "{actual}"',
         )
 
 
 class PatternBudget:
-    """What the patterns of a schema may still take in one object."""
+    """Remaining work for the patterns of a schema in one object."""
 
     __slots__ = ("work",)
 
@@ -213,7 +213,7 @@ class PatternBudget:
 
 
 def child_path(path: str, key: str) -> str:
-    """The path of a field; a caller chooses how long keys are, and how often the path of one is written."""
+    """The path of a field, truncated because clients choose the length of keys."""
     if len(path) + len(key) > MAX_PATH_LENGTH:
         return f"{path}.{key}"[:MAX_PATH_LENGTH] + "..."
     return f"{path}.{key}" if path else key
@@ -221,11 +221,11 @@ def child_path(path: str, key: str) -> str:
 
 def compile_schema(schema: Object, *, preserves_unknown: bool = False) -> SchemaNode:
     charge(5)
-    open_here = preserves_unknown or bool(schema.get(PRESERVE_UNKNOWN_FIELDS))
+    is_open = preserves_unknown or bool(schema.get(PRESERVE_UNKNOWN_FIELDS))
     values = schema.get("additionalProperties")
     properties = {name: compile_schema(each) for name, each in (schema.get("properties") or {}).items()}
-    declared = {name: node for name, node in properties.items() if "default" in node.schema}
-    defaults = {name: node.prune_and_default(node.schema["default"], name, []) for name, node in declared.items()}
+    with_default = {name: node for name, node in properties.items() if "default" in node.schema}
+    defaults = {name: node.prune_and_default(node.schema["default"], name, []) for name, node in with_default.items()}
     return SchemaNode(
         schema,
         properties,
@@ -235,7 +235,7 @@ def compile_schema(schema: Object, *, preserves_unknown: bool = False) -> Schema
         else compile_schema({PRESERVE_UNKNOWN_FIELDS: True, "nullable": True})
         if values is True
         else None,
-        open_here or (not schema.get("type") and not schema.get("properties")),
+        is_open or (not schema.get("type") and not schema.get("properties")),
         defaults,
         {name: len(msgspec.json.encode(each)) for name, each in defaults.items()},
         enum_of(schema),
@@ -253,7 +253,8 @@ def branches_of(schema: Object) -> dict[str, tuple[SchemaNode, ...]]:
     if "not" in schema:
         listed["not"] = [schema["not"]]
     return {
-        name: tuple(compile_schema(each, preserves_unknown=True) for each in found) for name, found in listed.items()
+        name: tuple(compile_schema(each, preserves_unknown=True) for each in branches)
+        for name, branches in listed.items()
     }
 
 
@@ -272,8 +273,8 @@ def type_name(value: Any) -> str:
     return names.get(type(value), "null")
 
 
-def invalid_value(path: str, value: Any, why: str) -> Fault:
-    return Fault(path, "FieldValueInvalid", f"Invalid value: {quoted_value(value)}: {why}")
+def invalid_value(path: str, value: Any, message: str) -> Fault:
+    return Fault(path, "FieldValueInvalid", f"Invalid value: {quoted_value(value)}: {message}")
 
 
 def quoted_value(value: Any) -> str:
@@ -301,30 +302,30 @@ def string_faults(schema: Object, value: str, path: str, budget: PatternBudget) 
 
 
 def pattern_matches(pattern: str, value: str, budget: PatternBudget) -> bool | None:
-    """Whether some of the text matches; None where it would take too long to find out."""
+    """Return whether the pattern matches part of the text, or None if the budget is exceeded."""
     try:
-        found = compile_regex(pattern)
-    except RegexError:  # it was stored before patterns were looked at
+        regex = compile_regex(pattern)
+    except RegexError:  # stored before patterns were validated
         return True
-    work = len(value) * found.size
+    work = len(value) * regex.size
     budget.work -= work
     if budget.work < 0:
         return None
     charge(work)
-    return found.matches(value)
+    return regex.matches(value)
 
 
 def number_faults(schema: Object, value: float, path: str) -> Iterator[Fault]:
     if "minimum" in schema:
-        least, strict = schema["minimum"], schema.get("exclusiveMinimum")
-        if value < least or (strict and value == least):
-            words = "greater than" if strict else "greater than or equal to"
-            yield invalid_value(path, value, f"{path} in body should be {words} {least}")
+        minimum, strict = schema["minimum"], schema.get("exclusiveMinimum")
+        if value < minimum or (strict and value == minimum):
+            comparison = "greater than" if strict else "greater than or equal to"
+            yield invalid_value(path, value, f"{path} in body should be {comparison} {minimum}")
     if "maximum" in schema:
-        most, strict = schema["maximum"], schema.get("exclusiveMaximum")
-        if value > most or (strict and value == most):
-            words = "less than" if strict else "less than or equal to"
-            yield invalid_value(path, value, f"{path} in body should be {words} {most}")
+        maximum, strict = schema["maximum"], schema.get("exclusiveMaximum")
+        if value > maximum or (strict and value == maximum):
+            comparison = "less than" if strict else "less than or equal to"
+            yield invalid_value(path, value, f"{path} in body should be {comparison} {maximum}")
     if schema.get("multipleOf") and value % schema["multipleOf"]:
         yield invalid_value(path, value, f"{path} in body should be a multiple of {schema['multipleOf']}")
 
@@ -351,8 +352,8 @@ def key_text(key: Any) -> str:
 
 
 def size_faults(schema: Object, size: int, path: str, word: str, noun: str) -> Iterator[Fault]:
-    most, least = schema.get(f"max{word}"), schema.get(f"min{word}", 0)
-    if most is not None and size > most:
-        yield Fault(path, "FieldValueTooMany", f"Too many: {size}: must have at most {most} items")
-    if size < least:
-        yield invalid_value(path, size, f"{path} in body should have at least {least} {noun}")
+    maximum, minimum = schema.get(f"max{word}"), schema.get(f"min{word}", 0)
+    if maximum is not None and size > maximum:
+        yield Fault(path, "FieldValueTooMany", f"Too many: {size}: must have at most {maximum} items")
+    if size < minimum:
+        yield invalid_value(path, size, f"{path} in body should have at least {minimum} {noun}")

@@ -1,7 +1,7 @@
-"""Rules of custom resources (`x-kubernetes-validations`): compiled with the schema, asked of every write.
+"""Validation rules of custom resources (`x-kubernetes-validations`), evaluated on every write.
 
-A rule that looks at `oldSelf` is asked only where there is something to compare with: a field of the same name, an item
-of a list that has keys with the same keys.  What was wrong before and has not changed since is warned of, not refused.
+A rule that uses `oldSelf` is evaluated only if there is an old value: a field of the same name, or an item with the
+same keys in a keyed list. A violation whose value did not change causes a warning instead of an error.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from tapestry.kube.objects import Object
 RULES = "x-kubernetes-validations"
 RULE_COST_LIMIT = 1_000_000
 OBJECT_COST_LIMIT = 3_000_000
-"""Less than Kubernetes allows: here nobody else is served meanwhile."""
+"""Lower than in Kubernetes, because an evaluation blocks other requests."""
 MAX_MESSAGE = 5 * 1024
 BLOCKING_REASONS = frozenset(
     {
@@ -29,7 +29,7 @@ BLOCKING_REASONS = frozenset(
         "FieldValueTypeInvalid",
     }
 )
-"""Faults that rules need not be asked after: they count on what the schema says."""
+"""Schema violations after which rules are not evaluated, because rules rely on the schema."""
 RULES_NOT_CHECKED = (
     "some validation rules were not checked because the object was invalid; "
     "correct the existing errors to complete validation"
@@ -43,11 +43,11 @@ class ValidationRule:
     program: Program
     message: Program | None = None
     path: str = ""
-    """Below the value that the rule is about: where it says the fault is."""
+    """Path of the fault relative to the value of the rule."""
 
     @property
     def has_optional_old_self(self) -> bool:
-        """Whether it is asked of new values, too."""
+        """The rule also applies to new values."""
         return bool(self.source.get("optionalOldSelf"))
 
     @property
@@ -61,7 +61,7 @@ class ValidationRule:
 
 @dataclass(frozen=True, slots=True)
 class CorrelatedValue:
-    """A value, and what it was before as far as can be said: what makes an old fault bearable."""
+    """A value and its old version, to detect unchanged violations."""
 
     value: Any
     old: Any
@@ -76,8 +76,8 @@ class CorrelatedValue:
         ):
             return None
         values = self.schema.get("additionalProperties")
-        below = (self.schema.get("properties") or {}).get(name) or (values if isinstance(values, dict) else None)
-        return CorrelatedValue(self.value[name], self.old[name], below) if below is not None else None
+        subschema = (self.schema.get("properties") or {}).get(name) or (values if isinstance(values, dict) else None)
+        return CorrelatedValue(self.value[name], self.old[name], subschema) if subschema is not None else None
 
     def item(self, number: int, old: Any) -> "CorrelatedValue | None":
         return None if old is None else CorrelatedValue(self.value[number], old, self.schema.get("items") or {})
@@ -85,11 +85,11 @@ class CorrelatedValue:
 
 @dataclass(frozen=True, slots=True)
 class Correlation:
-    """Where a value stands to what was before."""
+    """The relation of a value to its old version."""
 
     correlated: CorrelatedValue | None = None
     parent: CorrelatedValue | None = None
-    """The nearest that has one."""
+    """The nearest enclosing value with an old version."""
 
     def is_unchanged(self) -> bool:
         nearest = self.correlated if self.correlated is not None else self.parent
@@ -108,7 +108,7 @@ class Correlation:
 
 @dataclass(slots=True)
 class RuleEvaluation:
-    """One write that rules are asked about."""
+    """State of the evaluation of all rules for one write."""
 
     meter: Meter = field(default_factory=lambda: Meter(OBJECT_COST_LIMIT))
     faults: list[Fault] = field(default_factory=list)
@@ -125,7 +125,7 @@ class RuleEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class RuleNode:
-    """One level of a schema that has rules, or has levels below that do."""
+    """One level of a schema with rules at this level or below."""
 
     schema: Object
     rules: Sequence[ValidationRule] = ()
@@ -137,26 +137,26 @@ class RuleNode:
     def faults(
         self, new: Object, old: Object | None, known_faults: Sequence[Fault], warnings: list[str]
     ) -> list[Fault]:
-        """What the rules of a whole schema have against a write of which other faults are known."""
+        """Faults of the rules of a schema. `known_faults` are those that the schema found."""
         if any(each.reason in BLOCKING_REASONS for each in known_faults):
             return [Fault("<nil>", "FieldValueInvalid", f"Invalid value: null: {RULES_NOT_CHECKED}")]
-        asking = RuleEvaluation()
-        history = Correlation(CorrelatedValue(new, old, self.schema)) if old is not None else Correlation()
-        self.evaluate(new, old, "", history, asking)
-        warnings.extend(asking.warnings)
-        return asking.faults
+        evaluation = RuleEvaluation()
+        correlation = Correlation(CorrelatedValue(new, old, self.schema)) if old is not None else Correlation()
+        self.evaluate(new, old, "", correlation, evaluation)
+        warnings.extend(evaluation.warnings)
+        return evaluation.faults
 
     def evaluate(self, value: Any, old: Any, path: str, correlation: Correlation, evaluation: RuleEvaluation) -> None:
-        """Have every rule look at the value, and gather what it finds."""
+        """Evaluate all rules for a value and its parts, and collect the faults."""
         if value is None or evaluation.is_exhausted:
             return
         charge(1)
         self.evaluate_own_rules(value, old, path, correlation, evaluation)
         if isinstance(value, list) and self.items is not None:
-            was = items_by_key(self.schema, old)
+            old_items = items_by_key(self.schema, old)
             for number, each in enumerate(value):
-                before = was.get(item_key(self.schema, each)) if was else None
-                self.items.evaluate(each, before, f"{path}[{number}]", correlation.item(number, before), evaluation)
+                old_item = old_items.get(item_key(self.schema, each)) if old_items else None
+                self.items.evaluate(each, old_item, f"{path}[{number}]", correlation.item(number, old_item), evaluation)
         elif isinstance(value, dict) and (self.properties or self.values is not None):
             self.evaluate_fields(value, old if isinstance(old, dict) else {}, path, correlation, evaluation)
 
@@ -164,8 +164,8 @@ class RuleNode:
         self, value: Object, old: Object, path: str, correlation: Correlation, evaluation: RuleEvaluation
     ) -> None:
         for key, each in value.items():
-            if (below := self.properties.get(key)) is not None:
-                below.evaluate(each, old.get(key), f"{path}.{key}" if path else key, correlation.key(key), evaluation)
+            if (node := self.properties.get(key)) is not None:
+                node.evaluate(each, old.get(key), f"{path}.{key}" if path else key, correlation.key(key), evaluation)
             elif self.values is not None:
                 self.values.evaluate(each, old.get(key), f"{path}[{key}]", correlation.key(key), evaluation)
 
@@ -178,10 +178,10 @@ class RuleNode:
         for rule in self.rules:
             if rule.uses_old_self and old is None and not rule.has_optional_old_self:
                 continue
-            maybe = (
+            old_self = (
                 (OptionalValue(before) if old is not None else OPTIONAL_NONE) if rule.has_optional_old_self else before
             )
-            self.evaluate_rule(rule, {"self": now, "oldSelf": maybe}, path, correlation, evaluation)
+            self.evaluate_rule(rule, {"self": now, "oldSelf": old_self}, path, correlation, evaluation)
             if evaluation.is_exhausted:
                 return
 
@@ -191,20 +191,20 @@ class RuleNode:
     def evaluate_rule(
         self, rule: ValidationRule, variables: Object, path: str, correlation: Correlation, evaluation: RuleEvaluation
     ) -> None:
-        shown = self.schema.get("type", "")
+        type_name = self.schema.get("type", "")
         try:
             holds = evaluate_program(rule.program, variables, evaluation.meter)
         except CostExceeded as error:
-            why = f"'{error}': no further validation rules will be run due to call cost exceeds limit for rule: "
+            text = f"'{error}': no further validation rules will be run due to call cost exceeds limit for rule: "
             evaluation.stop(
-                invalid_rule_value(path, shown, why + rule.text if not evaluation.is_exhausted else OUT_OF_BUDGET)
+                invalid_rule_value(path, type_name, text + rule.text if not evaluation.is_exhausted else OUT_OF_BUDGET)
             )
         except EvaluationError as error:
-            why = f"{error} evaluating rule: {rule.text}"
+            text = f"{error} evaluating rule: {rule.text}"
             if str(error).startswith("no such overload"):
-                kinds = "call arguments did not match a supported operator, function or macro signature"
-                why = f"'{error}': {kinds} for rule: {rule.text}"
-            evaluation.faults.append(invalid_rule_value(path, shown, why))
+                explanation = "call arguments did not match a supported operator, function or macro signature"
+                text = f"'{error}': {explanation} for rule: {rule.text}"
+            evaluation.faults.append(invalid_rule_value(path, type_name, text))
         else:
             if holds is not True:
                 fault = self.rule_fault(rule, variables, (path + rule.path).lstrip("."), evaluation)
@@ -216,48 +216,48 @@ class RuleNode:
                     evaluation.faults.append(fault)
 
     def rule_fault(self, rule: ValidationRule, variables: Object, path: str, evaluation: RuleEvaluation) -> Fault:
-        words = rule_message(rule, variables, evaluation) or (
+        message = rule_message(rule, variables, evaluation) or (
             rule.text if rule.source.get("message") else f"failed rule: {rule.text}"
         )
         match rule.source.get("reason"):
             case "FieldValueForbidden":
-                return Fault(path, "FieldValueForbidden", f"Forbidden: {words}")
+                return Fault(path, "FieldValueForbidden", f"Forbidden: {message}")
             case "FieldValueRequired":
-                return Fault(path, "FieldValueRequired", f"Required value: {words}")
+                return Fault(path, "FieldValueRequired", f"Required value: {message}")
             case "FieldValueDuplicate":
                 return Fault(path, "FieldValueDuplicate", f'Duplicate value: "{self.schema.get("type", "")}"')
-        return invalid_rule_value(path, self.schema.get("type", ""), words)
+        return invalid_rule_value(path, self.schema.get("type", ""), message)
 
 
-def invalid_rule_value(path: str, type_name: str, why: str) -> Fault:
-    return Fault(path, "FieldValueInvalid", f'Invalid value: "{type_name}": {why}')
+def invalid_rule_value(path: str, type_name: str, message: str) -> Fault:
+    return Fault(path, "FieldValueInvalid", f'Invalid value: "{type_name}": {message}')
 
 
 def evaluate_program(program: Program, variables: Object, meter: Meter) -> Any:
-    """The value of a program that may cost what one rule may, and no more than is left for all."""
+    """Evaluate a program within the limit of one rule and the remaining budget of the object."""
     allowed = min(RULE_COST_LIMIT, meter.left)
-    own = Meter(allowed)
+    own_meter = Meter(allowed)
     try:
-        return program.evaluate(variables, own)
+        return program.evaluate(variables, own_meter)
     finally:
-        meter.left -= allowed - own.left
-        own.report()
+        meter.left -= allowed - own_meter.left
+        own_meter.report()
 
 
 def rule_message(rule: ValidationRule, variables: Object, evaluation: RuleEvaluation) -> str:
-    """What the rule's messageExpression says; nothing where it has none, or says nothing of use."""
+    """The result of the rule's messageExpression; empty if there is none or it is not usable."""
     if rule.message is None:
         return ""
     try:
-        found = evaluate_program(rule.message, variables, evaluation.meter)
+        result = evaluate_program(rule.message, variables, evaluation.meter)
     except (EvaluationError, CostExceeded):
         return ""
-    text = str(found).strip() if isinstance(found, str) else ""
+    text = str(result).strip() if isinstance(result, str) else ""
     return "" if len(text) > MAX_MESSAGE or "\n" in text else text
 
 
 def items_by_key(schema: Object, old: Any) -> Mapping[Any, Any]:
-    """The items of a list by what tells them apart; none where nothing does."""
+    """The items of a keyed list by key; empty for other lists."""
     if schema.get("x-kubernetes-list-type") != "map" or not isinstance(old, list):
         return {}
     return {item_key(schema, each): each for each in old}
@@ -269,7 +269,7 @@ def item_key(schema: Object, item: Any) -> Any:
     )
 
 
-# -- compiling
+# -- compilation
 
 
 def has_rules(schema: Object) -> bool:
@@ -286,10 +286,10 @@ def subschemas(schema: Object) -> Iterator[Object]:
 
 
 def compile_rules(schema: Object, name: str = "selfType", *, is_resource_root: bool = True) -> RuleNode | None:
-    """The rules of a schema that has been found good; None where it has none."""
+    """Compile the rules of a valid schema. Returns None if it has none."""
     if not has_rules(schema):
         return None
-    found = declared_type(schema, name, is_resource_root=is_resource_root)
+    self_type = declared_type(schema, name, is_resource_root=is_resource_root)
     fields = {
         key: compile_rules(each, f"{name}.{key}", is_resource_root=False)
         for key, each in (schema.get("properties") or {}).items()
@@ -297,7 +297,7 @@ def compile_rules(schema: Object, name: str = "selfType", *, is_resource_root: b
     values, items = schema.get("additionalProperties"), schema.get("items")
     return RuleNode(
         schema,
-        [compile_rule(each, schema, found) for each in schema.get(RULES) or ()] if found is not None else (),
+        [compile_rule(each, schema, self_type) for each in schema.get(RULES) or ()] if self_type is not None else (),
         cel_conversion(schema),
         {key: each for key, each in fields.items() if each is not None},
         compile_rules(items, f"{name}.@idx", is_resource_root=False) if isinstance(items, dict) else None,
@@ -306,24 +306,24 @@ def compile_rules(schema: Object, name: str = "selfType", *, is_resource_root: b
 
 
 def compile_rule(source: Object, schema: Object, self_type: Type) -> ValidationRule:
-    known = {"self": self_type, "oldSelf": optional_of(self_type) if source.get("optionalOldSelf") else self_type}
+    scope = {"self": self_type, "oldSelf": optional_of(self_type) if source.get("optionalOldSelf") else self_type}
     charge(len(source["rule"]))
     try:
-        program = compile_expression(source["rule"], known)
-        words = compile_expression(source["messageExpression"], known) if source.get("messageExpression") else None
-    except CompileError as error:  # it was stored before what is asked of rules now
+        program = compile_expression(source["rule"], scope)
+        message = compile_expression(source["messageExpression"], scope) if source.get("messageExpression") else None
+    except CompileError as error:  # stored before rules were validated
         return ValidationRule(source, failing_program(source["rule"], f"rule compile error: {error}"))
     try:
         path = normalized_path(source["fieldPath"], schema) if source.get("fieldPath") else ""
     except PathError:
         path = ""
-    return ValidationRule(source, program, words, path)
+    return ValidationRule(source, program, message, path)
 
 
-def failing_program(text: str, why: str) -> Program:
-    """A program that only ever says why there is none."""
+def failing_program(text: str, message: str) -> Program:
+    """A program that always fails with a message."""
 
     def code(_: Any) -> Any:
-        raise EvaluationError(why)
+        raise EvaluationError(message)
 
     return Program(text, BOOL, frozenset(), 1, code)

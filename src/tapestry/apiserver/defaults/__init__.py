@@ -1,4 +1,4 @@
-"""Defaults: what Kubernetes fills in where a writer says nothing, for the kinds whose controllers depend on it.
+"""Default values of built-in kinds, as in Kubernetes.
 
-Each function takes an object and returns it with its defaults, sharing with it what it can.
+Each function takes an object and returns it with its defaults. Unchanged parts are shared with the argument.
 """

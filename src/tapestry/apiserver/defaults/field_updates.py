@@ -1,4 +1,4 @@
-"""How a part of an object gets its defaults while the rest is shared."""
+"""Helpers that change one field of an object and share the rest."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ Defaulter = Callable[[Object], Object]
 
 
 def with_field(obj: Object, field: str, change: Callable[[Any], Any], empty: Any = None) -> Object:
-    """`obj` with what is in a field changed; `empty` is taken for one that is not there."""
+    """Return `obj` with a field changed. `empty` replaces a missing value; None leaves the object unchanged."""
     value = obj.get(field, empty)
     return obj if value is None else {**obj, field: change(value)}
 

@@ -1,4 +1,4 @@
-"""Which kind gets which defaults, as a step of every write."""
+"""Table of default functions by kind, and the pipeline step that applies them."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,6 @@ from tapestry.kube.objects import Object
 
 
 async def apply_defaults(request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-    """A step of the pipeline."""
     if new is None:
         return old or {}
     default = DEFAULTS.get(request.target.info.storage)
@@ -19,7 +18,7 @@ async def apply_defaults(request: WriteRequest, old: Object | None, new: Object 
 
 
 def is_same_spec(old: Object, new: Object) -> bool:
-    """Whether a write left everything alone but metadata and status."""
+    """Return whether a write changed only metadata and status."""
     return "spec" in new and all(new[key] is old.get(key) for key in new if key not in NON_SPEC_FIELDS)
 
 
@@ -30,7 +29,7 @@ DEFAULTS_BEYOND_SPEC = (
     other_kinds.default_service,
     other_kinds.default_claim,
 )
-"""Defaults that are not of the spec alone."""
+"""Functions that set defaults outside of the spec."""
 DEFAULTS: Mapping[str, Defaulter] = {
     "ingressclasses.networking.k8s.io": other_kinds.default_ingress_class,
     "namespaces": other_kinds.default_namespace,

@@ -1,4 +1,4 @@
-"""Kinds with little to fill in."""
+"""Defaults of kinds with few default values."""
 
 from tapestry.apiserver.defaults.field_updates import map_items, with_field
 from tapestry.kube.objects import Object
@@ -8,54 +8,54 @@ DEFAULT_UTILIZATION = 80
 
 
 def default_service(obj: Object) -> Object:
-    def spec(found: Object) -> Object:
-        found = {"type": "ClusterIP", "sessionAffinity": "None", **found}
-        is_external = found["type"] in ("NodePort", "LoadBalancer")
-        if is_external or (found["type"] == "ClusterIP" and found.get("externalIPs")):
-            found = {"externalTrafficPolicy": "Cluster", **found}
-        if found["type"] == "LoadBalancer":
-            found = {"allocateLoadBalancerNodePorts": True, **found}
-        if found["sessionAffinity"] == "ClientIP":
-            found = {"sessionAffinityConfig": {"clientIP": {"timeoutSeconds": AFFINITY_SECONDS}}, **found}
-        if found["type"] != "ExternalName":
-            found = {"internalTrafficPolicy": "Cluster", **found}
-        return with_field(found, "ports", map_items(default_service_port))
+    def default_spec(spec: Object) -> Object:
+        spec = {"type": "ClusterIP", "sessionAffinity": "None", **spec}
+        is_external = spec["type"] in ("NodePort", "LoadBalancer")
+        if is_external or (spec["type"] == "ClusterIP" and spec.get("externalIPs")):
+            spec = {"externalTrafficPolicy": "Cluster", **spec}
+        if spec["type"] == "LoadBalancer":
+            spec = {"allocateLoadBalancerNodePorts": True, **spec}
+        if spec["sessionAffinity"] == "ClientIP":
+            spec = {"sessionAffinityConfig": {"clientIP": {"timeoutSeconds": AFFINITY_SECONDS}}, **spec}
+        if spec["type"] != "ExternalName":
+            spec = {"internalTrafficPolicy": "Cluster", **spec}
+        return with_field(spec, "ports", map_items(default_service_port))
 
-    found = with_field(obj, "spec", spec)
-    if found.get("spec", {}).get("type") != "LoadBalancer":
-        return found
-    return with_field(found, "status", lambda status: with_field(status, "loadBalancer", default_load_balancer))
+    service = with_field(obj, "spec", default_spec)
+    if service.get("spec", {}).get("type") != "LoadBalancer":
+        return service
+    return with_field(service, "status", lambda status: with_field(status, "loadBalancer", default_load_balancer))
 
 
 def default_load_balancer(obj: Object) -> Object:
-    return with_field(obj, "ingress", map_items(lambda one: {"ipMode": "VIP", **one} if one.get("ip") else one))
+    return with_field(obj, "ingress", map_items(lambda item: {"ipMode": "VIP", **item} if item.get("ip") else item))
 
 
 def default_service_port(obj: Object) -> Object:
-    return {"protocol": "TCP", **obj, "targetPort": obj.get("targetPort") or obj.get("port")}  # Go says 0 for nothing
+    return {"protocol": "TCP", **obj, "targetPort": obj.get("targetPort") or obj.get("port")}  # Go sends 0 if unset
 
 
 def default_claim(obj: Object) -> Object:
-    found = with_field(obj, "spec", lambda spec: {"volumeMode": "Filesystem", **spec})
-    return {**found, "status": {"phase": "Pending", **(found.get("status") or {})}}
+    claim = with_field(obj, "spec", lambda spec: {"volumeMode": "Filesystem", **spec})
+    return {**claim, "status": {"phase": "Pending", **(claim.get("status") or {})}}
 
 
 def default_persistent_volume(obj: Object) -> Object:
-    def spec(found: Object) -> Object:
-        found = {"persistentVolumeReclaimPolicy": "Retain", "volumeMode": "Filesystem", **found}
-        return with_field(found, "hostPath", lambda path: {"type": "", **path})
+    def default_spec(spec: Object) -> Object:
+        spec = {"persistentVolumeReclaimPolicy": "Retain", "volumeMode": "Filesystem", **spec}
+        return with_field(spec, "hostPath", lambda path: {"type": "", **path})
 
-    return with_field(obj, "spec", spec)
+    return with_field(obj, "spec", default_spec)
 
 
 def default_role_binding(obj: Object) -> Object:
     group = "rbac.authorization.k8s.io"
 
-    def subject(found: Object) -> Object:
-        return found if found.get("kind") == "ServiceAccount" else {"apiGroup": group, **found}
+    def default_subject(subject: Object) -> Object:
+        return subject if subject.get("kind") == "ServiceAccount" else {"apiGroup": group, **subject}
 
-    found = with_field(obj, "roleRef", lambda reference: {**reference, "apiGroup": reference.get("apiGroup") or group})
-    return with_field(found, "subjects", map_items(subject))
+    binding = with_field(obj, "roleRef", lambda role: {**role, "apiGroup": role.get("apiGroup") or group})
+    return with_field(binding, "subjects", map_items(default_subject))
 
 
 def default_endpoint_slice(obj: Object) -> Object:
@@ -75,16 +75,16 @@ def default_limit_range(obj: Object) -> Object:
 
 
 def default_limit(obj: Object) -> Object:
-    """What containers may have at most is what they get, and ask for, where nothing else is said."""
+    """The limits of containers default to the maximum, the requests to the limits."""
     if obj.get("type") != "Container":
         return obj
-    most = {**(obj.get("max") or {}), **(obj.get("default") or {})}
-    asked = {**(obj.get("min") or {}), **most, **(obj.get("defaultRequest") or {})}
-    return {**obj, **({"default": most} if most else {}), **({"defaultRequest": asked} if asked else {})}
+    limits = {**(obj.get("max") or {}), **(obj.get("default") or {})}
+    requests = {**(obj.get("min") or {}), **limits, **(obj.get("defaultRequest") or {})}
+    return {**obj, **({"default": limits} if limits else {}), **({"defaultRequest": requests} if requests else {})}
 
 
 def default_mutating_webhooks(obj: Object) -> Object:
-    return with_field(obj, "webhooks", map_items(lambda hook: {"reinvocationPolicy": "Never", **default_webhook(hook)}))
+    return with_field(obj, "webhooks", map_items(lambda item: {"reinvocationPolicy": "Never", **default_webhook(item)}))
 
 
 def default_validating_webhooks(obj: Object) -> Object:
@@ -92,7 +92,7 @@ def default_validating_webhooks(obj: Object) -> Object:
 
 
 def default_webhook(obj: Object) -> Object:
-    found = {
+    webhook = {
         "failurePolicy": "Fail",
         "matchPolicy": "Equivalent",
         "namespaceSelector": {},
@@ -100,8 +100,8 @@ def default_webhook(obj: Object) -> Object:
         "timeoutSeconds": 10,
         **obj,
     }
-    found = with_field(found, "rules", map_items(lambda rule: {"scope": "*", **rule}))
-    return with_field(found, "clientConfig", default_webhook_client)
+    webhook = with_field(webhook, "rules", map_items(lambda rule: {"scope": "*", **rule}))
+    return with_field(webhook, "clientConfig", default_webhook_client)
 
 
 def default_webhook_client(obj: Object) -> Object:
@@ -113,7 +113,7 @@ def default_secret(obj: Object) -> Object:
 
 
 def default_autoscaler(obj: Object) -> Object:
-    """In either version."""
+    """Both versions are supported."""
     if obj["apiVersion"] == "autoscaling/v1":
         return with_field(obj, "spec", lambda spec: {"minReplicas": 1, **spec})
     target = {"type": "Utilization", "averageUtilization": DEFAULT_UTILIZATION}
@@ -122,22 +122,22 @@ def default_autoscaler(obj: Object) -> Object:
 
 
 def default_endpoints(obj: Object) -> Object:
-    def subset(found: Object) -> Object:
-        return with_field(found, "ports", map_items(lambda port: {"protocol": "TCP", **port}))
+    def default_subset(subset: Object) -> Object:
+        return with_field(subset, "ports", map_items(lambda port: {"protocol": "TCP", **port}))
 
-    return with_field(obj, "subsets", map_items(subset))
+    return with_field(obj, "subsets", map_items(default_subset))
 
 
 def default_network_policy(obj: Object) -> Object:
-    def spec(found: Object) -> Object:
+    def default_spec(spec: Object) -> Object:
         for field in ("ingress", "egress"):
-            found = with_field(
-                found, field, map_items(lambda rule: with_field(rule, "ports", map_items(default_policy_port)))
+            spec = with_field(
+                spec, field, map_items(lambda rule: with_field(rule, "ports", map_items(default_policy_port)))
             )
-        types = ["Ingress", "Egress"] if found.get("egress") else ["Ingress"]
-        return {**found, "policyTypes": found.get("policyTypes") or types}
+        types = ["Ingress", "Egress"] if spec.get("egress") else ["Ingress"]
+        return {**spec, "policyTypes": spec.get("policyTypes") or types}
 
-    return with_field(obj, "spec", spec)
+    return with_field(obj, "spec", default_spec)
 
 
 def default_policy_port(obj: Object) -> Object:
@@ -145,7 +145,7 @@ def default_policy_port(obj: Object) -> Object:
 
 
 def default_csi_driver(obj: Object) -> Object:
-    def spec(found: Object) -> Object:
+    def default_spec(spec: Object) -> Object:
         return {
             "attachRequired": True,
             "podInfoOnMount": False,
@@ -154,10 +154,10 @@ def default_csi_driver(obj: Object) -> Object:
             "requiresRepublish": False,
             "seLinuxMount": False,
             "volumeLifecycleModes": ["Persistent"],
-            **found,
+            **spec,
         }
 
-    return with_field(obj, "spec", spec)
+    return with_field(obj, "spec", default_spec)
 
 
 def default_flow_schema(obj: Object) -> Object:
@@ -165,19 +165,19 @@ def default_flow_schema(obj: Object) -> Object:
 
 
 def default_priority_level(obj: Object) -> Object:
-    def limited(found: Object) -> Object:
-        found = {"nominalConcurrencyShares": 30, "lendablePercent": 0, **found}
-        return with_field(found, "limitResponse", lambda response: with_field(response, "queuing", default_queuing))
+    def default_limited(limited: Object) -> Object:
+        limited = {"nominalConcurrencyShares": 30, "lendablePercent": 0, **limited}
+        return with_field(limited, "limitResponse", lambda response: with_field(response, "queuing", default_queuing))
 
-    def spec(found: Object) -> Object:
-        if found.get("type") == "Exempt":
+    def default_spec(spec: Object) -> Object:
+        if spec.get("type") == "Exempt":
             return {
-                **found,
-                "exempt": {"nominalConcurrencyShares": 0, "lendablePercent": 0, **(found.get("exempt") or {})},
+                **spec,
+                "exempt": {"nominalConcurrencyShares": 0, "lendablePercent": 0, **(spec.get("exempt") or {})},
             }
-        return with_field(found, "limited", limited)
+        return with_field(spec, "limited", default_limited)
 
-    return with_field(obj, "spec", spec)
+    return with_field(obj, "spec", default_spec)
 
 
 def default_queuing(obj: Object) -> Object:
@@ -189,16 +189,16 @@ def default_resource_claim(obj: Object) -> Object:
 
 
 def default_claim_devices(spec: Object) -> Object:
-    """A request that says neither how many devices nor which is for one."""
+    """A request for devices defaults to one device."""
 
-    def exact(found: Object) -> Object:
-        found = {"allocationMode": "ExactCount", **found}
-        return {"count": 1, **found} if found["allocationMode"] == "ExactCount" else found
+    def default_exact(exact: Object) -> Object:
+        exact = {"allocationMode": "ExactCount", **exact}
+        return {"count": 1, **exact} if exact["allocationMode"] == "ExactCount" else exact
 
-    def request(found: Object) -> Object:
-        return with_field(with_field(found, "exactly", exact), "firstAvailable", map_items(exact))
+    def default_request(request: Object) -> Object:
+        return with_field(with_field(request, "exactly", default_exact), "firstAvailable", map_items(default_exact))
 
-    return with_field(spec, "devices", lambda devices: with_field(devices, "requests", map_items(request)))
+    return with_field(spec, "devices", lambda devices: with_field(devices, "requests", map_items(default_request)))
 
 
 def default_namespace(obj: Object) -> Object:
@@ -207,17 +207,17 @@ def default_namespace(obj: Object) -> Object:
 
 
 def default_node(obj: Object) -> Object:
-    def status(found: Object) -> Object:
-        return {"allocatable": found["capacity"], **found} if "capacity" in found else found
+    def default_status(status: Object) -> Object:
+        return {"allocatable": status["capacity"], **status} if "capacity" in status else status
 
-    return with_field(obj, "status", status)
+    return with_field(obj, "status", default_status)
 
 
 def default_ingress_class(obj: Object) -> Object:
     return with_field(
-        obj, "spec", lambda spec: with_field(spec, "parameters", lambda found: {"scope": "Cluster", **found})
+        obj, "spec", lambda spec: with_field(spec, "parameters", lambda parameters: {"scope": "Cluster", **parameters})
     )
 
 
 def default_api_service(obj: Object) -> Object:
-    return with_field(obj, "spec", lambda spec: with_field(spec, "service", lambda found: {"port": 443, **found}))
+    return with_field(obj, "spec", lambda spec: with_field(spec, "service", lambda service: {"port": 443, **service}))

@@ -1,4 +1,4 @@
-"""Pods, and templates of pods."""
+"""Defaults of pods and pod templates."""
 
 from tapestry.apiserver.defaults.field_updates import map_items, with_field
 from tapestry.apiserver.spec_cache import memoized_and_interned
@@ -16,11 +16,11 @@ def default_pod(obj: Object) -> Object:
 
 @memoized_and_interned
 def default_pod_spec(spec: Object) -> Object:
-    """Of a pod itself: a template leaves some of it to the pods that are made by it."""
-    found = {"enableServiceLinks": True, **default_template_spec(spec)}
+    """Defaults of a pod, including those that a template leaves to its pods."""
+    result = {"enableServiceLinks": True, **default_template_spec(spec)}
     for field in ("containers", "initContainers"):
-        found = with_field(found, field, map_items(lambda one: with_field(one, "resources", default_resources)))
-    return found
+        result = with_field(result, field, map_items(lambda item: with_field(item, "resources", default_resources)))
+    return result
 
 
 def default_template(obj: Object) -> Object:
@@ -29,7 +29,7 @@ def default_template(obj: Object) -> Object:
 
 @memoized_and_interned
 def default_template_spec(spec: Object) -> Object:
-    found = {
+    result = {
         "restartPolicy": "Always",
         "terminationGracePeriodSeconds": 30,
         "dnsPolicy": "ClusterFirst",
@@ -38,28 +38,28 @@ def default_template_spec(spec: Object) -> Object:
         **spec,
     }
     for field in ("containers", "initContainers", "ephemeralContainers"):
-        found = with_field(found, field, map_items(default_container))
-    found = with_field(found, "volumes", map_items(default_volume))
-    if found.get("hostNetwork"):
-        found = with_field(found, "containers", map_items(with_host_ports))
-    if account := found.get("serviceAccountName") or found.get("serviceAccount"):
-        found |= {"serviceAccountName": account, "serviceAccount": account}
-    return found
+        result = with_field(result, field, map_items(default_container))
+    result = with_field(result, "volumes", map_items(default_volume))
+    if result.get("hostNetwork"):
+        result = with_field(result, "containers", map_items(with_host_ports))
+    if account := result.get("serviceAccountName") or result.get("serviceAccount"):
+        result |= {"serviceAccountName": account, "serviceAccount": account}
+    return result
 
 
 def default_container(obj: Object) -> Object:
-    found = {
+    container = {
         "terminationMessagePath": "/dev/termination-log",
         "terminationMessagePolicy": "File",
         "imagePullPolicy": "Always" if has_latest_tag(obj.get("image", "")) else "IfNotPresent",
         "resources": {},
         **obj,
     }
-    found = with_field(found, "ports", map_items(lambda port: {"protocol": "TCP", **port}))
-    found = with_field(found, "env", map_items(default_env_var))
+    container = with_field(container, "ports", map_items(lambda port: {"protocol": "TCP", **port}))
+    container = with_field(container, "env", map_items(default_env_var))
     for field in PROBES:
-        found = with_field(found, field, default_probe)
-    return with_field(found, "lifecycle", default_lifecycle)
+        container = with_field(container, field, default_probe)
+    return with_field(container, "lifecycle", default_lifecycle)
 
 
 def has_latest_tag(image: str) -> bool:
@@ -91,8 +91,8 @@ def default_lifecycle(obj: Object) -> Object:
 
 
 def default_action(obj: Object) -> Object:
-    found = with_field(obj, "httpGet", lambda get: {"path": "/", "scheme": "HTTP", **get})
-    return with_field(found, "grpc", lambda call: {"service": "", **call})
+    action = with_field(obj, "httpGet", lambda get: {"path": "/", "scheme": "HTTP", **get})
+    return with_field(action, "grpc", lambda call: {"service": "", **call})
 
 
 def with_host_ports(obj: Object) -> Object:
@@ -102,25 +102,25 @@ def with_host_ports(obj: Object) -> Object:
 def default_volume(obj: Object) -> Object:
     if len(obj) == 1:
         return {**obj, "emptyDir": {}}
-    found = obj
+    volume = obj
     for field in ("configMap", "secret", "downwardAPI"):
-        found = with_field(found, field, lambda source: {"defaultMode": DEFAULT_MODE, **source})
-    found = with_field(found, "downwardAPI", default_downward_api)
-    found = with_field(
-        found,
+        volume = with_field(volume, field, lambda source: {"defaultMode": DEFAULT_MODE, **source})
+    volume = with_field(volume, "downwardAPI", default_downward_api)
+    volume = with_field(
+        volume,
         "projected",
         lambda source: with_field({"defaultMode": DEFAULT_MODE, **source}, "sources", map_items(default_projection)),
     )
-    return with_field(found, "hostPath", lambda source: {"type": "", **source})
+    return with_field(volume, "hostPath", lambda source: {"type": "", **source})
 
 
 def default_projection(obj: Object) -> Object:
-    found = with_field(obj, "serviceAccountToken", lambda token: {"expirationSeconds": TOKEN_SECONDS, **token})
-    return with_field(found, "downwardAPI", default_downward_api)
+    projection = with_field(obj, "serviceAccountToken", lambda token: {"expirationSeconds": TOKEN_SECONDS, **token})
+    return with_field(projection, "downwardAPI", default_downward_api)
 
 
 def default_downward_api(obj: Object) -> Object:
-    def file(found: Object) -> Object:
-        return with_field(found, "fieldRef", lambda field: {"apiVersion": "v1", **field})
+    def default_file(file: Object) -> Object:
+        return with_field(file, "fieldRef", lambda field: {"apiVersion": "v1", **field})
 
-    return with_field(obj, "items", map_items(file))
+    return with_field(obj, "items", map_items(default_file))

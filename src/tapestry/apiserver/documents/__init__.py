@@ -1,1 +1,1 @@
-"""What the server publishes about its API: discovery and OpenAPI."""
+"""API documents that the server publishes: discovery and OpenAPI."""

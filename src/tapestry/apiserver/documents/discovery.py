@@ -1,4 +1,4 @@
-"""Discovery: what is served, in the two forms that clients ask for."""
+"""Discovery documents, in the legacy and the aggregated form."""
 
 from base64 import b64encode
 from collections.abc import Sequence
@@ -15,36 +15,36 @@ def group_version(group: str, version: str) -> str:
 
 
 def api_versions(server: str) -> Object:
-    """What is under /api."""
+    """The document of /api."""
     address = {"clientCIDR": "0.0.0.0/0", "serverAddress": server}
     return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": [address]}
 
 
 def api_groups(registry: ResourceRegistry) -> Object:
-    """What is under /apis."""
+    """The document of /apis."""
     groups = [group_versions(name, list(versions)) for name, versions in registry.groups().items() if name]
     return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
 
 
 def api_group(name: str, versions: Sequence[str]) -> Object:
-    """What is under /apis/<group>."""
+    """The document of /apis/<group>."""
     return {"kind": "APIGroup", "apiVersion": "v1", **group_versions(name, versions)}
 
 
 def group_versions(name: str, versions: Sequence[str]) -> Object:
     """A group and its versions, the preferred one first."""
-    listed = [{"groupVersion": group_version(name, each), "version": each} for each in versions]
-    return {"name": name, "versions": listed, "preferredVersion": listed[0]}
+    entries = [{"groupVersion": group_version(name, each), "version": each} for each in versions]
+    return {"name": name, "versions": entries, "preferredVersion": entries[0]}
 
 
 def api_resources(group: str, version: str, rows: Sequence[ResourceInfo]) -> Object:
-    """/api/v1, /apis/<group>/<version>"""
-    listed = [each for row in rows for each in legacy_entries(row)]
+    """The document of /api/v1 or /apis/<group>/<version>."""
+    entries = [entry for info in rows for entry in legacy_entries(info)]
     return {
         "kind": "APIResourceList",
         "apiVersion": "v1",
         "groupVersion": group_version(group, version),
-        "resources": listed,
+        "resources": entries,
     }
 
 
@@ -63,7 +63,7 @@ def legacy_entries(info: ResourceInfo) -> list[Object]:
         main["categories"] = list(info.categories)
     if "list" in info.verbs:
         main["storageVersionHash"] = storage_version_hash(info)
-    found = [main]
+    entries = [main]
     for sub in info.subresources.values():
         entry: Object = {
             "name": f"{resource.plural}/{sub.name}",
@@ -74,19 +74,19 @@ def legacy_entries(info: ResourceInfo) -> list[Object]:
         }
         if (sub.group, sub.version) != (resource.group, resource.version):
             entry |= {"group": sub.group, "version": sub.version}
-        found.append(entry)
-    return found
+        entries.append(entry)
+    return entries
 
 
 def storage_version_hash(info: ResourceInfo) -> str:
-    """Another one for another version in which objects are stored."""
+    """A hash that changes with the version in which objects are stored."""
     group, _, version = f"/{info.storage_api_version or info.resource.api_version}".rpartition("/")
     digest = sha256(f"{group.lstrip('/')}/{version}/{info.resource.kind}".encode()).digest()
     return b64encode(digest[:8]).decode()
 
 
 def aggregated_discovery(registry: ResourceRegistry, *, legacy: bool) -> Object:
-    """/api or /apis in one document, resources and all."""
+    """The aggregated document of /api or /apis, with all resources."""
     groups = {name: versions for name, versions in registry.groups().items() if (name == "") is legacy}
     items = [aggregated_group(name, versions) for name, versions in groups.items()]
     return {"kind": AGGREGATED, "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}, "items": items}
@@ -97,7 +97,7 @@ def aggregated_group(name: str, versions: dict[str, list[ResourceInfo]]) -> Obje
     return {
         "metadata": metadata,
         "versions": [
-            {"version": version, "resources": [aggregated_entry(row) for row in rows], "freshness": "Current"}
+            {"version": version, "resources": [aggregated_entry(info) for info in rows], "freshness": "Current"}
             for version, rows in versions.items()
         ],
     }
@@ -105,7 +105,7 @@ def aggregated_group(name: str, versions: dict[str, list[ResourceInfo]]) -> Obje
 
 def aggregated_entry(info: ResourceInfo) -> Object:
     resource = info.resource
-    found: Object = {
+    entry: Object = {
         "resource": resource.plural,
         "responseKind": {"group": resource.group, "version": resource.version, "kind": resource.kind},
         "scope": "Namespaced" if resource.namespaced else "Cluster",
@@ -113,11 +113,11 @@ def aggregated_entry(info: ResourceInfo) -> Object:
         "verbs": list(info.verbs),
     }
     if info.short_names:
-        found["shortNames"] = list(info.short_names)
+        entry["shortNames"] = list(info.short_names)
     if info.categories:
-        found["categories"] = list(info.categories)
+        entry["categories"] = list(info.categories)
     if info.subresources:
-        found["subresources"] = [
+        entry["subresources"] = [
             {
                 "subresource": sub.name,
                 "responseKind": {"group": sub.group, "version": sub.version, "kind": sub.kind},
@@ -125,4 +125,4 @@ def aggregated_entry(info: ResourceInfo) -> Object:
             }
             for sub in info.subresources.values()
         ]
-    return found
+    return entry

@@ -1,6 +1,6 @@
-"""Documents: what the server says of itself at length, made when it is first asked for after a change.
+"""Cache of discovery and OpenAPI documents, which are built on first use after a change.
 
-A reader that has a document already names its tag, and is told whether that is still the one.
+Clients revalidate a document with its ETag.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ from tapestry.kube.objects import Object
 class Document:
     body: bytes
     etag: str
-    """Another one for another body."""
+    """A hash of the body."""
 
 
 def with_etag(value: Object | bytes) -> Document:
@@ -30,13 +30,13 @@ def with_etag(value: Object | bytes) -> Document:
 
 
 class DocumentCache:
-    """OpenAPI and discovery of what is served now."""
+    """The OpenAPI and discovery documents of the served resources."""
 
     def __init__(self, registry: ResourceRegistry, types: Mapping[str, Any]) -> None:
-        self._rows = registry
+        self._registry = registry
         self._types = types
         self._groups: dict[tuple[str, str], tuple[list[ResourceInfo], Document]] = {}
-        self._edition = -1
+        self._generation = -1
         self._documents: dict[str, Document] = {}
 
     @cached_property
@@ -48,44 +48,42 @@ class DocumentCache:
         return openapi_v2.built_in_definitions(self._described)
 
     async def openapi_v3_index(self) -> Document:
-        """/openapi/v3"""
         return await self._cached_large("index", self._index)
 
     async def openapi_v3_group(self, group: str, version: str) -> Document:
-        """/openapi/v3/apis/<group>/<version>; KeyError where it is not served."""
-        rows = self._rows.groups()[group][version]
-        known = self._groups.get((group, version))
-        if known is not None and known[0] == rows:
-            return known[1]
+        """The document of /openapi/v3/apis/<group>/<version>. Raises KeyError if it is not served."""
+        rows = self._registry.groups()[group][version]
+        cached = self._groups.get((group, version))
+        if cached is not None and cached[0] == rows:
+            return cached[1]
         return await run_if_large(LARGE_BYTES, self._group, group, version, rows)
 
     async def openapi_v2(self) -> Document:
-        """/openapi/v2"""
         return await self._cached_large("swagger", self._openapi_v2)
 
     async def openapi_v2_protobuf(self) -> Document:
-        """The same for Go clients."""
+        """The OpenAPI v2 document in protobuf, for Go clients."""
         return await self._cached_large(
             "swagger protobuf", lambda: openapi_v2_protobuf.encode_document(self._openapi_v2())
         )
 
     def aggregated_discovery(self, *, legacy: bool) -> Document:
-        """/api and /apis, with all that is below."""
+        """The aggregated documents of /api and /apis."""
         if legacy:
-            return self._cached("api", lambda: discovery.aggregated_discovery(self._rows, legacy=True))
-        return self._cached("apis", lambda: discovery.aggregated_discovery(self._rows, legacy=False))
+            return self._cached("api", lambda: discovery.aggregated_discovery(self._registry, legacy=True))
+        return self._cached("apis", lambda: discovery.aggregated_discovery(self._registry, legacy=False))
 
     async def _cached_large(self, name: str, make: Callable[[], Object | bytes]) -> Document:
-        """The same of a document that takes long to make; one that is out of date by then is not kept."""
+        """Build a large document in a worker thread. If it is outdated by then, it is returned but not cached."""
         self._drop_stale()
-        known = self._documents.get(name)
-        if known is not None:
-            return known
-        edition = self._edition
-        made = await run_if_large(LARGE_BYTES, lambda: with_etag(make()))
-        if self._edition == edition == self._rows.generation:
-            self._documents[name] = made
-        return made
+        cached = self._documents.get(name)
+        if cached is not None:
+            return cached
+        generation = self._generation
+        document = await run_if_large(LARGE_BYTES, lambda: with_etag(make()))
+        if self._generation == generation == self._registry.generation:
+            self._documents[name] = document
+        return document
 
     def _cached(self, name: str, make: Callable[[], Object | bytes]) -> Document:
         self._drop_stale()
@@ -94,21 +92,23 @@ class DocumentCache:
         return self._documents[name]
 
     def _drop_stale(self) -> None:
-        if self._edition != self._rows.generation:
-            self._documents, self._edition = {}, self._rows.generation
-            served = self._rows.groups()
-            self._groups = {key: kept for key, kept in self._groups.copy().items() if key[1] in served.get(key[0], ())}
+        if self._generation != self._registry.generation:
+            self._documents, self._generation = {}, self._registry.generation
+            served = self._registry.groups()
+            self._groups = {
+                key: entry for key, entry in self._groups.copy().items() if key[1] in served.get(key[0], ())
+            }
 
     def _group(self, group: str, version: str, rows: list[ResourceInfo]) -> Document:
-        """Kept for as long as just these rows are the group: most never change."""
-        known = self._groups.get((group, version))
-        if known is None or known[0] != rows:
-            known = self._groups[group, version] = rows, with_etag(openapi_v3.document_of(rows, self._described))
-        return known[1]
+        """Build the document of a group. It is reused until the resources of the group change."""
+        cached = self._groups.get((group, version))
+        if cached is None or cached[0] != rows:
+            cached = self._groups[group, version] = rows, with_etag(openapi_v3.document_of(rows, self._described))
+        return cached[1]
 
     def _index(self) -> Object:
         paths = {}
-        for group, versions in self._rows.groups().items():
+        for group, versions in self._registry.groups().items():
             for version, rows in versions.items():
                 path = f"apis/{group}/{version}" if group else f"api/{version}"
                 tag = self._group(group, version, rows).etag
@@ -116,4 +116,4 @@ class DocumentCache:
         return {"paths": paths}
 
     def _openapi_v2(self) -> Object:
-        return openapi_v2.document_of(self._rows, self._described, self._definitions)
+        return openapi_v2.document_of(self._registry, self._described, self._definitions)

@@ -1,7 +1,7 @@
-"""OpenAPI v2 in protobuf, the one form in which Go clients ask for it: kubectl does, to judge a `List` beforehand.
+"""OpenAPI v2 document in protobuf, which kubectl requests to validate objects.
 
-The messages are those of gnostic's OpenAPIv2.proto.  Of a document they get its definitions, which is what is judged
-by, and no paths.
+The messages are those of gnostic's OpenAPIv2.proto. Only the definitions are encoded, because clients do not use the
+paths.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,8 +11,8 @@ import msgspec
 
 from tapestry.kube.objects import Object
 
-MEDIA_TYPES = frozenset(f"application/com.github.proto-openapi.spec.v2{mark}v1.0+protobuf" for mark in ("@", "."))
-"""As clients ask for it; only the second is a media type by the book."""
+MEDIA_TYPES = frozenset(f"application/com.github.proto-openapi.spec.v2{sign}v1.0+protobuf" for sign in ("@", "."))
+"""The media types that clients request. Only the second one is valid by RFC 6838."""
 CONTENT_TYPE = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
 
 STRING_FIELDS = {"$ref": 1, "format": 2, "title": 3, "description": 4, "pattern": 13}
@@ -20,18 +20,18 @@ EXTENSION_PREFIX = "x-"
 
 
 def encode_document(swagger: Object) -> bytes:
-    about = encode_string(1, swagger["info"]["title"]) + encode_string(2, swagger["info"]["version"])
+    info = encode_string(1, swagger["info"]["title"]) + encode_string(2, swagger["info"]["version"])
     definitions = b"".join(encode_named(1, name, encode_schema(each)) for name, each in swagger["definitions"].items())
     return (
         encode_string(1, swagger["swagger"])
-        + encode_message(2, about)
+        + encode_message(2, info)
         + encode_message(8, b"")
         + encode_message(9, definitions)
     )
 
 
 def encode_schema(value: Mapping[str, Any]) -> bytes:
-    """One schema; what says nothing about the shape of an object is left out."""
+    """Encode one schema. Only fields that describe the shape of an object are encoded."""
     return b"".join(schema_fields(value))
 
 
@@ -45,8 +45,8 @@ def schema_fields(value: Mapping[str, Any]) -> Iterable[bytes]:
         yield encode_string(19, each)
     for each in value.get("enum") or ():
         yield encode_message(20, encode_any(each))
-    if isinstance(more := value.get("additionalProperties"), dict):
-        yield encode_message(21, encode_message(1, encode_schema(more)))
+    if isinstance(value_schema := value.get("additionalProperties"), dict):
+        yield encode_message(21, encode_message(1, encode_schema(value_schema)))
     if "type" in value:
         yield encode_message(22, encode_string(1, value["type"]))
     if "items" in value:
@@ -61,7 +61,7 @@ def schema_fields(value: Mapping[str, Any]) -> Iterable[bytes]:
 
 
 def encode_any(value: Any) -> bytes:
-    """A value of any type, as YAML: JSON is some."""
+    """Encode a value of any type as YAML, of which JSON is a subset."""
     return encode_string(2, msgspec.json.encode(value).decode())
 
 
@@ -74,14 +74,14 @@ def encode_string(field: int, value: str) -> bytes:
 
 
 def encode_message(field: int, value: bytes) -> bytes:
-    """A field whose value has a length."""
+    """Encode a length-delimited field."""
     return encode_varint(field << 3 | 2) + encode_varint(len(value)) + value
 
 
 def encode_varint(number: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
+        encoded.append(number & 0x7F | 0x80)
         number >>= 7
-    found.append(number)
-    return bytes(found)
+    encoded.append(number)
+    return bytes(encoded)

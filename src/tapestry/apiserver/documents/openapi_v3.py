@@ -1,4 +1,4 @@
-"""OpenAPI v3: what clients validate and explain objects by, one document for each group and version."""
+"""OpenAPI v3 documents, one per group and version."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,33 +14,33 @@ QUERY_PARAMETERS = ("dryRun", "fieldManager", "fieldValidation", "pretty")
 
 
 def with_descriptions(types: Mapping[str, Any], texts: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    """The types with what is to be said of them and of their fields."""
+    """The types with descriptions of them and of their fields."""
     return {name: type_with_descriptions(schema, texts.get(name, {})) for name, schema in types.items()}
 
 
 def type_with_descriptions(schema: Object, texts: Mapping[str, str]) -> Object:
-    found = {**schema, "description": texts[""]} if "" in texts else schema
+    described = {**schema, "description": texts[""]} if "" in texts else schema
     if "properties" not in schema:
-        return found
+        return described
     fields = {
         name: {**each, "description": texts[name]} if name in texts else each
         for name, each in schema["properties"].items()
     }
-    return {**found, "properties": fields}
+    return {**described, "properties": fields}
 
 
 def document_of(rows: Sequence[ResourceInfo], types: Mapping[str, Any]) -> Object:
     schemas: dict[str, Any] = {}
     paths: dict[str, Any] = {}
-    for row in rows:
-        name = row.schema_name or custom_type_name(row)
-        if row.is_custom:
-            schemas[name] = custom_schema(row, types)
+    for info in rows:
+        name = info.schema_name or custom_type_name(info)
+        if info.is_custom:
+            schemas[name] = custom_schema(info, types)
             add_types([f"{META_PREFIX}ObjectMeta"], types, schemas)
         else:
             add_types([name], types, schemas)
-        schemas[name] = {**schemas[name], "x-kubernetes-group-version-kind": [group_version_kind(row)]}
-        paths |= v3_paths(row, name)
+        schemas[name] = {**schemas[name], "x-kubernetes-group-version-kind": [group_version_kind(info)]}
+        paths |= v3_paths(info, name)
     return {
         "openapi": "3.0.0",
         "info": {"title": "Kubernetes", "version": "v1.34.3"},
@@ -55,52 +55,52 @@ def group_version_kind(info: ResourceInfo) -> Object:
 
 
 def custom_type_name(info: ResourceInfo) -> str:
-    """`com.example.v1.Widget`: the group backwards, as such names go."""
+    """The reversed group, version and kind, as in `com.example.v1.Widget`."""
     resource = info.resource
     return ".".join([*reversed(resource.group.split(".")), resource.version, resource.kind])
 
 
 def custom_schema(info: ResourceInfo, types: Mapping[str, Any]) -> Object:
     schema = info.schema or {"type": "object"}
-    about = {name: openapi_schema(each, []) for name, each in identity_properties(types).items()}
-    return {**schema, "properties": {**(schema.get("properties") or {}), **about}}
+    identity = {name: openapi_schema(each, []) for name, each in identity_properties(types).items()}
+    return {**schema, "properties": {**(schema.get("properties") or {}), **identity}}
 
 
 def identity_properties(types: Mapping[str, Any]) -> Object:
-    """The fields that every custom resource has, as the definition of one has them itself."""
+    """The fields that every custom resource has, taken from the type of CustomResourceDefinitions."""
     return {name: types[CRD_TYPE]["properties"][name] for name in ("apiVersion", "kind", "metadata")}
 
 
 def add_types(names: Sequence[str], types: Mapping[str, Any], schemas: dict[str, Any]) -> None:
-    """Add these types and all that they are made of."""
-    waiting = list(names)
-    while waiting:
-        name = waiting.pop()
+    """Add these types and all types that they reference."""
+    pending = list(names)
+    while pending:
+        name = pending.pop()
         if name not in schemas and name in types:
-            schemas[name] = openapi_schema(types[name], waiting)
+            schemas[name] = openapi_schema(types[name], pending)
 
 
 def openapi_schema(schema: Object, referenced: list[str]) -> Object:
-    """A type of the table as OpenAPI writes it; the types that it refers to are added to `met`."""
-    found = {
+    """The OpenAPI form of a built-in schema. Adds the types that it references to `referenced`."""
+    result = {
         key: value
         for key, value in schema.items()
         if key not in ("$ref", "properties", "items", "additionalProperties")
     }
     if "$ref" in schema:
         referenced.append(schema["$ref"])
-        if not found:
+        if not result:
             return {"allOf": [schema_reference(schema["$ref"])]}
-        found["allOf"] = [schema_reference(schema["$ref"])]
+        result["allOf"] = [schema_reference(schema["$ref"])]
     if schema.get("x-kubernetes-int-or-string"):
-        found.pop("x-kubernetes-int-or-string")
-        found |= {"oneOf": [{"type": "string"}, {"type": "number"}]}
+        result.pop("x-kubernetes-int-or-string")
+        result |= {"oneOf": [{"type": "string"}, {"type": "number"}]}
     if "properties" in schema:
-        found["properties"] = {name: openapi_schema(each, referenced) for name, each in schema["properties"].items()}
+        result["properties"] = {name: openapi_schema(each, referenced) for name, each in schema["properties"].items()}
     for key in ("items", "additionalProperties"):
         if key in schema:
-            found[key] = openapi_schema(schema[key], referenced)
-    return found
+            result[key] = openapi_schema(schema[key], referenced)
+    return result
 
 
 def schema_reference(name: str) -> Object:
@@ -113,8 +113,8 @@ def api_root(info: ResourceInfo) -> str:
 
 
 def v3_paths(info: ResourceInfo, name: str) -> dict[str, Any]:
-    place = "/namespaces/{namespace}" if info.resource.namespaced else ""
-    collection = f"{api_root(info)}{place}/{info.resource.plural}"
+    scope = "/namespaces/{namespace}" if info.resource.namespaced else ""
+    collection = f"{api_root(info)}{scope}/{info.resource.plural}"
     body = {"content": {"*/*": {"schema": schema_reference(name)}}}
     return {
         collection: {

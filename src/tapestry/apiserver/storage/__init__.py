@@ -1,1 +1,1 @@
-"""Where objects are kept: in memory as they are served, and in a log that outlives the process."""
+"""Storage of objects: an in-memory cache for reads and watches, and durable backends."""

@@ -1,10 +1,10 @@
-"""What can be done with a data folder from outside, while a server writes to it or not: copied, put back, checked.
+"""Backup, restore, check and repair of a data folder.
 
-An archive is a tar file, which may be compressed by gzip, with the objects as they were at one revision and with the
-keys beside them: without those a restored server would not know the tokens and certificates that it gave out.
+An archive is a tar file, optionally compressed with gzip. It contains the objects at one revision, and the keys:
+without the keys, a restored server would not accept the tokens and certificates that it issued.
 
-Somebody else may have written an archive.  It is read piece by piece, so its size costs disk space and no memory, and
-one that would fill the disk is refused before anything of it is written.
+Archives are untrusted input. They are read in pieces, so a large archive needs disk space but no memory. An archive
+that would fill the disk is rejected before it is written.
 """
 
 import gzip
@@ -38,26 +38,26 @@ from tapestry.apiserver.storage.sqlite_log import (
 
 KEYS_FOLDER = "pki"
 RESTORE_REVISION_GAP = 1_000_000
-"""By how much revisions go on after a restore: none that somebody may have seen since is given out again."""
+"""Added to the revision on restore, so that revisions assigned since the backup are not assigned again."""
 SELECT_ROWS = """
     SELECT resource, namespace, name, revision, checksum, raw FROM objects
     WHERE resource <> '' ORDER BY resource, namespace, name
 """
 MAX_KEY_BYTES = 1 << 20
-"""Bytes of a file with a key or a certificate."""
+"""Maximum size of a key or certificate file."""
 MAX_ROW_BYTES = 16 << 20
-"""Bytes of an object as it is stored: a server takes 3 MiB, and adds to it who owns what."""
+"""Maximum size of a stored object. A request may have 3 MiB, and managedFields are added to that."""
 MAX_HEADER_BYTES = 1 << 20
-"""Bytes of an extended header of a tar file, which tarfile reads at once."""
+"""Maximum size of an extended tar header, which tarfile reads at once."""
 MAX_MEMBERS = 1000
 MEMBER_NAME = re.compile(rf"{re.escape(DATABASE_NAME)}|{KEYS_FOLDER}/[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class Finding(NamedTuple):
-    """Something that is not as a server would have written it."""
+    """A problem that a check found in a data folder."""
 
     key: Key
-    """Empty where it is not about one object."""
+    """Empty if the problem does not concern a single object."""
     problem: str
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ class ObjectRow(NamedTuple):
 
 
 def back_up(folder: Path, archive: Path) -> int:
-    """Write an archive of the folder as it is at one revision, which is returned; a server may go on meanwhile."""
+    """Write an archive of the folder and return its revision. A server may be running meanwhile."""
     with TemporaryDirectory(dir=archive.parent, prefix=".backup-") as name:
         copy = Path(name) / DATABASE_NAME
         with closing(open_database(folder / DATABASE_NAME)) as connection:
@@ -89,20 +89,20 @@ def back_up(folder: Path, archive: Path) -> int:
                     raise StorageError(
                         f"{folder / DATABASE_NAME}: {Finding(row.key, CHECKSUM_MISMATCH)}; see `apiserver check`"
                     )
-        made = Path(name) / "archive"
-        with tarfile.open(made, "w") as tar:
+        temporary = Path(name) / "archive"
+        with tarfile.open(temporary, "w") as tar:
             tar.add(copy, DATABASE_NAME)
             for path in sorted((folder / KEYS_FOLDER).glob("*")):
                 tar.add(path, f"{KEYS_FOLDER}/{path.name}")
-        os.chmod(made, 0o600)
-        sync_to_disk(made)
-        made.replace(archive)
+        os.chmod(temporary, 0o600)
+        sync_to_disk(temporary)
+        temporary.replace(archive)
         sync_to_disk(archive.parent)
     return revision
 
 
 def restore(archive: Path, folder: Path) -> int:
-    """Have the folder as an archive has it; returns the revision it begins with.  What was there is kept beside it."""
+    """Replace the folder with the content of an archive and return the new revision. The old folder is renamed."""
     with TemporaryDirectory(dir=folder.absolute().parent, prefix=".restore-") as name:
         fresh = Path(name) / "data"
         (fresh / KEYS_FOLDER).mkdir(parents=True, mode=0o700)
@@ -111,12 +111,12 @@ def restore(archive: Path, folder: Path) -> int:
         with (
             closing(apsw.Connection(str(fresh / DATABASE_NAME))) as connection,
             suppress(apsw.Error),
-        ):  # of which `check` tells
+        ):  # `check_folder` reports the error
             connection.limit(apsw.SQLITE_LIMIT_LENGTH, MAX_ROW_BYTES)
             if connection.pragma("user_version"):
                 migrate(connection)
-        if found := check_folder(fresh):
-            raise StorageError(f"{archive}: {found[0]}{f' and {len(found) - 1} more' if found[1:] else ''}")
+        if findings := check_folder(fresh):
+            raise StorageError(f"{archive}: {findings[0]}{f' and {len(findings) - 1} more' if findings[1:] else ''}")
         with closing(apsw.Connection(str(fresh / DATABASE_NAME))) as connection:
             connection.execute(
                 "UPDATE objects SET revision = revision + ? WHERE resource = ''", (RESTORE_REVISION_GAP,)
@@ -144,33 +144,33 @@ def unpack(archive: Path, folder: Path) -> None:
         ):
             for count, member in enumerate(tar, 1):
                 if not member.isfile() or member.issparse() or not MEMBER_NAME.fullmatch(member.name):
-                    raise StorageError(f"{archive}: {member.name[:100]!r} does not belong into an archive of ours")
+                    raise StorageError(f"{archive}: {member.name[:100]!r} does not belong in a Tapestry archive")
                 if count > MAX_MEMBERS:
                     raise StorageError(f"{archive}: has more than {MAX_MEMBERS} files")
                 if member.name != DATABASE_NAME and member.size > MAX_KEY_BYTES:
                     raise StorageError(f"{archive}: {member.name} is over {MAX_KEY_BYTES} bytes")
                 total += member.size
                 if total > shutil.disk_usage(folder).free:
-                    raise StorageError(f"{archive}: {total} bytes and more do not fit on the disk of {folder.parent}")
+                    raise StorageError(f"{archive}: at least {total} bytes do not fit on the disk of {folder.parent}")
                 path = folder / member.name
                 path.touch(mode=0o600)
                 with path.open("wb") as target:
                     shutil.copyfileobj(tar.extractfile(member) or io.BytesIO(), target)
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise StorageError(f"{archive}: is no archive: {error}") from error
+        raise StorageError(f"{archive}: is not an archive: {error}") from error
     if not (folder / DATABASE_NAME).exists():
         raise StorageError(f"{archive}: has no {DATABASE_NAME} in it")
 
 
 def open_uncompressed(archive: Path) -> IO[bytes]:
-    """An archive without its compression."""
+    """Open an archive, decompressing it if necessary."""
     with archive.open("rb") as file:
         is_compressed = file.read(2) == b"\x1f\x8b"
     return cast(IO[bytes], gzip.open(archive)) if is_compressed else archive.open("rb")
 
 
 class BoundedReader:
-    """A file for tarfile that gives no more than a header at once, whatever size an extended header claims."""
+    """A file for tarfile that rejects large reads, whatever size an extended header claims."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
@@ -183,20 +183,20 @@ class BoundedReader:
 
 
 def check_folder(folder: Path) -> list[Finding]:
-    """Everything below `folder` that is not as a server would have written it."""
-    found: list[Finding] = []
+    """Return all problems in a data folder."""
+    findings: list[Finding] = []
     try:
-        with closing(open_database(folder / DATABASE_NAME)) as connection, connection:  # one transaction: one moment
+        with closing(open_database(folder / DATABASE_NAME)) as connection, connection:  # one consistent snapshot
             damage = [text for (text,) in connection.execute("PRAGMA integrity_check") if text != "ok"]
-            found += [Finding(EMPTY_KEY, text) for text in damage]
+            findings += [Finding(EMPTY_KEY, text) for text in damage]
             if not damage:
-                found += [
+                findings += [
                     *cross_row_findings(connection),
-                    *(each for row in read_rows(connection) for each in row_findings(row)),
+                    *(finding for row in read_rows(connection) for finding in row_findings(row)),
                 ]
     except apsw.Error as error:
-        found.append(Finding(EMPTY_KEY, f"{folder / DATABASE_NAME}: {error}"))
-    return found
+        findings.append(Finding(EMPTY_KEY, f"{folder / DATABASE_NAME}: {error}"))
+    return findings
 
 
 CHECKSUM_MISMATCH = "is not what was written"
@@ -222,40 +222,40 @@ def row_findings(row: ObjectRow) -> Iterator[Finding]:
         yield Finding(row.key, CHECKSUM_MISMATCH)
         return
     metadata = row_metadata(row)
-    said = metadata.get("namespace", ""), metadata.get("name", "")
-    if said != (row.key.namespace, row.key.name):
-        yield Finding(row.key, f"says that it is {'/'.join(said)}")
+    stored_name = metadata.get("namespace", ""), metadata.get("name", "")
+    if stored_name != (row.key.namespace, row.key.name):
+        yield Finding(row.key, f"says that it is {'/'.join(stored_name)}")
     if metadata.get("resourceVersion") != str(row.revision):
         yield Finding(row.key, f"says that it is of revision {metadata.get('resourceVersion')}, not {row.revision}")
 
 
 def row_metadata(row: ObjectRow) -> dict[str, Any]:
-    """The object's metadata; empty where nobody can read them."""
+    """The object's metadata; empty if they cannot be decoded."""
     try:
-        found = msgspec.json.decode(row.raw)["metadata"]
+        metadata = msgspec.json.decode(row.raw)["metadata"]
     except (msgspec.DecodeError, KeyError, TypeError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def repair(folder: Path) -> list[Key]:
-    """Take what cannot be read out of the way, into a file beside the objects; the rest stays as it is."""
+    """Move unreadable objects to a file next to the database. Other objects are not changed."""
     with write_lock(folder), closing(open_database(folder / DATABASE_NAME)) as connection:
-        lost = [row for row in read_rows(connection) if not row.is_intact]
-        if not lost:
+        corrupt = [row for row in read_rows(connection) if not row.is_intact]
+        if not corrupt:
             return []
-        aside = folder / f"removed-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
-        aside.touch(mode=0o600)
-        aside.write_bytes(msgspec.json.Encoder().encode_lines([{"key": row.key, "raw": row.raw} for row in lost]))
-        sync_to_disk(aside)
+        removed = folder / f"removed-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
+        removed.touch(mode=0o600)
+        removed.write_bytes(msgspec.json.Encoder().encode_lines([{"key": row.key, "raw": row.raw} for row in corrupt]))
+        sync_to_disk(removed)
         with connection:
-            for row in lost:
+            for row in corrupt:
                 connection.execute(DELETE_ENTRY, row.key)
-        return [row.key for row in lost]
+        return [row.key for row in corrupt]
 
 
 def read_entries(folder: Path, resources: Sequence[str] = ()) -> Iterator[Entry]:
-    """The objects at one revision, by resource, namespace and name; of some resources or of all."""
+    """The objects at one revision, sorted by resource, namespace and name, optionally of some resources only."""
     try:
         with closing(open_database(folder / DATABASE_NAME)) as connection, connection:
             for row in read_rows(connection):
@@ -280,26 +280,26 @@ def latest_revision(connection: apsw.Connection) -> int:
 
 
 def open_database(path: Path) -> apsw.Connection:
-    """A connection beside the server's own."""
+    """Open a connection next to the server's own."""
     if not path.exists():
         raise StorageError(f"{path}: there is no such file; name the folder with --file-rootpath")
-    # A reader needs to write, too, where it is the first: to the file by which SQLite's processes know of each other.
+    # Even a reader needs write access if it is the first: it creates SQLite's shared-memory file.
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     connection.limit(apsw.SQLITE_LIMIT_LENGTH, MAX_ROW_BYTES)
     try:
-        found = connection.pragma("user_version")
+        version = connection.pragma("user_version")
     except apsw.Error as error:
         connection.close()
         raise StorageError(f"{path}: {error}; restore a backup") from error
-    if found != SCHEMA_VERSION:
+    if version != SCHEMA_VERSION:
         connection.close()
-        how = "; start a server on it once, which brings it up to that" if 0 < found < SCHEMA_VERSION else ""
-        raise StorageError(f"{path}: is of version {found}, and this program reads version {SCHEMA_VERSION}{how}")
+        hint = "; start a server on it once to migrate it" if 0 < version < SCHEMA_VERSION else ""
+        raise StorageError(f"{path}: has schema version {version}; this program reads {SCHEMA_VERSION}{hint}")
     return connection
 
 
 def sync_to_disk(path: Path) -> None:
-    """See that a file, or what a folder has in it, is on the disk."""
+    """Flush a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Which store a server has: the one that its configuration asks for."""
+"""Selection of the storage backend from the configuration."""
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -15,7 +15,7 @@ from tapestry.apiserver.storage.store import Store
 
 
 def open_store(config: ApiServerConfig, folder: Path) -> AbstractAsyncContextManager[Store]:
-    """The store, filled; who has it runs it.  Raises LogError, ValueError and OSError."""
+    """Open and load the configured store. The caller runs it. Raises StorageError, ValueError and OSError."""
     return open_shared_store(config) if config.backend == "etcd" else open_local_store(config, folder)
 
 
@@ -32,9 +32,9 @@ async def open_local_store(config: ApiServerConfig, folder: Path) -> AsyncIterat
 
 def open_shared_store(config: ApiServerConfig) -> AbstractAsyncContextManager[Store]:
     try:
-        from tapestry.apiserver.storage.etcd.factory import open_etcd_store  # noqa: PLC0415  gRPC is for those who have an etcd
+        from tapestry.apiserver.storage.etcd.factory import open_etcd_store  # noqa: PLC0415  gRPC is optional
     except ModuleNotFoundError as error:
         raise ValueError(
             f"backend etcd needs {error.name}; install it with: pip install 'kube-tapestry[etcd]'"
         ) from error
-    return open_etcd_store(config.etcd, {row.storage for row in published_api().resources}, config.history_seconds)
+    return open_etcd_store(config.etcd, {info.storage for info in published_api().resources}, config.history_seconds)

@@ -1,11 +1,10 @@
-"""The store of one server that has its objects to itself: in a log on its disk, or in its memory alone.
+"""Store of a single server, with a log on disk or objects in memory only.
 
-A write is checked and given its revision at once, and waits with others for the log.  Writes build on each other while
-they wait: the log keeps them in order, so whoever is answered has everything that came before his write on the disk,
-too.
+A write is checked and gets its revision immediately, then waits for the log. Later writes build on pending ones. The
+log preserves the order, so an acknowledged write implies that all earlier writes are durable, too.
 
-The log has a thread of its own, which comes for the next writes as soon as it is done with some: the server meanwhile
-goes on with what others ask for.
+The log runs in its own thread and takes the next batch when the previous one is durable. Meanwhile, the server handles
+other requests.
 """
 
 import asyncio
@@ -32,43 +31,43 @@ from tapestry.apiserver.storage.store import (
 from tapestry.kube.objects import Object
 
 MAX_BATCH_WRITES = 64
-"""Writes that go to the log at a time: each number is a statement of its own, which is kept ready."""
+"""Maximum number of writes per batch. Each batch size has its own prepared statement."""
 EXPIRY_SWEEPS = 60
-"""How often events are looked through for those that are over, in the time that each may last."""
+"""Number of sweeps for expired events per lifetime of an event."""
 
 
 class PendingWrite(msgspec.Struct, eq=False):
     entry: Entry
     event: WatchEvent
     waiters: list[asyncio.Future[None]] = msgspec.field(default_factory=list)
-    """Who wants to know of its end, each with a future of their own: they may leave, and it goes on."""
+    """One future per waiting caller, so that a caller can be cancelled without affecting the write."""
 
     def completion(self) -> asyncio.Future[None]:
-        found = asyncio.get_running_loop().create_future()
-        self.waiters.append(found)
-        return found
+        waiter = asyncio.get_running_loop().create_future()
+        self.waiters.append(waiter)
+        return waiter
 
 
 class LocalStore(Store):
-    """Objects in a log that nobody else writes to."""
+    """Objects in a log that has no other writer."""
 
     def __init__(self, log: Log) -> None:
         super().__init__()
         self._log = log
         self._pending: dict[Key, PendingWrite] = {}
-        """What will be the last that happened to an object, where readers do not see it yet."""
+        """The newest write of each object that readers do not see yet."""
         self._writes: deque[PendingWrite] = deque()
-        """What the log has yet to take; its thread does."""
+        """Writes that the log thread has not taken yet."""
         self._batch: list[PendingWrite] = []
-        """What it took last."""
+        """The last batch that the log thread took."""
         self._durable_batches: asyncio.Queue[list[PendingWrite]] = asyncio.Queue()
-        """What nobody has been told of yet."""
+        """Batches that are durable but not visible yet."""
         self._wake = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="log")
         self._last_revision = 0
 
     def load(self, read_labels: Callable[[bytes], Object]) -> None:
-        """Fill the store from its log; `read` gives an object's labels."""
+        """Fill the store from the log; `read_labels` returns an object's labels."""
         latest, entries = self._log.load()
         self._replace_all(
             (ObjectVersion(key, revision, raw, read_labels(raw)) for revision, key, raw in entries if raw is not None),
@@ -77,9 +76,9 @@ class LocalStore(Store):
         self._last_revision = latest
 
     def head(self, resource: str, namespace: str, name: str) -> ObjectVersion | None:
-        """The object as the next write finds it: writes that are still on their way to the log included."""
-        coming = self._pending.get(Key(resource, namespace, name))
-        return coming.event.new if coming is not None else self.get(resource, namespace, name)
+        """The object as the next write sees it, including writes that wait for the log."""
+        pending = self._pending.get(Key(resource, namespace, name))
+        return pending.event.new if pending is not None else self.get(resource, namespace, name)
 
     async def put(
         self,
@@ -120,20 +119,20 @@ class LocalStore(Store):
         await write.completion()
 
     async def wait_for_pending_write(self, key: Key) -> None:
-        if (waiting := self._pending.get(key)) is not None:
-            await waiting.completion()
+        if (pending := self._pending.get(key)) is not None:
+            await pending.completion()
 
     async def wait_for_latest(self) -> None:
-        """Nobody else writes, and what was acknowledged is seen."""
+        """Return at once: there are no other writers, and acknowledged writes are visible."""
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._run_log(), name="log")
-            group.create_task(self._publish_batches(), name="news")
+            group.create_task(self._run_log(), name="write-log")
+            group.create_task(self._publish_batches(), name="publish")
             group.create_task(self.expire(EVENTS, EVENT_TTL_SECONDS), name="expiry")
 
     async def _run_log(self) -> None:
-        """Have the log take writes, whenever there are any."""
+        """Run the log thread whenever writes are waiting."""
         loop = asyncio.get_running_loop()
         while True:
             await self._wake.wait()
@@ -144,7 +143,7 @@ class LocalStore(Store):
                 self._fail([*self._batch, *self._writes], error)
 
     def _drain_writes(self, loop: asyncio.AbstractEventLoop) -> None:
-        """In the log's thread: take writes, as many at a time as wait there, until none do or one fails."""
+        """Write batches to the log until no writes wait or one fails. Runs in the log thread."""
         writes = self._writes
         while writes:
             self._batch = [writes.popleft() for _ in range(min(len(writes), MAX_BATCH_WRITES))]
@@ -156,19 +155,17 @@ class LocalStore(Store):
             self._publish(await self._durable_batches.get())
 
     async def expire(self, resource: str, seconds: float) -> None:
-        """Delete what has not changed for that long while this was running."""
+        """Delete objects that did not change for `seconds` while this was running."""
         marks: deque[tuple[float, int]] = deque()
         while True:
             await asyncio.sleep(seconds / EXPIRY_SWEEPS)
-            moment, over = time.monotonic(), 0
-            marks.append((moment, self.revision))
-            while marks and marks[0][0] <= moment - seconds:
-                over = marks.popleft()[1]
-            for version in self.list_objects(resource) if over else ():
-                if version.revision <= over:
-                    with suppress(
-                        VersionConflict, StorageError
-                    ):  # it has just been changed, or the next sweep finds it again
+            now, expired_revision = time.monotonic(), 0
+            marks.append((now, self.revision))
+            while marks and marks[0][0] <= now - seconds:
+                expired_revision = marks.popleft()[1]
+            for version in self.list_objects(resource) if expired_revision else ():
+                if version.revision <= expired_revision:
+                    with suppress(VersionConflict, StorageError):  # it was just changed, or the next sweep deletes it
                         await self.delete(version.key, version, deletion_encoder(version))
 
     def close(self) -> None:
@@ -176,7 +173,7 @@ class LocalStore(Store):
         self._log.close()
 
     def _publish(self, batch: Sequence[PendingWrite]) -> None:
-        """The batch is durable: let readers and watchers see it, in its order."""
+        """Make a durable batch visible to readers and watchers, in order."""
         for write in batch:
             key = write.entry.key
             self._apply_event(key, write.event)
@@ -189,7 +186,7 @@ class LocalStore(Store):
         self._advance_revision(batch[-1].event.revision)
 
     def _fail(self, writes: Sequence[PendingWrite], error: StorageError) -> None:
-        """None of these happened, nor what was built on them; their revisions are not given out again."""
+        """Fail these writes and all that build on them. Their revisions are not reused."""
         self._writes.clear()
         self.write_error = str(error)
         for write in writes:

@@ -1,11 +1,11 @@
-"""The log: what the store is made of again after a crash."""
+"""The log protocol: durable writes from which a local store is rebuilt after a restart."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 
 class Key(NamedTuple):
-    """Which object: `resource` is `pods` or `deployments.apps`; `namespace` is empty for what has none."""
+    """Identity of an object. `resource` is `pods` or `deployments.apps`, for example. `namespace` may be empty."""
 
     resource: str
     namespace: str
@@ -13,7 +13,7 @@ class Key(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One write: the object as it is from `revision` on, or None once it is deleted."""
+    """One write. `raw` is the object at `revision`, or None if the object was deleted."""
 
     revision: int
     key: Key
@@ -21,24 +21,24 @@ class Entry(NamedTuple):
 
 
 class StorageError(Exception):
-    """The log could not take a write, or does not hold what was written.  It says where and what to do."""
+    """Raised if the backend rejects a write or holds corrupt data. The message says where and what to do."""
 
 
 class StorageUnavailable(StorageError):
-    """Where objects are kept is not to be reached now.  Nothing was written."""
+    """Raised if the backend cannot be reached. Nothing was written."""
 
 
 class OutcomeUnknown(StorageError):
-    """A write was begun, and nobody can say whether it was made."""
+    """Raised if a write was sent but its result is unknown."""
 
 
 class Log(Protocol):
-    """Keeps writes.  Called from one thread at a time."""
+    """Durable storage of writes. Only one thread at a time calls it."""
 
     def load(self) -> tuple[int, Iterator[Entry]]:
-        """The last revision ever given out, and each object that is there, by the entry that made it so."""
+        """Return the last assigned revision and the newest entry of each existing object."""
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Keep `entries`, all or none; they outlive a crash from when this returns.  Raises LogError."""
+        """Store all of `entries` or none. They survive a crash once this returns. Raises StorageError."""
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""A log that forgets: for tests, and for servers that need not outlive their process."""
+"""A log that stores nothing, for tests and for servers with in-memory storage."""
 
 from collections.abc import Iterator, Sequence
 

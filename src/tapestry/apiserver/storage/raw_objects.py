@@ -1,4 +1,4 @@
-"""What is read of the text of an object, and changed in it, without reading the rest: labels and resourceVersion."""
+"""Labels and resourceVersion of an encoded object, read and changed without decoding the rest."""
 
 import msgspec
 
@@ -10,7 +10,7 @@ ENCODER = msgspec.json.Encoder()
 
 
 def with_revision(raw: bytes, revision: int) -> tuple[bytes, Object]:
-    """The object as it is served, its apiVersion first, and its labels.  Raises msgspec.DecodeError."""
+    """Return the object with its resourceVersion, apiVersion first, and its labels. Raises msgspec.DecodeError."""
     fields, metadata = split_metadata(raw)
     metadata["resourceVersion"] = msgspec.Raw(b'"%d"' % revision)
     labels = LABELS_DECODER.decode(metadata["labels"]) if "labels" in metadata else None
@@ -18,7 +18,7 @@ def with_revision(raw: bytes, revision: int) -> tuple[bytes, Object]:
 
 
 def without_revision(raw: bytes) -> bytes:
-    """The object as etcd keeps it: there, the revision is beside it."""
+    """Return the object as etcd stores it, without a resourceVersion: etcd stores the revision separately."""
     fields, metadata = split_metadata(raw)
     metadata.pop("resourceVersion", None)
     return join_metadata(fields, metadata)

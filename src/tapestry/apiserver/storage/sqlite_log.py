@@ -1,11 +1,10 @@
-"""The log on a disk: one SQLite file with the newest version of each object, written ahead and synced.
+"""A log in one SQLite file that holds the newest version of each object.
 
-A transaction holds every write that waited for it.  When it returns, all of them are on the disk (WAL, synchronous
-FULL).  The highest revision is kept beside the objects, in a row of nobody's: a deleted object's must not be given out
-again.
+Each transaction contains all writes that wait for it. They are on disk when it returns (WAL, synchronous FULL). A row
+without a resource stores the highest revision, because the revision of a deleted object must not be reused.
 
-Most transactions are one statement: each call of SQLite lets go of the interpreter, and does not come by it again at
-once while the server is busy.
+Most transactions are a single statement: each call into SQLite releases the GIL, and a busy server does not get it back
+immediately.
 """
 
 import fcntl
@@ -43,7 +42,7 @@ DROP TABLE objects_1;
 DROP TABLE latest;
 """
 EMPTY_KEY = Key("", "", "")
-"""Whose row has the highest revision that was given out."""
+"""Key of the row that stores the highest assigned revision."""
 SELECT_ENTRIES = """
     SELECT resource, namespace, name, revision, checksum, raw FROM objects
     WHERE resource <> '' ORDER BY revision
@@ -54,7 +53,7 @@ DELETE_ENTRY = "DELETE FROM objects WHERE resource = ? AND namespace = ? AND nam
 
 @cache
 def upsert_statement(count: int) -> str:
-    """The statement by which so many objects are as they are now, whatever they were."""
+    """Return the statement that inserts or replaces `count` objects."""
     return f"""
         INSERT INTO objects (resource, namespace, name, revision, checksum, raw)
         VALUES {", ".join(["(?, ?, ?, ?, ?, ?)"] * count)}
@@ -64,19 +63,19 @@ def upsert_statement(count: int) -> str:
 
 
 def migrate(connection: apsw.Connection) -> int:
-    """The version that a file is of, once it is brought up to this program's if it is new, or of an earlier one."""
-    found: int = connection.pragma("user_version")
-    if found in (0, 1):
+    """Create the schema or migrate it from an earlier version. Returns the schema version of the file."""
+    version: int = connection.pragma("user_version")
+    if version in (0, 1):
         with connection:
-            connection.execute(MIGRATION_FROM_1 if found else SCHEMA)
+            connection.execute(MIGRATION_FROM_1 if version else SCHEMA)
             connection.pragma("user_version", SCHEMA_VERSION)
         return SCHEMA_VERSION
-    return found
+    return version
 
 
 @contextmanager
 def write_lock(folder: Path) -> Iterator[None]:
-    """The right to write below `folder`, which one process has at a time.  Others may read meanwhile."""
+    """Hold the exclusive right to write to `folder`. Other processes can read meanwhile."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (folder / LOCK_NAME).open("a") as lock:
         try:
@@ -87,7 +86,7 @@ def write_lock(folder: Path) -> Iterator[None]:
 
 
 class FileLog:
-    """Opens, or makes, the file below `folder`; no other process may have it open to write."""
+    """Opens or creates the database in `folder`. No other process may have it open for writing."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / DATABASE_NAME
@@ -97,7 +96,7 @@ class FileLog:
             self._connection = self._open()
         except apsw.FullError as error:
             self._write_lock.close()
-            raise StorageError(f"{self.path}: the disk is full; make room and start again") from error
+            raise StorageError(f"{self.path}: the disk is full; free disk space and restart") from error
         except apsw.Error as error:
             self._write_lock.close()
             raise StorageError(
@@ -112,9 +111,9 @@ class FileLog:
         os.chmod(self.path, 0o600)
         connection.pragma("journal_mode", "WAL")
         connection.pragma("synchronous", "FULL")
-        found = migrate(connection)
-        if found != SCHEMA_VERSION:
-            raise StorageError(f"{self.path}: is of version {found}, and this program reads version {SCHEMA_VERSION}")
+        version = migrate(connection)
+        if version != SCHEMA_VERSION:
+            raise StorageError(f"{self.path}: has schema version {version}; this program reads {SCHEMA_VERSION}")
         return connection
 
     def load(self) -> tuple[int, Iterator[Entry]]:
@@ -140,18 +139,18 @@ class FileLog:
     def append(self, entries: Sequence[Entry]) -> None:
         if not entries:
             return
-        written = [*entries, Entry(entries[-1].revision, EMPTY_KEY, b"")]
-        # In order: a key may come and go within one batch.
-        runs = [list(run) for _, run in groupby(written, lambda entry: entry.raw is None)]
+        all_entries = [*entries, Entry(entries[-1].revision, EMPTY_KEY, b"")]
+        # Keep the order: one batch can create and delete the same key.
+        runs = [list(run) for _, run in groupby(all_entries, lambda entry: entry.raw is None)]
         try:
-            with self._connection if len(runs) > 1 else nullcontext():  # a statement is a transaction of its own
+            with self._connection if len(runs) > 1 else nullcontext():  # a single statement is its own transaction
                 for run in runs:
                     self._write(run)
         except apsw.Error as error:
             raise StorageError(f"{self.path}: nothing was written: {error}") from error
 
     def _write(self, entries: Sequence[Entry]) -> None:
-        """All of them put an object in its place, or all of them delete one."""
+        """Write entries that are either all puts or all deletes."""
         values: list[str | int | bytes] = []
         for revision, key, raw in entries:
             if raw is None:

@@ -1,14 +1,13 @@
-"""The store: every object as it is now, what happened lately, and who wants to know of it.
+"""The store: all objects in memory, a history of recent changes, and the watchers.
 
-All of it lives in one event loop, and all of it is the same wherever objects are kept.  Who writes is another matter:
-`LocalStore` (`local`) gives out revisions itself and has a log to make writes durable, `EtcdStore` (`etcd`) has etcd
-do both and learns from it what others wrote.  Either way a write is seen by readers and watchers when it is durable and
-not before.
+The store belongs to one event loop. Subclasses implement writes. `LocalStore` assigns revisions itself and makes writes
+durable in a log. In `EtcdStore`, etcd does both, and a watch reports the writes of other servers. Readers and watchers
+never see a write before it is durable.
 
-    head             as the next writer finds it
-    get, every       as readers find it: only what is durable
-    watch            every change from a revision on, in order, each exactly once
-    wait_for_latest  until readers see all that was ever acknowledged, also by another server
+    head               the object as the next writer sees it
+    get, list_objects  the durable state, as readers see it
+    watch              every change after a revision, in order, exactly once
+    wait_for_latest    wait until readers see every acknowledged write, including those of other servers
 """
 
 import asyncio
@@ -25,50 +24,50 @@ from tapestry.apiserver.storage.log import Key
 from tapestry.kube.objects import Object
 
 MAX_WATCH_BACKLOG = 20_000
-"""Events that a watcher may be behind before it is dropped."""
+"""Maximum number of undelivered events of a watcher; a watcher with more is dropped."""
 MAX_WATCH_BACKLOG_BYTES = 64 << 20
-"""Bytes of objects in the events that a watcher may be behind before it is dropped."""
+"""Maximum size of the objects in the undelivered events of a watcher; a watcher with more is dropped."""
 MAX_EVENTS_PER_RESOURCE = 100_000
-"""Events that are remembered of one resource, at most."""
+"""Maximum number of events in the history of one resource."""
 MAX_EVENT_BYTES_PER_RESOURCE = 32 << 20
-"""Bytes of objects in the remembered events of one resource, at most."""
+"""Maximum size of the objects in the history of one resource."""
 EVENTS, EVENT_TTL_SECONDS = "events", 3600.0
-"""The resource whose objects are not kept for ever, and how long after their last change they go."""
+"""The resource whose objects expire, and their lifetime in seconds after the last change."""
 
 
 class VersionConflict(Exception):
-    """The object is no longer what the writer took it for."""
+    """Raised if the object changed since the writer read it."""
 
 
 class Compacted(Exception):
-    """What happened after that revision is no longer remembered."""
+    """Raised if the history no longer includes the requested revision."""
 
     def __init__(self, oldest: int) -> None:
-        super().__init__(f"the oldest revision that is remembered is {oldest}")
+        super().__init__(f"the oldest revision in the history is {oldest}")
         self.oldest = oldest
 
 
 class ObjectVersion(msgspec.Struct, frozen=True):
-    """One version of an object: nobody changes it."""
+    """One version of an object. It is immutable."""
 
     key: Key
     revision: int
     raw: bytes
-    """The object in JSON, as it is served."""
+    """The object in JSON, as the server returns it."""
     labels: Object
     field_values: dict[str, str] = msgspec.field(default_factory=dict)
-    """Fields that somebody selected by, for the next one."""
+    """Cache of the fields that selectors have read."""
 
 
 class WatchEvent(msgspec.Struct, eq=False):
-    """One change: from `old` to `new`, either of which may be None.  `raw` is the object as the event shows it."""
+    """One change from `old` to `new`, either of which may be None. `raw` is the object in the event."""
 
     revision: int
     old: ObjectVersion | None
     new: ObjectVersion | None
     raw: bytes
     encodings: dict[str, bytes] = msgspec.field(default_factory=dict)
-    """What was made of it for some watcher, for the next one."""
+    """Cache of the encodings that watchers have requested."""
 
     @property
     def object_version(self) -> ObjectVersion:
@@ -78,7 +77,7 @@ class WatchEvent(msgspec.Struct, eq=False):
 
 
 class Subscription:
-    """One watcher: events after its revision.  It is dropped, not waited for, when it falls too far behind."""
+    """The queue of one watcher, with the events after its revision. A watcher that falls too far behind is dropped."""
 
     __slots__ = ("_after", "_backlog_bytes", "_events", "_is_awake", "_waiter", "dropped", "name", "namespace")
 
@@ -90,12 +89,12 @@ class Subscription:
         self._backlog_bytes = 0
         self._is_awake = bool(events)
         self._waiter: asyncio.Future[None] | None = None
-        """While somebody waits in `take`."""
+        """Set while a caller waits in `next_events`."""
 
     def push(self, event: WatchEvent) -> None:
         if len(self._events) >= MAX_WATCH_BACKLOG or self._backlog_bytes >= MAX_WATCH_BACKLOG_BYTES:
             self.drop()
-        elif not self.dropped and event.revision > self._after:  # another server may have told him of this one
+        elif not self.dropped and event.revision > self._after:  # the watcher may have it from another server
             self._events.append(event)
             self._backlog_bytes += len(event.raw)
             self.wake()
@@ -107,19 +106,18 @@ class Subscription:
 
     @property
     def has_pending_events(self) -> bool:
-        """Whether something has happened that was not taken yet."""
         return bool(self._events)
 
     def wake(self) -> None:
-        """Have `take` return, whether or not anything happened."""
+        """Make `next_events` return, even without events."""
         self._is_awake = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def next_events(self) -> list[WatchEvent]:
-        """What has happened since the last time; waits until something has.  One may wait at a time.
+        """Wait for events and return all that are pending. Only one caller may wait at a time.
 
-        Nothing, once the subscription is dropped, or where somebody called `wake`.
+        Returns an empty list if the subscription was dropped or `wake` was called.
         """
         if not self._is_awake:
             self._waiter = asyncio.get_running_loop().create_future()
@@ -128,13 +126,13 @@ class Subscription:
             finally:
                 self._waiter = None
         self._is_awake = False
-        taken, self._events, self._backlog_bytes = self._events, [], 0
-        return taken
+        events, self._events, self._backlog_bytes = self._events, [], 0
+        return events
 
 
 @dataclass(slots=True)
 class WatchCache:
-    """The objects of one resource and their recent past."""
+    """The objects of one resource and their recent changes."""
 
     objects: dict[tuple[str, str], ObjectVersion] = field(default_factory=dict)
     order: list[tuple[str, str]] | None = None
@@ -142,9 +140,9 @@ class WatchCache:
     event_bytes: int = 0
     """Bytes of the objects in `events`."""
     compacted_revision: int = 0
-    """The revision up to which events are forgotten."""
+    """Newest revision whose events were removed from the history."""
     changed_revision: int = 0
-    """The revision of the last change."""
+    """Revision of the last change."""
     subscriptions: set[Subscription] = field(default_factory=set)
     listeners: list[Callable[[WatchEvent], None]] = field(default_factory=list)
 
@@ -154,17 +152,17 @@ class WatchCache:
         return self.order
 
     def events_after(self, revision: int, namespace: str, name: str) -> list["WatchEvent"]:
-        """Raises Compacted also where a watcher would be dropped at once, for there are too many."""
-        found: list[WatchEvent] = []
+        """Raises Compacted also if there are more events than a watcher may have pending."""
+        matching: list[WatchEvent] = []
         for event in reversed(self.events):
             if event.revision <= revision:
                 break
             if event_matches(event, namespace, name):
-                if len(found) >= MAX_WATCH_BACKLOG:
+                if len(matching) >= MAX_WATCH_BACKLOG:
                     raise Compacted(event.revision)
-                found.append(event)
-        found.reverse()
-        return found
+                matching.append(event)
+        matching.reverse()
+        return matching
 
     def add_event(self, event: WatchEvent) -> None:
         self.events.append(event)
@@ -178,7 +176,7 @@ class WatchCache:
         self.event_bytes -= len(event.raw)
 
     def replace(self, objects: dict[tuple[str, str], ObjectVersion], revision: int) -> None:
-        """Have just these from now on.  How it came to that is not known, hence watchers are dropped."""
+        """Replace all objects. The individual changes are unknown, so all watchers are dropped."""
         before, self.objects = self.objects, objects
         self.order, self.events, self.event_bytes = None, deque(), 0
         self.compacted_revision = self.changed_revision = revision
@@ -191,14 +189,14 @@ class WatchCache:
 
 
 RevisionEncoder = Callable[[int], tuple[bytes, Object]]
-"""The object in JSON with the revision in it, and its labels."""
+"""Encodes the object with a revision; returns the JSON and the labels."""
 
 Precondition = Callable[[], bool]
-"""Whether an object may have what it takes of that of which there is one of each, by all that readers see."""
+"""Returns whether unique values that the object claims are still free, as readers see the store."""
 
 
 class Store(ABC):
-    """Objects by resource, namespace and name.  `run` must be running for writes to be made and seen."""
+    """Objects by resource, namespace and name. Writes need `run` to be running."""
 
     def __init__(self) -> None:
         self._caches: dict[str, WatchCache] = {}
@@ -207,52 +205,52 @@ class Store(ABC):
         self.revision = 0
         """The newest revision that readers see."""
         self.write_error = ""
-        """Why the last write could not be kept; empty if it was."""
+        """Error of the last write; empty if it succeeded."""
 
     # -- reading
 
     def get(self, resource: str, namespace: str, name: str) -> ObjectVersion | None:
-        shelf = self._caches.get(resource)
-        return shelf.objects.get((namespace, name)) if shelf is not None else None
+        cache = self._caches.get(resource)
+        return cache.objects.get((namespace, name)) if cache is not None else None
 
     def list_objects(self, resource: str, namespace: str = "") -> list[ObjectVersion]:
-        """The objects of a namespace, or of all, by namespace and name."""
-        shelf = self._cache(resource)
-        keys, objects = shelf.sorted_keys(), shelf.objects
+        """The objects of one namespace, or of all namespaces if empty, sorted by namespace and name."""
+        cache = self._cache(resource)
+        keys, objects = cache.sorted_keys(), cache.objects
         if namespace:
             keys = keys[bisect_right(keys, (namespace, "")) : bisect_right(keys, (namespace, "\uffff"))]
         return [objects[key] for key in keys]
 
     def list_at_revision(self, resource: str, namespace: str, revision: int) -> list[ObjectVersion]:
-        """The same as of an earlier revision.  Raises Compacted."""
-        shelf = self._cache(resource)
-        if revision < shelf.compacted_revision:
-            raise Compacted(shelf.compacted_revision)
-        found: dict[tuple[str, str], ObjectVersion] = dict(shelf.objects)
-        for event in reversed(shelf.events):
+        """The objects at an earlier revision. Raises Compacted."""
+        cache = self._cache(resource)
+        if revision < cache.compacted_revision:
+            raise Compacted(cache.compacted_revision)
+        objects: dict[tuple[str, str], ObjectVersion] = dict(cache.objects)
+        for event in reversed(cache.events):
             if event.revision <= revision:
                 break
-            at = event.object_version.key.namespace, event.object_version.key.name
+            name = event.object_version.key.namespace, event.object_version.key.name
             if event.old is None:
-                found.pop(at, None)
+                objects.pop(name, None)
             else:
-                found[at] = event.old
-        return [found[key] for key in sorted(found) if not namespace or key[0] == namespace]
+                objects[name] = event.old
+        return [objects[key] for key in sorted(objects) if not namespace or key[0] == namespace]
 
     def changed_revision(self, resource: str) -> int:
-        """The revision of the last change of any object of the resource."""
-        shelf = self._caches.get(resource)
-        return shelf.changed_revision if shelf is not None else 0
+        """Revision of the last change to any object of the resource."""
+        cache = self._caches.get(resource)
+        return cache.changed_revision if cache is not None else 0
 
     def count(self, resource: str) -> int:
-        shelf = self._caches.get(resource)
-        return len(shelf.objects) if shelf is not None else 0
+        cache = self._caches.get(resource)
+        return len(cache.objects) if cache is not None else 0
 
     def resources(self) -> Iterator[str]:
-        return (name for name, shelf in self._caches.items() if shelf.objects)
+        return (name for name, cache in self._caches.items() if cache.objects)
 
     async def wait_for_revision(self, revision: int, seconds: float) -> bool:
-        """Whether readers see the revision, now or within that time."""
+        """Wait at most `seconds` until readers see the revision. Returns whether they do."""
         if self.revision >= revision:
             return True
         try:
@@ -267,40 +265,40 @@ class Store(ABC):
     # -- watching
 
     def watch(self, resource: str, namespace: str = "", name: str = "", *, after: int | None = None) -> Subscription:
-        """Every change after a revision, or from now on.  Raises Compacted."""
-        shelf = self._cache(resource)
+        """Subscribe to the changes after a revision, or to new changes only. Raises Compacted."""
+        cache = self._cache(resource)
         missed: Sequence[WatchEvent] = ()
         if after is not None and after < self.revision:
-            if after < shelf.compacted_revision:
-                raise Compacted(shelf.compacted_revision)
-            missed = shelf.events_after(after, namespace, name)
+            if after < cache.compacted_revision:
+                raise Compacted(cache.compacted_revision)
+            missed = cache.events_after(after, namespace, name)
         subscription = Subscription(namespace, name, after or 0, missed)
-        shelf.subscriptions.add(subscription)
+        cache.subscriptions.add(subscription)
         return subscription
 
     def watcher_count(self, resource: str) -> int:
         return len(self._cache(resource).subscriptions)
 
     def on_change(self, resource: str, listener: Callable[[WatchEvent], None]) -> None:
-        """Call `listener` with every change as it becomes visible, before whoever made it is answered."""
+        """Call `listener` with every change when it becomes visible, before the writer gets its response."""
         self._cache(resource).listeners.append(listener)
 
     def unwatch(self, resource: str, subscription: Subscription) -> None:
         self._cache(resource).subscriptions.discard(subscription)
 
     def compact_events(self, before: int) -> None:
-        """Forget what happened up to a revision."""
+        """Remove events up to a revision from the history."""
         self._compacted_revision = max(self._compacted_revision, before)
-        for shelf in self._caches.values():
-            while shelf.events and shelf.events[0].revision <= before:
-                shelf.drop_oldest_event()
-            shelf.compacted_revision = max(shelf.compacted_revision, before)
+        for cache in self._caches.values():
+            while cache.events and cache.events[0].revision <= before:
+                cache.drop_oldest_event()
+            cache.compacted_revision = max(cache.compacted_revision, before)
 
     # -- writing
 
     @abstractmethod
     def head(self, resource: str, namespace: str, name: str) -> ObjectVersion | None:
-        """The object as the next write finds it."""
+        """The object as the next write sees it, including pending writes."""
 
     @abstractmethod
     async def put(
@@ -310,83 +308,82 @@ class Store(ABC):
         encode: RevisionEncoder,
         precondition: Precondition | None = None,
     ) -> ObjectVersion:
-        """Have the object as `make` makes it, in the place of `expected` and of nothing else.  Raises Stale.
+        """Replace `expected` with the object that `encode` returns.
 
-        That is also raised where `claim` does not hold; nobody writes another object of the resource between its last
-        word and this.
-
-        When this returns, the object is durable, and readers see it.  Raises LogError when nobody can say so.
+        Raises VersionConflict if the stored object is not `expected` or `precondition` returns False. No other write to
+        the resource happens between the check of `precondition` and this write. When this returns, the object is
+        durable and readers see it. Raises StorageError if that is not certain.
         """
 
     @abstractmethod
     async def delete(self, key: Key, expected: ObjectVersion, encode: RevisionEncoder) -> ObjectVersion:
-        """Have `expected` no more; `make` gives it a last time.  Raises Stale and LogError, as `put` does."""
+        """Delete `expected`; `encode` returns its final state. Raises VersionConflict and StorageError like `put`."""
 
     @abstractmethod
     async def wait_for_pending_write(self, key: Key) -> None:
-        """Wait until what the next writer finds under `key` is durable."""
+        """Wait until the state that the next writer of `key` sees is durable."""
 
     @abstractmethod
     async def wait_for_latest(self) -> None:
-        """Wait until readers see every write that was acknowledged before this was called.  Raises LogError."""
+        """Wait until readers see every write acknowledged before this call. Raises StorageError."""
 
     @abstractmethod
     async def run(self) -> None:
-        """Have writes made and seen, until cancelled."""
+        """Process writes until cancelled."""
 
-    # -- for those who write
+    # -- for subclasses
 
     def _replace_all(self, versions: Iterable[ObjectVersion], revision: int) -> None:
-        """Have just these objects, as they are at a revision."""
-        found: dict[str, dict[tuple[str, str], ObjectVersion]] = {}
+        """Replace all objects with their versions at a revision."""
+        objects: dict[str, dict[tuple[str, str], ObjectVersion]] = {}
         for version in versions:
             resource, namespace, name = version.key
-            found.setdefault(resource, {})[namespace, name] = version
+            objects.setdefault(resource, {})[namespace, name] = version
         self._compacted_revision = revision
-        for resource in {*self._caches, *found}:
-            self._cache(resource).replace(found.get(resource, {}), revision)
+        for resource in {*self._caches, *objects}:
+            self._cache(resource).replace(objects.get(resource, {}), revision)
         self._advance_revision(revision)
 
     def _apply_event(self, key: Key, event: WatchEvent) -> None:
-        """Let readers and watchers see a change; `_reach` comes after all that happened at a revision."""
+        """Make a change visible to readers and watchers. `_advance_revision` follows the last change of a revision."""
         resource, namespace, name = key
-        shelf, at = self._cache(resource), (namespace, name)
+        cache, object_name = self._cache(resource), (namespace, name)
         if event.new is None:
-            del shelf.objects[at]
-            shelf.order = None
+            del cache.objects[object_name]
+            cache.order = None
         else:
-            if at not in shelf.objects:
-                shelf.order = None
-            shelf.objects[at] = event.new
-        shelf.changed_revision = event.revision
-        shelf.add_event(event)
-        for listener in shelf.listeners:
+            if object_name not in cache.objects:
+                cache.order = None
+            cache.objects[object_name] = event.new
+        cache.changed_revision = event.revision
+        cache.add_event(event)
+        for listener in cache.listeners:
             listener(event)
-        for subscription in shelf.subscriptions:
+        for subscription in cache.subscriptions:
             if subscription.namespace in ("", namespace) and subscription.name in ("", name):
                 subscription.push(event)
 
     def _advance_revision(self, revision: int) -> None:
-        """Readers see everything that happened up to a revision."""
+        """Make everything up to a revision visible to readers."""
         self.revision = revision
         if self._revision_advanced is not None:
             self._revision_advanced.set_result(None)
             self._revision_advanced = None
 
     def _cache(self, resource: str) -> WatchCache:
-        shelf = self._caches.get(resource)
-        if shelf is None:
-            shelf = self._caches[resource] = WatchCache(compacted_revision=self._compacted_revision)
-        return shelf
+        cache = self._caches.get(resource)
+        if cache is None:
+            cache = self._caches[resource] = WatchCache(compacted_revision=self._compacted_revision)
+        return cache
 
 
 def diff_events(
     before: Mapping[tuple[str, str], ObjectVersion], after: Mapping[tuple[str, str], ObjectVersion], revision: int
 ) -> Iterator[WatchEvent]:
-    for at in before.keys() - after.keys():
-        yield WatchEvent(revision, before[at], None, before[at].raw)
-    for at, new in after.items():
-        old = before.get(at)
+    for name in before.keys() - after.keys():
+        yield WatchEvent(revision, before[name], None, before[name].raw)
+    for name, new in after.items():
+        old = before.get(name)
         if old is None or old.revision != new.revision:
             yield WatchEvent(revision, old, new, new.raw)
 
@@ -400,7 +397,7 @@ EventType = Literal["ADDED", "MODIFIED", "DELETED"]
 
 
 def event_type(event: WatchEvent, matches: Callable[[ObjectVersion], bool]) -> EventType | None:
-    """What an event is to a watcher who sees only what matches; None is nothing."""
+    """The type of an event for a watcher that selects by `matches`; None if the watcher does not get the event."""
     before = event.old is not None and matches(event.old)
     after = event.new is not None and matches(event.new)
     if before:

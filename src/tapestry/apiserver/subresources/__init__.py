@@ -1,1 +1,1 @@
-"""Subresources with more to them than a part of the object."""
+"""Handlers of subresources that do not just read or write a part of the object."""

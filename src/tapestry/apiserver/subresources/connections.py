@@ -1,6 +1,6 @@
-"""Connections to what runs: exec, attach, port forwarding and proxying.
+"""Connect subresources: exec, attach, portforward and proxy.
 
-Who may have one is decided here, as it will be when they are served; the streams themselves are not, and say so.
+Requests are authorized and admitted. The streams themselves are not implemented, and the server responds with 501.
 """
 
 import re
@@ -28,19 +28,19 @@ BOOLEAN_OPTIONS, LIST_OPTIONS, NUMBER_OPTIONS = ("stdin", "stdout", "stderr", "t
 
 @dataclass(frozen=True)
 class ConnectHandler:
-    """Answers whoever wants a stream."""
+    """Handles requests for a stream."""
 
     store: Store
     webhooks: AdmissionWebhooks
 
     async def handle(self, call: Call, target: Target) -> ApiResponse:
-        name = target.name.split(":")[-2 if target.name.count(":") > 1 else 0]  # of a proxy: scheme:name:port
+        name = target.name.split(":")[-2 if target.name.count(":") > 1 else 0]  # scheme:name:port of a proxy
         if self.store.get(target.info.storage, target.namespace, name) is None:
             raise api_errors.not_found(target.info.resource, name)
         kind = subresource_kind(target.info, target.subresource)
-        wanted = {"kind": kind.kind, "apiVersion": kind.api_version, **connect_options(call)}
+        options = {"kind": kind.kind, "apiVersion": kind.api_version, **connect_options(call)}
         request = WriteRequest("create", target, call.user, call.query, audit_annotations=call.audit_annotations)
-        attempt = AdmissionAttributes(
+        attributes = AdmissionAttributes(
             "CONNECT",
             target.info.resource,
             target.subresource,
@@ -49,23 +49,23 @@ class ConnectHandler:
             target.name,
             call.user,
             is_dry_run=False,
-            new=wanted,
+            new=options,
             old=None,
         )
-        await self.webhooks.admit(request, attempt)
+        await self.webhooks.admit(request, attributes)
         resource = target.info.resource
-        why = f"{resource.plural}/{target.subresource} is not served by this server: connect to the kubelet instead"
-        raise ServerError(501, "NotImplemented", why, details=api_errors.status_details(resource, target.name))
+        message = f"{resource.plural}/{target.subresource} is not served by this server: connect to the kubelet instead"
+        raise ServerError(501, "NotImplemented", message, details=api_errors.status_details(resource, target.name))
 
 
 def connect_options(call: Call) -> Object:
-    """What the query asks for, as an object."""
-    found: dict[str, Any] = {}
+    """The options of the query, as an object."""
+    options: dict[str, Any] = {}
     for name, values in parse_qs(urlsplit(call.uri).query).items():
         if name in BOOLEAN_OPTIONS:
-            found[name] = values[-1] in TRUE_VALUES
+            options[name] = values[-1] in TRUE_VALUES
         elif name in NUMBER_OPTIONS:
-            found[name] = [int(each) for value in values for each in value.split(",") if PORT.fullmatch(each)]
+            options[name] = [int(each) for value in values for each in value.split(",") if PORT.fullmatch(each)]
         else:
-            found[name] = values if name in LIST_OPTIONS else values[-1]
-    return found
+            options[name] = values if name in LIST_OPTIONS else values[-1]
+    return options

@@ -1,8 +1,8 @@
-"""Evictions: deletions of pods that disruption budgets have a say in.
+"""Evictions: deletions of pods that respect PodDisruptionBudgets.
 
-A budget's status says how many more pods may go (a controller counts: `tapestry.controlplane.disruption`).  An eviction
-takes one of them before it deletes the pod, on top of the newest version there is, so that two at the same moment do
-not take the same one.  Pods that do nobody any good, or are going already, are let go without asking.
+A budget's status has the number of allowed disruptions, which a controller counts (`tapestry.controlplane.disruption`).
+An eviction takes one before it deletes the pod, based on the newest version of the budget, so concurrent evictions do
+not take the same one. Pods that are pending, finished or being deleted do not take one.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from tapestry.kube.times import timestamp
 
 BUDGETS = "poddisruptionbudgets.policy"
 BUDGET = Resource("policy", "v1", "PodDisruptionBudget", "poddisruptionbudget")
-"""As refusals name it."""
+"""The resource with the name that errors use."""
 MAX_DISRUPTED_PODS = 2000
 RETRY_AFTER_SECONDS = 10
 BUDGET_VIOLATED = "Cannot evict pod as it would violate the pod's disruption budget."
@@ -36,11 +36,11 @@ SUCCESS_STATUS = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status"
 
 @dataclass(frozen=True)
 class EvictionHandler:
-    """Answers what is posted to a pod's `eviction`."""
+    """Handles posts to the `eviction` subresource of pods."""
 
     verbs: Verbs
     budget_resource: ResourceInfo
-    """That of the budgets."""
+    """The resource info of PodDisruptionBudgets."""
 
     async def evict(self, call: Call, target: Target) -> ApiResponse:
         body = decoded_body(call) or {}
@@ -49,7 +49,7 @@ class EvictionHandler:
             raise api_errors.bad_request("name in URL does not match name in Eviction object")
         options = {**delete_options_of(body.get("deleteOptions"), call)}
         query = {**call.query, "dryRun": "All"} if options.get("dryRun") else call.query
-        request = WriteRequest("delete", target, call.user, query)  # a deletion that is nobody else's to judge
+        request = WriteRequest("delete", target, call.user, query)  # webhooks already admitted the eviction
         pod: Object = msgspec.json.decode(await self.verbs.get(request.target, {}))
         budget = None if is_finished_or_deleting(pod) else self.budget_of(pod)
         if budget is None:
@@ -62,16 +62,16 @@ class EvictionHandler:
         return json_response(201, SUCCESS_STATUS)
 
     def budget_of(self, pod: Object) -> ObjectVersion | None:
-        """The one budget that chooses the pod."""
-        found = []
+        """The budget that selects the pod, or None. Raises ServerError if there are several."""
+        budgets = []
         for version in self.verbs.store.list_objects(BUDGETS, pod["metadata"]["namespace"]):
             spec: Object = msgspec.json.decode(version.raw).get("spec") or {}
             if selects_pod(spec, labels_of(pod)):
-                found.append(version)
-        if len(found) > 1 and not is_pending(pod):
-            why = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
-            raise ServerError(500, "", why)
-        return found[0] if found else None
+                budgets.append(version)
+        if len(budgets) > 1 and not is_pending(pod):
+            message = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
+            raise ServerError(500, "", message)
+        return budgets[0] if budgets else None
 
     async def take_disruption(self, budget: ObjectVersion, pod: Object, *, is_dry: bool) -> None:
         """Take one of the disruptions that the budget allows."""
@@ -80,50 +80,50 @@ class EvictionHandler:
             head = store.head(*key)
             if head is None:
                 return
-            smaller = self.budget_after_disruption(msgspec.json.decode(head.raw), pod)
+            updated = self.budget_after_disruption(msgspec.json.decode(head.raw), pod)
             if is_dry:
                 return
             try:
-                await store.put(key, head, encode_for_storage(self.budget_resource, smaller))
+                await store.put(key, head, encode_for_storage(self.budget_resource, updated))
             except VersionConflict:
                 continue
             return
-        why = f'Timeout: couldn\'t update PodDisruptionBudget "{key.name}" due to conflicts'
-        raise Timeout(504, "Timeout", why, details={"retryAfterSeconds": RETRY_AFTER_SECONDS})
+        message = f'Timeout: couldn\'t update PodDisruptionBudget "{key.name}" due to conflicts'
+        raise Timeout(504, "Timeout", message, details={"retryAfterSeconds": RETRY_AFTER_SECONDS})
 
     def budget_after_disruption(self, budget: Object, pod: Object) -> Object:
-        """The budget with one disruption less.  Raises TooManyRequests or Forbidden."""
+        """The budget with one allowed disruption less. Raises TooManyRequests or Forbidden."""
         status, name = budget.get("status") or {}, name_of(budget)
         if status.get("observedGeneration", 0) < budget["metadata"].get("generation", 0):
             raise budget_processing_error(name)
-        left, gone = status.get("disruptionsAllowed", 0), status.get("disruptedPods") or {}
-        if left < 0:
+        allowed, disrupted = status.get("disruptionsAllowed", 0), status.get("disruptedPods") or {}
+        if allowed < 0:
             raise budget_forbidden_error(name, "pdb disruptions allowed is negative")
-        if len(gone) > MAX_DISRUPTED_PODS:
-            why = "DisruptedPods map too big - too many evictions not confirmed by PDB controller"
-            raise budget_forbidden_error(name, why)
-        if left == 0:
-            needed, has = status.get("desiredHealthy", 0), status.get("currentHealthy", 0)
+        if len(disrupted) > MAX_DISRUPTED_PODS:
+            message = "DisruptedPods map too big - too many evictions not confirmed by PDB controller"
+            raise budget_forbidden_error(name, message)
+        if allowed == 0:
+            needed, healthy = status.get("desiredHealthy", 0), status.get("currentHealthy", 0)
             raise budget_violated_error(
-                f"The disruption budget {name} needs {needed} healthy pods and has {has} currently"
+                f"The disruption budget {name} needs {needed} healthy pods and has {healthy} currently"
             )
         now = self.verbs.now()
         status = {
             **status,
-            "disruptionsAllowed": left - 1,
-            "disruptedPods": {**gone, name_of(pod): timestamp(now)},
+            "disruptionsAllowed": allowed - 1,
+            "disruptedPods": {**disrupted, name_of(pod): timestamp(now)},
         }
-        if left == 1:
-            none = new_condition(
+        if allowed == 1:
+            condition = new_condition(
                 "DisruptionAllowed", False, "InsufficientPods", observed_generation=status["observedGeneration"]
             )
-            status["conditions"] = with_condition(status.get("conditions"), none, now)
+            status["conditions"] = with_condition(status.get("conditions"), condition, now)
         return {**budget, "status": status}
 
     async def delete_if_unchanged(
         self, request: WriteRequest, options: Mapping[str, Any], pod: Object, budget: ObjectVersion
     ) -> None:
-        """Let the pod go as it was judged: if it has changed meanwhile, the budget may count it."""
+        """Delete the pod only if it did not change, because the budget may count a changed pod."""
         if value_at(options, "preconditions", "resourceVersion"):
             await self.delete_evicted(request, options)
             return
@@ -133,21 +133,21 @@ class EvictionHandler:
             raise budget_processing_error(budget.key.name) from None
 
     async def delete_evicted(self, request: WriteRequest, options: Mapping[str, Any]) -> None:
-        """Mark the pod as evicted, and delete it."""
+        """Set the pod's DisruptionTarget condition and delete it."""
         if not request.is_dry_run:
-            marked = await self.mark_evicted(request, options)
-            if value_at(options, "preconditions", "resourceVersion"):  # it was that one, until it was marked
-                options = with_version_precondition(options, marked)
+            updated = await self.mark_evicted(request, options)
+            if value_at(options, "preconditions", "resourceVersion"):  # the condition changed the resourceVersion
+                options = with_version_precondition(options, updated)
         await self.verbs.delete(request, options)
 
     async def mark_evicted(self, request: WriteRequest, options: Mapping[str, Any]) -> Object:
-        wanted = options.get("preconditions") or {}
+        preconditions = options.get("preconditions") or {}
 
-        def marked(pod: Object) -> Object:
+        def with_disruption_target(pod: Object) -> Object:
             for field, word in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
-                found = pod["metadata"].get(field, "")
-                if wanted.get(field) not in (None, "", found):
-                    raise api_errors.failed_precondition(PODS, name_of(pod), word, wanted[field], found)
+                current = pod["metadata"].get(field, "")
+                if preconditions.get(field) not in (None, "", current):
+                    raise api_errors.failed_precondition(PODS, name_of(pod), word, preconditions[field], current)
             evicted = new_condition("DisruptionTarget", True, "EvictionByEvictionAPI", "Eviction API: evicting")
             conditions = with_condition(value_at(pod, "status", "conditions"), evicted, self.verbs.now())
             return with_value(pod, ("status", "conditions"), conditions)
@@ -156,8 +156,8 @@ class EvictionHandler:
         update = WriteRequest(
             "update", Target(target.info, target.namespace, target.name, "status"), request.user, request.query
         )
-        found: Object = msgspec.json.decode(await self.verbs.update(update, marked))
-        return found
+        updated: Object = msgspec.json.decode(await self.verbs.update(update, with_disruption_target))
+        return updated
 
 
 def selects_pod(spec: Object, labels: Mapping[str, str]) -> bool:
@@ -168,17 +168,15 @@ def selects_pod(spec: Object, labels: Mapping[str, str]) -> bool:
 
 
 def is_finished_or_deleting(pod: Object) -> bool:
-    """Whether nobody can miss the pod any more: it has ended, or is going."""
     return is_deleting(pod) or value_at(pod, "status", "phase") in ("Succeeded", "Failed")
 
 
 def is_pending(pod: Object) -> bool:
-    """Whether nobody can miss it yet."""
     return bool(value_at(pod, "status", "phase") == "Pending")
 
 
 def is_not_counted(pod: Object, budget: Object) -> bool:
-    """Whether a pod that is not ready may go because the budget does not count it."""
+    """Return whether an unready pod may be deleted because the budget does not count it."""
     if is_condition_true(pod, "Ready"):
         return False
     if value_at(budget, "spec", "unhealthyPodEvictionPolicy") == "AlwaysAllow":
@@ -189,7 +187,7 @@ def is_not_counted(pod: Object, budget: Object) -> bool:
 
 
 def with_version_precondition(options: Mapping[str, Any], pod: Object) -> Mapping[str, Any]:
-    """Options of a deletion that hold for this version alone."""
+    """Delete options with the pod's resourceVersion as a precondition."""
     return {**options, "preconditions": {**(options.get("preconditions") or {}), "resourceVersion": version_of(pod)}}
 
 
@@ -206,6 +204,6 @@ def budget_violated_error(cause: str, seconds: int = 0) -> TooManyRequests:
     )
 
 
-def budget_forbidden_error(name: str, why: str) -> Forbidden:
+def budget_forbidden_error(name: str, reason: str) -> Forbidden:
     details = api_errors.status_details(BUDGET, name)
-    return Forbidden(403, "Forbidden", f'{BUDGET.name} "{name}" is forbidden: {why}', details=details)
+    return Forbidden(403, "Forbidden", f'{BUDGET.name} "{name}" is forbidden: {reason}', details=details)

@@ -1,4 +1,4 @@
-"""What kubelets know and the server passes on: the logs of containers."""
+"""Client for kubelets, which serves container logs."""
 
 import re
 import ssl
@@ -25,7 +25,7 @@ from tapestry.kube.resources import NODES, Resource
 
 KUBELET_PORT = 10250
 PREFERRED_ADDRESS_TYPES = ("InternalIP", "ExternalIP", "Hostname", "InternalDNS", "ExternalDNS")
-"""Of a node: the first of these that it has is called."""
+"""Node address types in order of preference."""
 CONTAINERS = ("initContainers", "containers", "ephemeralContainers")
 BOOLEAN_OPTIONS, NUMBER_MINIMUMS = (
     ("follow", "previous", "timestamps"),
@@ -39,7 +39,7 @@ TEXT_PLAIN = "text/plain"
 
 @dataclass(slots=True)
 class ResponseStream:
-    """What a kubelet answers, as it comes."""
+    """The streamed response of a kubelet."""
 
     response: aiohttp.ClientResponse
 
@@ -52,7 +52,7 @@ class ResponseStream:
 
 
 class KubeletClient:
-    """Asks the kubelets of nodes.  To be closed in the loop that it was used in."""
+    """Calls the kubelets of nodes. Close it in the event loop in which it was used."""
 
     def __init__(self, store: Store, settings: Settings) -> None:
         self._store = store
@@ -60,7 +60,7 @@ class KubeletClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def pod_log(self, call: Call, target: Target) -> ApiResponse:
-        """The log of a container, which may go on for as long as it runs."""
+        """The log of a container, possibly followed while the container runs."""
         if call.method not in ("GET", "HEAD"):
             raise api_errors.method_not_allowed()
         if faults := list(log_option_faults(call.query)):
@@ -75,26 +75,26 @@ class KubeletClient:
             return ApiResponse(200, b"", TEXT_PLAIN)
         path = "/".join(quote(each, safe="") for each in (target.namespace, target.name, container))
         url = f"{self._kubelet_url(node)}/containerLogs/{path}"
-        unchecked = call.query.get("insecureSkipTLSVerifyBackend") in TRUE_VALUES
-        relay = await self._fetch(target, url, log_query(call.query), skip_verify=unchecked)
-        return ApiResponse(200, b"", TEXT_PLAIN, stream=relay)
+        skip_verify = call.query.get("insecureSkipTLSVerifyBackend") in TRUE_VALUES
+        stream = await self._fetch(target, url, log_query(call.query), skip_verify=skip_verify)
+        return ApiResponse(200, b"", TEXT_PLAIN, stream=stream)
 
     def _kubelet_url(self, node: str) -> str:
         version = self._store.get("nodes", "", node)
         if version is None:
             raise api_errors.not_found(NODES, node)
         status = msgspec.json.decode(version.raw).get("status") or {}
-        found = {each["type"]: each["address"] for each in reversed(status.get("addresses") or ())}
-        host = next((found[type] for type in PREFERRED_ADDRESS_TYPES if type in found), None)
+        addresses = {each["type"]: each["address"] for each in reversed(status.get("addresses") or ())}
+        host = next((addresses[type] for type in PREFERRED_ADDRESS_TYPES if type in addresses), None)
         if host is None:
-            listed = " ".join(PREFERRED_ADDRESS_TYPES)
-            raise api_errors.internal_error(f"no preferred addresses found; known addresses: [{listed}]")
+            types = " ".join(PREFERRED_ADDRESS_TYPES)
+            raise api_errors.internal_error(f"no preferred addresses found; known addresses: [{types}]")
         port = value_at(status, "daemonEndpoints", "kubeletEndpoint", "Port") or KUBELET_PORT
         return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
 
     async def _fetch(self, target: Target, url: str, query: Query, *, skip_verify: bool) -> ResponseStream:
         if self._session is None:
-            # a log that is followed may be silent for long
+            # a followed log may be silent for a long time
             self._session = egress.checked_session(timeout=aiohttp.ClientTimeout(total=None, sock_connect=30))
         try:
             egress.check_host(urlsplit(url).hostname or "")
@@ -104,8 +104,8 @@ class KubeletClient:
         except egress.AddressNotAllowed as error:
             raise ServerError(500, "", f'Get "{url}": {error}') from error
         except (aiohttp.ClientError, TimeoutError) as error:
-            why = connection_error_text(error) if isinstance(error, aiohttp.ClientError) else "i/o timeout"
-            raise ServerError(500, "", f'Get "{url}": {why}') from error
+            reason = connection_error_text(error) if isinstance(error, aiohttp.ClientError) else "i/o timeout"
+            raise ServerError(500, "", f'Get "{url}": {reason}') from error
         if 200 <= response.status <= 206:
             return ResponseStream(response)
         try:
@@ -114,7 +114,7 @@ class KubeletClient:
             response.close()
 
     def _tls_context(self, *, skip_verify: bool) -> ssl.SSLContext:
-        """Made anew each time: its files may have been."""
+        """Create a context for each call, because the certificate files may change."""
         settings, context = self._settings, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if skip_verify or not settings.certificate_authority:
             context.check_hostname = False
@@ -132,7 +132,7 @@ class KubeletClient:
 
 
 def container_name(pod: Object, name: str) -> str:
-    """The container that is meant: the one of that name, or the only one there is."""
+    """The requested container, or the only one of the pod."""
     spec = pod["spec"]
     names: list[str] = [each["name"] for field in CONTAINERS for each in spec.get(field) or ()]
     if name:
@@ -141,35 +141,35 @@ def container_name(pod: Object, name: str) -> str:
         return name
     if len(spec["containers"]) > 1:
         listed = " ".join(names)
-        why = f"a container name must be specified for pod {name_of(pod)}, choose one of: [{listed}]"
-        raise api_errors.bad_request(why)
+        message = f"a container name must be specified for pod {name_of(pod)}, choose one of: [{listed}]"
+        raise api_errors.bad_request(message)
     only: str = spec["containers"][0]["name"]
     return only
 
 
 def log_option_faults(query: Query) -> Iterator[Fault]:
-    for name, least in NUMBER_MINIMUMS.items():
+    for name, minimum in NUMBER_MINIMUMS.items():
         text = query.get(name)
         if text is None:
             continue
         if not INTEGER.fullmatch(text):
             raise api_errors.bad_request(f'strconv.ParseInt: parsing "{text[:40]}": invalid syntax')
-        if int(text) < least:
+        if int(text) < minimum:
             yield invalid_value(
-                name, int(text), "must be greater than 0" if least else "must be greater than or equal to 0"
+                name, int(text), "must be greater than 0" if minimum else "must be greater than or equal to 0"
             )
     if "sinceSeconds" in query and "sinceTime" in query:
         yield forbidden_field("", "at most one of `sinceTime` or `sinceSeconds` may be specified")
 
 
 def log_query(query: Query) -> dict[str, str]:
-    """What the kubelet is told of what was asked."""
-    found = {name: "true" for name in BOOLEAN_OPTIONS if query.get(name) in TRUE_VALUES}
-    return found | {name: query[name] for name in (*NUMBER_MINIMUMS, "sinceTime") if query.get(name)}
+    """The query that is sent to the kubelet."""
+    flags = {name: "true" for name in BOOLEAN_OPTIONS if query.get(name) in TRUE_VALUES}
+    return flags | {name: query[name] for name in (*NUMBER_MINIMUMS, "sinceTime") if query.get(name)}
 
 
 def kubelet_error(target: Target, code: int, body: bytes) -> ApiError:
-    """What a kubelet refuses, passed on."""
+    """The error for a failed response of a kubelet."""
     text = body.decode("utf-8", "replace").strip()
     if code == 500:
         return api_errors.internal_error(text)

@@ -1,6 +1,6 @@
-"""Parts: what a write may change of an object whose kind has parts of its own for that.
+"""Updates that may change only part of an object, by resource and subresource.
 
-Each function takes the object as it is and as somebody wants it, and gives it with the change that is granted.
+Each function takes the current and the desired object, and returns the current one with the permitted changes.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ PartialUpdate = Callable[[Object, Object], Object]
 
 
 def with_managed_fields_of(current: Object, desired: Object) -> Object:
-    """Who owns which fields is all that such a write changes of the metadata."""
+    """The current object with the managed fields of the desired one."""
     fields = desired["metadata"].get("managedFields")
     return {**current, "metadata": {**current["metadata"], **({"managedFields": fields} if fields else {})}}
 
@@ -25,33 +25,33 @@ def with_managed_fields_of(current: Object, desired: Object) -> Object:
 
 def with_ephemeral_containers(current: Object, desired: Object) -> Object:
     added = value_at(desired, "spec", "ephemeralContainers")
-    found = without_field(with_managed_fields_of(current, desired), "spec", "ephemeralContainers")
-    return with_value(found, ("spec", "ephemeralContainers"), added) if added else found
+    result = without_field(with_managed_fields_of(current, desired), "spec", "ephemeralContainers")
+    return with_value(result, ("spec", "ephemeralContainers"), added) if added else result
 
 
 def with_resized_containers(current: Object, desired: Object) -> Object:
-    """Of containers, what they need; other containers, or in another order, are for validation to refuse."""
-    found = with_managed_fields_of(current, desired)
+    """Copy only resources from the desired containers. Validation rejects different or reordered containers."""
+    result = with_managed_fields_of(current, desired)
     for field in ("containers", "initContainers"):
         before, after = current["spec"].get(field) or [], value_at(desired, "spec", field, default=[])
         if [each.get("name") for each in before] != [each.get("name") for each in after]:
-            return {**found, "spec": desired["spec"]}
+            return {**result, "spec": desired["spec"]}
         if before:
-            sized = [with_resources_of(new, old) for new, old in zip(after, before, strict=True)]
-            found = with_value(found, ("spec", field), sized)
-    return found
+            resized = [with_resources_of(new, old) for new, old in zip(after, before, strict=True)]
+            result = with_value(result, ("spec", field), resized)
+    return result
 
 
 def with_resources_of(source: Object, container: Object) -> Object:
-    kept = {key: value for key, value in container.items() if key not in RESIZE_FIELDS}
-    return kept | {key: source[key] for key in RESIZE_FIELDS if key in source}
+    unchanged = {key: value for key, value in container.items() if key not in RESIZE_FIELDS}
+    return unchanged | {key: source[key] for key in RESIZE_FIELDS if key in source}
 
 
-# -- requests for certificates
+# -- CertificateSigningRequests
 
 
 def with_request_metadata(current: Object, desired: Object) -> Object:
-    """Only the metadata: what is asked for never changes."""
+    """Change only the metadata, because the spec is immutable."""
     return {**current, "metadata": desired["metadata"]}
 
 
@@ -61,14 +61,14 @@ def with_approval(current: Object, desired: Object) -> Object:
 
 
 def with_request_status(current: Object, desired: Object) -> Object:
-    """Anything but decisions, which are another right: these stay as they are."""
+    """Change the status except for approval conditions, which need the `approval` subresource."""
     status = {**(desired.get("status") or {})}
     for decision in DECISION_CONDITIONS:
-        had = [each for each in value_at(current, "status", "conditions", default=[]) if each.get("type") == decision]
+        old = [each for each in value_at(current, "status", "conditions", default=[]) if each.get("type") == decision]
         listed = status.get("conditions") or []
-        if len(had) == sum(each.get("type") == decision for each in listed):
-            kept = iter(had)
-            status["conditions"] = [next(kept) if each.get("type") == decision else each for each in listed]
+        if len(old) == sum(each.get("type") == decision for each in listed):
+            unchanged = iter(old)
+            status["conditions"] = [next(unchanged) if each.get("type") == decision else each for each in listed]
     return {**current, "metadata": desired["metadata"], "status": status}
 
 

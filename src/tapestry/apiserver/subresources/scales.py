@@ -1,4 +1,4 @@
-"""Scales: how many replicas a workload has and should have, in one shape for all of them, custom resources included."""
+"""Scale subresource of built-in workloads and custom resources."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -23,12 +23,12 @@ from tapestry.kube.selectors import label_selector
 SCALE = Resource("autoscaling", "v1", "Scale", "scales")
 METADATA_FIELDS = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
 BUILT_IN_PATHS = {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas"}
-"""Where built-in workloads have them."""
+"""Paths of the replicas in built-in workloads."""
 
 
 @dataclass(frozen=True)
 class ScaleHandler:
-    """Answers what is asked of a `scale`."""
+    """Handles requests for the `scale` subresource."""
 
     verbs: Verbs
     webhooks: AdmissionWebhooks
@@ -42,7 +42,7 @@ class ScaleHandler:
         if call.method not in ("PUT", "PATCH"):
             raise api_errors.method_not_allowed()
         content_type = media_type(call.headers.get("content-type", "")) or JSON
-        sent = decoded_body(call)
+        body = decoded_body(call)
         for _ in range(MAX_ATTEMPTS):
             agent = call.headers.get("user-agent", "")
             request = WriteRequest(
@@ -55,54 +55,54 @@ class ScaleHandler:
                 audit_annotations=call.audit_annotations,
             )
             try:
-                return await self.update_scale(request, sent, is_patch=call.method == "PATCH")
+                return await self.update_scale(request, body, is_patch=call.method == "PATCH")
             except Conflict:
-                if value_at(sent if isinstance(sent, dict) else {}, "metadata", "resourceVersion"):
+                if value_at(body if isinstance(body, dict) else {}, "metadata", "resourceVersion"):
                     raise
         raise api_errors.conflict(target.info.resource, target.name, api_errors.OBJECT_MODIFIED)
 
     async def current_object(self, target: Target) -> Object:
         main = Target(target.info, target.namespace, target.name)
-        found: Object = msgspec.json.decode(await self.verbs.get(main, {}))
-        return found
+        obj: Object = msgspec.json.decode(await self.verbs.get(main, {}))
+        return obj
 
     async def latest_object(self, target: Target) -> Object:
-        """As it is to be changed: with writes that are under way, which nobody is shown yet."""
+        """The object as the next write sees it, including pending writes."""
         head = self.verbs.store.head(*target.key)
         if head is None:
             raise api_errors.not_found(target.info.resource, target.name)
-        found: Object = msgspec.json.decode(await self.verbs.from_storage(target.info, head.raw))
-        return found
+        obj: Object = msgspec.json.decode(await self.verbs.from_storage(target.info, head.raw))
+        return obj
 
     async def update_scale(self, request: WriteRequest, sent: Any, *, is_patch: bool) -> ApiResponse:
         target = request.target
-        row, path = target.info, replicas_path(target.info)
+        info, path = target.info, replicas_path(target.info)
         current = await self.latest_object(target)
-        old = scale_object(row, current)
+        old = scale_object(info, current)
         before = old if value_at(current, *path) is not None else {**old, "spec": {}}
-        wanted = patched_scale(before, sent, request.content_type) if is_patch else sent
-        check_scale(wanted, row, target.name, is_patch=is_patch)
-        attempt = AdmissionAttributes(
+        desired = patched_scale(before, sent, request.content_type) if is_patch else sent
+        check_scale(desired, info, target.name, is_patch=is_patch)
+        attributes = AdmissionAttributes(
             "UPDATE",
-            row.resource,
+            info.resource,
             "scale",
-            subresource_kind(row, "scale"),
+            subresource_kind(info, "scale"),
             target.namespace,
             target.name,
             request.user,
             request.is_dry_run,
-            {**old, **wanted, "metadata": {**old["metadata"], **(wanted.get("metadata") or {})}},
+            {**old, **desired, "metadata": {**old["metadata"], **(desired.get("metadata") or {})}},
             old,
         )
-        scale = await self.webhooks.admit(request, attempt) or {}
+        scale = await self.webhooks.admit(request, attributes) or {}
         version = value_at(scale, "metadata", "resourceVersion", default="")
         replicas = value_at(scale, "spec", "replicas", default=0)
 
-        def changed(obj: Object) -> Object:
+        def with_replicas(obj: Object) -> Object:
             return with_value(with_value(obj, ("metadata", "resourceVersion"), version), path, replicas)
 
-        raw = await self.verbs.update(request, changed)
-        return response_with_warnings(request, 200, msgspec.json.encode(scale_object(row, msgspec.json.decode(raw))))
+        raw = await self.verbs.update(request, with_replicas)
+        return response_with_warnings(request, 200, msgspec.json.encode(scale_object(info, msgspec.json.decode(raw))))
 
 
 def patched_scale(scale: Object, patch: Any, content_type: str) -> Any:
@@ -123,8 +123,8 @@ def check_scale(scale: Any, info: ResourceInfo, name: str, *, is_patch: bool) ->
     if not isinstance(replicas or 0, int) or isinstance(replicas, bool):
         raise api_errors.bad_request(f"Scale: spec.replicas: {msgspec.json.encode(replicas).decode()} is not a number")
     if (replicas or 0) < 0:
-        why = f"Invalid value: {replicas}: must be greater than or equal to 0"
-        raise api_errors.invalid_field(SCALE, name, "spec.replicas", why)
+        message = f"Invalid value: {replicas}: must be greater than or equal to 0"
+        raise api_errors.invalid_field(SCALE, name, "spec.replicas", message)
 
 
 def scale_object(info: ResourceInfo, obj: Object) -> Object:

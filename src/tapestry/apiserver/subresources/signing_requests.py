@@ -1,4 +1,4 @@
-"""Requests for certificates: who asks is not theirs to say, and deciding or signing takes a right for that signer."""
+"""CertificateSigningRequests: recorded requester, and permission checks for approving and signing."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ IDENTITY_FIELDS = ("username", "uid", "groups", "extra")
 
 @dataclass(frozen=True)
 class SigningRequests:
-    """Steps for CertificateSigningRequests."""
+    """Pipeline steps for CertificateSigningRequests."""
 
     authorize: Authorize
     now: Callable[[], datetime]
@@ -37,7 +37,7 @@ class SigningRequests:
         return new
 
     def stamped_conditions(self, old: Object, new: Object) -> list[Object]:
-        """The conditions, with the times that their writer left out."""
+        """The conditions, with missing timestamps added."""
         now = timestamp(self.now())
         before = {
             (each.get("type"), each.get("status")): each.get("lastTransitionTime")
@@ -68,7 +68,7 @@ class SigningRequests:
         return new
 
     def check_subject(self, request: WriteRequest, new: Object) -> None:
-        """Nobody gets a certificate of the group that may do everything."""
+        """Reject client certificates for the group system:masters."""
         spec = new["spec"]
         if spec.get("signerName") == CLIENT_SIGNER and MASTERS_GROUP in organizations(parse_request(spec["request"])):
             raise admission_forbidden(
@@ -76,7 +76,7 @@ class SigningRequests:
             )
 
     def is_permitted(self, user: User, verb: str, signer: str) -> bool:
-        """A right for one signer, or for all of a domain."""
-        row = unserved_resource_info(GROUP, "signers")
+        """Return whether the user has the permission for this signer or for its domain."""
+        info = unserved_resource_info(GROUP, "signers")
         names = signer, f"{signer.partition('/')[0]}/*"
-        return any(self.authorize(Attributes(user, verb, Target(row, "", name))) for name in names)
+        return any(self.authorize(Attributes(user, verb, Target(info, "", name))) for name in names)

@@ -1,4 +1,4 @@
-"""Subresources that are not the object itself: tokens and bindings."""
+"""Handlers of token requests and pod bindings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ from tapestry.kube.resources import PODS, Resource
 
 TOKEN_REQUESTS = Resource("authentication.k8s.io", "v1", "TokenRequest", "tokenrequests")
 BINDINGS = Resource("", "v1", "Binding", "pods/binding")
-"""What a conflict over a binding is about."""
+"""The resource that binding conflicts name."""
 
 
 @dataclass(frozen=True)
 class TokensAndBindings:
-    """Answers what is asked of an object beside itself."""
+    """Handles the `token` subresource of service accounts and bindings of pods."""
 
     verbs: Verbs
     registry: ResourceRegistry
@@ -52,20 +52,20 @@ class TokensAndBindings:
         if (
             seconds := spec.get("expirationSeconds")
         ) is not None and not MIN_TOKEN_SECONDS <= seconds <= MAX_TOKEN_SECONDS:
-            bound = (
+            limit = (
                 f"less than {MIN_TOKEN_SECONDS // 60} minutes"
                 if seconds < MIN_TOKEN_SECONDS
                 else "larger than 2^32 seconds"
             )
-            why = f"Invalid value: {seconds}: may not specify a duration {bound}"
-            raise api_errors.invalid_field(TOKEN_REQUESTS, "", "spec.expirationSeconds", why)
+            message = f"Invalid value: {seconds}: may not specify a duration {limit}"
+            raise api_errors.invalid_field(TOKEN_REQUESTS, "", "spec.expirationSeconds", message)
         status = self.account_tokens.issue_token(account, spec, self.bound_object(spec.get("boundObjectRef"), target))
         metadata = {"name": target.name, "namespace": target.namespace}
         identity = {"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1"}
         return json_response(201, {**identity, "metadata": metadata, "spec": spec, "status": status})
 
     def bound_object(self, reference: Object | None, target: Target) -> Object | None:
-        """What a token is to be bound to, which must be there."""
+        """The object that a token is to be bound to. Raises NotFound if it does not exist."""
         if not reference:
             return None
         resource = BOUND_OBJECT_RESOURCES.get(reference.get("kind", ""))
@@ -77,23 +77,23 @@ class TokensAndBindings:
         version = self.verbs.store.get(resource, namespace, reference.get("name", ""))
         if version is None:
             raise NotFound(404, "NotFound", f'{resource} "{reference.get("name")}" not found')
-        found: Object = {"kind": reference["kind"], **msgspec.json.decode(version.raw)}
-        if reference.get("uid") not in (None, "", uid_of(found)):
-            why = f"the UID in the bound object reference ({reference['uid']}) does not match the UID in record"
-            raise api_errors.conflict(PODS, name_of(found), why)
-        return found
+        obj: Object = {"kind": reference["kind"], **msgspec.json.decode(version.raw)}
+        if reference.get("uid") not in (None, "", uid_of(obj)):
+            message = f"the UID in the bound object reference ({reference['uid']}) does not match the UID in record"
+            raise api_errors.conflict(PODS, name_of(obj), message)
+        return obj
 
     async def bind_legacy(self, call: Call, target: Target) -> ApiResponse:
-        """The same, under the name that it had before pods had subresources."""
-        row = self.registry.get("", "v1", "pods")
-        assert row is not None, "pods are always served"
+        """Handle a binding through the legacy `bindings` resource."""
+        info = self.registry.get("", "v1", "pods")
+        assert info is not None, "pods are always served"
         name = value_at(self.decoded_body(call), "metadata", "name", default="")
         if not name:
             raise api_errors.bad_request("metadata.name: Required value: the pod to bind")
-        return await self.bind(call, Target(row, target.namespace, name, "binding"))
+        return await self.bind(call, Target(info, target.namespace, name, "binding"))
 
     async def bind(self, call: Call, target: Target) -> ApiResponse:
-        """A scheduler says where a pod runs."""
+        """Assign a pod to a node."""
         body = self.decoded_body(call)
         node = value_at(body, "target", "name", default="")
         if not node:
@@ -107,12 +107,12 @@ class TokensAndBindings:
                     BINDINGS, name_of(pod), f"pod {name_of(pod)} is being deleted, cannot be assigned to a host"
                 )
             if current := value_at(pod, "spec", "nodeName"):
-                why = f'pod {name_of(pod)} is already assigned to node "{current}"'
-                raise api_errors.conflict(BINDINGS, name_of(pod), why)
+                message = f'pod {name_of(pod)} is already assigned to node "{current}"'
+                raise api_errors.conflict(BINDINGS, name_of(pod), message)
             conditions = value_at(pod, "status", "conditions", default=[])
-            placed = with_value(pod, ("spec", "nodeName"), node)
-            marks = with_condition(conditions, {"type": "PodScheduled", "status": "True"}, self.verbs.now())
-            return with_value(placed, ("status", "conditions"), marks)
+            assigned = with_value(pod, ("spec", "nodeName"), node)
+            new_conditions = with_condition(conditions, {"type": "PodScheduled", "status": "True"}, self.verbs.now())
+            return with_value(assigned, ("status", "conditions"), new_conditions)
 
         request = WriteRequest(
             "update", Target(target.info, target.namespace, target.name, "binding"), call.user, call.query

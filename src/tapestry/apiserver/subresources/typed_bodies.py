@@ -1,4 +1,4 @@
-"""Bodies of what is asked beside objects: reviews, tokens, bindings, evictions and scales are of a type, too."""
+"""Decoding and checking of bodies that are not stored objects: reviews, tokens, bindings, scales."""
 
 from dataclasses import dataclass
 
@@ -18,18 +18,18 @@ BODY_TYPES = {
     "Scale": "io.k8s.api.autoscaling.v1.Scale",
     "TokenRequest": "io.k8s.api.authentication.v1.TokenRequest",
 }
-"""Of those that are posted to an object; the others have rows of their own."""
+"""Types of bodies that are posted to subresources. Other types are in the registry."""
 IDENTITY_FIELDS = ("apiVersion", "kind")
 
 
 @dataclass(frozen=True)
 class TypedBodies:
-    """Lets handlers have what they expect."""
+    """Wraps handlers so that they get a body of the expected type."""
 
     types: TypeDecoders
 
     def typed_handler(self, handler: ResourceHandler) -> ResourceHandler:
-        """The handler, where a body is what it should be; one of another type is a bad request."""
+        """Wrap a handler so that a body of another type is a bad request."""
 
         async def check(call: Call, target: Target) -> ApiResponse:
             if call.method in ("POST", "PUT"):
@@ -40,14 +40,14 @@ class TypedBodies:
         return check
 
     def read_body(self, call: Call, target: Target) -> Call:
-        """The call with its body as objects are read: without nulls, and without what its type does not know."""
+        """The call with its body decoded like an object: without nulls and unknown fields."""
         kind, body = subresource_kind(target.info, target.subresource), decoded_body(call)
         if not isinstance(body, dict | None):
             raise api_errors.not_an_object(kind.kind, body)
-        said = {
+        identity = {
             key: each for key, each in (body or {}).items() if key in IDENTITY_FIELDS
-        }  # which is for the handler to judge
-        named = {**(body or {}), "apiVersion": kind.api_version, "kind": kind.kind}
-        found, _ = self.types.decode(BODY_TYPES.get(kind.kind) or target.info.schema_name, named, kind.kind)
-        bare = {key: each for key, each in found.items() if key not in IDENTITY_FIELDS}
-        return structs.replace(call, decoded_body={**said, **bare})
+        }  # the handler checks these
+        typed = {**(body or {}), "apiVersion": kind.api_version, "kind": kind.kind}
+        decoded, _ = self.types.decode(BODY_TYPES.get(kind.kind) or target.info.schema_name, typed, kind.kind)
+        fields = {key: each for key, each in decoded.items() if key not in IDENTITY_FIELDS}
+        return structs.replace(call, decoded_body={**identity, **fields})

@@ -1,1 +1,1 @@
-"""What is said in a `Warning` header of writes that are accepted all the same."""
+"""Warnings about accepted writes, sent in the `Warning` header."""

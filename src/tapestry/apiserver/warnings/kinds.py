@@ -1,7 +1,7 @@
-"""Advice by kind: what is deprecated, means nothing where it is, or hides something else, in Kubernetes' words.
+"""Warnings by kind about deprecated, ignored or ambiguous fields, in the wording of Kubernetes.
 
-It is given when an object is made, and when what is wanted of it changes; writes of a status say little and often, so
-only the addresses in some of them are looked at.
+They are given when an object is created and when its spec changes. Status writes are frequent, so only the addresses in
+some of them are checked.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from tapestry.apiserver.warnings.pods import (
 from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, value_at
 
 WarningRule = Callable[[Object, Object | None], Iterator[str]]
-"""Of an object, and of what it was before."""
+"""Yields warnings about an object, given the new and the old version."""
 
 DNS_LABEL_RECOMMENDED = "which can result in surprising behavior; a DNS label is recommended"
 STORAGE_CLASS_ANNOTATION, MOUNT_OPTIONS_ANNOTATION = (
@@ -53,52 +53,50 @@ MANAGED_BY = ("endpoints.kubernetes.io/managed-by", "endpointslice.kubernetes.io
 
 
 async def add_warnings(request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-    """Warn of what is written, or left behind."""
-    row = request.target.info
+    """Add warnings about a write or a deletion to the request."""
+    info = request.target.info
     if new is None:
-        if row.storage == "jobs.batch" and not has_propagation_policy(request):
+        if info.storage == "jobs.batch" and not has_propagation_policy(request):
             request.warnings.append(PODS_PRESERVED)
         return old or {}
-    if (advice := WARNING_RULES.get((row.storage, request.target.subresource))) is not None:
-        request.warnings.extend(islice(advice(new, old), MAX_WARNINGS))
+    if (rule := WARNING_RULES.get((info.storage, request.target.subresource))) is not None:
+        request.warnings.extend(islice(rule(new, old), MAX_WARNINGS))
     return new
 
 
 def has_propagation_policy(request: WriteRequest) -> bool:
-    """Whether a deletion says what becomes of what belongs to the object."""
-    sent = request.decoded_body if isinstance(request.decoded_body, dict) else {}
-    return any(field in where for field in ("propagationPolicy", "orphanDependents") for where in (request.query, sent))
+    """Return whether a deletion specifies what happens to dependents."""
+    body = request.decoded_body if isinstance(request.decoded_body, dict) else {}
+    return any(
+        field in options for field in ("propagationPolicy", "orphanDependents") for options in (request.query, body)
+    )
 
 
-# -- pods and what makes them
+# -- pods and pod templates
 
 
 def pod_warnings(new: Object, old: Object | None) -> Iterator[str]:
-    if old is not None:  # changes of pods are made by programs, and often
+    if old is not None:  # pod updates are frequent and mostly automatic
         return iter(())
     return chain(name_warnings(new, "the Pod's hostname"), template_warnings("", new))
 
 
 def template_rule(*steps: str, is_named: bool = True) -> WarningRule:
-    """Of what has a template of pods at that place; most of them give their name to pods."""
-    at = "".join(f"{each}." for each in steps)
+    """Warnings about the pod template at a path. `is_named` means that pods get the name of the object."""
+    prefix = "".join(f"{each}." for each in steps)
 
-    def advice(new: Object, old: Object | None) -> Iterator[str]:
+    def warnings(new: Object, old: Object | None) -> Iterator[str]:
         if old is None and is_named:
             yield from name_warnings(new, "Pod names and hostnames")
         if old is None or new["metadata"].get("generation") != old["metadata"].get("generation"):
-            yield from template_warnings(at, value_at(new, *steps, default={}))
+            yield from template_warnings(prefix, value_at(new, *steps, default={}))
 
-    return advice
+    return warnings
 
 
 def name_warnings(obj: Object, use: str) -> Sequence[str]:
-    complaints = dns_label_errors(name_of(obj))
-    return (
-        [f"metadata.name: this is used in {use}, {DNS_LABEL_RECOMMENDED}: [{' '.join(complaints)}]"]
-        if complaints
-        else ()
-    )
+    errors = dns_label_errors(name_of(obj))
+    return [f"metadata.name: this is used in {use}, {DNS_LABEL_RECOMMENDED}: [{' '.join(errors)}]"] if errors else ()
 
 
 def stateful_set_warnings(new: Object, old: Object | None) -> Iterator[str]:
@@ -123,8 +121,8 @@ def cron_job_warnings(new: Object, old: Object | None) -> Iterator[str]:
 
 
 def index_warnings(field_path: str, spec: Object) -> Iterator[str]:
-    many = spec.get("completions", 0) > 100_000 and spec.get("parallelism", 0) > 10_000
-    if many and spec.get("completionMode") == "Indexed":
+    is_large = spec.get("completions", 0) > 100_000 and spec.get("parallelism", 0) > 10_000
+    if is_large and spec.get("completionMode") == "Indexed":
         yield f"{field_path}: {TOO_MANY_INDEXES}"
 
 
@@ -163,7 +161,7 @@ def cidr_list_warnings(field_path: str, values: list[str] | None) -> Iterator[st
 
 
 def load_balancer_warnings(new: Object, _: Object | None) -> Iterator[str]:
-    """Where a load balancer lets traffic in, as its controller says."""
+    """Warnings about the ingress addresses of a load balancer."""
     for number, each in enumerate(value_at(new, "status", "loadBalancer", "ingress", default=[])):
         if each.get("ip"):
             yield from ip_warnings(f"status.loadBalancer.ingress[{number}]", each["ip"])
@@ -179,9 +177,9 @@ def network_policy_warnings(new: Object, _: Object | None) -> Iterator[str]:
         for number, rule in enumerate(value_at(new, "spec", direction, default=[])):
             for index, peer in enumerate(rule.get(peers) or ()):
                 if block := peer.get("ipBlock"):
-                    at = f"spec.{direction}[{number}].{peers}[{index}].ipBlock"
-                    yield from cidr_warnings(f"{at}.cidr", block.get("cidr", ""))
-                    yield from cidr_list_warnings(f"{at}.except", block.get("except"))
+                    path = f"spec.{direction}[{number}].{peers}[{index}].ipBlock"
+                    yield from cidr_warnings(f"{path}.cidr", block.get("cidr", ""))
+                    yield from cidr_list_warnings(f"{path}.except", block.get("except"))
 
 
 def endpoints_warnings(new: Object, _: Object | None) -> Iterator[str]:
@@ -204,7 +202,7 @@ def endpoint_slice_warnings(new: Object, old: Object | None) -> Iterator[str]:
 
 
 def is_managed_by_controller(obj: Object) -> bool:
-    """Controllers write addresses as they should be."""
+    """Controllers write canonical addresses."""
     return any(each in labels_of(obj) for each in MANAGED_BY)
 
 

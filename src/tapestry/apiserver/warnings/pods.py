@@ -1,6 +1,6 @@
-"""What is said of pods, and of the templates of pods, that are accepted all the same.
+"""Warnings about accepted pods and pod templates.
 
-A plain pod passes by in a few microseconds: what can be wrong is asked for by the few fields that it can be wrong in.
+Most pods take a few microseconds, because only fields that can cause warnings are read.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,16 +55,16 @@ CONTAINERS = ("initContainers", "containers", "ephemeralContainers")
 SCHEDULING_FIELDS = frozenset({"nodeSelector", "topologySpreadConstraints", "affinity"})
 DUPLICATE_CHECKED_FIELDS = frozenset({"hostAliases", "imagePullSecrets", "dnsConfig"})
 MAX_PATH_STEPS = 50_000
-"""Parts of paths that are compared with each other."""
+"""Maximum number of path segments that are compared."""
 TOKEN_VOLUME_PREFIX = "kube-api-access-"
-"""How the volumes are called that the server itself gives to pods."""
+"""Prefix of the names of the token volumes that the server adds to pods."""
 MAX_WARNINGS = 200
-"""Warnings about one object: a header has no place for more."""
+"""Maximum number of warnings about one object, because headers have a limited size."""
 NO_SELECTOR = "a null labelSelector results in matching no pod"
 
 
 def template_warnings(field_path: str, pod: Object) -> Iterator[str]:
-    """Of a pod, or of a template under `at`, which ends with a dot."""
+    """Warnings about a pod, or about a template at `field_path`, which ends with a dot."""
     spec = pod.get("spec") or {}
     if not SCHEDULING_FIELDS.isdisjoint(spec):
         yield from scheduling_warnings(f"{field_path}spec.", spec)
@@ -94,11 +94,11 @@ def spec_part_warnings(field_path: str, spec: Object) -> Iterator[str]:
             ports += [(f"{path}.ports[{index}]", port) for index, port in enumerate(each.get("ports") or ())]
     yield from port_warnings(ports)
     if (spec.get("terminationGracePeriodSeconds") or 0) < 0:
-        why = "must be >= 0; negative values are invalid and will be treated as 1"
-        yield f"{field_path}spec.terminationGracePeriodSeconds: {why}"
+        reason = "must be >= 0; negative values are invalid and will be treated as 1"
+        yield f"{field_path}spec.terminationGracePeriodSeconds: {reason}"
 
 
-# -- where pods go
+# -- scheduling
 
 
 def scheduling_warnings(field_path: str, spec: Object) -> Iterator[str]:
@@ -116,7 +116,7 @@ def scheduling_warnings(field_path: str, spec: Object) -> Iterator[str]:
 
 
 def affinity_warnings(field_path: str, affinity: Object) -> Iterator[str]:
-    required, preferred = (f"{when}DuringSchedulingIgnoredDuringExecution" for when in ("required", "preferred"))
+    required, preferred = (f"{mode}DuringSchedulingIgnoredDuringExecution" for mode in ("required", "preferred"))
     nodes = affinity.get("nodeAffinity") or {}
     for number, term in enumerate(value_at(nodes, required, "nodeSelectorTerms", default=[])):
         yield from node_term_warnings(f"{field_path}.nodeAffinity.{required}.nodeSelectorTerms[{number}]", term)
@@ -143,18 +143,18 @@ def node_term_warnings(field_path: str, term: Object) -> Iterator[str]:
 def label_value_warnings(field_path: str, term: Object) -> Iterator[str]:
     for number, each in enumerate(term.get("matchExpressions") or ()):
         for index, value in enumerate(each.get("values") or ()):
-            for why in label_value_errors(value):
-                yield f"{field_path}.matchExpressions[{number}].values[{index}]: {value} is invalid, {why}"
+            for error in label_value_errors(value):
+                yield f"{field_path}.matchExpressions[{number}].values[{index}]: {value} is invalid, {error}"
 
 
-# -- what pods are made of
+# -- parts of a pod
 
 
 def annotation_warnings(field_path: str, spec: Object, annotations: Mapping[str, str]) -> Iterator[str]:
-    """Annotations whose place fields have taken."""
-    for key, why in DEPRECATED_ANNOTATIONS.items():
+    """Warnings about annotations that fields have replaced."""
+    for key, reason in DEPRECATED_ANNOTATIONS.items():
         if key in annotations:
-            yield f"{field_path}[{key}]: {why}"
+            yield f"{field_path}[{key}]: {reason}"
     if SECCOMP_POD_ANNOTATION in annotations and value_at(spec, "securityContext", "seccompProfile") is None:
         yield f"{field_path}[{SECCOMP_POD_ANNOTATION}]: {USE_SECCOMP}"
     for field in CONTAINERS:
@@ -186,26 +186,26 @@ def claim_spec_warnings(field_path: str, spec: Object) -> Iterator[str]:
 
 
 def overlap_warnings(volume: Object) -> Iterator[str]:
-    """Files of a volume that are in each other's place."""
-    head = f'volume "{volume["name"]}" '
-    for field, named, kind in (("configMap", "name", "ConfigMap"), ("secret", "secretName", "Secret")):
+    """Warnings about overlapping paths of files in a volume."""
+    prefix = f'volume "{volume["name"]}" '
+    for field, name_field, kind in (("configMap", "name", "ConfigMap"), ("secret", "secretName", "Secret")):
         source = volume.get(field) or {}
         if items := source.get("items"):
-            whose = f'({kind} "{source.get(named, "")}"): overlapping paths: '
-            yield from (head + whose + each for each in path_collisions([(item_path(item), "") for item in items]))
+            label = f'({kind} "{source.get(name_field, "")}"): overlapping paths: '
+            yield from (prefix + label + each for each in path_collisions([(item_path(item), "") for item in items]))
     if items := value_at(volume, "downwardAPI", "items"):
-        found = path_collisions([(item_path(item), "") for item in items])
-        yield from (f"{head}(DownwardAPI): overlapping paths: {each}" for each in found)
+        collisions = path_collisions([(item_path(item), "") for item in items])
+        yield from (f"{prefix}(DownwardAPI): overlapping paths: {each}" for each in collisions)
     if (sources := value_at(volume, "projected", "sources")) is not None:
-        yield from (f"{head}(Projected) has no sources provided" for each in sources if not each)
-        found = path_collisions([path for each in sources for path in projected_paths(each)])
-        yield from (f"{head}(Projected): overlapping paths: {each}" for each in found)
+        yield from (f"{prefix}(Projected) has no sources provided" for each in sources if not each)
+        collisions = path_collisions([path for each in sources for path in projected_paths(each)])
+        yield from (f"{prefix}(Projected): overlapping paths: {each}" for each in collisions)
 
 
 def projected_paths(source: Object) -> Iterator[tuple[str, str]]:
     for field, kind in (("configMap", "ConfigMap"), ("secret", "Secret")):
-        about = source.get(field) or {}
-        yield from ((item_path(item), f'{kind} "{about.get("name", "")}"') for item in about.get("items") or ())
+        reference = source.get(field) or {}
+        yield from ((item_path(item), f'{kind} "{reference.get("name", "")}"') for item in reference.get("items") or ())
     for item in value_at(source, "downwardAPI", "items", default=[]):
         yield item_path(item), "DownwardAPI"
     if token := source.get("serviceAccountToken"):
@@ -219,37 +219,37 @@ def item_path(item: Object) -> str:
 
 
 class PathNode:
-    """A place that paths go through or end at."""
+    """A node of the path tree."""
 
     __slots__ = ("below", "ends", "within")
 
     def __init__(self) -> None:
         self.below: dict[str, PathNode] = {}
         self.ends: list[int] = []
-        """Which paths end here, as numbers."""
+        """Indexes of the paths that end here."""
         self.within: list[int] = []
-        """Which go on from here."""
+        """Indexes of the paths that continue below this node."""
 
 
 def path_collisions(paths: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Paths that are equal to an earlier one, above it or below it; of very many only the first are looked at."""
-    root, left = PathNode(), MAX_PATH_STEPS
+    """Paths that equal, contain or are inside an earlier path. Stops after MAX_PATH_STEPS segments."""
+    root, budget = PathNode(), MAX_PATH_STEPS
     for number, (path, source) in enumerate(paths):
-        left -= path.count("/") + 1
-        if left < 0:
+        budget -= path.count("/") + 1
+        if budget < 0:
             return
         if not path:
             continue
-        passed, folder = [], root
+        ancestors, node = [], root
         for step in path.split("/"):
-            passed.append(folder)
-            folder = folder.below.setdefault(step, PathNode())
-        for earlier in merge(*(each.ends for each in passed[1:] if each.ends), folder.ends, folder.within):
-            other, whose = paths[earlier]
-            yield f"{path_text(path, source)} with {path_text(other, whose)}"
-        for each in passed[1:]:
+            ancestors.append(node)
+            node = node.below.setdefault(step, PathNode())
+        for earlier in merge(*(each.ends for each in ancestors[1:] if each.ends), node.ends, node.within):
+            other, other_source = paths[earlier]
+            yield f"{path_text(path, source)} with {path_text(other, other_source)}"
+        for each in ancestors[1:]:
             each.within.append(number)
-        folder.ends.append(number)
+        node.ends.append(number)
 
 
 def path_text(path: str, source: str) -> str:
@@ -284,53 +284,53 @@ def container_warnings(field_path: str, container: Object) -> Iterator[str]:
         name = each["name"]
         reference, value = f"$({name})", each.get("value", "")
         if name in seen and ("valueFrom" in each or value == reference or reference not in value):
-            why = "which may be dropped when using apply"
-            yield f'{field_path}.env[{number}]: hides previous definition of "{name}", {why}'
+            reason = "which may be dropped when using apply"
+            yield f'{field_path}.env[{number}]: hides previous definition of "{name}", {reason}'
         seen.add(name)
 
 
 def fractional_byte_warnings(
     field_path: str, amounts: Mapping[str, str], kinds: Sequence[str] = BYTE_RESOURCES
 ) -> Iterator[str]:
-    """Of amounts that are no whole number of bytes."""
+    """Warnings about amounts that are not a whole number of bytes."""
     for kind in kinds:
         text = str(amounts.get(kind, ""))
-        if text.endswith(FRACTIONAL_SUFFIXES) and (found := parse_quantity(text)).milli_value() % 1000:
-            yield f'{field_path}[{kind}]: fractional byte value "{found}" is invalid, must be an integer'
+        if text.endswith(FRACTIONAL_SUFFIXES) and (quantity := parse_quantity(text)).milli_value() % 1000:
+            yield f'{field_path}[{kind}]: fractional byte value "{quantity}" is invalid, must be an integer'
 
 
 def port_warnings(ports: Sequence[tuple[str, Object]]) -> Iterator[str]:
-    """Of the ports of all containers of a pod, which share one address."""
-    first: dict[str, str] = {}
-    known: dict[Any, list[int]] = {}
-    for number, (where, port) in enumerate(ports):
+    """Warnings about the ports of all containers of a pod, which share one address."""
+    first_paths: dict[str, str] = {}
+    earlier_ports: dict[Any, list[int]] = {}
+    for number, (path, port) in enumerate(ports):
         if port.get("hostIP") and not port.get("hostPort"):
-            yield f"{where}: hostIP set without hostPort: {go_port_text(port)}"
-        same = port.get("containerPort"), port.get("protocol")
+            yield f"{path}: hostIP set without hostPort: {go_port_text(port)}"
+        port_key = port.get("containerPort"), port.get("protocol")
         ip, host_port = port.get("hostIP", ""), port.get("hostPort", 0)
-        for earlier, word in port_conflicts(known, same, ip, host_port):
-            yield f"{where}: {word} port definition with {ports[earlier][0]}"
-        for key in ((same, ip, host_port), (same, host_port, bool(ip)), (same, bool(host_port))):
-            known.setdefault(key, []).append(number)
-        if (name := port.get("name")) and (other := first.setdefault(name, where)) != where:
-            use = "services and probes that select ports by name will use"
-            yield f'{where}: duplicate port name "{name}" with {other}, {use} {other}'
+        for earlier, word in port_conflicts(earlier_ports, port_key, ip, host_port):
+            yield f"{path}: {word} port definition with {ports[earlier][0]}"
+        for key in ((port_key, ip, host_port), (port_key, host_port, bool(ip)), (port_key, bool(host_port))):
+            earlier_ports.setdefault(key, []).append(number)
+        if (name := port.get("name")) and (other := first_paths.setdefault(name, path)) != path:
+            effect = "services and probes that select ports by name will use"
+            yield f'{path}: duplicate port name "{name}" with {other}, {effect} {other}'
 
 
 def port_conflicts(
-    earlier_ports: Mapping[Any, list[int]], same: Any, ip: str, host_port: int
+    earlier_ports: Mapping[Any, list[int]], port_key: Any, ip: str, host_port: int
 ) -> Iterator[tuple[int, str]]:
-    """Which earlier ports a port is in conflict with, and how; `known` has their numbers by what can be the same."""
-    duplicates = earlier_ports.get((same, ip, host_port), ())
+    """The numbers of earlier ports that conflict with a port, and the kind of conflict."""
+    duplicates = earlier_ports.get((port_key, ip, host_port), ())
     groups = [((number, "duplicate") for number in duplicates)]
-    without = earlier_ports.get((same, False), ())
+    without = earlier_ports.get((port_key, False), ())
     if host_port:
-        others = earlier_ports.get((same, host_port, not ip), ())
+        others = earlier_ports.get((port_key, host_port, not ip), ())
         groups.append((number, "dangerously ambiguous") for number in others)
         groups.append((number, "overlapping") for number in without)
     else:
         equal = set(duplicates)
-        groups.append((number, "overlapping") for number in earlier_ports.get((same, True), ()))
+        groups.append((number, "overlapping") for number in earlier_ports.get((port_key, True), ()))
         groups.append((number, "overlapping") for number in without if number not in equal)
     yield from merge(*groups)
 
@@ -338,5 +338,5 @@ def port_conflicts(
 def go_port_text(port: Object) -> str:
     fields = {"Name": "name", "HostPort": "hostPort", "ContainerPort": "containerPort", "Protocol": "protocol"}
     numbers = ("hostPort", "containerPort")
-    shown = [f"{name}:{port.get(field, 0 if field in numbers else '')}" for name, field in fields.items()]
-    return f"{{{' '.join(shown)} HostIP:{port['hostIP']}}}"
+    parts = [f"{name}:{port.get(field, 0 if field in numbers else '')}" for name, field in fields.items()]
+    return f"{{{' '.join(parts)} HostIP:{port['hostIP']}}}"

@@ -1,1 +1,1 @@
-"""Objects of any kind, for people who have no kubectl: what `tapestry k` shows, makes, ends and waits for."""
+"""Objects of any kind for users without kubectl: the operations of `tapestry k`."""

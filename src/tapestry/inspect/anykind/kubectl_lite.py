@@ -1,4 +1,4 @@
-"""A person's hand in a cluster: everything that `tapestry k` does there, one verb each."""
+"""Operations of `tapestry k` on a cluster, one method per verb."""
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -26,14 +26,14 @@ from tapestry.kube.resources import CRDS, EVENTS, PODS, Resource
 
 FIELD_MANAGER = "tapestry-k"
 AnnotationChanges = dict[str, str | None]
-"""Values by key; None takes away what is there."""
+"""Values by key; None removes the annotation."""
 ESTABLISHED_TIMEOUT = 30.0
-"""Seconds for a new kind to be served."""
+"""Seconds to wait until a new kind is served."""
 
 
 @dataclass
 class KubectlLite:
-    """Works in one namespace, unless an object names another."""
+    """Operations in one namespace, unless an object names another."""
 
     client: Client
     namespace: str
@@ -48,29 +48,29 @@ class KubectlLite:
         return parse_targets(words, await self.served_resources())
 
     async def resource_for(self, obj: Object) -> Resource:
-        """Where an object lives; a kind that is not known may have come since."""
+        """Return the resource of an object; discover again if the kind is unknown."""
         found = resource_of_object(obj, await self.served_resources())
         if found is None:
             self._served = []
             found = resource_of_object(obj, await self.served_resources())
         if found is None:
-            raise QueryError(f"the server has no kind {obj['kind']} of {obj['apiVersion']}; is its definition applied?")
+            raise QueryError(f"the server has no kind {obj['kind']} in {obj['apiVersion']}; apply its definition first")
         return found
 
     def with_namespace(self, resource: Resource, obj: Object) -> Object:
-        """An object in its namespace: its own, or that of the hand."""
+        """Return the object with its own namespace, or else the default one."""
         if not resource.namespaced or namespace_of(obj):
             return obj
         return with_value(obj, ("metadata", "namespace"), self.namespace)
 
-    # -- verbs, each of which says what came of it
+    # -- verbs; each returns a message with the result
 
     async def apply(self, obj: Object, *, force: bool = False) -> str:
         resource = await self.resource_for(obj)
-        wanted = self.with_namespace(resource, obj)
-        before = await self.current_version(resource, wanted)
+        desired = self.with_namespace(resource, obj)
+        before = await self.current_version(resource, desired)
         try:
-            after = await self.client.apply(resource, wanted, manager=FIELD_MANAGER, force=force)
+            after = await self.client.apply(resource, desired, manager=FIELD_MANAGER, force=force)
         except Conflict as error:
             raise QueryError(
                 f"{display_name(resource, name_of(obj))}: {error.message}; --force-conflicts overrides"
@@ -81,7 +81,7 @@ class KubectlLite:
         return f"{display_name(resource, name_of(obj))} {outcome}"
 
     async def current_version(self, resource: Resource, obj: Object) -> str:
-        """The version at which an object stands; empty where there is none."""
+        """Return the current resource version; empty if the object does not exist."""
         found = await self.client.find(resource, name_of(obj), namespace_of(obj))
         return version_of(found) if found is not None else ""
 
@@ -106,76 +106,76 @@ class KubectlLite:
         return f"{display_name(resource, name)} annotated"
 
     async def delete(self, resource: Resource, obj: Object, *, grace: int | None, wait: float) -> str:
-        """Delete an object and, for `wait` seconds, see that it goes."""
+        """Delete an object and wait up to `wait` seconds until it is gone."""
         target = self.with_namespace(resource, object_named(name_of(obj), namespace_of(obj)))
-        now = await self.client.get(resource, name_of(target), namespace_of(target))
+        current = await self.client.get(resource, name_of(target), namespace_of(target))
         await self.client.delete(resource, target, grace_seconds=grace, propagation=Propagation.BACKGROUND)
         if wait:
-            gone = parse_wait_condition("delete", now)
-            await wait_for(self.client, resource, name_of(now), namespace_of(now), until=gone, timeout=wait)
+            is_gone = parse_wait_condition("delete", current)
+            await wait_for(self.client, resource, name_of(current), namespace_of(current), until=is_gone, timeout=wait)
         return f"{display_name(resource, name_of(obj))} deleted"
 
     async def wait(self, resource: Resource, name: str, goal: str, timeout: float) -> str:
         namespace = self.namespace if resource.namespaced else None
-        now: Object | None = None
+        current: Object | None = None
         try:
-            now = await self.client.get(resource, name, namespace)
+            current = await self.client.get(resource, name, namespace)
         except NotFound:
             if goal not in ("create", "delete"):
                 raise
-        until = parse_wait_condition(goal, now)
+        until = parse_wait_condition(goal, current)
         await wait_for(self.client, resource, name, namespace, until=until, timeout=timeout)
         return f"{display_name(resource, name)} {'deleted' if goal == 'delete' else 'condition met'}"
 
     async def describe(self, obj: Object) -> str:
-        told = await self.client.list(EVENTS, namespace_of(obj), fields=event_selector(obj))
-        return description(obj, told)
+        events = await self.client.list(EVENTS, namespace_of(obj), fields=event_selector(obj))
+        return description(obj, events)
 
     async def pod_name_for(self, words: Sequence[str]) -> str:
-        """The pod that is meant by its name, or one of those that a workload selects."""
+        """Return the named pod, or a pod that the named workload selects."""
         if "/" not in words[0]:
             return words[0]
-        (aim,) = await self.targets(words)
-        if aim.resource == PODS:
-            return aim.names[0]
-        (owner,) = await fetch_objects(self.client, aim, ListOptions(self.namespace))
+        (target,) = await self.targets(words)
+        if target.resource == PODS:
+            return target.names[0]
+        (owner,) = await fetch_objects(self.client, target, ListOptions(self.namespace))
         labels = value_at(owner, "spec", "selector", "matchLabels")
         if not labels:
-            raise QueryError(f"{words[0]} selects no pods; name one of `tapestry k get pods`")
-        chosen = ",".join(f"{key}={value}" for key, value in labels.items())
-        found = await self.client.list(PODS, self.namespace, labels=chosen)
+            raise QueryError(f"{words[0]} selects no pods; `tapestry k get pods` lists pods by name")
+        selector = ",".join(f"{key}={value}" for key, value in labels.items())
+        found = await self.client.list(PODS, self.namespace, labels=selector)
         if not found:
             raise QueryError(f"{words[0]} has no pods in namespace {self.namespace}")
         return name_of(min(found, key=pod_preference))
 
     async def logs(self, pod: str, query: dict[str, str]) -> AsyncIterator[bytes]:
-        """What a container wrote, in pieces as they come."""
+        """Yield the log of a container in chunks."""
         async with pod_log(self.client, pod, self.namespace, query) as chunks:
             async for chunk in chunks:
                 yield chunk
 
 
 def split_annotation_arguments(words: Sequence[str]) -> tuple[Sequence[str], AnnotationChanges]:
-    """The words that name objects, and what those after them change: `KEY=VALUE`, or `KEY-`."""
+    """Split into the words that name objects and the changes after them: `KEY=VALUE` or `KEY-`."""
     count = sum(1 for _ in takewhile(lambda word: "=" not in word and not word.endswith("-"), words))
     changes: AnnotationChanges = {}
     for word in words[count:]:
         key, equals, value = word.partition("=")
         if not equals and not key.endswith("-"):
-            raise ValueError(f"{word!r}: KEY=VALUE or KEY- was expected, as in those before it")
+            raise ValueError(f"{word!r}: expected KEY=VALUE or KEY-, like the words before it")
         changes[key if equals else key[:-1]] = value if equals else None
     if not changes:
-        raise ValueError("nothing is to change; KEY=VALUE or KEY- says what")
+        raise ValueError("no change given; add KEY=VALUE or KEY-")
     return words[:count], changes
 
 
 def pod_preference(pod: Object) -> tuple[bool, str]:
-    """Running pods come before others, and of these the first by name."""
+    """Return a sort key: running pods first, then by name."""
     return value_at(pod, "status", "phase") != "Running", name_of(pod)
 
 
 def kind_rows(known: Iterable[ServedResource]) -> list[list[str]]:
-    """Every kind that can be listed, as people name it."""
+    """Return a table row for every kind that can be listed."""
     return [
         [
             each.resource.plural,

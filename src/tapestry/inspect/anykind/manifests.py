@@ -1,4 +1,4 @@
-"""Objects out of files: YAML or JSON, many to a file, files in a folder, or whatever comes in."""
+"""Objects from YAML and JSON files, folders and standard input, and simple generated objects."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ EXTENSIONS = (".yaml", ".yml", ".json")
 
 
 def load_objects(sources: Sequence[str], stdin: BinaryIO) -> list[Object]:
-    """What is written in files, in the files of folders, and for `-` in `incoming`; ValueError names the place."""
+    """Read the objects in files, in the files of folders, and for `-` in `stdin`; ValueError names the place."""
     return [obj for source in sources for name, data in read_source(source, stdin) for obj in documents(name, data)]
 
 
@@ -24,7 +24,7 @@ def read_source(source: str, stdin: BinaryIO) -> Iterator[tuple[str, bytes]]:
     path = Path(source)
     files = sorted(each for each in path.iterdir() if each.suffix in EXTENSIONS) if path.is_dir() else [path]
     if not files:
-        raise ValueError(f"{source}: no file in there ends in {', '.join(EXTENSIONS)}")
+        raise ValueError(f"{source}: no file in it ends in {', '.join(EXTENSIONS)}")
     for file in files:
         try:
             yield str(file), file.read_bytes()
@@ -33,7 +33,7 @@ def read_source(source: str, stdin: BinaryIO) -> Iterator[tuple[str, bytes]]:
 
 
 def documents(name: str, data: bytes) -> Iterator[Object]:
-    """The objects in one text; those of a List are its items."""
+    """Yield the objects in one text; a List yields its items."""
     try:
         found = [each for each in yaml.load_all(data, Loader=yaml.CSafeLoader) if each is not None]
     except yaml.YAMLError as error:
@@ -47,14 +47,14 @@ def documents(name: str, data: bytes) -> Iterator[Object]:
 
 def check_object(document: Any, place: str) -> Object:
     if not isinstance(document, dict):
-        raise ValueError(f"{place}: an object was expected, found {type(document).__name__}")
+        raise ValueError(f"{place}: expected an object, found {type(document).__name__}")
     metadata = document.get("metadata")
-    wanted = {
+    required = {
         "apiVersion": document.get("apiVersion"),
         "kind": document.get("kind"),
         "metadata.name": metadata.get("name") if isinstance(metadata, dict) else None,
     }
-    for field, value in wanted.items():
+    for field, value in required.items():
         if not isinstance(value, str) or not value:
             raise ValueError(f"{place}: {field}: is missing")
     return document
@@ -66,7 +66,7 @@ Requests = Mapping[str, str]
 def deployment(
     name: str, image: str, replicas: int = 1, command: Sequence[str] = (), requests: Requests = EMPTY_MAPPING
 ) -> Object:
-    """The simplest Deployment."""
+    """Return a Deployment of one container."""
     labels = {"app": name}
     template = {"metadata": {"labels": labels}, "spec": {"containers": [container(name, image, command, requests)]}}
     spec = {"replicas": replicas, "selector": {"matchLabels": labels}, "template": template}
@@ -76,10 +76,10 @@ def deployment(
 def job(
     name: str, image: str, completions: int = 1, command: Sequence[str] = (), requests: Requests = EMPTY_MAPPING
 ) -> Object:
-    """The simplest Job: its pods run at once, and none of them again, but for those that an owner takes back."""
+    """Return a Job whose pods run in parallel; a failed pod is not retried, a reclaimed one is."""
     pod = {"restartPolicy": "Never", "containers": [container(name, image, command, requests)]}
-    taken_back = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    spec: Object = {"podFailurePolicy": {"rules": [taken_back]}, "template": {"spec": pod}}
+    ignore_reclaimed = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    spec: Object = {"podFailurePolicy": {"rules": [ignore_reclaimed]}, "template": {"spec": pod}}
     if completions > 1:
         spec |= {"completions": completions, "parallelism": completions}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}
@@ -91,12 +91,12 @@ def container(name: str, image: str, command: Sequence[str], requests: Requests)
 
 
 def parse_requests(text: str) -> Requests:
-    """The amounts in `cpu=500m,memory=64Mi`; ValueError names the part that is none."""
+    """Parse `cpu=500m,memory=64Mi`; ValueError names the invalid part."""
     found = {}
     for part in filter(None, text.split(",")):
         name, equals, amount = part.partition("=")
         if not name or not equals:
-            raise ValueError(f"{part!r}: NAME=AMOUNT was expected, such as cpu=500m")
+            raise ValueError(f"{part!r}: expected NAME=AMOUNT, for example cpu=500m")
         found[name] = str(parse_quantity(amount, name))
     return found
 

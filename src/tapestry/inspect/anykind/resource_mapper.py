@@ -1,4 +1,4 @@
-"""Kinds by the names that people give them: `pods`, `po`, `Pod`, `deployments.apps`, and categories such as `all`."""
+"""Resources by user-visible names: `pods`, `po`, `Pod`, `deployments.apps`, and categories."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +17,11 @@ DISCOVERY_ACCEPT = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDisco
 
 @dataclass(frozen=True)
 class ServedResource:
-    """A resource that the server has, in the version that it prefers, and its other names."""
+    """A served resource in its preferred version, with its other names."""
 
     resource: Resource
     names: frozenset[str]
-    """In small letters."""
+    """Names in lower case."""
     categories: frozenset[str] = frozenset()
     verbs: frozenset[str] = frozenset()
     versions: tuple[str, ...] = ()
@@ -29,35 +29,34 @@ class ServedResource:
 
 @dataclass(frozen=True)
 class Target:
-    """What a person points at: objects of a kind by their names, or all of them."""
+    """Objects of a kind selected by name; all of them without names."""
 
     resource: Resource
     names: tuple[str, ...] = ()
 
 
 async def send_request(client: Client, request: Request) -> Response:
-    """The answer to a request that is none of the client's verbs."""
-    answer = await client.transport.send(request)
-    if answer.status >= 300:
-        raise error_from_body(answer.status, answer.body, action=str(request))
-    return answer
+    """Send a request for which the client has no method; raise the error that the server returns."""
+    response = await client.transport.send(request)
+    if response.status >= 300:
+        raise error_from_body(response.status, response.body, action=str(request))
+    return response
 
 
 async def discover(client: Client) -> list[ServedResource]:
-    """Everything that there is, in the order in which the server has it: two requests."""
+    """Return all served resources in the server's order, with two requests."""
     found: list[ServedResource] = []
     for path in ("/api", "/apis"):
-        answer = msgspec.json.decode((await send_request(client, Request("GET", path, accept=DISCOVERY_ACCEPT))).body)
-        if answer.get("kind") != "APIGroupDiscoveryList":
-            why = "the server does not say what it has in one answer; it is older than Kubernetes 1.30"
-            raise TransportError(f"GET {path}: {why}", maybe_sent=True)
-        for group in answer["items"]:
+        document = msgspec.json.decode((await send_request(client, Request("GET", path, accept=DISCOVERY_ACCEPT))).body)
+        if document.get("kind") != "APIGroupDiscoveryList":
+            message = "the server does not support aggregated discovery; it is older than Kubernetes 1.30"
+            raise TransportError(f"GET {path}: {message}", maybe_sent=True)
+        for group in document["items"]:
             found += group_resources(group)
     return found
 
 
 def group_resources(group: Object) -> Iterable[ServedResource]:
-    """The resources of a group, each once."""
     name = group["metadata"].get("name", "")
     known: dict[str, ServedResource] = {}
     for version in group["versions"]:
@@ -84,7 +83,7 @@ def served_resource(group: str, version: str, resource_doc: Object) -> ServedRes
 
 
 def resources_named(name: str, known: Sequence[ServedResource]) -> list[Resource]:
-    """The kinds that a word means; of namesakes the first, as servers order their groups by weight."""
+    """Return the resources that a name or category means; of several, the server's first group wins."""
     word, _, group = name.lower().partition(".")
     found = [each.resource for each in known if word in each.names and each.resource.group == group]
     found = found or [each.resource for each in known if word in each.names and not group]
@@ -92,24 +91,24 @@ def resources_named(name: str, known: Sequence[ServedResource]) -> list[Resource
         return found[:1]
     several = [each.resource for each in known if name in each.categories and "list" in each.verbs]
     if not several:
-        raise QueryError(f"the server has no kind {name!r}; `tapestry k kinds` lists those that it has")
+        raise QueryError(f"the server has no kind {name!r}; `tapestry k kinds` lists the available kinds")
     return several
 
 
 def resource_of_object(obj: Object, known: Sequence[ServedResource]) -> Resource | None:
-    """Where an object lives, by its apiVersion and kind."""
+    """Return the resource of an object by its apiVersion and kind."""
     group, _, version = obj["apiVersion"].rpartition("/")
     for each in known:
-        own = each.resource
-        if (own.group, own.kind) == (group, obj["kind"]) and version in each.versions:
-            return Resource(group, version, own.kind, own.plural, own.namespaced)
+        resource = each.resource
+        if (resource.group, resource.kind) == (group, obj["kind"]) and version in each.versions:
+            return Resource(group, version, resource.kind, resource.plural, resource.namespaced)
     return None
 
 
 def parse_targets(words: Sequence[str], known: Sequence[ServedResource]) -> list[Target]:
-    """`pods`, `pods,services`, `pod a b` or `pod/a deployment/b`."""
+    """Parse `pods`, `pods,services`, `pod a b` or `pod/a deployment/b`."""
     if not words:
-        raise ValueError("which kind? `tapestry k kinds` lists them")
+        raise ValueError("specify a kind; `tapestry k kinds` lists them")
     if "/" in words[0]:
         return [parse_target(word, known) for word in words]
     kinds = [kind for word in words[0].split(",") for kind in resources_named(word, known)]
@@ -119,11 +118,11 @@ def parse_targets(words: Sequence[str], known: Sequence[ServedResource]) -> list
 def parse_target(word: str, known: Sequence[ServedResource]) -> Target:
     kind, slash, name = word.partition("/")
     if not (kind and slash and name):
-        raise ValueError(f"{word!r}: KIND/NAME was expected, as in those before it")
+        raise ValueError(f"{word!r}: expected KIND/NAME, like the words before it")
     return Target(resources_named(kind, known)[0], (name,))
 
 
 def display_name(resource: Resource, name: str) -> str:
-    """`deployment.apps/web`"""
+    """Return `deployment.apps/web`."""
     kind = resource.kind.lower()
     return f"{kind}.{resource.group}/{name}" if resource.group else f"{kind}/{name}"

@@ -1,4 +1,4 @@
-"""Objects as they are shown: the server's own tables, or the objects themselves, once or as they change."""
+"""Text output of objects: server-side tables, JSON, YAML, descriptions and watch events."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -23,7 +23,7 @@ TABLE_ACCEPT = f"{JSON};as=Table;v=v1;g=meta.k8s.io"
 
 @dataclass(frozen=True)
 class ListOptions:
-    """Which objects of a kind, and where; without a namespace, in all of them."""
+    """Namespace and selectors of a list; without a namespace, all of them."""
 
     namespace: str | None = None
     labels: str = ""
@@ -34,7 +34,7 @@ class ListOptions:
 
 
 async def fetch_responses(client: Client, target: Target, options: ListOptions, accept: str = JSON) -> list[Object]:
-    """One answer for each name, or one list of all."""
+    """Return one response per name, or one list of all objects."""
     namespace = options.namespace_for(target.resource)
     if target.names:
         requests = [Request("GET", target.resource.path(namespace, name), accept=accept) for name in target.names]
@@ -53,7 +53,7 @@ async def fetch_objects(client: Client, target: Target, options: ListOptions) ->
 async def watch_events(
     client: Client, target: Target, options: ListOptions, version: str, accept: str = JSON
 ) -> AsyncGenerator[tuple[str, Object], None]:
-    """What happens after a version, until the server ends the stream."""
+    """Yield the events after a resource version until the server ends the stream."""
     fields = ",".join(filter(None, (options.fields, *(f"metadata.name={name}" for name in target.names[:1]))))
     query = {
         **selector_query(options.labels, fields),
@@ -73,31 +73,31 @@ async def watch_events(
                         yield event["type"], event["object"]
 
 
-def list_version(answer: Object) -> str:
-    version: str = answer["metadata"].get("resourceVersion", "")
+def list_version(response: Object) -> str:
+    version: str = response["metadata"].get("resourceVersion", "")
     return version
 
 
 def table_rows(
     tables: Sequence[Object], *, wide: bool, with_namespace: bool, prefix: str = ""
 ) -> tuple[list[str], list[list[str]]]:
-    """The header and the rows of several tables of one kind; `spaces` puts the namespaces in front.
+    """Return the header and rows of several tables of one kind; `with_namespace` adds a first column.
 
-    The first column is the name, which is shown with the `prefix`.
+    The name column gets the `prefix`.
     """
     columns: list[Object] = next((each["columnDefinitions"] for each in tables if each.get("columnDefinitions")), [])
-    chosen = [at for at, column in enumerate(columns) if wide or not column.get("priority")]
-    header = [*(["NAMESPACE"] if with_namespace else []), *(columns[at]["name"].upper() for at in chosen)]
+    visible = [index for index, column in enumerate(columns) if wide or not column.get("priority")]
+    header = [*(["NAMESPACE"] if with_namespace else []), *(columns[index]["name"].upper() for index in visible)]
     rows = []
     for row in (row for each in tables for row in each.get("rows") or ()):
-        own = row["object"]["metadata"].get("namespace", "") if with_namespace else ""
-        cells = [cell_text(row["cells"][at]) for at in chosen]
-        rows.append([*([own] if with_namespace else []), prefix + cells[0], *cells[1:]])
+        namespace = row["object"]["metadata"].get("namespace", "") if with_namespace else ""
+        cells = [cell_text(row["cells"][index]) for index in visible]
+        rows.append([*([namespace] if with_namespace else []), prefix + cells[0], *cells[1:]])
     return header, rows
 
 
 def cell_text(cell: Any) -> str:
-    """A cell in one line."""
+    """Return a cell as one line."""
     return "" if cell is None else " ".join(str(cell).split())
 
 
@@ -107,11 +107,11 @@ def table_text(tables: Sequence[Object], *, wide: bool, with_namespace: bool, pr
 
 
 def objects_text(found: Sequence[Object], output: str, *, single: bool) -> str:
-    """Objects as JSON or YAML, one `alone` or a List of them, or as names; without managedFields."""
+    """Return objects as JSON, YAML or names, without managedFields; `single` omits the List."""
     if output == "name":
         return "\n".join(f"{kind_name(each)}/{name_of(each)}" for each in found)
-    lean = [without_field(each, "metadata", "managedFields") for each in found]
-    value: Any = lean[0] if single and lean else {"apiVersion": "v1", "kind": "List", "items": lean}
+    objects = [without_field(each, "metadata", "managedFields") for each in found]
+    value: Any = objects[0] if single and objects else {"apiVersion": "v1", "kind": "List", "items": objects}
     if output == "json":
         return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
     return yaml_text(value)
@@ -129,12 +129,12 @@ def yaml_text(value: Any) -> str:
 
 
 def description(obj: Object, events: Sequence[Object]) -> str:
-    """An object for people: its identity, its fields, its conditions and its events."""
+    """Return a readable description: identity, fields, conditions and events."""
     fields = without_field(obj, "status", "conditions")
-    shown = sorted(fields.keys() - {"apiVersion", "kind", "metadata"})
+    names = sorted(fields.keys() - {"apiVersion", "kind", "metadata"})
     sections = [
         identity_text(obj),
-        *(f"{name[:1].upper()}{name[1:]}:\n{indented(yaml_text(fields[name]))}" for name in shown if fields[name]),
+        *(f"{name[:1].upper()}{name[1:]}:\n{indented(yaml_text(fields[name]))}" for name in names if fields[name]),
     ]
     if conditions := value_at(obj, "status", "conditions"):
         rows = [[each.get(field) for field in ("type", "status", "reason", "message")] for each in conditions]
@@ -150,7 +150,7 @@ def description(obj: Object, events: Sequence[Object]) -> str:
 
 
 def identity_text(obj: Object) -> str:
-    """The lines about what an object is and whose it is."""
+    """Return the lines with the name, kind, owners and metadata of an object."""
     metadata = obj["metadata"]
     owners = [f"{each['kind']}/{each['name']}" for each in metadata.get("ownerReferences") or ()]
     lines: list[tuple[str, list[str]]] = [
@@ -190,10 +190,10 @@ def event_message(event: Object) -> str:
 
 
 def event_selector(obj: Object) -> str:
-    """The field selector of the events about an object."""
-    chosen = {"involvedObject.kind": obj["kind"], "involvedObject.name": name_of(obj)}
+    """Return the field selector of the events about an object."""
+    selector = {"involvedObject.kind": obj["kind"], "involvedObject.name": name_of(obj)}
     if uid := obj["metadata"].get("uid"):
-        chosen["involvedObject.uid"] = uid
+        selector["involvedObject.uid"] = uid
     if namespace := namespace_of(obj):
-        chosen["involvedObject.namespace"] = namespace
-    return ",".join(f"{key}={value}" for key, value in chosen.items())
+        selector["involvedObject.namespace"] = namespace
+    return ",".join(f"{key}={value}" for key, value in selector.items())

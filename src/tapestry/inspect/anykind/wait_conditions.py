@@ -1,4 +1,4 @@
-"""What there is to wait for: a condition, a value at a path, that something comes, or that it is gone."""
+"""Conditions of `tapestry k wait`: a condition, a value at a path, creation or deletion."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,25 +12,25 @@ CONDITION_FORMS = "condition=TYPE[=STATUS], jsonpath={.PATH}[=VALUE], create or 
 
 
 def parse_wait_condition(text: str, now: Object | None) -> WaitCondition:
-    """Whether an object is as `text` wants it; what is to be deleted is the object that is there `now`."""
-    what, _, rest = text.partition("=")
-    if what == "delete" and not rest:
-        gone = uid_of(now) if now is not None else ""
-        return lambda obj: obj is None or uid_of(obj) != gone
-    if what == "create" and not rest:
+    """Return a predicate for `text`; "delete" means deletion of the object `now`."""
+    form, _, rest = text.partition("=")
+    if form == "delete" and not rest:
+        uid = uid_of(now) if now is not None else ""
+        return lambda obj: obj is None or uid_of(obj) != uid
+    if form == "create" and not rest:
         return lambda obj: obj is not None
-    if what == "condition" and rest:
+    if form == "condition" and rest:
         type, _, status = rest.partition("=")
         return lambda obj: obj is not None and has_condition(obj, type, status or "True")
-    if what == "jsonpath" and rest:
+    if form == "jsonpath" and rest:
         path, value = path_and_value(rest)
-        jsonpath.parse_path(path)  # what cannot be read is said now
+        jsonpath.parse_path(path)  # report an invalid path now
         return lambda obj: obj is not None and has_value_at_path(obj, path, value)
     raise ValueError(f"--for {text!r}: not {CONDITION_FORMS}")
 
 
 def has_condition(obj: Object, type: str, status: str) -> bool:
-    """Whether a condition has been given that status, for the object as it is now."""
+    """Return whether a condition has that status for the current generation."""
     conditions = value_at(obj, "status", "conditions", default=[])
     named = next((each["type"] for each in conditions if each["type"].lower() == type.lower()), type)
     found = find_condition(conditions, named)
@@ -40,16 +40,16 @@ def has_condition(obj: Object, type: str, status: str) -> bool:
 
 
 def required_generation(obj: Object, condition: Object) -> int:
-    """The generation that a condition has to be about; none, where it does not say which it is about."""
+    """Return the generation that a condition must have observed; 0 if it does not report one."""
     return int(obj["metadata"].get("generation") or 0) if "observedGeneration" in condition else 0
 
 
 def path_and_value(text: str) -> tuple[str, str | None]:
-    """`{.status.phase}=Running`, in braces or not; without a value, that there is one is enough."""
+    """Split `{.status.phase}=Running`, with or without braces; without a value, any value matches."""
     if text.startswith("{"):
         path, brace, rest = text.partition("}")
         if not brace:
-            raise ValueError(f"--for jsonpath={text}: the brace is not closed")
+            raise ValueError(f"--for jsonpath={text}: missing closing brace")
         return path[1:], rest[1:] if rest.startswith("=") else None
     path, equals, value = text.partition("=")
     return path, value if equals else None

@@ -1,1 +1,1 @@
-"""From the physical cluster up: nodes, their leases, their CSI drivers, and what policies came to."""
+"""Reconcilers that write physical state to the virtual cluster: nodes, node leases, CSINodes, status."""

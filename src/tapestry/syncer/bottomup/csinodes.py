@@ -1,4 +1,4 @@
-"""CSINodes: which storage drivers a virtual node has, so that the virtual scheduler counts volumes as it should."""
+"""Reconciler of CSINodes, from which the virtual scheduler learns the storage drivers of a node."""
 
 from dataclasses import dataclass
 
@@ -12,28 +12,28 @@ from tapestry.syncer.translate.nodes import sanitized_drivers
 
 @dataclass(frozen=True)
 class CsiNodeReconciler:
-    """Keeps one virtual CSINode beside each virtual Node; keyed by their name."""
+    """Keeps one virtual CSINode beside each virtual Node; keyed by their common name."""
 
     context: SyncContext
 
     async def reconcile(self, name: str) -> None:
-        site = self.context
-        node, existing = site.virtual_nodes.store.get(name), site.virtual_csi_nodes.store.get(name)
-        is_there = node is not None and not is_deleting(node)
-        if is_there and not site.csi_nodes.synced.is_set():
+        context = self.context
+        node, existing = context.virtual_nodes.store.get(name), context.virtual_csi_nodes.store.get(name)
+        exists = node is not None and not is_deleting(node)
+        if exists and not context.csi_nodes.synced.is_set():
             return
-        below = self.physical_csi_node(node) if node is not None and is_there else None
-        if node is not None and below is not None:
-            await site.virtual_client.converge(CSI_NODES, existing, csi_node(below, node, site.binding_uid))
+        physical = self.physical_csi_node(node) if node is not None and exists else None
+        if node is not None and physical is not None:
+            await context.virtual_client.converge(CSI_NODES, existing, csi_node(physical, node, context.binding_uid))
         elif existing is not None:
-            await site.virtual_client.delete_if_exists(CSI_NODES, existing)
+            await context.virtual_client.delete_if_exists(CSI_NODES, existing)
 
     def physical_csi_node(self, node: Object) -> Object | None:
         return next((self.context.csi_nodes.store.get(name) for name in physical_node_of(node)), None)
 
 
 def csi_node(source: Object, node: Object, binding_uid: str) -> Object:
-    """The CSINode of a virtual node; it goes with the node that owns it."""
+    """Return the CSINode of a virtual node, owned by that node."""
     return {
         "apiVersion": CSI_NODES.api_version,
         "kind": CSI_NODES.kind,

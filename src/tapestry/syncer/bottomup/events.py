@@ -1,7 +1,6 @@
-"""What kubelets and schedulers say about twins, said of their pods: `kubectl describe` above tells what happens below.
+"""Forwarder of events about twins to their virtual pods, for `kubectl describe`.
 
-Events are for people: those from before the syncer came are not told again, and more than a few a second are not told
-at all.
+Events are for people: those from before the start are not forwarded, and neither are more than a few per second.
 """
 
 import asyncio
@@ -23,18 +22,18 @@ MAX_REASON_LENGTH = 128
 
 @dataclass
 class TwinEventForwarder:
-    """Follows the events about twins for as long as the syncer works."""
+    """Watches the events about twins while the syncer leads."""
 
     context: SyncContext
     _left: float = field(default=MAX_EVENTS_PER_SECOND, init=False)
     _at: float = field(default=0.0, init=False)
 
     async def run(self) -> None:
-        site = self.context
+        context = self.context
         watch = Watch(
-            site.physical_read_client,
+            context.physical_read_client,
             EVENTS,
-            site.mount_namespace,
+            context.mount_namespace,
             "",
             "involvedObject.kind=Pod",
             without_managed_fields=True,
@@ -56,7 +55,7 @@ class TwinEventForwarder:
                 EVENTS_DROPPED.labels(self.context.binding_name).inc()
                 continue
             reason = sanitized_text(event.get("reason"))[:MAX_REASON_LENGTH] or "Unknown"
-            # Cut once more: a short name that stands there often may be replaced by a long one.
+            # Truncate again: a short name that occurs often may be replaced by a long one.
             message = truncate_text(
                 sanitized_text(event.get("message")).replace(str(event["involvedObject"]["name"]), name_of(pod))
             )
@@ -64,12 +63,12 @@ class TwinEventForwarder:
             (record.warning if event.get("type") == "Warning" else record.normal)(pod, reason, message)
 
     def pod_of(self, event: Object) -> Object | None:
-        """The virtual pod whose twin the event is about."""
-        site, name = self.context, value_at(event, "involvedObject", "name")
-        twin = site.physical_pods.store.get(f"{site.mount_namespace}/{name}")
+        """Return the virtual pod whose twin the event is about."""
+        context, name = self.context, value_at(event, "involvedObject", "name")
+        twin = context.physical_pods.store.get(f"{context.mount_namespace}/{name}")
         if twin is None or "twin" not in twin or value_at(event, "involvedObject", "uid") != uid_of(twin):
             return None
-        pods = (site.pod_on_our_nodes(key) for key in virtual_key(twin))
+        pods = (context.pod_on_our_nodes(key) for key in virtual_key(twin))
         return next((pod for pod in pods if pod is not None and uid_of(pod) == virtual_uid(twin)), None)
 
     def take_token(self) -> bool:

@@ -1,8 +1,8 @@
-"""Host ports: those that foreign pods hold below are shown above, by one pod on each virtual node that runs nowhere.
+"""Placeholder pods that reserve, on virtual nodes, the host ports of foreign pods.
 
-The virtual scheduler counts the host ports of the pods that it sees on a node.  A pod that claims the foreign ports,
-bound to the virtual node and never sent down, makes it keep other pods off them.  These pods have a namespace of their
-own, which is installed with us: where it is missing, ports are not shown, and all else goes on.
+The virtual scheduler counts the host ports of the pods it sees on a node. A placeholder pod claims the ports of foreign
+pods, is bound to the virtual node and is never synced. Placeholders have their own namespace, which is part of the
+installation. While it is missing, host ports are not reserved and everything else works.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,30 +22,30 @@ MAX_PORTS = 512
 
 @dataclass(frozen=True)
 class HostPortReconciler:
-    """Keeps one placeholder pod on each virtual node whose physical node has host ports taken; keyed by the former."""
+    """Keeps one placeholder pod on each virtual node with taken host ports; keyed by the virtual node's name."""
 
     context: SyncContext
 
     async def reconcile(self, name: str) -> None:
-        site = self.context
-        node = site.virtual_nodes.store.get(name)
-        is_there = node is not None and not is_deleting(node)
-        if is_there and not site.is_physical_synced:
-            return  # what is taken cannot be told yet
-        wanted = self.desired_placeholder(node) if node is not None and is_there else None
-        for pod in site.placeholders.store.by("node", name):
-            if wanted is not None and name_of(pod) == name_of(wanted):
+        context = self.context
+        node = context.virtual_nodes.store.get(name)
+        exists = node is not None and not is_deleting(node)
+        if exists and not context.is_physical_synced:
+            return  # taken ports are unknown before the caches are filled
+        desired = self.desired_placeholder(node) if node is not None and exists else None
+        for pod in context.placeholders.store.by("node", name):
+            if desired is not None and name_of(pod) == name_of(desired):
                 return
             await self.context.virtual_client.delete_if_exists(PODS, pod, grace_seconds=0)
-        if wanted is not None:
-            await self.create(wanted)
+        if desired is not None:
+            await self.create(desired)
 
     def desired_placeholder(self, node: Object) -> Object | None:
         binding = self.context.binding()
         if binding is None:
             return None
         claims = (
-            claim for below in physical_node_of(node) for claim in self.context.physical_pods.store.by("node", below)
+            claim for name in physical_node_of(node) for claim in self.context.physical_pods.store.by("node", name)
         )
         taken = taken_ports(claims, binding.owns)
         return placeholder(node, binding.uid, taken) if taken else None
@@ -53,19 +53,19 @@ class HostPortReconciler:
     async def create(self, pod: Object) -> None:
         try:
             await self.context.virtual_client.create(PODS, pod)
-        except NotFound as error:  # tried again: somebody may make the namespace
-            hint = "host ports are not shown before it is there, and `tapestry manifests` has it"
+        except NotFound as error:  # retried: the namespace may be created later
+            hint = "host ports are not reserved until it exists; `tapestry manifests` contains it"
             raise NotFound(error.code, "NamespaceMissing", f"{error.message}; {hint}") from error
 
 
 def taken_ports(claims: Iterable[Object], is_ours: Callable[[Object], bool]) -> tuple[Port, ...]:
-    """The ports of foreign pods, of very many the first: a pod with thousands of them is costly for an API server."""
+    """Return the first `MAX_PORTS` ports of foreign pods: a pod with thousands of ports is costly for an API server."""
     taken = {port for claim in claims if not is_ours(claim) for port in claim.get("ports", ())}
     return tuple(sorted(taken)[:MAX_PORTS])
 
 
 def placeholder(node: Object, binding_uid: str, ports: tuple[Port, ...]) -> Object:
-    """A pod that holds `ports` and nothing else; its name changes with them, since a pod's ports cannot."""
+    """Return a pod that holds only `ports`. Its name depends on them because the ports of a pod cannot change."""
     name = hashed_name("host-ports", name_of(node), *(f"{ip}/{number}/{protocol}" for ip, number, protocol in ports))
     claimed = [
         {"name": f"p{index}", "containerPort": number, "hostPort": number, "hostIP": ip, "protocol": protocol}

@@ -1,8 +1,8 @@
-"""Node leases: the heartbeat of every virtual node, from one queue and a few workers.
+"""Reconciler of node leases: the heartbeat of every virtual node, from one queue and a few workers.
 
-A virtual node is alive as long as its physical cluster answers: a node that is not ready says so in its conditions.
-While the cluster is out of reach no lease is renewed.  Each renewal also notes when the cluster last answered, which
-may be a few seconds earlier.
+A virtual node is alive while its physical cluster responds; a node that is not ready says so in its conditions. While
+the cluster is unreachable no lease is renewed. Each renewal records the cluster's last response, which may be a few
+seconds older.
 """
 
 import random
@@ -19,8 +19,7 @@ from tapestry.syncer.context import SyncContext
 RENEW_INTERVAL = 10.0
 LEASE_DURATION_SECONDS = 40
 JITTER = 0.1
-"""The part of `RENEW_SECONDS` by which a renewal may come early.  Leases that were all written at the start would be
-renewed all at once for ever, and keep pods waiting each time."""
+"""Fraction of `RENEW_INTERVAL` by which a renewal may be early, so that leases are not renewed all at once."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class NodeLeaseReconciler:
 
     context: SyncContext
     written_leases: dict[str, Object] = field(default_factory=dict)
-    """Each Lease as we last wrote it: a renewal needs no read."""
+    """Each Lease as we last wrote it, so that a renewal needs no read."""
 
     async def reconcile(self, name: str) -> Result | None:
         node = self.context.virtual_nodes.store.get(name)
@@ -49,10 +48,10 @@ class NodeLeaseReconciler:
 
     async def renew(self, node: Object) -> Object:
         name, now = name_of(node), micro_timestamp(self.context.now())
-        held, annotations = self.written_leases.get(name), self.annotations()
-        if held is not None:
-            metadata = {**held["metadata"], "annotations": {**annotations_of(held), **annotations}}
-            renewed = {**held, "metadata": metadata, "spec": {**held["spec"], "renewTime": now}}
+        last, annotations = self.written_leases.get(name), self.annotations()
+        if last is not None:
+            metadata = {**last["metadata"], "annotations": {**annotations_of(last), **annotations}}
+            renewed = {**last, "metadata": metadata, "spec": {**last["spec"], "renewTime": now}}
             return await self.context.virtual_client.replace(LEASES, renewed)
         owner = owner_reference({"apiVersion": "v1", "kind": "Node", **node}, controller=False, block_deletion=False)
         lease = {
@@ -73,10 +72,10 @@ class NodeLeaseReconciler:
         return {keys.LAST_SEEN: timestamp(seen)} if seen is not None else {}
 
     async def remove(self, name: str) -> None:
-        """The Lease goes with its node, where no garbage collector sees to that."""
-        held = self.written_leases.pop(name, None)
-        if held is not None:
-            await self.delete(held)
+        """Delete the Lease of a deleted node, in case no garbage collector runs."""
+        lease = self.written_leases.pop(name, None)
+        if lease is not None:
+            await self.delete(lease)
 
     async def delete(self, lease: Object) -> None:
         try:

@@ -1,11 +1,11 @@
-"""Physical nodes become virtual ones, as far as they are lent, and what they no longer lend is taken back.
+"""Reconciler of virtual nodes, one for each leased physical node, and executor of reclaims.
 
-    only physical    not lent: nothing.  Lent: the virtual node is made.
-    both             the virtual node shows the lease as it is now; pods leave as its terms say.
-    only virtual     the physical node is gone: so is everything that ran there.
+    only physical    not leased: nothing. Leased: create the virtual node.
+    both             update the virtual node to the current lease; reclaim pods on its terms.
+    only virtual     the physical node is deleted: delete its pods and the virtual node.
 
-A virtual node is withdrawn in three steps, each a pass of its own: a taint, its pods on the terms they were lent on,
-and after its last pod the node itself.
+A virtual node is withdrawn in three passes: set a taint, reclaim its pods on the terms of their lease, and delete the
+node after its last pod.
 """
 
 from collections.abc import AsyncIterator, Iterable
@@ -47,31 +47,31 @@ class NodeReconciler:
     context: SyncContext
     lease_cache: LeaseCache
     warned: dict[str, datetime] = field(default_factory=dict)
-    """Which end of a lease each virtual node has been told of."""
+    """End of the lease that each virtual node was last warned about."""
     stable_nodes: set[str] = field(default_factory=set)
-    """Physical nodes whose lease, at the last pass, did not depend on the pods that use it."""
+    """Physical nodes whose lease did not depend on its pods at the last pass."""
 
     def depends_on_pods(self, name: str) -> bool:
-        """Whether a pod that comes to a node or leaves it calls for a pass."""
+        """Return whether a pod that is bound to the node or leaves it requires a pass."""
         return name not in self.stable_nodes or name in self.context.shortages
 
     async def reconcile(self, name: str) -> Result | None:
-        site, now = self.context, self.context.now()
+        context, now = self.context, self.context.now()
         self.stable_nodes.discard(name)
-        existing = site.virtual_node_of(name)
-        if site.is_unbinding:
+        existing = context.virtual_node_of(name)
+        if context.is_unbinding:
             return await self.withdraw(existing, self.unbinding_terms(now), "Unbound", now) if existing else None
-        binding = site.binding()
-        if binding is None or not site.is_physical_synced:
+        binding = context.binding()
+        if binding is None or not context.is_physical_synced:
             return None
-        node = site.physical_nodes.store.get(name)
+        node = context.physical_nodes.store.get(name)
         if node is None or is_deleting(node) or is_replaced_node(node, existing):
             return await self.only_virtual(name, existing, now) if existing else None
         lease = self.lease(node, existing, binding, now)
         if lease.state is LeaseState.WITHDRAWN:
             if existing is None:
                 return None
-            terms = earliest([lease.terms, last_reclaim_terms(existing, now)])  # the owner's kill switch holds here too
+            terms = earliest([lease.terms, last_reclaim_terms(existing, now)])  # includes the owner's kill switch
             return await self.withdraw(existing, terms, lease.reason, now)
         return await self.sync_node(node, lease, binding, existing, now)
 
@@ -83,7 +83,7 @@ class NodeReconciler:
         return limited_lease(lease, share) if share is not None else lease
 
     def running_pods(self, existing: Object | None) -> list[Object]:
-        """The pods of a virtual node that have something below: those that wait for its lease hold nothing of it."""
+        """Return the pods of a virtual node that have a twin. Pods that wait for the lease hold nothing of it."""
         if existing is None:
             return []
         pods = self.context.pods_on(name_of(existing))
@@ -94,90 +94,92 @@ class NodeReconciler:
     async def sync_node(
         self, node: Object, lease: Lease, binding: Binding, existing: Object | None, now: datetime
     ) -> Result | None:
-        site = self.context
+        context = self.context
         if existing is not None and is_deleting(existing):
             return None
-        name, kubelet = self.name_for(node, binding, existing), site.kubelet.endpoint
-        wanted = virtual_node(node, lease, binding, name, existing, now, kubelet)
+        name, kubelet = self.name_for(node, binding, existing), context.kubelet.endpoint
+        desired = virtual_node(node, lease, binding, name, existing, now, kubelet)
         reclaim = reclaim_for(lease, self.running_pods(existing), now)
         async with self.delete_twins_if_unreachable(name, reclaim, lease.reason):
-            shown = await self.apply_virtual_node(wanted, node, binding, existing, site.partition.since)
+            applied = await self.apply_virtual_node(desired, node, binding, existing, context.partition.since)
             await self.reclaim_pods(reclaim, lease.reason)
-        await delete_twins(self.lingering_twins(name, reclaim), site.physical_client)
-        warning = self.warn(shown, lease, now)
+        await delete_twins(self.lingering_twins(name, reclaim), context.physical_client)
+        warning = self.warn(applied, lease, now)
         if lease.is_stable(now):
             self.stable_nodes.add(name_of(node))
-        shortage = site.shortage(name_of(node))
-        over = shortage.until if shortage is not None else None
-        return Result(requeue_at=soonest(lease.next_change, reclaim.requeue_at, warning, over))
+        shortage = context.shortage(name_of(node))
+        expiry = shortage.until if shortage is not None else None
+        return Result(requeue_at=soonest(lease.next_change, reclaim.requeue_at, warning, expiry))
 
     def name_for(self, node: Object, binding: Binding, existing: Object | None) -> str:
         return name_of(existing) if existing else virtual_node_name(binding.spec.cluster_id, name_of(node))
 
     async def apply_virtual_node(
-        self, wanted: Object, node: Object, binding: Binding, existing: Object | None, unreachable: datetime | None
+        self, desired: Object, node: Object, binding: Binding, existing: Object | None, unreachable: datetime | None
     ) -> Object:
-        """Have the virtual node as wanted; under another name where somebody else's node has the first choice."""
+        """Converge the virtual node, under a fallback name if a foreign node has the preferred one."""
         if unreachable is not None:
-            conditions = unknown_conditions(existing or wanted, unreachable)
-            wanted = {**wanted, "status": {**wanted["status"], "conditions": conditions}}
+            conditions = unknown_conditions(existing or desired, unreachable)
+            desired = {**desired, "status": {**desired["status"], "conditions": conditions}}
         try:
-            return await self.context.virtual_client.converge(NODES, existing, wanted)
+            return await self.context.virtual_client.converge(NODES, existing, desired)
         except AlreadyExists:
-            held = await self.context.virtual_client.get(NODES, name_of(wanted))
-            if labels_of(held).get(keys.CLUSTER_BINDING_UID) == binding.uid:
-                raise  # ours: the cache has yet to see it
-            second = fallback_virtual_node_name(binding.spec.cluster_id, name_of(node), binding.uid)
-            return await self.context.virtual_client.converge(NODES, None, with_node_name(wanted, second))
+            other = await self.context.virtual_client.get(NODES, name_of(desired))
+            if labels_of(other).get(keys.CLUSTER_BINDING_UID) == binding.uid:
+                raise  # ours; the cache lags behind
+            fallback = fallback_virtual_node_name(binding.spec.cluster_id, name_of(node), binding.uid)
+            return await self.context.virtual_client.converge(NODES, None, with_node_name(desired, fallback))
 
     async def only_virtual(self, name: str, existing: Object, now: datetime) -> Result | None:
-        """The physical node is gone, as a live read confirms; its pods with it."""
+        """Withdraw the virtual node after a live read confirms that its physical node is deleted."""
         live = await self.context.physical_client.find(NODES, name)
         if live is not None and not is_deleting(live) and not is_replaced_node(live, existing):
             return Result(requeue_after=1)  # the cache will see it
-        return await self.withdraw(existing, ReclaimTerms(now, by="the physical node is gone"), "PhysicalNodeGone", now)
+        return await self.withdraw(
+            existing, ReclaimTerms(now, by="the physical node is deleted"), "PhysicalNodeGone", now
+        )
 
     def unbinding_terms(self, now: datetime) -> ReclaimTerms:
         obj = self.context.binding_object()
         if obj is None:
-            return ReclaimTerms(now, by="the binding is gone")
+            return ReclaimTerms(now, by="the binding is deleted")
         grace = obj["spec"].get("unbindGraceSeconds", 30)
         return ReclaimTerms(parse_time(obj["metadata"]["deletionTimestamp"]) + timedelta(seconds=grace), by="unbinding")
 
     async def withdraw(self, existing: Object, terms: ReclaimTerms, reason: str, now: datetime) -> Result | None:
-        """Taint the virtual node, let its pods go on these terms, and remove it after the last."""
-        site = self.context
+        """Taint the virtual node, reclaim its pods on these terms, and delete it after the last one."""
+        context = self.context
         if is_deleting(existing):
             return None
         name = name_of(existing)
-        pods, running = [pod for pod in site.pods_on(name) if occupies_node(pod)], self.running_pods(existing)
-        # What an unbinding leaves below is removed there once the cluster answers: its node does not wait for that.
+        pods, running = [pod for pod in context.pods_on(name) if occupies_node(pod)], self.running_pods(existing)
+        # An unbinding removes leftovers in the physical cluster once it responds; the node does not wait for that.
         is_empty = not running and (
-            site.is_unbinding or not any(entry.requested for _, entry in site.ledger.entries_on(name))
+            context.is_unbinding or not any(entry.requested for _, entry in context.ledger.entries_on(name))
         )
-        # Pods that wait for a lease which is no more go with the node, once nothing runs there.
+        # Pods that wait for the ended lease are deleted with the node once nothing runs there.
         reclaim = (
             reclaim_all(pods, ReclaimTerms(now, by="withdrawal"), now) if is_empty else reclaim_all(running, terms, now)
         )
         async with self.delete_twins_if_unreachable(name, reclaim, reason):
             if taint_named(existing, keys.WITHDRAWING_TAINT) is None:
-                existing = await site.virtual_client.converge(NODES, existing, withdrawal_patch(existing, now))
-                site.manager.events.warning(
-                    existing, "Withdrawn", f"{reason}: no new pods; the node goes after its last one"
+                existing = await context.virtual_client.converge(NODES, existing, withdrawal_patch(existing, now))
+                context.manager.events.warning(
+                    existing, "Withdrawn", f"{reason}: no new pods; the node is deleted after its last pod"
                 )
             if is_empty and not pods:
                 await self.remove(existing)
                 return None
             await self.reclaim_pods(reclaim, reason)
-        if not site.is_unbinding:  # an unbinding ends what is left below by itself, and its node must not wait for that
-            await delete_twins(self.lingering_twins(name, reclaim), site.physical_client)
-        again = soonest(reclaim.requeue_at, terms.deadline if terms.deadline and terms.deadline > now else None)
-        return Result(requeue_at=again) if again else None
+        if not context.is_unbinding:  # an unbinding deletes the rest itself; its node must not wait for that
+            await delete_twins(self.lingering_twins(name, reclaim), context.physical_client)
+        requeue_at = soonest(reclaim.requeue_at, terms.deadline if terms.deadline and terms.deadline > now else None)
+        return Result(requeue_at=requeue_at) if requeue_at else None
 
     async def remove(self, existing: Object) -> None:
-        """Delete the virtual node, after a live look for pods: the cache may lack one that was bound just now.
+        """Delete the virtual node unless a live list shows active pods: the cache may lack a pod that was just bound.
 
-        Pods that have ended do not keep it: they hold nothing, and an unbinding must end.
+        Terminated pods do not keep the node: they hold nothing, and an unbinding must finish.
         """
         pods = await self.context.virtual_client.list(PODS, fields=f"spec.nodeName={name_of(existing)}")
         if any(occupies_node(pod) and not is_placeholder(pod) for pod in pods):
@@ -185,18 +187,18 @@ class NodeReconciler:
         await self.context.virtual_client.delete_if_exists(NODES, existing)
 
     async def reclaim_pods(self, reclaim: Reclaim, reason: str) -> None:
-        """Let pods go; one whose going is refused does not keep the others."""
-        refused: list[KubeError] = []
+        """Evict and delete pods; one that is rejected does not stop the others, but its error is raised at the end."""
+        rejected: list[KubeError] = []
         for pod in reclaim.evict:
             try:
                 await self.context.virtual_client.evict(pod)
-            except (TooManyRequests, NotFound):  # a budget holds it back, or it went by itself
+            except (TooManyRequests, NotFound):  # blocked by a disruption budget, or already deleted
                 continue
         for pod in reclaim.delete:
-            mark = disruption_patch(reason, reclaim.terms, self.context.now())
+            patch = disruption_patch(reason, reclaim.terms, self.context.now())
             try:
                 marked = await self.context.virtual_client.patch(
-                    PODS, pod, mark, type=PatchType.STRATEGIC, subresource="status"
+                    PODS, pod, patch, type=PatchType.STRATEGIC, subresource="status"
                 )
                 await self.context.virtual_client.delete(PODS, marked, grace_seconds=capped_grace_seconds(pod))
             except NotFound:
@@ -204,16 +206,16 @@ class NodeReconciler:
             except TransportError:
                 raise
             except KubeError as error:
-                refused.append(error)
+                rejected.append(error)
             else:
                 self.context.manager.events.warning(pod, "Reclaimed", f"{reason}: by {reclaim.terms.by}")
                 metrics.POD_OUTCOMES.labels(self.context.binding_name, metrics.FAILED, "Reclaimed").inc()
-        if refused:
-            raise refused[0]
+        if rejected:
+            raise rejected[0]
 
     @asynccontextmanager
     async def delete_twins_if_unreachable(self, node: str, reclaim: Reclaim, reason: str) -> AsyncIterator[None]:
-        """Where the virtual cluster cannot be told that pods go, the owner's node is free in time all the same."""
+        """Delete the twins directly if the virtual cluster is unreachable, so that the node is free in time."""
         try:
             yield
         except TransportError:
@@ -221,36 +223,36 @@ class NodeReconciler:
             raise
 
     async def delete_reclaimed_twins(self, node: str, reclaim: Reclaim, reason: str, client: Client) -> None:
-        """End twins before their pods, which get their marks later; `node` is the virtual one."""
-        mark = disruption_patch(reason, reclaim.terms, self.context.now())
+        """Delete twins before their pods, which are marked later; `node` is the virtual node."""
+        patch = disruption_patch(reason, reclaim.terms, self.context.now())
         ending = []
         for pod in reclaim.delete:
             twin = self.context.twin_of_pod(pod)
             if twin is not None and not is_ending_in_time(twin):
-                self.context.pending_disruptions[uid_of(twin)] = mark
+                self.context.pending_disruptions[uid_of(twin)] = patch
                 ending.append((twin, capped_grace_seconds(pod)))
         await delete_twins([*ending, *self.lingering_twins(node, reclaim)], client)
 
     def lingering_twins(self, node: str, reclaim: Reclaim) -> list[tuple[Object, int]]:
-        """The twins on a virtual node where nothing may stay whose pods do not tell them to go, and their grace."""
-        found = []
+        """Return twins, with their grace, that must leave the virtual node and that no pod deletion will end."""
+        lingering = []
         for key, entry in self.context.ledger.entries_on(node) if reclaim.empties_node else ():
             twin, pod = self.context.physical_pods.store.get(key), self.context.virtual_pods.store.get(entry.pod)
             if twin is None or entry.requested is None or is_ending_in_time(twin):
                 continue
             if pod is None or uid_of(pod) != entry.uid or not propagates_deletion(pod):
-                found.append((twin, capped_grace_seconds(twin)))
-        return found
+                lingering.append((twin, capped_grace_seconds(twin)))
+        return lingering
 
     def due_reclaim(self, existing: Object, now: datetime) -> tuple[Reclaim, str]:
-        """Who has to leave a virtual node by now and why, as far as caches know."""
-        site = self.context
+        """Return the reclaim that is due on a virtual node, and its reason, according to the caches."""
+        context = self.context
         pods = self.running_pods(existing)
-        if site.is_unbinding:
+        if context.is_unbinding:
             return reclaim_all(pods, self.unbinding_terms(now), now), "Unbound"
-        binding = site.binding()
-        node = next(filter(None, map(site.physical_nodes.store.get, physical_node_of(existing))), None)
-        if binding is None or node is None or not site.is_physical_synced or is_replaced_node(node, existing):
+        binding = context.binding()
+        node = next(filter(None, map(context.physical_nodes.store.get, physical_node_of(existing))), None)
+        if binding is None or node is None or not context.is_physical_synced or is_replaced_node(node, existing):
             return Reclaim(), ""
         lease = self.lease(node, existing, binding, now)
         if lease.state is LeaseState.WITHDRAWN:
@@ -258,7 +260,7 @@ class NodeReconciler:
         return reclaim_for(lease, pods, now), lease.reason
 
     def warn(self, node: Object, lease: Lease, now: datetime) -> datetime | None:
-        """Say once that a lease is about to end; when to do so, if that is still to come."""
+        """Emit one event when a lease is about to end; return when to emit it if that is later."""
         if lease.ends is None:
             return None
         due = lease.ends - timedelta(seconds=self.context.config.warning_seconds)
@@ -271,40 +273,39 @@ class NodeReconciler:
 
 
 async def delete_twins(twins: Iterable[tuple[Object, int]], client: Client) -> None:
-    """Delete twins, each with its grace; one whose deletion is refused does not keep the others.
+    """Delete twins, each with its grace. A rejected deletion does not stop the others.
 
-    Raises Conflict where a twin is not as the cache has it: no change of a twin brings the node back.
+    Raises Conflict if a twin differs from the cache: no change of a twin makes the node available again.
     """
-    refused: list[KubeError] = []
+    rejected: list[KubeError] = []
     for twin, grace in twins:
         try:
             await client.delete(PODS, twin, grace_seconds=grace)
         except NotFound:
             continue
         except Conflict as error:
-            refused.append(error)
+            rejected.append(error)
         except KubeError as error:
-            log.warning("cannot take back", twin=key_of(twin), error=str(error))
-            refused.append(error)
-    if refused:
-        raise refused[0]
+            log.warning("reclaim: twin could not be deleted", twin=key_of(twin), error=str(error))
+            rejected.append(error)
+    if rejected:
+        raise rejected[0]
 
 
 def propagates_deletion(pod: Object) -> bool:
-    """Whether the deletion of a pod, with its grace, reaches its twin: a pod that has ended says nothing any more, and
-    one that was deleted by force leaves its twin the time that it asks for."""
+    """Return whether the pod's deletion and grace reach its twin: not if it has ended or was deleted by force."""
     return not is_pod_terminal(pod) and not (is_deleting(pod) and not pod["metadata"].get("deletionGracePeriodSeconds"))
 
 
-def with_node_name(wanted: Object, name: str) -> Object:
-    labels = {**wanted["metadata"]["labels"], "kubernetes.io/hostname": name}
-    return {**wanted, "metadata": {**wanted["metadata"], "name": name, "labels": labels}}
+def with_node_name(desired: Object, name: str) -> Object:
+    labels = {**desired["metadata"]["labels"], "kubernetes.io/hostname": name}
+    return {**desired, "metadata": {**desired["metadata"], "name": name, "labels": labels}}
 
 
 def unknown_conditions(node: Object, since: datetime) -> list[Object]:
-    """The node's conditions while nobody can tell: Ready is Unknown.
+    """Return the node's conditions with Ready=Unknown.
 
-    The others are left to the virtual cluster, which soon makes them Unknown by itself.
+    The virtual cluster soon sets the others to Unknown itself.
     """
     moment = timestamp(since)
     ready = {
@@ -320,7 +321,7 @@ def unknown_conditions(node: Object, since: datetime) -> list[Object]:
 
 
 def disruption_patch(reason: str, terms: ReclaimTerms, now: datetime) -> Object:
-    """The pod condition that tells a controller that this was not the pod's fault."""
+    """Return the DisruptionTarget condition, which tells controllers that the pod did not fail by itself."""
     condition = {
         "type": "DisruptionTarget",
         "status": "True",

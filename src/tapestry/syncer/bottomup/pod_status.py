@@ -1,4 +1,4 @@
-"""Twins tell how their pods are: one patch for each real change, the first of which also says that there is a twin."""
+"""Reconciler that writes the status of each twin to its virtual pod, and records the twin there."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -16,45 +16,43 @@ from tapestry.syncer.translate.metadata import virtual_uid
 from tapestry.syncer.translate.pod_status import mapped_uid, virtual_status_patch
 
 NODE_RECHECK_SECONDS = 30.0
-"""Until a pod is looked at again whose node is not among ours."""
+"""Seconds before a pod that is not on one of our nodes is checked again."""
 
 
 class Patch(NamedTuple):
-    """A patch of a pod's status."""
-
     before: str
-    """The version that was patched: while the cache still shows it, another patch would conflict."""
+    """Resource version that was patched: while the cache still has it, another patch would conflict."""
     after: str
-    """The version that came of it: it shows the twin, and needs no comparison."""
+    """Resource version after the patch: it matches the twin and needs no comparison."""
     twin: str
-    """The version of the twin."""
+    """Resource version of the twin."""
     resize: Object | None
-    """The condition of a resize that was shown with it."""
+    """Resize condition that the patch contained."""
 
 
 @dataclass(frozen=True)
 class PodStatusReconciler:
-    """Keeps the status of each virtual pod that of its twin; keyed by the virtual pod."""
+    """Keeps the status of each virtual pod equal to its twin's; keyed by the virtual pod."""
 
     context: SyncContext
     patches: dict[str, Patch] = field(default_factory=dict)
-    """By key, the last patch of each pod."""
+    """Last patch of each pod, by key."""
 
     def on_virtual_pod_change(self, old: Object | None, new: Object | None) -> None:
-        """A handler of the virtual pods' changes: forget what was patched of a pod that is gone."""
+        """Handle a change of a virtual pod: forget the patch of a deleted pod."""
         if old is not None and new is None:
             self.patches.pop(key_of(old), None)
 
     async def reconcile(self, key: str) -> Result | None:
         if self.context.partition.since is not None:
-            return None  # nobody knows how it is now; all of them are looked at when the cluster answers again
+            return None  # the current status is unknown; all pods are requeued when the cluster responds again
         pod, twin = self.context.virtual_pods.store.get(key), self.context.twin_of(key)
         if pod is None or twin is None or virtual_uid(twin) != uid_of(pod):
             return None
         if mapped_uid(pod) not in (None, uid_of(twin)):
-            return None  # the twin it had is lost
+            return None  # its twin is lost
         if self.context.pod_on_our_nodes(key) is None:
-            # It is on a node of another binding, whose cluster alone may tell how it is; or our node is not seen yet.
+            # The pod is on a node of another binding, which alone writes its status, or the cache lacks our node.
             return Result(requeue_after=NODE_RECHECK_SECONDS)
         resize, last = self.context.pending_resizes.get(uid_of(pod)), self.patches.get(key)
         if last is not None and last.before == version_of(pod):
@@ -65,13 +63,13 @@ class PodStatusReconciler:
         if patch is None:
             return None
         try:
-            shown = await self.context.virtual_client.patch(
+            patched = await self.context.virtual_client.patch(
                 PODS, pod, patch, type=PatchType.STRATEGIC, subresource="status"
             )
         except NotFound:
             return None
-        if version_of(shown) != version_of(pod):
-            self.patches[key] = Patch(version_of(pod), version_of(shown), version_of(twin), resize)
+        if version_of(patched) != version_of(pod):
+            self.patches[key] = Patch(version_of(pod), version_of(patched), version_of(twin), resize)
             if mapped_uid(pod) is None:
                 metrics.POD_OUTCOMES.labels(self.context.binding_name, metrics.MAPPED, "").inc()
         return None

@@ -1,7 +1,7 @@
-"""What policies came to: whether they are valid and open, when that changes, and what is lent under them.
+"""Reconciler of policy status: validity, activity, the next change, and the leased amounts.
 
-The operator's policies are in the virtual cluster and belong to one writer.  An owner's policy may serve several
-virtual clusters; each writes its own entry of `status.leases` and nobody else's.
+Operator policies are in the virtual cluster and have one writer. An owner policy may serve several virtual clusters;
+each of them writes only its own entry of `status.leases`.
 """
 
 from dataclasses import dataclass
@@ -31,19 +31,19 @@ class PolicyStatusReconciler:
     side: PolicySide
 
     async def reconcile(self, name: str) -> Result | None:
-        site, now = self.context, self.context.now()
-        binding, policy = site.binding(), self.store().get(name)
+        context, now = self.context, self.context.now()
+        binding, policy = context.binding(), self.store().get(name)
         if binding is None or policy is None or is_deleting(policy) or not applies_to_binding(policy, binding):
             return None
-        reading = parsed_policy(policy, self.side, site.config.time_zone)
-        nodes = leased_nodes(site, reading.policy, now)
-        status = policy_status(policy, reading, nodes, now)
+        parsed = parsed_policy(policy, self.side, context.config.time_zone)
+        nodes = leased_nodes(context, parsed.policy, now)
+        status = policy_status(policy, parsed, nodes, now)
         if self.side is PolicySide.OWNER:
-            ours = None if site.is_unbinding else lease_entry(binding, status, nodes)
+            ours = None if context.is_unbinding else lease_entry(binding, status, nodes)
             status |= owner_totals(policy, merged_leases(policy, binding, ours))
         if patch := owned_patch(policy, {"status": status}):
             await self.client().patch(POLICIES, policy, patch, subresource="status")
-        return Result(requeue_at=reading.policy.schedule.next_change(now))
+        return Result(requeue_at=parsed.policy.schedule.next_change(now))
 
     def store(self) -> Store:
         informer = self.context.operator_policies if self.side is PolicySide.OPERATOR else self.context.owner_policies
@@ -54,20 +54,20 @@ class PolicyStatusReconciler:
 
 
 def leased_nodes(context: SyncContext, policy: Policy, now: datetime) -> list[Object]:
-    """The virtual nodes that a policy lends now: none while it is closed, and none that another policy closes."""
+    """Return the virtual nodes leased under the policy now: none while this or another policy is closed."""
     if not policy.is_open(now):
         return []
-    found = [node for node in context.virtual_nodes.store.list() if lease_state_of(node) is LeaseState.OPEN]
-    return [node for node in found if str(policy) in annotations_of(node).get(keys.POLICIES_APPLIED, "").split(",")]
+    nodes = [node for node in context.virtual_nodes.store.list() if lease_state_of(node) is LeaseState.OPEN]
+    return [node for node in nodes if str(policy) in annotations_of(node).get(keys.POLICIES_APPLIED, "").split(",")]
 
 
-def policy_status(policy: Object, reading: ParsedPolicy, nodes: list[Object], now: datetime) -> Object:
+def policy_status(policy: Object, parsed: ParsedPolicy, nodes: list[Object], now: datetime) -> Object:
     generation = policy["metadata"].get("generation", 0)
-    active, change = reading.policy.is_open(now), reading.policy.schedule.next_change(now)
+    active, change = parsed.policy.is_open(now), parsed.policy.schedule.next_change(now)
     conditions = value_at(policy, "status", "conditions", default=[])
     valid = (
-        new_condition("Valid", False, "Invalid", reading.error, observed_generation=generation)
-        if reading.error
+        new_condition("Valid", False, "Invalid", parsed.error, observed_generation=generation)
+        if parsed.error
         else new_condition("Valid", True, "Valid", observed_generation=generation)
     )
     windows = new_condition(
@@ -76,7 +76,7 @@ def policy_status(policy: Object, reading: ParsedPolicy, nodes: list[Object], no
     for each in (valid, windows):
         conditions = with_condition(conditions, each, now)
     status: Object = {
-        "phase": "Failed" if not reading.policy.is_valid else "Active" if active else "Inactive",
+        "phase": "Failed" if not parsed.policy.is_valid else "Active" if active else "Inactive",
         "conditions": conditions,
         "observedGeneration": generation,
         "active": active,
@@ -84,13 +84,13 @@ def policy_status(policy: Object, reading: ParsedPolicy, nodes: list[Object], no
         "nodes": len(nodes),
         "leased": exact_map_patch(value_at(policy, "status", "leased"), total_leased(nodes)),
     }
-    if not reading.error:
+    if not parsed.error:
         status["lastGood"] = policy["spec"]
     return status
 
 
 def total_leased(nodes: list[Object]) -> dict[str, str]:
-    """What the nodes lend together."""
+    """Return the sum of what the nodes lease."""
     return sum(map(leased_amounts, nodes), ResourceList()).texts()
 
 
@@ -105,7 +105,7 @@ def lease_entry(binding: Binding, status: Object, nodes: list[Object]) -> Object
 
 
 def merged_leases(policy: Object, binding: Binding, ours: Object | None) -> list[Object]:
-    """The leases under an owner's policy, with ours as it is now; None takes it away."""
+    """Return the leases under an owner policy with our entry replaced; None removes it."""
     others = [
         each
         for each in value_at(policy, "status", "leases", default=[])
@@ -117,7 +117,7 @@ def merged_leases(policy: Object, binding: Binding, ours: Object | None) -> list
 
 
 def owner_totals(policy: Object, leases: list[Object]) -> Object:
-    """The status of an owner's policy as far as all virtual clusters make it together, whichever of them writes it."""
+    """Return the part of an owner policy's status that sums up all virtual clusters."""
     leased = sum((ResourceList.parse(lease["leased"]) for lease in leases), ResourceList()).texts()
     return {
         "leases": leases,
@@ -127,6 +127,6 @@ def owner_totals(policy: Object, leases: list[Object]) -> Object:
 
 
 def policy_names(node: Object) -> list[str]:
-    """The names of the policies that a virtual node is lent under, of either side."""
+    """Return the names of the policies of both sides that a virtual node is leased under."""
     applied = annotations_of(node).get(keys.POLICIES_APPLIED, "")
     return [name.partition("/")[2] for name in applied.split(",") if name]

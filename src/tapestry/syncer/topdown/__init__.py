@@ -1,1 +1,1 @@
-"""From the virtual cluster to the physical one."""
+"""Reconcilers that write virtual objects to the physical cluster."""

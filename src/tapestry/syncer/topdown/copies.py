@@ -1,13 +1,13 @@
-"""ConfigMaps and Secrets that pods refer to are there below, as copies.
+"""Reconciler of the copies of ConfigMaps and Secrets that pods refer to.
 
-    needed       A pod is on its way down, or has a twin: whatever it refers to and exists is copied, and follows its
-                 source from there on.  What was edited below is set right again, unless the tenant and the
-                 binding let it change the source (`sync_back`).
-    not needed   The last such pod is gone or has ended, as a live look at the pods confirms: so goes the copy.
-    no source    It is gone above, as a live read confirms: so goes the copy.
+    needed       A pod has a twin or needs one: every existing object that it refers to is copied, and the copy
+                 follows its source. Edits of the copy are reverted, unless the tenant and the binding let them
+                 change the source (`sync_back`).
+    not needed   The last such pod is deleted or has ended, as a live list confirms: delete the copy.
+    no source    The source is deleted, as a live read confirms: delete the copy.
 
-Nothing else is written above, so that any number of syncers may copy from one source.  Pods come while a copy goes:
-one that is on its way out is there for none of them.
+Nothing else is written to the virtual cluster, so several syncers may copy from one source. A copy that is being
+deleted counts as missing for new pods.
 """
 
 import asyncio
@@ -54,26 +54,25 @@ from tapestry.syncer.translate.security import security_violations
 log = logger(__name__)
 
 NAME_TAKEN_RETRY_SECONDS = 60.0
-"""After how long a name that belongs to somebody else below is tried again."""
+"""Seconds before a name that a foreign object has is tried again."""
 INITIAL_BACKOFF, MAX_BACKOFF = timedelta(seconds=1), timedelta(minutes=5)
-"""How long what somebody did to a copy is let be if it is not the first time: two who disagree must not do so at full
-speed."""
+"""Delay before a repeated foreign change of a copy is reverted, so that two writers do not fight at full speed."""
 BACKOFF_RESET = timedelta(minutes=15)
-"""After how long it is the first time again."""
+"""Time without foreign changes after which the delay starts over."""
 CACHE_LAG = timedelta(seconds=5)
-"""How long we know better than the cache what we made."""
+"""Time during which a copy that we created counts although the cache does not show it."""
 ACTIVE_PODS_SELECTOR = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 
 
 class SourceMissing(DependencyNotReady):
-    """There is nothing above that could be copied; a pod that calls it optional does without."""
+    """The source does not exist; pods for which it is optional run without it."""
 
 
 class CreatedCopy(NamedTuple):
     copy: Object
-    """As `seen`."""
+    """Digest view."""
     until: datetime
-    """When the cache knows better, whatever it says."""
+    """Time after which only the cache counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,29 +83,29 @@ class OverwriteBackoff:
 
 @dataclass(frozen=True)
 class CopyReconciler:
-    """Keeps the copies; keys are those of the sources, as in `secrets/team-a/password`."""
+    """Keeps the copies; keyed by their sources, as in `secrets/team-a/password`."""
 
     context: SyncContext
     source_cache: SourceCache
     copy_informers: Mapping[str, Informer]
-    """What is ours below, by kind, as `seen`; with an index "namespace"."""
+    """Informers of our copies by kind, as digest views, with an index "namespace"."""
     schedule_sweep: Callable[[str], None]
-    """Has the copies from a namespace looked at that may be of no more use."""
+    """Schedules a check for unused copies from a namespace."""
     other_users: list[Callable[[str], bool]] = field(default_factory=list)
-    """Who else, beside pods, may need a copy."""
+    """Predicates of other users of a copy than pods."""
     created_copies: dict[str, CreatedCopy] = field(default_factory=dict)
-    """Copies that the cache has yet to see."""
+    """Copies that the cache does not show yet."""
     deleting: dict[str, str] = field(default_factory=dict)
-    """The UIDs of copies that are being deleted; the cache has yet to see them go."""
+    """UIDs of copies that are being deleted, which the cache still shows."""
     locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
     overwrite_backoffs: dict[str, OverwriteBackoff] = field(default_factory=dict)
-    """When copies were last changed or deleted by somebody else."""
+    """Last changes or deletions of copies by others."""
 
     @property
     def sync_back(self) -> SyncBack:
         return SyncBack(self.context)
 
-    # -- for pods on their way down
+    # -- dependencies of pods
 
     async def ensure(self, pod: Object, binding: Binding) -> None:
         for key, is_optional in copy_dependencies(pod).items():
@@ -117,11 +116,11 @@ class CopyReconciler:
                     raise
 
     def has_current_copy(self, key: str, binding: Binding) -> bool:
-        """Whether the copy is there and as its source, as far as is known."""
+        """Return whether the copy exists and matches its source, according to the caches."""
         copy, source = self.current_copy(key), self.source_cache.get(key)
         return copy is not None and source is not None and is_current(copy, source, binding)
 
-    # -- for sources and copies that change
+    # -- changes of sources and copies
 
     async def reconcile(self, key: str) -> Result | None:
         binding = self.context.binding()
@@ -139,33 +138,33 @@ class CopyReconciler:
         except SourceMissing:
             return None
         except DependencyNotReady as wait:
-            log.warning("cannot be copied", reason=wait.reason, error=str(wait))
+            log.warning("copy failed", key=key, reason=wait.reason, error=str(wait))
             return Result(requeue_after=NAME_TAKEN_RETRY_SECONDS)
         return None
 
     async def sweep(self, namespace: str) -> None:
-        """Delete the copies of a virtual namespace that nobody needs; one live look at its pods confirms it for all."""
+        """Delete unused copies from a virtual namespace; one live list of its pods confirms all of them."""
         binding = self.context.binding()
         if binding is None:
             return
         unused = [key for key in self.copied_from(namespace) if not self.is_needed(key, binding)]
         if not unused:
             return
-        referred_now = await self.live_references(namespace, binding)
-        refused: list[KubeError] = []
+        live_references = await self.live_references(namespace, binding)
+        rejected: list[KubeError] = []
         for key in unused:
             try:
                 async with self.lock_for(key):
                     copy = self.current_copy(key)
-                    if copy is not None and key not in referred_now and not self.is_needed(key, binding):
+                    if copy is not None and key not in live_references and not self.is_needed(key, binding):
                         await self.delete(key, copy)
             except KubeError as error:
-                refused.append(error)
-        if refused:
-            raise refused[0]
+                rejected.append(error)
+        if rejected:
+            raise rejected[0]
 
     def on_copy_change(self, old: Object | None, new: Object | None) -> None:
-        """A handler of the copies' changes: the cache knows.  What is gone went by our will, or somebody else's."""
+        """Handle a change of a copy: the cache shows it now. A deletion was ours or a foreign one."""
         copy = new or old
         assert copy is not None
         for key in source_keys_of(copy):
@@ -177,10 +176,10 @@ class CopyReconciler:
             elif new is None:
                 self.record_overwrite(key)
 
-    # -- who needs it
+    # -- users of copies
 
     def is_relevant(self, key: str) -> bool:
-        """Whether a source is of any interest here."""
+        """Return whether a source is referred to or copied."""
         if any(self.context.virtual_pods.store.iter_by("refers", key)) or self.cached_copy(key) is not None:
             return True
         return any(needs(key) for needs in self.other_users)
@@ -189,30 +188,30 @@ class CopyReconciler:
         return any(self.users(key, binding)) or any(needs(key) for needs in self.other_users)
 
     def is_awaited(self, key: str, binding: Binding) -> bool:
-        """Whether a pod needs it that was let through: has a twin, or waits for what it lacks to get one.
+        """Return whether a pod that was accepted needs it: it has a twin or waits for its dependencies.
 
-        A change since then, which may have brought the need for it, may not go through.
+        A later change of the pod, which may have added the reference, may still be rejected.
         """
         if any(needs(key) for needs in self.other_users):
             return True
-        passed = (
+        accepted = (
             pod
             for pod in self.users(key, binding)
             if find_condition(pod["status"]["conditions"], keys.MAPPED_CONDITION)
         )
-        return any(not security_violations(pod, binding.spec.pod_security) for pod in passed)
+        return any(not security_violations(pod, binding.spec.pod_security) for pod in accepted)
 
     def users(self, key: str, binding: Binding) -> Iterator[Object]:
         return (pod for pod in self.context.virtual_pods.store.iter_by("refers", key) if self.may_run(pod, binding))
 
     def may_run(self, pod: Object, binding: Binding) -> bool:
-        """Whether a pod is one of ours that has or may get a twin."""
+        """Return whether a pod is on our nodes and has or may get a twin."""
         if pod["spec"]["nodeName"] not in self.context.virtual_nodes.store:
             return False
         return mapped_uid(pod) is not None or not (is_rejected(pod) or is_excluded(pod, binding))
 
     async def live_references(self, namespace: str, binding: Binding) -> set[str]:
-        """What pods of a namespace refer to, as the virtual cluster says itself."""
+        """Return what pods of a namespace refer to, according to a live list."""
         pages = self.context.virtual_client.pages(
             PODS, namespace, fields=ACTIVE_PODS_SELECTOR, without_managed_fields=True
         )
@@ -227,45 +226,45 @@ class CopyReconciler:
     # -- copying
 
     async def ensure_copy(self, key: str, binding: Binding) -> None:
-        """Have the copy as its source is.  Raises Absent if there is none, or NotYet."""
+        """Ensure that the copy matches its source. Raises SourceMissing if there is none, or DependencyNotReady."""
         async with self.lock_for(key):
             if not self.has_current_copy(key, binding):
                 await self.copy_from_live_source(key, binding)
 
     def lock_for(self, key: str) -> asyncio.Lock:
-        """Pods that share a copy come in crowds: the first of them makes it, the others find it made."""
+        """Return the lock of a copy: of many pods that share it only one creates it."""
         return self.locks.setdefault(key, asyncio.Lock())
 
     async def copy_from_live_source(self, key: str, binding: Binding) -> None:
-        """Copy what the virtual API server has now: the cache keeps no data."""
+        """Copy the live source: the cache keeps no data."""
         source = await self.live_source(key)
         copy = self.current_copy(key)
-        complaint = copy_rejection(source) if source is not None else None
-        if source is None or complaint is not None:
+        rejection = copy_rejection(source) if source is not None else None
+        if source is None or rejection is not None:
             if copy is not None:
                 await self.delete(key, copy)
-            raise SourceMissing("SecretRefused", complaint) if complaint is not None else source_missing(key)
+            raise SourceMissing("SecretRefused", rejection) if rejection is not None else source_missing(key)
         if copy is not None and is_current(copy, digest_view(source), binding):
             return
-        wanted = desired_copy(source, binding)
+        desired = desired_copy(source, binding)
         if copy is None:
             try:
-                await self.create(key, wanted)
+                await self.create(key, desired)
                 return
             except AlreadyExists:
-                log.debug("something has the name already", key=key)
-        await self.repair_copy(key, source, wanted, binding)
+                log.debug("copy name already exists", key=key)
+        await self.repair_copy(key, source, desired, binding)
 
     async def repair_copy(self, key: str, source: Object, wanted: Object, binding: Binding) -> None:
-        """Change what is there; its data is not cached, so it is read for that."""
+        """Update the existing copy, which is read live because its data is not cached."""
         live = await self.context.physical_client.find(
             COPIED_RESOURCES[kind_of(key)], name_of(wanted), namespace_of(wanted)
         )
-        where = f"{kind_of(key)} {key_of(wanted)} below"
+        description = f"{kind_of(key)} {key_of(wanted)} in the physical cluster"
         if live is not None and not binding.owns(live):
-            raise DependencyNotReady("NameTaken", f"{where} is not ours; delete it there and the pod can run")
+            raise DependencyNotReady("NameTaken", f"{description} is not ours; delete it there and the pod can run")
         if live is not None and is_deleting(live):
-            raise DependencyNotReady("NameTaken", f"{where} is being deleted, and something keeps it from going")
+            raise DependencyNotReady("NameTaken", f"{description} is being deleted, but its deletion does not finish")
         if live is None or self.deleting.get(key) == uid_of(live):
             raise Conflict(409, "Conflict", f"the copy of {key} has just been deleted")
         edited = is_edited(digest_view(live), copy_metadata(source, "", binding))
@@ -279,7 +278,7 @@ class CopyReconciler:
         if edited:
             self.record_overwrite(key)
         if edited and (updated is source or copied_content(live) != copied_content(wanted)):
-            message = f"{where} was changed there, and has been set right: it follows this object"
+            message = f"{description} was changed there and has been reset: it is a copy of this object"
             self.context.manager.events.warning(source, "LocalChangeOverwritten", message)
 
     async def replace(self, key: str, live: Object, wanted: Object) -> None:
@@ -287,17 +286,17 @@ class CopyReconciler:
         try:
             await self.create(key, wanted)
         except AlreadyExists:
-            raise Conflict(409, "Conflict", f"the copy of {key} has yet to go") from None
+            raise Conflict(409, "Conflict", f"the copy of {key} is still being deleted") from None
 
     async def create(self, key: str, wanted: Object) -> None:
         with redacted_errors(wanted):
-            made = await self.context.physical_client.create(COPIED_RESOURCES[kind_of(key)], wanted)
+            created = await self.context.physical_client.create(COPIED_RESOURCES[kind_of(key)], wanted)
         cached = self.cached_copy(key)
-        if cached is None or uid_of(cached) != uid_of(made):
-            self.created_copies[key] = CreatedCopy(digest_view(made), self.context.now() + CACHE_LAG)
+        if cached is None or uid_of(cached) != uid_of(created):
+            self.created_copies[key] = CreatedCopy(digest_view(created), self.context.now() + CACHE_LAG)
 
     async def delete(self, key: str, copy: Object) -> None:
-        """Delete a copy that is provably ours, and no other."""
+        """Delete a copy that is provably ours."""
         self.deleting[key] = uid_of(copy)
         try:
             await self.context.physical_client.delete_if_exists(COPIED_RESOURCES[kind_of(key)], copy)
@@ -305,10 +304,10 @@ class CopyReconciler:
             self.deleting.pop(key, None)
             raise
 
-    # -- what others do to copies
+    # -- foreign changes of copies
 
     def backoff_until(self, key: str, copy: Object | None, source: Object, binding: Binding) -> datetime | None:
-        """Until when what somebody did to a copy is let be; None where nobody did, or for long enough."""
+        """Return until when a foreign change of a copy is not reverted; None if there is none or the delay is over."""
         last = self.overwrite_backoffs.get(key)
         if last is None or self.context.now() >= last.started_at + last.delay:
             return None
@@ -318,9 +317,9 @@ class CopyReconciler:
 
     def record_overwrite(self, key: str) -> None:
         last, now = self.overwrite_backoffs.get(key), self.context.now()
-        is_another = last is not None and now < last.started_at + BACKOFF_RESET
+        is_repeated = last is not None and now < last.started_at + BACKOFF_RESET
         self.overwrite_backoffs[key] = OverwriteBackoff(
-            now, min(2 * last.delay, MAX_BACKOFF) if last and is_another else INITIAL_BACKOFF
+            now, min(2 * last.delay, MAX_BACKOFF) if last and is_repeated else INITIAL_BACKOFF
         )
 
     # -- reading
@@ -329,33 +328,32 @@ class CopyReconciler:
         return self.copy_informers[kind_of(key)]
 
     def is_synced(self, key: str) -> bool:
-        """Whether both caches can tell."""
         return self.informer(key).synced.is_set() and self.source_cache.is_synced(key)
 
     def cached_copy(self, key: str) -> Object | None:
-        """The copy, as `seen`; the selector of its informer shows only what is ours."""
+        """Return the copy as a digest view. The informer selects only our objects."""
         _, namespace, name = key.split("/", 2)
-        site = self.context
-        below = physical_name(site.virtual_cluster, site.binding_uid, namespace, name)
-        return self.informer(key).store.get(f"{site.mount_namespace}/{below}")
+        context = self.context
+        copy_name = physical_name(context.virtual_cluster, context.binding_uid, namespace, name)
+        return self.informer(key).store.get(f"{context.mount_namespace}/{copy_name}")
 
     def current_copy(self, key: str) -> Object | None:
-        """The copy, as `seen`, if it is there to stay."""
-        made = self.created_copies.get(key)
-        copy = made.copy if made is not None and self.context.now() < made.until else self.cached_copy(key)
+        """Return the copy as a digest view unless it is being deleted."""
+        created = self.created_copies.get(key)
+        copy = created.copy if created is not None and self.context.now() < created.until else self.cached_copy(key)
         if copy is None or is_deleting(copy) or self.deleting.get(key) == uid_of(copy):
             return None
         return copy
 
     def copied_from(self, namespace: str) -> Iterator[str]:
-        """The keys of what is copied from a virtual namespace."""
+        """Yield the keys of the sources in a virtual namespace that have copies."""
         for informer in self.copy_informers.values():
             for copy in informer.store.by("namespace", namespace):
                 yield from source_keys_of(copy)
 
     async def live_source(self, key: str) -> Object | None:
         kind, namespace, name = key.split("/", 2)
-        if dns_subdomain_error(name):  # a pod may refer to what could never exist
+        if dns_subdomain_error(name):  # a pod may refer to an impossible name
             return None
         try:
             return await self.context.virtual_client.find(COPIED_RESOURCES[kind], name, namespace)
@@ -364,17 +362,17 @@ class CopyReconciler:
 
 
 def copy_dependencies(pod: Object) -> dict[str, bool]:
-    """What a pod refers to, and whether it calls that optional in each place."""
-    found: dict[str, bool] = {}
+    """Return what a pod refers to, and whether it is optional in every place."""
+    dependencies: dict[str, bool] = {}
     for each in references(pod["spec"]):
         if each.kind in COPIED_RESOURCES:
             key = f"{each.kind}/{namespace_of(pod)}/{each.name}"
-            found[key] = each.optional and found.get(key, True)
-    return found
+            dependencies[key] = each.optional and dependencies.get(key, True)
+    return dependencies
 
 
 def is_rejected(pod: Object) -> bool:
-    """Whether a pod, or a change of it, was found not to be for the nodes below."""
+    """Return whether a pod, or a change of it, was rejected."""
     accepted = find_condition(pod["status"].get("conditions"), keys.ACCEPTED_CONDITION)
     return accepted is not None and bool(accepted["status"] == "False")
 
@@ -384,7 +382,7 @@ def kind_of(key: str) -> str:
 
 
 def source_keys_of(copy: Object) -> list[str]:
-    """The key of the source of a copy; none for other objects of ours."""
+    """Return the key of the source of a copy; none for other objects of ours."""
     plural = next(plural for plural, resource in COPIED_RESOURCES.items() if resource.kind == copy["kind"])
     return [f"{plural}/{key}" for key in source_key(copy)]
 
@@ -395,7 +393,7 @@ def source_missing(key: str) -> SourceMissing:
 
 
 def dependencies_changed(old: Object | None, new: Object | None) -> bool:
-    """Whether what a pod needs below may have changed; of its references only ephemeral containers bring new ones."""
+    """Return whether a pod's dependencies may have changed; only ephemeral containers add references."""
     if old is None or new is None or is_pod_terminal(old) != is_pod_terminal(new):
         return True
     if old["spec"].get("ephemeralContainers") != new["spec"].get("ephemeralContainers"):

@@ -1,4 +1,4 @@
-"""What goes down ahead of a pod: what it mounts, its tokens, its claims, the Services that it knows."""
+"""Dependencies that must exist in the physical cluster before a pod's twin is created."""
 
 from typing import Protocol
 
@@ -7,9 +7,9 @@ from tapestry.kube.objects import Object
 
 
 class DependencyNotReady(Exception):
-    """Something that the pod needs below is not there; a change of it brings the pod back.
+    """A dependency of the pod does not exist yet; its change requeues the pod.
 
-    With `seconds` the pod comes back after that time anyway.
+    With `retry_seconds` the pod is also requeued after that time.
     """
 
     def __init__(self, reason: str, message: str, retry_seconds: float | None = None) -> None:
@@ -20,4 +20,4 @@ class DependencyNotReady(Exception):
 
 class Dependency(Protocol):
     async def ensure(self, pod: Object, binding: Binding) -> None:
-        """See that what the pod needs is there below, or raise NotYet."""
+        """Create what the pod needs in the physical cluster, or raise DependencyNotReady."""

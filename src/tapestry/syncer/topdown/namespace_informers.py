@@ -1,4 +1,4 @@
-"""Informers of what goes down: of what is ours below, and of what there is above in the namespaces that matter now."""
+"""Informers of our physical objects, and of virtual objects in a changing set of namespaces."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +19,7 @@ def owned_informer(
     transform: Transform = slim,
     indexers: Mapping[str, Indexer] = EMPTY_MAPPING,
 ) -> Informer:
-    """An informer of what is ours of a kind in the physical cluster, by what it stands for."""
+    """Return an informer of our physical objects of a kind, indexed by their source."""
     return Informer(
         context.physical_read_client,
         resource,
@@ -31,9 +31,9 @@ def owned_informer(
 
 
 class NamespaceInformers:
-    """Informers that come and go: one for each namespace that is asked for now; `run` has to be running for that.
+    """One informer for each namespace of a changing set; they run while `run` does.
 
-    `make` makes the informer of a namespace when it is asked for, and another one if it is again after it was not.
+    `make` creates the informer of a namespace that is added, and a new one if it is removed and added again.
     """
 
     def __init__(self, make: Callable[[str], Informer]) -> None:
@@ -42,42 +42,42 @@ class NamespaceInformers:
         self._changed = asyncio.Event()
 
     def set_namespaces(self, namespaces: Iterable[str]) -> None:
-        """From now on follow these namespaces, and no others."""
-        wanted = set(namespaces)
-        if wanted != self._informers.keys():
-            self._informers = {each: self._informers.get(each) or self._make(each) for each in wanted}
+        """Replace the set of namespaces."""
+        desired = set(namespaces)
+        if desired != self._informers.keys():
+            self._informers = {each: self._informers.get(each) or self._make(each) for each in desired}
             self._changed.set()
 
     def synced_informer(self, namespace: str) -> Informer | None:
-        """The informer of a namespace, once its store has been filled."""
+        """Return the informer of a namespace once its store is filled."""
         informer = self._informers.get(namespace)
         return informer if informer is not None and informer.synced.is_set() else None
 
     def get(self, key: str) -> Object | None:
-        """The object under `key`, if its namespace is known and has it."""
+        """Return the object under `key` if the informer of its namespace is synced."""
         informer = self.synced_informer(split_key(key)[0] or "")
         return informer.store.get(key) if informer is not None else None
 
     def keys(self) -> Iterator[str]:
-        """The keys of everything that has been seen."""
+        """Return the keys of all cached objects."""
         return (key for informer in self._informers.values() for key in informer.store)
 
     def objects(self) -> list[Object] | None:
-        """Everything that there is in these namespaces, once all of it has been seen."""
+        """Return all objects of these namespaces; None until all informers are synced."""
         informers = self._informers.values()
         if not all(informer.synced.is_set() for informer in informers):
             return None
         return [obj for informer in informers for obj in informer.store.list()]
 
     async def run(self) -> None:
-        """Run the informers that are asked for, until cancelled."""
+        """Run the informers of the current namespaces until cancelled."""
         running: dict[Informer, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             while True:
-                wanted = set(self._informers.values())
-                for informer in running.keys() - wanted:
+                desired = set(self._informers.values())
+                for informer in running.keys() - desired:
                     running.pop(informer).cancel()
-                for informer in wanted - running.keys():
+                for informer in desired - running.keys():
                     running[informer] = group.create_task(informer.run(), name=f"following-{informer.resource.name}")
                 await self._changed.wait()
                 self._changed.clear()

@@ -1,8 +1,8 @@
-"""Twins whose pods are gone: when one counts as an orphan, and how many of them go at once.
+"""Tracker of twins whose pods are deleted: confirmation of orphans and a limit of their deletion rate.
 
-An absence that is seen once may be a cache's fault, and a thousand of them at once somebody's mistake: a twin goes
-after a second sighting, and no more than so many in a minute.  Where the pod was seen going, that was the first
-sighting, and there is no doubt about it.
+A pod that is missing once may be a cache error, and a thousand missing pods may be a mistake. So a twin is deleted only
+after a second sighting, and only a limited number per minute. If the deletion of the pod was observed, that was the
+first sighting, and the limit does not apply.
 """
 
 from collections import deque
@@ -10,29 +10,29 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 CONFIRMATION_DELAY = timedelta(seconds=10)
-"""After how long a twin that is still without a pod is an orphan."""
+"""Time after which a twin that still has no pod is an orphan."""
 MAX_DELETIONS, DELETION_PERIOD = 100, timedelta(minutes=1)
-"""How many of those go within that time."""
+"""Maximum number of orphans that are deleted within that period."""
 
 
 @dataclass(frozen=True)
 class OrphanTracker:
-    """What was seen of twins without pods, by the twins' UIDs."""
+    """Sightings of twins without pods, by the twins' UIDs."""
 
     first_seen: dict[str, datetime | None] = field(default_factory=dict)
-    """None where the pod was seen going."""
+    """None if the deletion of the pod was observed."""
     recent_deletions: deque[datetime] = field(default_factory=deque)
-    """When the last of the others went."""
+    """Times of the recent deletions of other orphans."""
 
     def mark_pod_deleted(self, uid: str) -> None:
-        """The twin's pod was seen going."""
+        """Record that the deletion of the twin's pod was observed."""
         self.first_seen[uid] = None
 
     def forget(self, uid: str) -> None:
         self.first_seen.pop(uid, None)
 
     def record_sighting(self, uid: str, now: datetime) -> datetime | None:
-        """Note that the twin has no pod; when to look again, or None where it is to go now."""
+        """Record that the twin has no pod; return when to check again, or None if it must be deleted now."""
         first = self.first_seen.setdefault(uid, now)
         if first is None:
             return None

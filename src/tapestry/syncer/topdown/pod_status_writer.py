@@ -1,4 +1,4 @@
-"""What the syncer itself says of pods: that one waits, and for what; that it is not accepted; that it has failed."""
+"""Writer of statuses that the syncer itself decides: a pod waits, is rejected, or has failed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,23 +23,20 @@ MAX_ERRORS = 5
 
 @dataclass(frozen=True)
 class PodStatusWriter:
-    """Says things of virtual pods, once each; every pod is given as its cache has it."""
+    """Writes conditions and phases of virtual pods, each once; pods are passed as cached."""
 
     context: SyncContext
     failing: set[str] = field(default_factory=set)
-    """UIDs of pods that were made to fail, as far as the cache has yet to show it: such a pod is read live before it
-    gets a twin."""
+    """UIDs of failed pods whose failure the cache does not show yet; they are read live before they get a twin."""
 
     def forget(self, pod: Object) -> None:
-        """The cache shows that the pod has ended, or it is gone."""
         self.failing.discard(uid_of(pod))
 
     async def set_unmapped(self, pod: Object, reason: str, message: str) -> None:
-        """The pod has no twin yet."""
         await self.set_condition_false(pod, keys.MAPPED_CONDITION, reason, message)
 
     async def reject(self, pod: Object, errors: Sequence[str]) -> None:
-        """The pod is not run.  A Job's has failed, which its limit of failures bounds; others may be mended."""
+        """Reject the pod. A pod of a Job fails, limited by the Job's backoff; others may be corrected."""
         owner = controller_of(pod)
         if owner is not None and owner["kind"] == "Job":
             await self.fail_pod(pod, "PodSecurity", "; ".join(errors[:MAX_ERRORS]))
@@ -47,7 +44,7 @@ class PodStatusWriter:
             await self.set_rejected(pod, errors)
 
     async def set_rejected(self, pod: Object, errors: Sequence[str]) -> None:
-        """The pod, or a change of it, does not go down."""
+        """Set Accepted=False: the pod, or a change of it, is not applied."""
         message = "; ".join(errors[:MAX_ERRORS])
         first = condition_since(pod, keys.ACCEPTED_CONDITION, "PodSecurity") is None
         if await self.set_condition_false(pod, keys.ACCEPTED_CONDITION, "PodSecurity", message):
@@ -56,18 +53,17 @@ class PodStatusWriter:
                 self.count(metrics.REFUSED, "PodSecurity")
 
     async def clear_rejection(self, pod: Object) -> None:
-        """Take back what was said against the pod, if anything was."""
+        """Remove the Accepted condition if there is one."""
         if find_condition(pod["status"]["conditions"], keys.ACCEPTED_CONDITION) is not None:
-            gone = {"type": keys.ACCEPTED_CONDITION, "$patch": "delete"}
-            await self.patch(pod, {"status": {"conditions": [gone]}})
+            removal = {"type": keys.ACCEPTED_CONDITION, "$patch": "delete"}
+            await self.patch(pod, {"status": {"conditions": [removal]}})
 
     async def set_deferred(self, pod: Object, reason: str, message: str) -> None:
-        """The pod may run, but not now: it says why it waits."""
+        """Set Accepted=False: the pod may run later."""
         if await self.set_condition_false(pod, keys.ACCEPTED_CONDITION, reason, message):
             self.context.manager.events.warning(pod, reason, message)
 
     async def fail_pod(self, pod: Object, reason: str, message: str, *, is_disrupted: bool = False) -> None:
-        """The pod has failed, for good."""
         self.failing.add(uid_of(pod))
         await self.patch(
             pod, pod_status.failed_status_patch(reason, message, self.context.now() if is_disrupted else None)
@@ -79,18 +75,18 @@ class PodStatusWriter:
         metrics.POD_OUTCOMES.labels(self.context.binding_name, outcome, reason).inc()
 
     async def set_condition_false(self, pod: Object, type: str, reason: str, message: str) -> bool:
-        """Set a condition to False, since when the same was said first; whether that was news."""
+        """Set a condition to False, keeping the time of an unchanged reason; return whether it changed."""
         patch = pod_status.false_condition_patch(
             type, reason, message, condition_since(pod, type, reason) or self.context.now()
         )
-        [said] = patch["status"]["conditions"]
-        if find_condition(pod["status"]["conditions"], type) == said:
+        [condition] = patch["status"]["conditions"]
+        if find_condition(pod["status"]["conditions"], type) == condition:
             return False
         await self.patch(pod, patch)
         return True
 
     async def patch(self, pod: Object, patch: Object) -> None:
-        """Change the pod's status, if the pod is still there; Conflict where it is not as it was."""
+        """Patch the pod's status if the pod exists. Raises Conflict if it has changed."""
         try:
             await self.context.virtual_client.patch(PODS, pod, patch, type=PatchType.STRATEGIC, subresource="status")
         except NotFound:
@@ -98,11 +94,15 @@ class PodStatusWriter:
 
 
 def rejection_errors(pod: Object, binding: Binding) -> list[str]:
-    """Why the pod may not run below."""
+    """Return why the pod may not run in the physical cluster."""
     return [*map(str, security_violations(pod, binding.spec.pod_security)), *untranslatable_fields(pod, binding)]
 
 
 def condition_since(pod: Object, type: str, reason: str) -> datetime | None:
-    """Since when a condition of the pod gives that reason."""
-    said = find_condition(pod["status"]["conditions"], type)
-    return parse_time(said["lastTransitionTime"]) if said is not None and said.get("reason") == reason else None
+    """Return since when a condition of the pod has that reason."""
+    condition = find_condition(pod["status"]["conditions"], type)
+    return (
+        parse_time(condition["lastTransitionTime"])
+        if condition is not None and condition.get("reason") == reason
+        else None
+    )

@@ -1,13 +1,13 @@
-"""Virtual pods get twins, and follow them to their end.
+"""Reconciler of virtual pods: creates their twins, updates them, and ends both together.
 
-    only virtual     Not mapped yet: a twin is made, unless the pod may not or need not run below, or its node's lease
+    only virtual     Not mapped yet: create a twin, unless the pod may not or need not run, or its node's lease
                      does not admit it.
-                     Mapped: its twin is lost, as a live read confirms, and the pod has ended with it.
-                     Deleting: there is nothing below to wait for, as the API server reported or a live read confirms.
-    both             The twin follows what may change of the pod, and its deletion.
-    only physical    The pod is gone, as a live read confirms: so goes its twin.
+                     Mapped: its twin is lost, as a live read confirms; the pod ends with it.
+                     Deleting: there is no twin to wait for, as the API server reported or a live read confirms.
+    both             Apply changes of the pod, and its deletion, to the twin.
+    only physical    The pod is deleted, as a live read confirms: delete its twin.
 
-A pod that has ended never runs again, whatever becomes of its twin.
+A pod that has ended never runs again, whatever happens to its twin.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,11 +50,11 @@ from tapestry.syncer.translate.tolerations import untolerated_taints
 log = logger(__name__)
 
 FRESH_POD_AGE = timedelta(seconds=10)
-"""A pod younger than this is what the cache says it is; an older one is read again before it is run."""
+"""A pod older than this is read live before its twin is created; a younger one is taken from the cache."""
 NAME_TAKEN_RETRY_SECONDS = 60.0
-"""Seconds after which a name that somebody else has below is tried again: nobody tells us when it is free."""
+"""Seconds before a name that a foreign object has is tried again: no event signals when it is free."""
 POLLED_REASONS = frozenset({"NameTaken", REFUSED_BY_OWNER})
-"""Reasons to wait whose end nobody tells us of."""
+"""Reasons to wait whose end is not signalled by an event."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class PodReconciler:
     admitter: Admitter
     dependencies: Sequence[Dependency] = ()
     host_aliases: Callable[[str], Sequence[HostAlias]] = lambda _: ()
-    """The names that pods of a namespace know, beside those of DNS."""
+    """Returns the host aliases for pods of a namespace."""
     orphans: OrphanTracker = field(default_factory=OrphanTracker)
 
     @cached_property
@@ -85,7 +85,7 @@ class PodReconciler:
         return PriorityClassGuard(self.context, self.status_writer, self.admitter.requeue_pod)
 
     def on_virtual_pod_change(self, old: Object | None, new: Object | None) -> None:
-        """A handler of the virtual pods' changes: to see a pod go is a first sighting of its twin as an orphan."""
+        """Handle a change of a virtual pod: its deletion is the first sighting of its twin as an orphan."""
         pod = new or old
         assert pod is not None
         if new is None or is_pod_terminal(pod):
@@ -98,7 +98,7 @@ class PodReconciler:
             self.orphans.mark_pod_deleted(uid_of(twin))
 
     def on_physical_pod_change(self, old: Object | None, new: Object | None) -> None:
-        """A handler of the physical pods' changes: what is gone is no orphan any more, but may be missed."""
+        """Handle a change of a physical pod: a deleted twin is no orphan, but may be lost."""
         if twin_ended(old, new):
             self.admission_timeout.requeue_next()
         if old is not None and new is None and "twin" in old:
@@ -106,11 +106,11 @@ class PodReconciler:
             self.lost_twins.on_twin_gone(old)
 
     async def reconcile(self, key: str) -> Result | None:
-        site = self.context
-        binding = site.binding()
-        if binding is None or not site.is_physical_synced:
+        context = self.context
+        binding = context.binding()
+        if binding is None or not context.is_physical_synced:
             return None
-        pod, twin = site.virtual_pods.store.get(key), site.twin_of(key)
+        pod, twin = context.virtual_pods.store.get(key), context.twin_of(key)
         if pod is None:
             return await self.only_physical(key, twin) if twin else None
         if twin is None:
@@ -121,7 +121,7 @@ class PodReconciler:
 
     async def only_virtual(self, pod: Object, binding: Binding) -> Result | None:
         node = self.physical_node(pod)
-        if node is None:  # another binding's, or a node that is gone: its cluster's own controllers see to the pod
+        if node is None:  # the node is deleted or another binding's; other controllers handle the pod
             return None
         if is_deleting(pod):
             return await self.finish_deletion(pod, binding)
@@ -131,22 +131,22 @@ class PodReconciler:
             return await self.lost_twins.resolve_loss(pod, binding)
         if is_excluded(pod, binding) or self.context.is_unbinding:
             return None
-        if complaints := rejection_errors(pod, binding):
-            await self.status_writer.reject(pod, complaints)
+        if errors := rejection_errors(pod, binding):
+            await self.status_writer.reject(pod, errors)
             return None
         if not await self.is_still_unmapped(pod):
             return Result(requeue_after=CACHE_LAG_SECONDS)
         if (wait := await self.priority_class_guard.wait_if_missing(pod, binding)) is not None:
             return wait
-        if (refusal := self.admitter.admit(pod, self.twin_key(pod), node)) is not None:
-            return await self.handle_rejection(pod, refusal)
+        if (decision := self.admitter.admit(pod, self.twin_key(pod), node)) is not None:
+            return await self.handle_rejection(pod, decision)
         return await self.create_twin(pod, binding, node)
 
     def twin_key(self, pod: Object) -> str:
         return self.context.twin_key(key_of(pod))
 
     async def handle_rejection(self, pod: Object, decision: Wait | Reject) -> Result | None:
-        """The lease of its node does not admit the pod."""
+        """Handle the decision that the lease of its node does not admit the pod."""
         self.admission_timeout.clear_quota_wait(pod)
         if isinstance(decision, Reject):
             await self.status_writer.fail_pod(
@@ -161,7 +161,7 @@ class PodReconciler:
         return next(iter(physical_node_of(node)), None) if node is not None else None
 
     async def is_still_unmapped(self, pod: Object) -> bool:
-        """Whether the pod has neither run nor gone: a cache that lags must not run it twice."""
+        """Return whether the pod has neither run nor been deleted: an outdated cache must not run it twice."""
         age = self.context.now() - parse_time(pod["metadata"]["creationTimestamp"])
         if abs(age) < FRESH_POD_AGE and uid_of(pod) not in self.status_writer.failing:
             return True
@@ -171,17 +171,17 @@ class PodReconciler:
         return not (is_deleting(live) or is_pod_terminal(live) or mapped_uid(live))
 
     async def create_twin(self, pod: Object, binding: Binding, node: str) -> Result | None:
-        """Make the twin that was admitted; what was reserved for it is kept as long as there may be one."""
+        """Ensure the dependencies of an admitted pod and create its twin. Releases the reservation on failure."""
         key, ledger, taints = self.twin_key(pod), self.context.ledger, self.taints_of(node)
-        wanted = pods.new_twin(pod, binding, node, self.host_aliases(namespace_of(pod) or ""), taints)
+        desired = pods.new_twin(pod, binding, node, self.host_aliases(namespace_of(pod) or ""), taints)
         try:
-            if condition_since(pod, keys.ACCEPTED_CONDITION, QUOTA_EXCEEDED) is None:  # else the twin tells
+            if condition_since(pod, keys.ACCEPTED_CONDITION, QUOTA_EXCEEDED) is None:  # else the twin clears it
                 await self.status_writer.clear_rejection(pod)
             if binding.spec.direct_scheduling:
-                check_taints(node, taints, wanted["spec"]["tolerations"])
-            for companion in self.dependencies:
-                await companion.ensure(pod, binding)
-            if self.admitter.closure(node) is not None:  # meanwhile
+                check_taints(node, taints, desired["spec"]["tolerations"])
+            for dependency in self.dependencies:
+                await dependency.ensure(pod, binding)
+            if self.admitter.closure(node) is not None:  # closed meanwhile
                 ledger.release(key)
                 return Result(requeue_after=0)
         except DependencyNotReady as wait:
@@ -196,10 +196,10 @@ class PodReconciler:
         except BaseException:
             ledger.release(key)
             raise
-        return await self.submit(pod, binding, node, wanted)
+        return await self.submit(pod, binding, node, desired)
 
     async def submit(self, pod: Object, binding: Binding, node: str, wanted: Object) -> Result | None:
-        """Create the twin; its reservation ends at once only where it is certain that there is none."""
+        """Create the twin. The reservation is released at once only if the twin certainly does not exist."""
         key, ledger = self.twin_key(pod), self.context.ledger
         try:
             await self.context.physical_client.create(PODS, wanted)
@@ -220,38 +220,37 @@ class PodReconciler:
         self.priority_class_guard.on_twin_created()
         if uncopied := uncopied_keys(pod, binding):
             self.context.manager.events.normal(pod, "MetadataNotCopied", uncopied_message(uncopied))
-        return None  # it comes by the watch
+        return None  # the watch will requeue the pod
 
     def taints_of(self, node: str) -> list[Object]:
-        """The taints of a physical node."""
-        found: list[Object] = value_at(self.context.physical_nodes.store.get(node), "spec", "taints", default=[])
-        return found
+        taints: list[Object] = value_at(self.context.physical_nodes.store.get(node), "spec", "taints", default=[])
+        return taints
 
     async def resolve_name_conflict(self, pod: Object, binding: Binding) -> Result | None:
-        """The name is taken: by this pod's twin that the cache has yet to see, by a namesake's, or by a stranger."""
-        held = await self.context.live_twin(key_of(pod))
-        if held is None or (binding.owns(held) and virtual_uid(held) == uid_of(pod)):
+        """Handle a taken name: the cache lags, an earlier pod's twin has it, or a foreign pod."""
+        existing = await self.context.live_twin(key_of(pod))
+        if existing is None or (binding.owns(existing) and virtual_uid(existing) == uid_of(pod)):
             return Result(requeue_after=CACHE_LAG_SECONDS)
-        if binding.owns(held):
-            await self.remove_stale_twin(pod, held)
+        if binding.owns(existing):
+            await self.remove_stale_twin(pod, existing)
             return Result(requeue_after=CACHE_LAG_SECONDS)
-        self.context.ledger.release(key_of(held))
-        message = f"{namespace_of(held)}/{name_of(held)} below is not ours; delete it there and the pod can run"
+        self.context.ledger.release(key_of(existing))
+        message = f"{key_of(existing)} in the physical cluster is not ours; delete it there and the pod can run"
         await self.status_writer.set_unmapped(pod, "NameTaken", message)
         return Result(requeue_after=NAME_TAKEN_RETRY_SECONDS)
 
     async def finish_deletion(self, pod: Object, binding: Binding) -> Result | None:
-        """The pod is to go; once nothing of it is left below, it goes."""
-        held = None if self.lost_twins.is_twin_deleted(pod) else await self.context.live_twin(key_of(pod))
-        if held is not None and binding.owns(held) and virtual_uid(held) == uid_of(pod):
-            await self.propagate_deletion(pod, held)
+        """Delete the pod once it has no twin."""
+        live = None if self.lost_twins.is_twin_deleted(pod) else await self.context.live_twin(key_of(pod))
+        if live is not None and binding.owns(live) and virtual_uid(live) == uid_of(pod):
+            await self.propagate_deletion(pod, live)
             return Result(requeue_after=CACHE_LAG_SECONDS)
         if pod["metadata"].get("finalizers") and not is_pod_terminal(
             pod
-        ):  # whoever holds it waits to hear that it has ended
+        ):  # the owner of the finalizer waits for the end
             if not await self.lost_twins.show_final_status(pod):
-                ended = pod_status.failed_status_patch("Deleted", "it was deleted, and nothing of it runs below")
-                await self.status_writer.patch(pod, ended)
+                patch = pod_status.failed_status_patch("Deleted", "it was deleted, and its twin does not exist")
+                await self.status_writer.patch(pod, patch)
         else:
             await self.context.virtual_client.delete_if_exists(PODS, pod, grace_seconds=0)
         return None
@@ -269,42 +268,42 @@ class PodReconciler:
             return await self.lost_twins.resolve_loss(pod, binding)
         elif not is_deleting(twin) and (node := self.physical_node(pod)) is not None:
             self.admission_timeout.clear_quota_wait(pod)
-            again = await self.update_twin(pod, twin, binding, node)
+            requeue_at = await self.update_twin(pod, twin, binding, node)
             wait = await self.admission_timeout.wait_for_scheduling(pod, twin, node)
-            return wait or (Result(requeue_at=again) if again is not None else None)
+            return wait or (Result(requeue_at=requeue_at) if requeue_at is not None else None)
         return None
 
     async def update_twin(self, pod: Object, twin: Object, binding: Binding, node: str) -> datetime | None:
-        """Have the twin show what changed of the pod; when to look again at a resize that waits."""
+        """Apply changes of the pod to the twin; return when to check a pending resize again."""
         pending = None
-        wanted = pods.desired_twin(pod, binding, node)  # host aliases do not change
+        desired = pods.desired_twin(pod, binding, node)  # host aliases never change
         added = pods.ephemeral_patch(twin, pod, binding)
-        if not is_applied(twin, wanted) and pods.resize_patch(twin, wanted) is not None:
+        if not is_applied(twin, desired) and pods.resize_patch(twin, desired) is not None:
             if (pending := self.admitter.admit_resize(pod, twin, node)) is not None:
-                wanted = pods.desired_twin(with_resources_of(twin, pod), binding, node)
+                desired = pods.desired_twin(with_resources_of(twin, pod), binding, node)
         else:
             self.admitter.clear_pending_resize(pod)
-        again = pending.until if pending is not None else None
-        if is_applied(twin, wanted) and added is None:
+        requeue_at = pending.until if pending is not None else None
+        if is_applied(twin, desired) and added is None:
             await self.status_writer.clear_rejection(pod)
-            return again
+            return requeue_at
         try:
-            if complaints := rejection_errors(pod, binding):
-                await self.status_writer.set_rejected(pod, complaints)
-                return again
+            if errors := rejection_errors(pod, binding):
+                await self.status_writer.set_rejected(pod, errors)
+                return requeue_at
             await self.status_writer.clear_rejection(pod)
-            await self.apply_patches(twin, wanted, added)
-        except NotFound:  # its going wakes us
+            await self.apply_patches(twin, desired, added)
+        except NotFound:  # the deletion of the twin requeues the pod
             return None
         except (Forbidden, Invalid, BadRequest) as error:
             self.context.manager.events.warning(pod, "RefusedBelow", error.message)
             raise
         finally:
             self.context.ledger.mark_written(key_of(twin), self.context.now())
-        return again
+        return requeue_at
 
     async def apply_patches(self, twin: Object, wanted: Object, added: Object | None) -> None:
-        """The note of what we set is written last: where one of the writes fails, all of them come again."""
+        """Patch the twin. The record of what we set is written last, so that a failed write repeats all of them."""
         current = twin
         if added is not None:
             current = await self.patch_twin(current, added, "ephemeralcontainers")
@@ -319,9 +318,9 @@ class PodReconciler:
         )
 
     async def propagate_deletion(self, pod: Object, twin: Object) -> None:
-        """The pod's grace is its twin's; a second deletion that is more urgent is passed on, too.
+        """Delete the twin with the pod's grace; a later deletion with less grace is propagated too.
 
-        Not so one by force: whatever becomes of the record above, below it is for a kubelet to say that a pod is gone.
+        A forced deletion is not: only the kubelet decides when the twin has ended.
         """
         grace = pod["metadata"].get("deletionGracePeriodSeconds") or None
         if is_deleting(twin) and (grace is None or grace >= twin["metadata"].get("deletionGracePeriodSeconds", 0)):
@@ -329,17 +328,17 @@ class PodReconciler:
         await self.context.physical_client.delete_if_exists(PODS, twin, grace_seconds=grace)
 
     async def stop_twin(self, twin: Object) -> None:
-        """The pod has ended; a twin that has not must not go on."""
+        """Delete the twin of a pod that has ended, unless the twin has ended too."""
         status: Object = msgspec.json.decode(twin["twin"])
         if not is_deleting(twin) and status["phase"] not in TERMINAL_PHASES:
             await self.context.physical_client.delete_if_exists(PODS, twin)
 
     async def remove_stale_twin(self, pod: Object, twin: Object) -> None:
-        """A twin of an earlier pod of that name goes before this pod gets its own; its end wakes us."""
+        """Delete the twin of an earlier pod with the same name; its end requeues the pod."""
         if is_deleting(twin):
             return
         live = await self.context.live_pod(key_of(pod))
-        if live is None or uid_of(live) != virtual_uid(twin):  # else it is our cache that is behind
+        if live is None or uid_of(live) != virtual_uid(twin):  # otherwise the cache is outdated
             await self.context.physical_client.delete_if_exists(PODS, twin)
 
     # -- only physical
@@ -352,13 +351,13 @@ class PodReconciler:
             return Result(requeue_after=CACHE_LAG_SECONDS)
         if (wait := self.orphans.record_sighting(uid_of(twin), self.context.now())) is not None:
             return Result(requeue_at=wait)
-        log.info("the pod of a twin is gone", pod=key, twin=name_of(twin))
+        log.info("orphan twin found, deleting it", pod=key, twin=name_of(twin))
         await self.context.physical_client.delete_if_exists(PODS, twin)
         return None
 
 
 def check_taints(node: str, taints: Sequence[Object], tolerations: Sequence[Object]) -> None:
-    """Where no scheduler looks, the owner's taints are for us to respect: a kubelet evicts, or lets the pod in."""
-    if found := untolerated_taints((each for each in taints if each["key"] != CORDON_TAINT["key"]), tolerations):
-        taint = f"{found[0]['key']}:{found[0]['effect']}"
+    """Raise DependencyNotReady for untolerated taints, which no scheduler checks with direct scheduling."""
+    if untolerated := untolerated_taints((each for each in taints if each["key"] != CORDON_TAINT["key"]), tolerations):
+        taint = f"{untolerated[0]['key']}:{untolerated[0]['effect']}"
         raise DependencyNotReady("Tainted", f"the node {node} has the taint {taint}, which the pod does not tolerate")

@@ -1,7 +1,7 @@
-"""The PriorityClass below, without which no twin can be created.
+"""Guard that holds pods back while the PriorityClass of twins is missing.
 
-The syncer creates ours where its rights allow.  Where they do not, it says so once, and from time to time one pod finds
-out whether the class is there: the others wait without being tried.
+Without the class no twin can be created. The syncer creates ours if it may. If not, it reports that once, and from time
+to time one pod probes whether the class exists while the others wait.
 """
 
 from collections.abc import Callable
@@ -21,49 +21,49 @@ from tapestry.syncer.topdown.pod_status_writer import PodStatusWriter
 log = logger(__name__)
 
 INITIAL_BACKOFF, MAX_BACKOFF = timedelta(seconds=1), timedelta(minutes=1)
-"""Between two tries while the class is missing; each is twice as long as the one before."""
+"""Time between two attempts while the class is missing; it doubles each time."""
 NOT_PERMITTED = "NotPermitted"
 
 
 @dataclass(frozen=True)
 class PriorityClassGuard:
-    """Holds pods back while their PriorityClass is missing below."""
+    """Holds pods back while their PriorityClass is missing in the physical cluster."""
 
     context: SyncContext
     status_writer: PodStatusWriter
     requeue_pod: Callable[[str], None]
-    """Has a virtual pod looked at."""
+    """Requeues a virtual pod."""
     waiting: set[str] = field(default_factory=set)
     """Keys of the pods that wait."""
     probing: set[str] = field(default_factory=set)
-    """Keys of those that find out for the others."""
+    """Keys of the pods that probe for the others."""
 
     async def wait_if_missing(self, pod: Object, binding: Binding) -> Result | None:
-        """Have the pod wait while the class is missing; None where it may be tried."""
-        trouble, now = self.context.priority_class_state, self.context.now()
-        if trouble.retry_at is None:
+        """Make the pod wait while the class is missing; return None if it may be tried."""
+        state, now = self.context.priority_class_state, self.context.now()
+        if state.retry_at is None:
             return None
-        if trouble.retry_at <= now:
-            trouble.retry_at = now + MAX_BACKOFF  # unless there is an answer before
+        if state.retry_at <= now:
+            state.retry_at = now + MAX_BACKOFF  # the result of the probe overwrites this
             self.probing.add(key_of(pod))
             return None
-        return await self.wait(pod, binding, trouble.retry_at)
+        return await self.wait(pod, binding, state.retry_at)
 
     async def on_class_missing(self, pod: Object, binding: Binding) -> Result:
-        """The physical API server does not know the PriorityClass of the twin."""
-        trouble, now = self.context.priority_class_state, self.context.now()
-        if trouble.retry_at is None or key_of(pod) in self.probing:
+        """Handle the error that the physical API server does not know the PriorityClass."""
+        state, now = self.context.priority_class_state, self.context.now()
+        if state.retry_at is None or key_of(pod) in self.probing:
             self.probing.discard(key_of(pod))
-            trouble.backoff = min(2 * trouble.backoff, MAX_BACKOFF) if trouble.backoff else INITIAL_BACKOFF
-            trouble.retry_at = now + trouble.backoff
+            state.backoff = min(2 * state.backoff, MAX_BACKOFF) if state.backoff else INITIAL_BACKOFF
+            state.retry_at = now + state.backoff
             if await self.create(binding):
-                trouble.retry_at = now + timedelta(seconds=CACHE_LAG_SECONDS)  # until the API server there knows it
+                state.retry_at = now + timedelta(seconds=CACHE_LAG_SECONDS)  # until the API server has seen it
             else:
                 self.report(binding)
-        return await self.wait(pod, binding, trouble.retry_at)
+        return await self.wait(pod, binding, state.retry_at)
 
     async def create(self, binding: Binding) -> bool:
-        """Create our class, if it is ours that the binding wants and we may; whether it is there."""
+        """Create our class if the binding uses it and we may; return whether it exists."""
         if priority_class_name(binding) != keys.PRIORITY_CLASS:
             return False
         try:
@@ -72,13 +72,13 @@ class PriorityClassGuard:
             return True
         except ApiError as error:
             if self.context.priority_class_state.missing_message is None:
-                log.warning("cannot create the PriorityClass", name=keys.PRIORITY_CLASS, error=error.message)
+                log.warning("PriorityClass not created", name=keys.PRIORITY_CLASS, error=error.message)
             return False
-        log.info("created the PriorityClass", name=keys.PRIORITY_CLASS)
+        log.info("PriorityClass created", name=keys.PRIORITY_CLASS)
         return True
 
     def report(self, binding: Binding) -> None:
-        """Say that the class is missing: in one event, and in a condition of the binding, which is written later."""
+        """Report the missing class in one event; the binding's condition is written later."""
         obj = self.context.binding_object()
         if self.context.priority_class_state.missing_message is None and obj is not None:
             self.context.priority_class_state.missing_message = missing_class_message(priority_class_name(binding))
@@ -92,11 +92,11 @@ class PriorityClassGuard:
         return Result(requeue_at=until)
 
     def on_twin_created(self) -> None:
-        """A twin was created: the class is there."""
-        trouble = self.context.priority_class_state
-        if trouble.retry_at is not None:
-            trouble.missing_message = trouble.retry_at = None
-            trouble.backoff = timedelta()
+        """Handle the creation of a twin, which proves that the class exists."""
+        state = self.context.priority_class_state
+        if state.retry_at is not None:
+            state.missing_message = state.retry_at = None
+            state.backoff = timedelta()
             for key in sorted(self.waiting):
                 self.requeue_pod(key)
             self.waiting.clear()
@@ -108,5 +108,4 @@ def is_class_missing(error: ApiError) -> bool:
 
 
 def priority_class_name(binding: Binding) -> str:
-    """The PriorityClass of a binding's twins."""
     return binding.spec.pod_priority_class_name or keys.PRIORITY_CLASS

@@ -1,14 +1,14 @@
-"""Services of the namespaces that the binding names are known below, and pods from there find them by name.
+"""Reconciler of the twins of Services and EndpointSlices in the namespaces that the binding names.
 
-For each Service there is a twin without a selector, and for each of its EndpointSlices one of ours.  Pods of the
-namespaces that the binding names get its names as aliases of the twin's address.  A pod is told when its own twin is
-made: of a Service that comes later it does not learn.
+Each Service has a twin without a selector, and each of its EndpointSlices has a twin. Pods of these namespaces get the
+names of a Service as host aliases of the twin's address. Aliases are set when a pod's twin is created: a Service that
+is created later is not visible to it.
 
-Namespaces do not trust each other.  A pod waits for the Services of its own namespace, and only for a moment for those
-of others; and other namespaces share the aliases that its own leaves.
+Namespaces do not trust each other. A pod waits for the Services of its own namespace, and only a short time for those
+of others; other namespaces share the aliases that its own leaves.
 
-What goes below goes by a live read: where the caches want something removed, everything is decided once more by what
-the virtual API server has now.
+Physical objects are deleted only after a live read: if the caches demand a deletion, everything is decided again from
+what the virtual API server has.
 """
 
 from collections.abc import Callable, Iterable
@@ -39,33 +39,31 @@ from tapestry.syncer.translate.services import (
 )
 
 MAX_ALIASES = 1000
-"""Addresses that a pod knows by name; with many more an API server would not take its twin."""
+"""Maximum number of host aliases of a pod; with many more an API server would reject its twin."""
 OTHER_NAMESPACES_TIMEOUT = 10.0
-"""Seconds of a pod's life in which it waits for Services of other namespaces."""
+"""Age of a pod in seconds up to which it waits for Services of other namespaces."""
 ServiceObjects = dict[tuple[Resource, str], Object]
-"""What stands for one Service, by kind and name."""
+"""Twins of one Service and its slices, by kind and name."""
 
 
 @dataclass
 class ServiceReconciler:
-    """Keeps below what stands for each Service; keyed by the virtual Service."""
+    """Keeps the twins of each Service and its slices; keyed by the virtual Service."""
 
     context: SyncContext
     requeue_service: Callable[[str], None]
-    """Has a Service looked at."""
+    """Requeues a Service."""
     requeue_pod: Callable[[str], None]
-    """Has a pod looked at."""
+    """Requeues a pod."""
     waiting: dict[str, set[str]] = field(default_factory=dict)
-    """Pods that wait for the Services of their namespace."""
+    """Keys of the pods that wait for Services, by namespace."""
     rejected: set[str] = field(default_factory=set)
-    """Services that the physical API server does not want; no pod waits for these."""
+    """Keys of the Services that the physical API server rejects; no pod waits for these."""
     virtual_services: NamespaceInformers = field(init=False)
-    """The virtual Services."""
     virtual_slices: NamespaceInformers = field(init=False)
-    """The virtual EndpointSlices."""
     twins: Informer = field(init=False)
     twin_slices: Informer = field(init=False)
-    """What is ours below."""
+    """Our physical objects."""
 
     def __post_init__(self) -> None:
         self.virtual_services = NamespaceInformers(partial(self._virtual_informer, SERVICES, own_key))
@@ -78,16 +76,16 @@ class ServiceReconciler:
         for informer in (self.twins, self.twin_slices):
             informer.after_sync(self.requeue_all)
 
-    # -- for pods
+    # -- dependencies of pods
 
     def aliases(self, namespace: str) -> list[HostAlias]:
-        """The names of Services for pods of a namespace, as far as they have an address below."""
+        """Return the host aliases of Services for pods of a namespace."""
         others = self.other_namespaces(namespace)
-        found = self.aliases_of(self.syncable_services(namespace), namespace)[:MAX_ALIASES]
-        share = (MAX_ALIASES - len(found)) // max(len(others), 1)
+        result = self.aliases_of(self.syncable_services(namespace), namespace)[:MAX_ALIASES]
+        share = (MAX_ALIASES - len(result)) // max(len(others), 1)
         for other in others:
-            found += self.aliases_of(self.syncable_services(other)[:share], namespace)[:share]
-        return found
+            result += self.aliases_of(self.syncable_services(other)[:share], namespace)[:share]
+        return result
 
     def aliases_of(self, services: Iterable[Object], namespace: str) -> list[HostAlias]:
         return [
@@ -98,15 +96,15 @@ class ServiceReconciler:
         ]
 
     def other_namespaces(self, namespace: str) -> list[str]:
-        """The other namespaces whose Services pods of a namespace know: if the binding names it, all that it names."""
+        """Return the other namespaces whose Services pods of a namespace know: those listed with it in the binding."""
         binding = self.context.binding()
         listed = binding.spec.service_namespaces if binding is not None else ()
         return [each for each in listed if each != namespace] if namespace in listed else []
 
     async def ensure(self, pod: Object, binding: Binding) -> None:
-        """Have a pod wait for the Services of its namespace, whose addresses its twin is to know.
+        """Make a pod wait until the Services of its namespace have addresses.
 
-        Whoever looked them up just before has them all, if this lets the pod pass.
+        If this returns, aliases that were read just before are complete.
         """
         namespace = namespace_of(pod) or ""
         if namespace not in binding.spec.service_namespaces:
@@ -117,36 +115,36 @@ class ServiceReconciler:
             self.require_addresses(other, pod, OTHER_NAMESPACES_TIMEOUT - age.total_seconds())
 
     def require_addresses(self, namespace: str, pod: Object, seconds: float | None = None) -> None:
-        """Raise NotYet until the Services of a namespace are known and have addresses; for these, so many seconds."""
+        """Raise DependencyNotReady until the Services of a namespace are known and, for `seconds`, have addresses."""
         missing: list[str] = []
         if seconds is None or seconds > 0:
-            crossing = {key_of(service) for service in self.syncable_services(namespace)}
-            missing = sorted(key for key in crossing - self.rejected if not self.has_address(key))
+            syncable = {key_of(service) for service in self.syncable_services(namespace)}
+            missing = sorted(key for key in syncable - self.rejected if not self.has_address(key))
         if missing or not self.is_synced(namespace):
             self.waiting.setdefault(namespace, set()).add(key_of(pod))
-            what = f"Service {missing[0]} has" if missing else f"the Services of {namespace} have"
-            raise DependencyNotReady("ServiceNotMapped", f"{what} no address below yet", seconds if missing else None)
+            subject = f"Service {missing[0]} has" if missing else f"the Services of {namespace} have"
+            raise DependencyNotReady("ServiceNotMapped", f"{subject} no twin address yet", seconds if missing else None)
 
     def has_address(self, key: str) -> bool:
         return any(twin["spec"].get("clusterIP") for twin in self.twins.store.iter_by("source", key))
 
     def on_twin_change(self, _: Object | None, twin: Object | None) -> None:
-        """A handler of the twins' changes: one that comes is what pods may wait for."""
+        """Handle a change of a twin: pods may wait for its address."""
         if twin is not None:
             self.requeue_waiting(labels_of(twin).get(keys.VIRTUAL_NAMESPACE, ""))
 
     def requeue_waiting(self, *namespaces: str) -> None:
-        """Have the pods looked at that wait for the Services of these namespaces."""
+        """Requeue the pods that wait for the Services of these namespaces."""
         for namespace in namespaces:
             for key in self.waiting.pop(namespace, ()):
                 self.requeue_pod(key)
 
-    # -- what is known
+    # -- caches
 
     def follow_namespaces(self, binding: Object | None) -> None:
-        """Know the Services of the namespaces that a binding names, and of no others."""
-        for following in (self.virtual_services, self.virtual_slices):
-            following.set_namespaces(value_at(binding, "spec", "serviceNamespaces", default=[]))
+        """Watch the Services of exactly the namespaces that a binding names."""
+        for informers in (self.virtual_services, self.virtual_slices):
+            informers.set_namespaces(value_at(binding, "spec", "serviceNamespaces", default=[]))
         self.requeue_all()
 
     def _virtual_informer(self, resource: Resource, services: KeyMapper, namespace: str) -> Informer:
@@ -161,36 +159,36 @@ class ServiceReconciler:
             self.requeue_service(key)
 
     def requeue_all(self) -> None:
-        """Have every Service looked at that there is or that something below stands for, and whoever waits for one."""
-        below = (key for informer in (self.twins, self.twin_slices) for key in informer.store.index_values("source"))
-        for key in {*below, *self.virtual_services.keys()}:
+        """Requeue every Service that exists or has a twin, and every pod that waits for one."""
+        synced = (key for informer in (self.twins, self.twin_slices) for key in informer.store.index_values("source"))
+        for key in {*synced, *self.virtual_services.keys()}:
             self.requeue_service(key)
         self.requeue_waiting(*self.waiting)
 
     def is_synced(self, namespace: str) -> bool:
-        """Whether the caches tell what there is of the namespace, above and below."""
-        below = self.twins.synced.is_set() and self.twin_slices.synced.is_set()
-        return below and None not in (
+        """Return whether the caches of both clusters are filled for the namespace."""
+        is_physical_synced = self.twins.synced.is_set() and self.twin_slices.synced.is_set()
+        return is_physical_synced and None not in (
             self.virtual_services.synced_informer(namespace),
             self.virtual_slices.synced_informer(namespace),
         )
 
     def syncable_services(self, namespace: str) -> list[Object]:
-        """The Services of a namespace that are to be known below, as far as they are known."""
+        """Return the known Services of a namespace that have twins."""
         informer = self.virtual_services.synced_informer(namespace)
         if informer is None:
             return []
         return sorted(filter(is_syncable, informer.store.list()), key=name_of)
 
     def cached_service(self, key: str) -> tuple[Object | None, Iterable[Object]]:
-        """The Service and its slices, as the caches have them."""
+        """Return the Service and its slices from the caches."""
         informer = self.virtual_slices.synced_informer(key.split("/")[0])
         return self.virtual_services.get(key), informer.store.by("service", key) if informer is not None else ()
 
     async def live_service(self, key: str) -> tuple[Object | None, Iterable[Object]]:
-        """The same, as they are."""
+        """Return the Service and its slices from the virtual API server."""
         namespace, name = key.split("/", 1)
-        if dns_label_error(name):  # what stands below for a Service may say anything of it
+        if dns_label_error(name):  # the source name of a twin may be forged
             return None, ()
         service = await self.context.virtual_client.find(SERVICES, name, namespace)
         if service is None:
@@ -206,27 +204,27 @@ class ServiceReconciler:
             for obj in informer.store.by("source", key)
         }
 
-    # -- what is done
+    # -- reconciling
 
     async def reconcile(self, key: str) -> None:
         binding = self.context.binding()
         namespace = key.split("/")[0]
         if binding is None or self.context.is_unbinding:
             return
-        is_asked_for = namespace in binding.spec.service_namespaces
-        if not (self.is_synced(namespace) if is_asked_for else self.twins.synced.is_set()):
+        is_listed = namespace in binding.spec.service_namespaces
+        if not (self.is_synced(namespace) if is_listed else self.twins.synced.is_set()):
             return
-        there = self.existing_objects(key)
-        wanted = desired_objects(*self.cached_service(key), binding) if is_asked_for else {}
-        if is_asked_for and stale_objects(there, wanted):
-            wanted = desired_objects(*await self.live_service(key), binding)
-        going = stale_objects(there, wanted)
-        for resource, name in going:
-            await self.context.physical_client.delete_if_exists(resource, there[resource, name])
+        existing = self.existing_objects(key)
+        desired = desired_objects(*self.cached_service(key), binding) if is_listed else {}
+        if is_listed and stale_objects(existing, desired):
+            desired = desired_objects(*await self.live_service(key), binding)
+        stale = stale_objects(existing, desired)
+        for resource, name in stale:
+            await self.context.physical_client.delete_if_exists(resource, existing[resource, name])
         try:
-            for place, obj in wanted.items():
-                if place not in going:  # what takes the place of another comes when that is seen to be gone
-                    await self.apply(place[0], there.get(place), obj, binding)
+            for ref, obj in desired.items():
+                if ref not in stale:  # its replacement is created after its deletion is observed
+                    await self.apply(ref[0], existing.get(ref), obj, binding)
         except (Forbidden, Invalid, BadRequest):
             self.rejected.add(key)
             self.requeue_waiting(namespace)
@@ -240,24 +238,23 @@ class ServiceReconciler:
             await self.apply_existing(resource, wanted, binding)
 
     async def apply_existing(self, resource: Resource, wanted: Object, binding: Binding) -> None:
-        """The name is taken: by what the cache has yet to see, or by a stranger."""
-        held = await self.context.physical_client.get(resource, name_of(wanted), namespace_of(wanted))
-        if not binding.owns(held):
-            raise Terminal("NameTaken", f"{resource.kind} {key_of(held)} below is not ours; delete it there")
-        await self.context.physical_client.converge(resource, held, wanted)
+        """Handle a taken name: the cache lags, or a foreign object has it."""
+        existing = await self.context.physical_client.get(resource, name_of(wanted), namespace_of(wanted))
+        if not binding.owns(existing):
+            message = f"{resource.kind} {key_of(existing)} in the physical cluster is not ours; delete it there"
+            raise Terminal("NameTaken", message)
+        await self.context.physical_client.converge(resource, existing, wanted)
 
 
 def desired_objects(service: Object | None, slices: Iterable[Object], binding: Binding) -> ServiceObjects:
-    """What is to stand for a Service, the twin of itself first."""
+    """Return the desired twins of a Service and its slices, the Service first."""
     if service is None or not is_syncable(service):
         return {}
     twins = (twin_slice(each, service, binding) for each in sorted(slices, key=name_of))
-    found = [(SERVICES, twin_service(service, binding)), *((ENDPOINT_SLICES, each) for each in twins if each)]
-    return {(resource, name_of(obj)): obj for resource, obj in found}
+    objects = [(SERVICES, twin_service(service, binding)), *((ENDPOINT_SLICES, each) for each in twins if each)]
+    return {(resource, name_of(obj)): obj for resource, obj in objects}
 
 
 def stale_objects(existing: ServiceObjects, wanted: ServiceObjects) -> list[tuple[Resource, str]]:
-    """What has to go: what is not wanted, and what cannot become what is."""
-    return [
-        place for place, obj in existing.items() if place not in wanted or service_needs_recreate(obj, wanted[place])
-    ]
+    """Return the objects that must be deleted: unwanted ones, and those that differ in an immutable field."""
+    return [ref for ref, obj in existing.items() if ref not in wanted or service_needs_recreate(obj, wanted[ref])]

@@ -1,8 +1,8 @@
-"""The ConfigMaps and Secrets of the virtual cluster, in the namespaces of pods of ours.
+"""Cache of the ConfigMaps and Secrets in the virtual namespaces of our pods.
 
-Such a namespace is followed from its first pod on, and for a while after its last: pods of a workload come and go.  Of
-each object a digest is kept, of those that nobody refers to as well, for somebody may refer to one before it changes
-or goes, and that is seen then, too.  Data is read when it is copied, and does not stay.
+A namespace is watched from its first pod on, and for a while after its last, because pods of a workload are replaced
+often. The cache keeps a digest of every object, also of unreferenced ones, because a pod may refer to one later. Data
+is read when it is copied, and not kept.
 """
 
 from collections.abc import Callable
@@ -19,43 +19,43 @@ from tapestry.syncer.topdown.namespace_informers import NamespaceInformers
 
 COPIED_RESOURCES: dict[str, Resource] = {resource.plural: resource for resource in (CONFIGMAPS, SECRETS)}
 IDLE_TIMEOUT = timedelta(minutes=1)
-"""For how long a namespace is followed without a pod."""
+"""Time for which a namespace without pods stays watched."""
 
 
 @dataclass
 class SourceCache:
-    """Knows what there is to copy; keys are as in `secrets/team-a/password`."""
+    """Watches the sources of copies; keys are as in `secrets/team-a/password`."""
 
     context: SyncContext
     on_change: Callable[[str, Object | None, Object | None], None]
-    """Told of a change as (key, before, after)."""
+    """Called for each change with (key, before, after)."""
     after_sync: Callable[[str], None]
-    """Told of a namespace once all that it has of a kind is known."""
+    """Called with a namespace once all its objects of a kind are known."""
     idle_since: dict[str, datetime | None] = field(default_factory=dict, init=False)
-    """The namespaces that are followed; None where pods are."""
+    """Watched namespaces, with the time since which they have no pods; None if they have some."""
     informers: dict[str, NamespaceInformers] = field(init=False)
 
     def __post_init__(self) -> None:
         self.informers = {kind: NamespaceInformers(partial(self._informer, kind)) for kind in COPIED_RESOURCES}
 
     def is_synced(self, key: str) -> bool:
-        """Whether everything of that kind and namespace has been seen: before, nothing that is missing is missing."""
+        """Return whether the cache of that kind and namespace is filled. Before that, a missing object may exist."""
         kind, namespace, _ = key.split("/", 2)
         return self.informers[kind].synced_informer(namespace) is not None
 
     def get(self, key: str) -> Object | None:
-        """A source as `seen`, where it is known."""
+        """Return the digest view of a source if it is known."""
         kind, namespace, name = key.split("/", 2)
         informer = self.informers[kind].synced_informer(namespace)
         return informer.store.get(f"{namespace}/{name}") if informer is not None else None
 
     def is_up_to_date(self, namespace: str) -> bool:
-        """Whether `reconcile` would change nothing now: the namespace is followed if, and only if, it has pods."""
+        """Return whether `reconcile` would change nothing: the namespace is watched if and only if it has pods."""
         is_followed = namespace in self.idle_since and self.idle_since[namespace] is None
         return is_followed == any(self.context.virtual_pods.store.iter_by("namespace", namespace))
 
     async def reconcile(self, namespace: str) -> Result | None:
-        """Follow a namespace for as long as there is reason to."""
+        """Watch a namespace while it has pods, and some time longer."""
         if any(self.context.virtual_pods.store.iter_by("namespace", namespace)):
             self.idle_since[namespace] = None
         elif namespace in self.idle_since:
@@ -64,8 +64,8 @@ class SourceCache:
             if now < since + IDLE_TIMEOUT:
                 return Result(requeue_at=since + IDLE_TIMEOUT)
             del self.idle_since[namespace]
-        for each in self.informers.values():
-            each.set_namespaces(self.idle_since)
+        for informers in self.informers.values():
+            informers.set_namespaces(self.idle_since)
         return None
 
     def _informer(self, kind: str, namespace: str) -> Informer:

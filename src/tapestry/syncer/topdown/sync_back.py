@@ -1,4 +1,4 @@
-"""Write changes to the copy of a ConfigMap or Secret back to its source, where both sides allow it."""
+"""Write-back of changes of a copied ConfigMap or Secret to its source, if both sides allow it."""
 
 from dataclasses import dataclass
 
@@ -16,9 +16,9 @@ class SyncBack:
     context: SyncContext
 
     async def updated_source(self, source: Object, copy: Object, binding: Binding) -> Object:
-        """The source with the values that were changed below, or as it was where none may go up.
+        """Return the source with the values that were changed in the copy, or unchanged if none may be written back.
 
-        Both objects are live.  Raises Conflict if the source changed meanwhile: the tenant's change wins then.
+        Both objects are live. Raises Conflict if the source changed meanwhile: the tenant's change wins then.
         """
         if not (is_allowed(source, binding) and is_changed_below_only(source, copy)):
             return source
@@ -40,8 +40,8 @@ class SyncBack:
             )
             events.warning(source, "SyncBackForbidden", message)
             return source
-        except (BadRequest, Invalid):  # its message may quote the data
-            message = "a change in the physical cluster was not taken over: the virtual API server refused the data"
+        except (BadRequest, Invalid):  # the message may quote the data
+            message = "a change in the physical cluster was not taken over: the virtual API server rejected the data"
             events.warning(source, "SyncBackRefused", message)
             return source
         names = ", ".join(sorted(key for values in patch.values() for key in values))

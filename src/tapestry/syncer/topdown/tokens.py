@@ -1,9 +1,9 @@
-"""Service account tokens: a pod on a leased node calls its own API server, as the account that it has there.
+"""Reconciler of the service account tokens with which pods on leased nodes call their own API server.
 
-A token is minted by the virtual API server, for the audience that the pod asks for, and bound to the pod: it is worth
-nothing once the pod is gone.  All tokens of a pod are in one Secret below, which its twin mounts where the pod would
-have the tokens.  They are replaced in time, all at once, and when that is, is noted on the Secret: whoever takes over
-mints nothing before.
+The virtual API server issues a token for the audience that the pod requests, bound to the pod: it is invalid once the
+pod is deleted. All tokens of a pod are in one physical Secret, which its twin mounts at the paths of the tokens. They
+are renewed in time, all at once. The time of renewal is recorded on the Secret, so a new leader issues no tokens
+before.
 """
 
 from dataclasses import dataclass, field
@@ -35,90 +35,90 @@ from tapestry.syncer.translate.references import projected_tokens
 log = logger(__name__)
 
 RETRY_SECONDS = 30.0
-"""After how long a token that could not be had is asked for again."""
+"""Seconds before a failed token request is repeated."""
 
 
 @dataclass(frozen=True)
 class TokenReconciler:
-    """Keeps one Secret below for each pod that mounts tokens; keyed by the virtual pod."""
+    """Keeps one physical Secret for each pod that mounts tokens; keyed by the virtual pod."""
 
     context: SyncContext
     secrets: Informer
-    """What is ours below, as `seen`."""
+    """Our physical Secrets as digest views."""
     minted_at: dict[str, datetime] = field(default_factory=dict)
-    """When a pod last got tokens; whatever becomes of them below, that is not too often."""
+    """Time at which each pod last got tokens, which limits the rate whatever happens to the Secret."""
 
     async def ensure(self, pod: Object, binding: Binding) -> None:
         if projected_tokens(pod["spec"]) and not self.has_valid_tokens(pod):
             await self.issue_tokens(pod, binding)
 
     async def reconcile(self, key: str) -> Result | None:
-        site = self.context
-        binding, pod, held = site.binding(), site.virtual_pods.store.get(key), self.token_secret(key)
+        context = self.context
+        binding, pod, secret = context.binding(), context.virtual_pods.store.get(key), self.token_secret(key)
         if binding is None or not self.secrets.synced.is_set():
             return None
         if pod is None or is_pod_terminal(pod):
             self.minted_at.pop(key, None)
-        if held is not None and (pod is None or is_pod_terminal(pod) or virtual_uid(held) != uid_of(pod)):
-            return await self.remove_stale_secret(key, held)
+        if secret is not None and (pod is None or is_pod_terminal(pod) or virtual_uid(secret) != uid_of(pod)):
+            return await self.remove_stale_secret(key, secret)
         if pod is None or is_pod_terminal(pod) or not projected_tokens(pod["spec"]) or not self.is_accepted(pod):
             return None
-        if (due := self.due(pod, held)) > site.now():
+        if (due := self.due(pod, secret)) > context.now():
             return Result(requeue_at=due)
-        if site.partition.since is not None:
-            return None  # a token that cannot be delivered is not minted; everything is looked at when it heals
+        if context.partition.since is not None:
+            return None  # a token that cannot be delivered is not issued; all pods are requeued after the partition
         try:
             await self.issue_tokens(pod, binding)
         except DependencyNotReady as wait:
-            log.warning("no tokens", reason=wait.reason, error=str(wait))
+            log.warning("service account tokens not issued", pod=key, reason=wait.reason, error=str(wait))
             return Result(requeue_after=RETRY_SECONDS)
-        return None  # it comes by the watch
+        return None  # the watch will requeue the pod
 
     def token_secret(self, key: str) -> Object | None:
-        """The Secret with the tokens of a pod, as `seen`; the selector of its informer shows only what is ours."""
+        """Return the token Secret of a pod as a digest view. The informer selects only our objects."""
         namespace, name = key.split("/")
-        site = self.context
-        below = tokens_secret_name(site.virtual_cluster, site.binding_uid, namespace, name)
-        return self.secrets.store.get(f"{site.mount_namespace}/{below}")
+        context = self.context
+        secret_name = tokens_secret_name(context.virtual_cluster, context.binding_uid, namespace, name)
+        return self.secrets.store.get(f"{context.mount_namespace}/{secret_name}")
 
     def has_valid_tokens(self, pod: Object) -> bool:
-        """Whether the pod has tokens that are good for some time yet."""
-        held, now = self.token_secret(key_of(pod)), self.context.now()
-        return held is not None and belongs_to_pod(held, pod) and secret_renewal(held, now) > now
+        """Return whether the tokens of the pod are valid and need no renewal yet."""
+        secret, now = self.token_secret(key_of(pod)), self.context.now()
+        return secret is not None and belongs_to_pod(secret, pod) and secret_renewal(secret, now) > now
 
-    def due(self, pod: Object, held: Object | None) -> datetime:
-        """When the pod has to get tokens, or others."""
+    def due(self, pod: Object, secret: Object | None) -> datetime:
+        """Return when the pod needs its first or new tokens."""
         now = self.context.now()
-        renewal = secret_renewal(held, now) if held is not None and belongs_to_pod(held, pod) else now
+        renewal = secret_renewal(secret, now) if secret is not None and belongs_to_pod(secret, pod) else now
         minted_at = self.minted_at.get(key_of(pod))
         return max(renewal, minted_at + MIN_TOKEN_AGE) if minted_at is not None else renewal
 
     def is_accepted(self, pod: Object) -> bool:
-        """Whether the pod is one of ours that has a twin, or waits for what it lacks to get one."""
+        """Return whether the pod is on our nodes and has a twin or waits for its dependencies."""
         is_ours = pod["spec"]["nodeName"] in self.context.virtual_nodes.store
         return is_ours and find_condition(pod["status"]["conditions"], keys.MAPPED_CONDITION) is not None
 
-    # -- making
+    # -- issuing
 
     async def issue_tokens(self, pod: Object, binding: Binding) -> None:
-        """Mint the pod's tokens and put them where its twin finds them."""
-        wanted = await self.minted_secret(pod, binding)
+        """Issue the pod's tokens and write them to the Secret that its twin mounts."""
+        desired = await self.minted_secret(pod, binding)
         self.minted_at[key_of(pod)] = self.context.now()
-        held = self.token_secret(key_of(pod))
-        with redacted_errors(wanted):
-            if held is not None and belongs_to_pod(held, pod):
-                renewed = {"data": wanted["data"], "metadata": {"annotations": wanted["metadata"]["annotations"]}}
-                await self.context.physical_client.patch(SECRETS, held, renewed)
+        existing = self.token_secret(key_of(pod))
+        with redacted_errors(desired):
+            if existing is not None and belongs_to_pod(existing, pod):
+                renewed = {"data": desired["data"], "metadata": {"annotations": desired["metadata"]["annotations"]}}
+                await self.context.physical_client.patch(SECRETS, existing, renewed)
                 return
             try:
-                await self.context.physical_client.create(SECRETS, wanted)
+                await self.context.physical_client.create(SECRETS, desired)
             except AlreadyExists:
-                await self.resolve_name_conflict(pod, wanted, binding)
+                await self.resolve_name_conflict(pod, desired, binding)
 
     async def minted_secret(self, pod: Object, binding: Binding) -> Object:
-        """The Secret to have; nobody else holds these tokens."""
+        """Return the desired Secret with newly issued tokens."""
         now, account = self.context.now(), pod["spec"].get("serviceAccountName") or "default"
-        found, renewals = {}, []
+        tokens, renewals = {}, []
         for token in projected_tokens(pod["spec"]):
             audiences = [token.audience] if token.audience else []
             try:
@@ -127,46 +127,46 @@ class TokenReconciler:
                 )
             except (BadRequest, Forbidden, Invalid, NotFound) as error:
                 raise token_error(error, pod, account) from error
-            found[token.key] = issued["token"]
+            tokens[token.key] = issued["token"]
             renewals.append(token_renewal(now, parse_time(issued["expirationTimestamp"])))
-        return tokens_secret(pod, binding, found, min(renewals))
+        return tokens_secret(pod, binding, tokens, min(renewals))
 
-    async def resolve_name_conflict(self, pod: Object, wanted: Object, binding: Binding) -> None:
-        """The name is taken: by this pod's Secret that the cache has yet to see, by a namesake's, or by a stranger."""
-        live = await self.context.physical_client.find(SECRETS, name_of(wanted), namespace_of(wanted))
+    async def resolve_name_conflict(self, pod: Object, desired: Object, binding: Binding) -> None:
+        """Handle a taken name: the cache lags, an earlier pod's Secret has it, or a foreign object."""
+        live = await self.context.physical_client.find(SECRETS, name_of(desired), namespace_of(desired))
         if live is None:
             raise Conflict(409, "Conflict", f"the tokens of {key_of(pod)} have just been deleted")
         if not binding.owns(live):
-            message = f"secrets {key_of(live)} below is not ours; delete it there and the pod can run"
+            message = f"secrets {key_of(live)} in the physical cluster is not ours; delete it there and the pod can run"
             raise DependencyNotReady("NameTaken", message)
         if not belongs_to_pod(live, pod):
             await self.delete(live)
             raise Conflict(409, "Conflict", f"the tokens of an earlier {key_of(pod)} have just been deleted")
 
-    # -- ending
+    # -- deleting
 
-    async def remove_stale_secret(self, key: str, held: Object) -> Result | None:
-        """Delete tokens whose pod is gone or has ended, as a live read confirms."""
+    async def remove_stale_secret(self, key: str, secret: Object) -> Result | None:
+        """Delete the Secret of a deleted or terminated pod after a live read confirms that."""
         live = await self.context.live_pod(key)
-        if live is not None and uid_of(live) == virtual_uid(held) and not is_pod_terminal(live):
+        if live is not None and uid_of(live) == virtual_uid(secret) and not is_pod_terminal(live):
             return Result(requeue_after=CACHE_LAG_SECONDS)
-        await self.delete(held)
+        await self.delete(secret)
         return None
 
     async def delete(self, secret: Object) -> None:
-        """Delete a Secret that is provably ours, and no other."""
+        """Delete a Secret that is provably ours."""
         if is_deleting(secret):
             return
         await self.context.physical_client.delete_if_exists(SECRETS, secret)
 
 
 def belongs_to_pod(secret: Object, pod: Object) -> bool:
-    """Whether a Secret with tokens is of that very pod, and there to stay."""
+    """Return whether a token Secret belongs to that very pod and is not being deleted."""
     return virtual_uid(secret) == uid_of(pod) and not is_deleting(secret)
 
 
 def token_error(error: ApiError, pod: Object, account: str) -> Exception:
-    """What it means for a pod that the virtual API server gives it no token."""
+    """Return the exception for a token request that the virtual API server rejected."""
     if not isinstance(error, NotFound):
         return DependencyNotReady("TokenRefused", error.message)
     if error.details.get("kind") == PODS.plural:

@@ -1,11 +1,11 @@
-"""Claims that pods mount are there below, with their volumes, as far as the binding allows.
+"""Reconciler of the twins of claims and volumes that pods mount.
 
-    needed       A pod that mounts the claim is on its way down: the volume and then the claim are made below, or the
-                 pod is told what is in the way.  From there on the volume grows as the virtual one does.
-    not needed   The last such pod is gone or has ended, as a live look at the pods confirms: the claim goes and, once
-                 it is gone, the volume.  The data stays where it is.
+    needed       A pod that mounts the claim needs a twin: the volume and then the claim are created, or the pod
+                 reports why not. Later the twin volume is expanded with the virtual one.
+    not needed   The last such pod is deleted or has ended, as a live list confirms: delete the claim and then
+                 the volume. The data stays.
 
-Claims and volumes of the virtual cluster are read live: they are needed seldom, and much depends on them.
+Claims and volumes of the virtual cluster are read live: this is rare, and much depends on it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -43,28 +43,28 @@ ACTIVE_PODS_SELECTOR = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Fa
 DENIED_BY_POLICY = "ValidatingAdmissionPolicy"
 REFUSED_BY_OWNER = "VolumeRefusedBelow"
 CLUSTER_SCOPE = ""
-"""The namespace, for `Following`, of what belongs to none."""
+"""The namespace of cluster-scoped objects in `NamespaceInformers`."""
 
 
 @dataclass
 class VolumeReconciler:
-    """Keeps claims and their volumes below; keyed by the virtual claim."""
+    """Keeps the twins of claims and their volumes; keyed by the virtual claim."""
 
     context: SyncContext
     copies: CopyReconciler
     requeue_claim: Callable[[str], None]
-    """Has a claim looked at."""
+    """Requeues a claim."""
     requeue_pod: Callable[[str], None]
-    """Has a pod looked at."""
+    """Requeues a pod."""
     expected_secrets: dict[str, set[str]] = field(default_factory=dict)
-    """The Secrets that volumes need which may not be there yet, by the claim."""
+    """Keys of Secrets that volumes need and that may not be copied yet, by claim."""
     deleting: set[str] = field(default_factory=set)
-    """The UIDs of what is being deleted below; the cache may not know yet."""
+    """UIDs of physical objects that are being deleted, which the cache may not show yet."""
     claims: NamespaceInformers = field(init=False)
-    """The virtual claims, of which only the `identity` is kept."""
+    """Virtual claims, reduced by `identity_only`."""
     twin_claims: NamespaceInformers = field(init=False)
     twin_volumes: NamespaceInformers = field(init=False)
-    """What is ours below."""
+    """Our physical objects."""
 
     def __post_init__(self) -> None:
         self.claims = NamespaceInformers(self._virtual_informer)
@@ -73,12 +73,12 @@ class VolumeReconciler:
             lambda _: self._physical_informer(PERSISTENT_VOLUMES, {"secrets": secrets_of})
         )
 
-    # -- what is known
+    # -- caches
 
     def follow_drivers(self, binding: Object | None) -> None:
-        """From the first driver that a binding allows, know what there is.
+        """Start the informers once a binding allows a driver.
 
-        What crossed goes with its pods, even where it is allowed no more.
+        They stay when the driver is no longer allowed, because existing twins are deleted with their pods.
         """
         if value_at(binding, "spec", "allowedVolumes", "drivers"):
             self.claims.set_namespaces([CLUSTER_SCOPE])
@@ -98,7 +98,7 @@ class VolumeReconciler:
         return informer
 
     def requeue_all(self) -> None:
-        """Have every claim looked at that something below stands for."""
+        """Requeue every claim that has a twin claim or volume."""
         informers = (
             self.twin_claims.synced_informer(self.context.mount_namespace),
             self.twin_volumes.synced_informer(CLUSTER_SCOPE),
@@ -113,7 +113,7 @@ class VolumeReconciler:
                 self.requeue_users([key_of(claim)])
 
     def on_physical_change(self, old: Object | None, new: Object | None) -> None:
-        """A handler of what changes below: pods may wait for what goes, and a Secret may be of no more use."""
+        """Handle a change of a twin: pods may wait for its deletion, and a Secret may become unused."""
         for key in {key for obj in (old, new) if obj is not None for key in source_key(obj)}:
             self.requeue_claim(key)
         if old is not None and (new is None or is_deleting(new)):
@@ -124,18 +124,18 @@ class VolumeReconciler:
                 self.copies.schedule_sweep(namespace)
 
     def on_copy_change(self, old: Object | None, new: Object | None) -> None:
-        """A handler of the changes of Secrets' copies: a volume may have waited for one that comes."""
+        """Handle a change of a Secret's copy: claims may wait for its creation."""
         for key in source_keys_of(new) if old is None and new is not None else ():
             self.requeue_users([claim for claim, secrets in self.expected_secrets.items() if key in secrets])
 
-    # -- for pods on their way down
+    # -- dependencies of pods
 
     async def ensure(self, pod: Object, binding: Binding) -> None:
         for key in claim_keys(pod):
             await self.ensure_claim(key, binding)
 
     def users(self, key: str) -> Iterator[Object]:
-        """The pods of ours that mount the claim and have not ended."""
+        """Yield our active pods that mount the claim."""
         pods = self.context.virtual_pods.store.iter_by("refers", f"{ReferenceKind.CLAIM}/{key}")
         return (pod for pod in pods if self.is_ours(pod))
 
@@ -143,14 +143,14 @@ class VolumeReconciler:
         return pod["spec"]["nodeName"] in self.context.virtual_nodes.store
 
     def requeue_users(self, claims: Iterable[str]) -> None:
-        """Have the pods looked at that may wait for these claims."""
+        """Requeue the pods that may wait for these claims."""
         for pod in [pod for key in claims for pod in self.users(key) if mapped_uid(pod) is None]:
             self.requeue_pod(key_of(pod))
 
-    # -- for Secrets
+    # -- dependencies of volumes
 
     def needs_secret(self, key: str) -> bool:
-        """Whether a volume below has to have the copy of `secrets/team-a/password`."""
+        """Return whether a twin volume needs the copy of `secrets/team-a/password`."""
         if any(key in secrets for secrets in self.expected_secrets.values()):
             return True
         kind, namespace, name = key.split("/", 2)
@@ -160,7 +160,7 @@ class VolumeReconciler:
         copy = physical_name(self.context.virtual_cluster, self.context.binding_uid, namespace, name)
         return any(volumes.store.iter_by("secrets", copy))
 
-    # -- what is done
+    # -- reconciling
 
     async def reconcile(self, key: str) -> Result | None:
         binding = self.context.binding()
@@ -173,7 +173,7 @@ class VolumeReconciler:
         if next(self.users(key), None) is None:
             return await self.remove(key, claims, volumes)
         if not claims.store.by("source", key):
-            return None  # a pod may still be refused: it asks for the claim itself
+            return None  # its pod may still be rejected; otherwise it ensures the claim itself
         try:
             claim, volume, twin = await self.ensure_claim(key, binding)
         except DependencyNotReady:
@@ -183,7 +183,7 @@ class VolumeReconciler:
         return None
 
     async def ensure_claim(self, key: str, binding: Binding) -> tuple[Object, Object, Object]:
-        """Have the claim and its volume below; raises NotYet.  Returns both as they are above, and the twin claim."""
+        """Ensure the twins or raise DependencyNotReady; return the virtual claim and volume, and the twin claim."""
         claim, volume = await self.bound_claim(key, binding)
         secrets = [f"{SECRETS.plural}/{namespace_of(claim)}/{name}" for name in secrets_of(volume)]
         if secrets:
@@ -191,23 +191,23 @@ class VolumeReconciler:
         for secret in secrets:
             if not self.copies.has_current_copy(secret, binding):
                 await self.copies.ensure_copy(secret, binding)
-        wanted = twin_volume(claim, volume, binding)
-        below = await self.ensure_object(self.twin_volumes, PERSISTENT_VOLUMES, wanted, volume, binding)
+        desired = twin_volume(claim, volume, binding)
+        volume_twin = await self.ensure_object(self.twin_volumes, PERSISTENT_VOLUMES, desired, volume, binding)
         twin = await self.ensure_object(
             self.twin_claims, PERSISTENT_VOLUME_CLAIMS, twin_claim(claim, volume, binding), claim, binding
         )
-        below = await self.context.physical_client.converge(PERSISTENT_VOLUMES, below, wanted)
-        if patch := release_patch(below, twin):
-            await self.context.physical_client.patch(PERSISTENT_VOLUMES, below, patch)
+        volume_twin = await self.context.physical_client.converge(PERSISTENT_VOLUMES, volume_twin, desired)
+        if patch := release_patch(volume_twin, twin):
+            await self.context.physical_client.patch(PERSISTENT_VOLUMES, volume_twin, patch)
         return claim, volume, twin
 
     async def bound_claim(self, key: str, binding: Binding) -> tuple[Object, Object]:
-        """The virtual claim and its volume, if they may cross."""
+        """Return the virtual claim and its volume if they may be synced."""
         namespace, name = key.split("/", 1)
         allowed = binding.spec.allowed_volumes
         if not allowed.drivers:
             raise DependencyNotReady("VolumeNotAllowed", f"claim {key}: the binding's allowedVolumes names no driver")
-        could_exist = dns_subdomain_error(name) is None  # a pod may name anything
+        could_exist = dns_subdomain_error(name) is None  # a pod may use an invalid name
         claim = (
             await self.context.virtual_client.find(PERSISTENT_VOLUME_CLAIMS, name, namespace) if could_exist else None
         )
@@ -217,53 +217,53 @@ class VolumeReconciler:
         volume = await self.context.virtual_client.find(PERSISTENT_VOLUMES, volume_name) if volume_name else None
         if volume is None or not is_bound(claim, volume):
             raise DependencyNotReady("ClaimNotBound", f"claim {key} is not bound to a volume yet")
-        if complaints := list(volume_errors(claim, volume, allowed)):
-            raise DependencyNotReady("VolumeNotAllowed", "; ".join(complaints))
+        if errors := list(volume_errors(claim, volume, allowed)):
+            raise DependencyNotReady("VolumeNotAllowed", "; ".join(errors))
         return claim, volume
 
     async def ensure_object(
-        self, following: NamespaceInformers, resource: Resource, wanted: Object, source: Object, binding: Binding
+        self, informers: NamespaceInformers, resource: Resource, wanted: Object, source: Object, binding: Binding
     ) -> Object:
-        """What has the name of `wanted` below, made if need be; NotYet unless it stands for `source`, and stays."""
-        found = following.get(key_of(wanted)) or await self.create_or_find(resource, wanted)
-        where = f"{resource.kind} {key_of(found)} below"
-        if not binding.owns(found):
-            raise DependencyNotReady("NameTaken", f"{where} is not ours; delete it there and the pod can run")
-        if not is_twin_of(found, source) and not is_deleting(found):
-            await self.delete(resource, found)
-        if is_deleting(found) or uid_of(found) in self.deleting:
-            raise DependencyNotReady("VolumeGoing", f"{where} is of an earlier time, and has yet to go")
-        return found
+        """Create or find the twin of `source`; raise DependencyNotReady if it is foreign or being deleted."""
+        existing = informers.get(key_of(wanted)) or await self.create_or_find(resource, wanted)
+        description = f"{resource.kind} {key_of(existing)} in the physical cluster"
+        if not binding.owns(existing):
+            raise DependencyNotReady("NameTaken", f"{description} is not ours; delete it there and the pod can run")
+        if not is_twin_of(existing, source) and not is_deleting(existing):
+            await self.delete(resource, existing)
+        if is_deleting(existing) or uid_of(existing) in self.deleting:
+            raise DependencyNotReady("VolumeGoing", f"{description} of an earlier object is still being deleted")
+        return existing
 
     async def create_or_find(self, resource: Resource, wanted: Object) -> Object:
         try:
             return await self.context.physical_client.converge(resource, None, wanted)
         except AlreadyExists:
-            held = await self.context.physical_client.find(resource, name_of(wanted), namespace_of(wanted))
-            if held is None:
-                raise Conflict(409, "Conflict", f"{resource.kind} {key_of(wanted)} has just gone") from None
-            return held
+            existing = await self.context.physical_client.find(resource, name_of(wanted), namespace_of(wanted))
+            if existing is None:
+                raise Conflict(409, "Conflict", f"{resource.kind} {key_of(wanted)} has just been deleted") from None
+            return existing
         except (Invalid, Forbidden) as error:
             if DENIED_BY_POLICY not in error.message:
                 raise
-            advice = "`tapestry join` brings the owner's policies up to date with the binding"
+            advice = "`tapestry join` updates the owner's policies to the binding"
             raise DependencyNotReady(REFUSED_BY_OWNER, f"{error.message}; {advice}") from error
 
     async def remove(self, key: str, claims: Informer, volumes: Informer) -> Result | None:
-        """Nobody mounts the claim any more: it goes and, once it is gone, its volume."""
+        """Delete the twin of an unused claim, and the twin volume after it."""
         informer = claims if claims.store.by("source", key) else volumes
-        going = [obj for obj in informer.store.by("source", key) if not is_deleting(obj)]
-        if not going:
+        remaining = [obj for obj in informer.store.by("source", key) if not is_deleting(obj)]
+        if not remaining:
             self.expected_secrets.pop(key, None)
             return None
         if await self.is_mounted(key) or next(self.users(key), None) is not None:
             return Result(requeue_after=CACHE_LAG_SECONDS)
-        for obj in going:
+        for obj in remaining:
             await self.delete(informer.resource, obj)
         return None
 
     async def is_mounted(self, key: str) -> bool:
-        """Whether a pod mounts the claim, as the virtual cluster says itself."""
+        """Return whether a pod mounts the claim, according to a live list."""
         pages = self.context.virtual_client.pages(
             PODS, key.split("/")[0], fields=ACTIVE_PODS_SELECTOR, without_managed_fields=True
         )
@@ -271,7 +271,7 @@ class VolumeReconciler:
         return key in mounted
 
     async def delete(self, resource: Resource, obj: Object) -> None:
-        """Delete what is provably ours, and no other; whoever looks from now on sees it going."""
+        """Delete an object that is provably ours, and record that for later reads."""
         self.deleting.add(uid_of(obj))
         try:
             await self.context.physical_client.delete_if_exists(resource, obj)
@@ -281,17 +281,16 @@ class VolumeReconciler:
 
 
 def claim_keys(pod: Object) -> list[str]:
-    """The keys of the claims that a pod mounts."""
     names = dict.fromkeys(each.name for each in references(pod["spec"]) if each.kind is ReferenceKind.CLAIM)
     return [f"{namespace_of(pod)}/{name}" for name in names]
 
 
 def pod_lifetime_changed(old: Object | None, new: Object | None) -> bool:
-    """Whether a pod came, went or ended: what it mounts never changes."""
+    """Return whether a pod was created, deleted or ended; its claims never change."""
     return old is None or new is None or is_pod_terminal(old) != is_pod_terminal(new)
 
 
 def identity_only(claim: Object) -> Object:
-    """All that is kept of a virtual claim: it is read live, and only that it changed has to be known."""
+    """Reduce a virtual claim to its identity: it is read live, and only its changes are watched."""
     metadata = claim["metadata"]
     return {"metadata": {field: metadata[field] for field in ("name", "namespace", "uid", "resourceVersion")}}

@@ -1,1 +1,1 @@
-"""What virtual objects look like below, and what comes back up: pure."""
+"""Pure translation of objects between the virtual and the physical cluster."""

@@ -1,8 +1,8 @@
-"""Which labels and annotations of a virtual pod are copied to its twin, and how the pod reads the others.
+"""Labels and annotations of a virtual pod that are copied to its twin, and access to the others.
 
-Controllers of the owner act on labels and annotations: networks, cloud roles, queues, policy engines.  So only keys
-that no such controller reads are copied, and those that the binding lists.  The pod still reads its own values: in an
-environment variable the value is written out; a volume that names such a key is refused.
+Controllers of the owner act on labels and annotations: networks, cloud roles, queues, policy engines. So only keys that
+no such controller reads are copied, and those that the binding lists. The pod can still read its own values: those in
+environment variables are written out; a volume that names an uncopied key is rejected.
 """
 
 import re
@@ -19,7 +19,7 @@ Field = Literal["labels", "annotations"]
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 NEVER_COPIED = (keys.PREFIX, "kubernetes.io/config.", LAST_APPLIED)
-"""Beginnings of keys that no binding can allow.  With `kubernetes.io/config.mirror` a pod passes for a static one."""
+"""Prefixes of keys that no binding can allow. With `kubernetes.io/config.mirror` a pod would pass for a static one."""
 PREFIXES: dict[Field, frozenset[str]] = {
     "labels": frozenset(
         {"app.kubernetes.io", "batch.kubernetes.io", "apps.kubernetes.io", "statefulset.kubernetes.io"}
@@ -30,15 +30,15 @@ PREFIXES: dict[Field, frozenset[str]] = {
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 """An annotation that is always copied."""
 FIELD_PATH = re.compile(r"metadata\.(labels|annotations)\['(.*)'\]", re.DOTALL)
-"""A field of the downward API that names one key."""
+"""A downward API field path that names one key."""
 MAX_LITERAL_BYTES = 128 * 1024
-"""Bytes that may be written out in a twin: one annotation can be named by thousands of variables."""
+"""Limit of the values written out in a twin: thousands of variables may name one annotation."""
 MAX_NAMED_KEYS = 10
-"""Keys that a message names."""
+"""Maximum number of keys in a message."""
 
 
 def is_copied(field: Field, key: str, binding: Binding) -> bool:
-    """Whether a label or annotation with this key is copied to twins."""
+    """Return whether a label or annotation with this key is copied to twins."""
     if key.startswith(NEVER_COPIED):
         return False
     prefix, slash, _ = key.partition("/")
@@ -57,27 +57,27 @@ def copied_annotations(obj: Object, binding: Binding) -> dict[str, str]:
 
 
 def uncopied_keys(pod: Object, binding: Binding) -> list[str]:
-    """The keys of the pod that are not copied, sorted; without our own and kubectl's, which nobody misses."""
-    silent = (keys.PREFIX, LAST_APPLIED)
-    found = [key for key in labels_of(pod) if not is_copied("labels", key, binding)]
-    found += [key for key in annotations_of(pod) if not is_copied("annotations", key, binding)]
-    return sorted({key for key in found if not key.startswith(silent)})
+    """Return the keys of the pod that are not copied, sorted, except our own and kubectl's."""
+    unreported = (keys.PREFIX, LAST_APPLIED)
+    uncopied = [key for key in labels_of(pod) if not is_copied("labels", key, binding)]
+    uncopied += [key for key in annotations_of(pod) if not is_copied("annotations", key, binding)]
+    return sorted({key for key in uncopied if not key.startswith(unreported)})
 
 
 def uncopied_message(uncopied: list[str]) -> str:
-    """The sentence that tells a user about `uncopied_keys`."""
+    """Return the message that tells a user about `uncopied_keys`."""
     more = f" and {len(uncopied) - MAX_NAMED_KEYS} more" if len(uncopied) > MAX_NAMED_KEYS else ""
     names = ", ".join(uncopied[:MAX_NAMED_KEYS])
     return f"labels and annotations not copied to the physical cluster: {names}{more}"
 
 
-# -- What a pod reads about itself.
+# -- The pod's access to its own metadata.
 
 
 def literal_values(pod: Object, binding: Binding) -> dict[str, str]:
-    """The values of uncopied keys that environment variables of the pod name, by field path.
+    """Return the values of uncopied keys that environment variables name, by field path.
 
-    They are escaped: a kubelet expands `$(NAME)` in a literal value, but not in one that comes from a field.
+    They are escaped: a kubelet expands `$(NAME)` in a literal value, but not in one that it reads from a field.
     """
     found: dict[str, str] = {}
     for _, path in variable_paths(pod["spec"]):
@@ -87,8 +87,8 @@ def literal_values(pod: Object, binding: Binding) -> dict[str, str]:
 
 
 def self_reference_errors(pod: Object, binding: Binding) -> list[str]:
-    """Complaints about uncopied keys that the pod names where their values cannot be written out."""
-    found = [
+    """Return errors for uncopied keys in fields where the value cannot be written out."""
+    errors = [
         f"{place}: {field[:-1]} {key} is not copied to the physical cluster; "
         "read it in an environment variable, or have the operator list it in the binding's allowedMetadata"
         for place, path in item_paths(pod["spec"])
@@ -100,12 +100,12 @@ def self_reference_errors(pod: Object, binding: Binding) -> list[str]:
         size += len(literals.get(path, "").encode())
         if size > MAX_LITERAL_BYTES:
             limit = f"{MAX_LITERAL_BYTES // 1024} KiB"
-            return [*found, f"{place}: values of labels and annotations that are not copied come to more than {limit}"]
-    return found
+            return [*errors, f"{place}: values of labels and annotations that are not copied exceed {limit} in total"]
+    return errors
 
 
 def uncopied_key(path: str, binding: Binding) -> tuple[Field, str] | None:
-    """The field and the key that a field path names, if the key is not copied."""
+    """Return the field and the key that a field path names if the key is not copied."""
     matched = FIELD_PATH.fullmatch(path)
     if matched is None:
         return None
@@ -119,7 +119,7 @@ def value_of(pod: Object, field: Field, key: str) -> str:
 
 
 def variable_paths(spec: Object) -> Iterator[tuple[str, str]]:
-    """Where environment variables name a field of the pod, and the path of that field."""
+    """Yield the environment variables that name a field of the pod, and the path of that field."""
     for containers in CONTAINER_FIELDS:
         for number, container in enumerate(objects_at(spec, containers)):
             for index, variable in enumerate(objects_at(container, "env")):
@@ -129,14 +129,14 @@ def variable_paths(spec: Object) -> Iterator[tuple[str, str]]:
 
 
 def item_paths(spec: Object) -> Iterator[tuple[str, str]]:
-    """Where items of downward API volumes name a field of the pod, and the path of that field."""
+    """Yield the items of downward API volumes that name a field of the pod, and the path of that field."""
     for number, volume in enumerate(objects_at(spec, "volumes")):
         place = f"spec.volumes[{number}]"
         sources = [(f"{place}.downwardAPI", object_at(volume, "downwardAPI"))]
         for index, source in enumerate(objects_at(object_at(volume, "projected"), "sources")):
             sources.append((f"{place}.projected.sources[{index}].downwardAPI", object_at(source, "downwardAPI")))
-        for where, source in sources:
+        for source_path, source in sources:
             for index, item in enumerate(objects_at(source, "items")):
                 path = object_at(item, "fieldRef").get("fieldPath")
                 if isinstance(path, str):
-                    yield f"{where}.items[{index}]", path
+                    yield f"{source_path}.items[{index}]", path

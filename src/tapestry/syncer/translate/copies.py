@@ -1,8 +1,8 @@
-"""What stands below for a ConfigMap or Secret that a pod refers to, and the Secret with a pod's own tokens.
+"""Desired copies of the ConfigMaps and Secrets that pods refer to, and the Secret with a pod's tokens.
 
-Ours of a copy are its data, its type, whether it may change, and the metadata that tells of what it is the copy; all
-else there is the owner's.  A digest of what we wrote last is noted on it: where the copy says something else now, it
-was edited below.  Data is held only while it is on its way: what caches keep of it is a digest (`seen`).
+We own the data, the type, the immutable flag and the identifying metadata of a copy; everything else belongs to the
+owner. An annotation holds a digest of what we wrote last: if the content differs from it, the copy was edited in the
+physical cluster. Data is not cached; caches keep a digest (`digest_view`).
 """
 
 import base64
@@ -23,18 +23,18 @@ from tapestry.syncer.translate.metadata import source_metadata
 
 OPAQUE = "Opaque"
 ACCOUNT_TOKEN = "kubernetes.io/service-account-token"
-"""A type that controllers below would take at its word: they fill such a Secret, or delete it."""
+"""A type that controllers in the physical cluster act on: they fill or delete such a Secret."""
 BOOTSTRAP_TOKEN = "bootstrap.kubernetes.io/token"
 IDENTITY_FIELDS = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
 CONTENT_FIELDS = ("data", "binaryData")
 RENEWAL_FRACTION = 0.8
-"""Of a token's life."""
+"""Fraction of a token's lifetime after which it is renewed."""
 MAX_TOKEN_AGE, MIN_TOKEN_AGE = timedelta(hours=24), timedelta(minutes=1)
-"""A token that is older is renewed however long it lives, one that is younger never."""
+"""Age at which a token is renewed at the latest and at the earliest, whatever its lifetime."""
 
 
 def copied_content(obj: Object) -> Object:
-    """What a copy has of its source; the same again where `obj` is the copy."""
+    """Return the content that is copied from a source; the same for a source and its copy."""
     found = {field: obj[field] for field in CONTENT_FIELDS if obj.get(field)}
     if obj.get("immutable"):
         found["immutable"] = True
@@ -44,24 +44,24 @@ def copied_content(obj: Object) -> Object:
 
 
 def digest_view(obj: Object) -> Object:
-    """What is kept of a source or of a copy.  Others' annotations go, too: kubectl leaves all the data in one."""
+    """Return the cached view of a source or copy, without foreign annotations: kubectl stores the data in one."""
     metadata = obj["metadata"]
-    kept = {field: metadata[field] for field in IDENTITY_FIELDS if field in metadata}
+    metadata_view = {field: metadata[field] for field in IDENTITY_FIELDS if field in metadata}
     for field, pairs in (("labels", labels_of(obj)), ("annotations", annotations_of(obj))):
         if ours := {key: value for key, value in pairs.items() if key.startswith(keys.PREFIX)}:
-            kept[field] = ours
-    return {"kind": obj["kind"], "metadata": kept, "digest": digest_of(copied_content(obj))}
+            metadata_view[field] = ours
+    return {"kind": obj["kind"], "metadata": metadata_view, "digest": digest_of(copied_content(obj))}
 
 
 def copy_rejection(source: Object) -> str | None:
-    """Why a source does not cross."""
+    """Return why a source is not copied; None if it is."""
     if source.get("type") == BOOTSTRAP_TOKEN:
-        return f"secrets {key_of(source)} is of type {BOOTSTRAP_TOKEN}: what lets nodes join a cluster stays there"
+        return f"secrets {key_of(source)} is of type {BOOTSTRAP_TOKEN}: bootstrap tokens are not copied"
     return None
 
 
 def desired_copy(source: Object, binding: Binding) -> Object:
-    """The object to have below for a ConfigMap or Secret."""
+    """Return the desired copy of a ConfigMap or Secret."""
     content = copied_content(source)
     name = physical_name(binding.virtual_cluster, binding.uid, namespace_of(source) or "", name_of(source))
     return {
@@ -77,41 +77,40 @@ def desired_copy(source: Object, binding: Binding) -> Object:
 
 
 def copy_metadata(source: Object, digest: str, binding: Binding) -> Object:
-    """Our metadata of a copy: of what it is one, and what we wrote there."""
+    """Return our metadata of a copy: its source and the digest of what we wrote."""
     found = source_metadata(source, binding)
     return {**found, "annotations": {**found["annotations"], keys.WRITTEN_DIGEST: digest}}
 
 
 def is_current(copy: Object, source: Object, binding: Binding) -> bool:
-    """Whether a copy is as its source, both as `seen`."""
+    """Return whether a copy matches its source; both are digest views."""
     return bool(copy["digest"] == source["digest"]) and has_metadata(
         copy, copy_metadata(source, source["digest"], binding)
     )
 
 
 def is_edited(copy: Object, wanted: Mapping[str, Mapping[str, str]]) -> bool:
-    """Whether somebody below changed what is ours of a copy, as `seen`; `wanted` are its marks."""
-    noted = annotations_of(copy).get(keys.WRITTEN_DIGEST)
-    as_noted = {**wanted["annotations"], keys.WRITTEN_DIGEST: noted or ""}
-    return bool(copy["digest"] != noted) or not has_metadata(copy, {**wanted, "annotations": as_noted})
+    """Return whether our part of a copy, a digest view, was edited; `wanted` is its desired metadata."""
+    recorded = annotations_of(copy).get(keys.WRITTEN_DIGEST)
+    annotations = {**wanted["annotations"], keys.WRITTEN_DIGEST: recorded or ""}
+    return bool(copy["digest"] != recorded) or not has_metadata(copy, {**wanted, "annotations": annotations})
 
 
 def has_metadata(obj: Object, wanted: Mapping[str, Mapping[str, str]]) -> bool:
-    """Whether an object has all of these labels and annotations."""
     return wanted["labels"].items() <= labels_of(obj).items() and (
         wanted["annotations"].items() <= annotations_of(obj).items()
     )
 
 
 def copy_needs_recreate(existing: Object, wanted: Object) -> bool:
-    """Whether they differ in what cannot be changed: then the one has to go before the other can come."""
+    """Return whether they differ in an immutable field, so that the copy has to be deleted and created again."""
     if existing.get("type") != wanted.get("type"):
         return True
     return bool(existing.get("immutable")) and copied_content(existing) != copied_content(wanted)
 
 
 def copy_patch(existing: Object, wanted: Object) -> Object:
-    """The merge patch that makes a copy what it should be; what others added to it stays."""
+    """Return the merge patch for a copy; what others added to it stays."""
     metadata = {field: wanted["metadata"][field] for field in ("labels", "annotations")}
     content = {
         field: exact_map_patch(existing.get(field), wanted.get(field, {}))
@@ -125,7 +124,7 @@ def copy_patch(existing: Object, wanted: Object) -> Object:
 
 
 def tokens_secret(pod: Object, binding: Binding, tokens: Mapping[str, str], renewal: datetime) -> Object:
-    """The Secret below with the tokens of a pod, each under its key; `renewal` is when they have to be others."""
+    """Return the Secret with the tokens of a pod, each under its key; `renewal` is when they must be replaced."""
     data = {key: base64.b64encode(token.encode()).decode() for key, token in tokens.items()}
     secret: Object = {"apiVersion": "v1", "kind": SECRETS.kind, "type": OPAQUE, "data": data}
     namespace, name = namespace_of(pod) or "", name_of(pod)
@@ -147,12 +146,12 @@ def tokens_secret(pod: Object, binding: Binding, tokens: Mapping[str, str], rene
 
 
 def token_renewal(issued: datetime, expires: datetime) -> datetime:
-    """When to replace a token: as a kubelet does, at four fifths of its life or after a day."""
+    """Return when to replace a token, like a kubelet: after 80% of its lifetime or a day."""
     return issued + max(min(RENEWAL_FRACTION * (expires - issued), MAX_TOKEN_AGE), MIN_TOKEN_AGE)
 
 
 def secret_renewal(secret: Object, now: datetime) -> datetime:
-    """When the tokens of a Secret, as `seen`, have to be replaced: now, where it was edited below."""
+    """Return when the tokens of a Secret must be replaced: now if it was edited. `secret` is a digest view."""
     annotations = annotations_of(secret)
     if annotations.get(keys.WRITTEN_DIGEST) != secret["digest"]:
         return now
@@ -164,11 +163,11 @@ def secret_renewal(secret: Object, now: datetime) -> datetime:
 
 @contextmanager
 def redacted_errors(wanted: Object) -> Iterator[None]:
-    """Writing of content: a server that refuses it may quote it, and what it quotes must not get any further."""
+    """Remove the API server's message from errors of a write: it may quote the content."""
     try:
         yield
     except (BadRequest, Invalid) as error:
         fields = [str(cause.get("field")) for cause in error.details.get("causes") or ()]
-        what = f"{wanted['kind']} {key_of(wanted)} is refused below"
-        message = f"{what}: {', '.join(fields)}" if fields else what
+        rejection = f"{wanted['kind']} {key_of(wanted)} was rejected by the physical API server"
+        message = f"{rejection}: {', '.join(fields)}" if fields else rejection
         raise type(error)(error.code, error.reason, message) from None

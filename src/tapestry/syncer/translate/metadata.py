@@ -1,7 +1,7 @@
-"""Metadata of what is ours below: whose it is, what it stands for, and what a tenant may say there.
+"""Metadata of our objects in the physical cluster: ownership, source, and copied labels and annotations.
 
-Which labels and annotations of a pod are copied, `allowed_metadata` says; of all other kinds none is.  What we set last
-is noted on the object: with it a key that we want no more is told from one that was added below.
+`allowed_metadata` decides which labels and annotations of a pod are copied; other kinds copy none. An annotation
+records what we set last. It distinguishes a key that we no longer want from one that was added in the physical cluster.
 """
 
 from collections.abc import Mapping
@@ -22,25 +22,25 @@ CONSTANT_KEYS = frozenset(
         *(keys.VIRTUAL_POD_NAMESPACE, keys.VIRTUAL_POD_NAME, keys.VIRTUAL_POD_UID, keys.VIRTUAL_NODE_NAME),
     }
 )
-"""Keys that are never wanted no more: there is no need to note them."""
+"""Keys that are always set and therefore not recorded."""
 
 
 class AppliedMetadata(msgspec.Struct, frozen=True):
-    """What we set last, as the object itself tells: the keys that may go again, and a digest."""
+    """Record of what we set last: the keys that may be removed again, and a digest."""
 
     labels: list[str] = []
     annotations: list[str] = []
     digest: str = ""
-    """Of everything that may change; what the owner's webhooks made of it is theirs."""
+    """Digest of everything that may change, before the owner's webhooks."""
 
 
 def twin_labels(pod: Object, binding: Binding) -> dict[str, str]:
-    """The labels of a pod that are copied, and ours."""
+    """Return the labels of a twin: the copied ones and ours."""
     return {**copied_labels(pod, binding), **identity_labels(pod, binding)}
 
 
 def identity_labels(obj: Object, binding: Binding) -> dict[str, str]:
-    """Our labels of what stands below for `obj`."""
+    """Return our labels of the copy or twin of `obj`."""
     return {
         **binding.owner_labels(),
         keys.CLUSTER_BINDING: safe_label_value(binding.name),
@@ -49,7 +49,7 @@ def identity_labels(obj: Object, binding: Binding) -> dict[str, str]:
 
 
 def workload_metadata(pod: Object) -> dict[str, str]:
-    """Which workload a pod belongs to, by our keys: a ReplicaSet that a Deployment made counts as the Deployment."""
+    """Return the workload of a pod under our keys. A ReplicaSet of a Deployment counts as the Deployment."""
     owner = controller_of(pod)
     if owner is None:
         return {}
@@ -65,24 +65,24 @@ def truncated_labels(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def full_annotations(values: Mapping[str, str]) -> dict[str, str]:
-    """The annotations that give in full what does not fit into a label."""
+    """Return annotations with the full values of those that do not fit into a label."""
     return {key: value for key, value in values.items() if safe_label_value(value) != value}
 
 
 def with_applied_metadata(wanted: Object, mutable: object) -> Object:
-    """`wanted` with a note of what is set by it; `changeable` is what of its content may change later."""
+    """Return `wanted` with the record of what it sets; `mutable` is the part of its content that may change later."""
     labels, annotations = labels_of(wanted), annotations_of(wanted)
     applied = AppliedMetadata(
         sorted(labels.keys() - CONSTANT_KEYS),
         sorted(annotations.keys() - CONSTANT_KEYS),
         digest_of([labels, annotations, mutable]),
     )
-    note = {**annotations, keys.EXPECTED_METADATA: msgspec.json.encode(applied).decode()}
-    return {**wanted, "metadata": {**wanted["metadata"], "annotations": note}}
+    recorded = {**annotations, keys.EXPECTED_METADATA: msgspec.json.encode(applied).decode()}
+    return {**wanted, "metadata": {**wanted["metadata"], "annotations": recorded}}
 
 
 def applied_metadata(obj: Object) -> AppliedMetadata:
-    """The note that `with_note` left; a broken one counts as none, and everything is set again."""
+    """Return the record that `with_applied_metadata` wrote; an unreadable one counts as empty."""
     try:
         return msgspec.json.decode(annotations_of(obj).get(keys.EXPECTED_METADATA, "{}"), type=AppliedMetadata)
     except msgspec.DecodeError:
@@ -90,12 +90,12 @@ def applied_metadata(obj: Object) -> AppliedMetadata:
 
 
 def is_applied(existing: Object, wanted: Object) -> bool:
-    """Whether what we set last is what we want now."""
+    """Return whether what we set last is what we want now."""
     return applied_metadata(existing).digest == applied_metadata(wanted).digest
 
 
 def metadata_patch(existing: Object, wanted: Object) -> Object:
-    """The metadata part of a patch: all of ours, and None for the keys that were ours and are wanted no more."""
+    """Return the metadata of a patch: all our keys, and None for those that we no longer want."""
     before = applied_metadata(existing)
     labels, annotations = labels_of(wanted), annotations_of(wanted)
     return {
@@ -105,7 +105,7 @@ def metadata_patch(existing: Object, wanted: Object) -> Object:
 
 
 def source_metadata(source: Object, binding: Binding) -> Object:
-    """Metadata, but for a name, of what stands below for a `source` that is no pod: none of its own is copied."""
+    """Return labels and annotations of the copy of a `source` that is not a pod; none of its own are copied."""
     return {
         "labels": identity_labels(source, binding),
         "annotations": {keys.VIRTUAL_NAME: name_of(source)},
@@ -113,18 +113,18 @@ def source_metadata(source: Object, binding: Binding) -> Object:
 
 
 def source_key(copy: Object) -> list[str]:
-    """The key of the virtual object that something below says it stands for."""
+    """Return the key of the virtual object that a copy names as its source."""
     namespace, name = labels_of(copy).get(keys.VIRTUAL_NAMESPACE), annotations_of(copy).get(keys.VIRTUAL_NAME)
     return [f"{namespace}/{name}"] if namespace and name and "/" not in namespace + name else []
 
 
 def virtual_uid(twin: Object) -> str:
-    """The UID of the virtual pod that a twin was made for."""
+    """Return the UID of the virtual pod that a twin was created for."""
     return annotations_of(twin).get(keys.VIRTUAL_POD_UID, "")
 
 
 def virtual_key(twin: Object) -> list[str]:
-    """The key of the virtual pod that a pod below says it was made for; one that says so falsely finds no match."""
+    """Return the key of the virtual pod that a twin names. A forged name has no matching pod."""
     annotations = annotations_of(twin)
     namespace, name = annotations.get(keys.VIRTUAL_POD_NAMESPACE), annotations.get(keys.VIRTUAL_POD_NAME)
     return [f"{namespace}/{name}"] if namespace and name and "/" not in namespace + name else []

@@ -1,8 +1,8 @@
-"""What a physical cluster says of its nodes, as far as it can be true.  Pure.
+"""Sanitizing of physical nodes and CSINodes, which are untrusted. Pure.
 
-A node below is data from a stranger: its labels, taints, conditions and amounts become parts of objects of the virtual
-cluster.  Only known fields are read.  Each value has the form that Kubernetes gives it, and everything has a limit, so
-that a virtual node is always one that an API server takes, and never a large one.
+Labels, taints, conditions and amounts of a physical node become parts of virtual objects. Only known fields are read.
+Each value must have the form that Kubernetes requires, and everything has a limit. So an API server always accepts the
+virtual node, and it is never large.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,12 +32,12 @@ MAX_TOPOLOGY_KEYS = 16
 MAX_NAME_LENGTH = 253
 MAX_DRIVER_LENGTH = 63
 MAX_NODE_ID_LENGTH = 192
-"""Characters that Kubernetes allows."""
+"""Limits of Kubernetes, in characters."""
 MAX_INFO_LENGTH = 256
 EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 STATUSES = ("True", "False", "Unknown")
 MAX_CPU = 2**50
-"""CPUs: the scheduler counts thousandths of them in 64 bits."""
+"""CPUs: the scheduler counts milli-CPUs in 64 bits."""
 MAX_AMOUNT = 2**63
 INFO = (
     *("machineID", "systemUUID", "bootID", "kernelVersion", "osImage", "containerRuntimeVersion"),
@@ -46,31 +46,31 @@ INFO = (
 
 
 def sanitized_node(node: Object) -> Object:
-    """The node with what is read of it and no more; the same again when done twice.
+    """Return the node with only the fields that are read. Sanitizing again changes nothing.
 
-    Raises ValueError for one whose name, UID or version no API server gives.
+    Raises ValueError if no API server could return its name, UID or version.
     """
     metadata, spec, status = node["metadata"], as_object(node.get("spec")), as_object(node.get("status"))
     annotations = as_object(metadata.get("annotations")).items()
     identity = {key: metadata[key] for key in ("name", "uid", "resourceVersion") if key in metadata}
     if dns_subdomain_error(name_of(node)) or not all(is_short(value) for value in identity.values()):
-        raise ValueError("its name, UID or version is not one of Kubernetes")
-    kept = {
+        raise ValueError("invalid name, UID or resource version")
+    fields = {
         **identity,
         **time_fields(metadata, "creationTimestamp", "deletionTimestamp"),
         "labels": sanitized_labels(metadata.get("labels")),
         "annotations": {key: sanitized_text(value) for key, value in annotations if key.startswith(keys.PREFIX)},
     }
-    found: Object = {"metadata": {key: value for key, value in kept.items() if value != {}}}
+    sanitized: Object = {"metadata": {key: value for key, value in fields.items() if value != {}}}
     if "apiVersion" in node:
-        found = {"apiVersion": "v1", "kind": "Node", **found}
+        sanitized = {"apiVersion": "v1", "kind": "Node", **sanitized}
     taints = list(sanitized_taints(spec.get("taints")))
-    found["spec"] = {
+    sanitized["spec"] = {
         **({"unschedulable": True} if spec.get("unschedulable") is True else {}),
         **({"taints": taints} if taints else {}),
     }
-    found["status"] = sanitized_node_status(status)
-    return found
+    sanitized["status"] = sanitized_node_status(status)
+    return sanitized
 
 
 def is_short(value: object) -> bool:
@@ -78,23 +78,23 @@ def is_short(value: object) -> bool:
 
 
 def sanitized_node_status(status: Mapping[str, Any]) -> Object:
-    found: Object = {
+    sanitized: Object = {
         field: amounts for field in ("capacity", "allocatable") if (amounts := sanitized_amounts(status.get(field)))
     }
     if conditions := sanitized_node_conditions(status.get("conditions")):
-        found["conditions"] = conditions
+        sanitized["conditions"] = conditions
     if addresses := list(sanitized_addresses(status.get("addresses"))):
-        found["addresses"] = addresses
+        sanitized["addresses"] = addresses
     info = as_object(status.get("nodeInfo"))
     if known := {
         field: sanitized_text(info[field])[:MAX_INFO_LENGTH] for field in INFO if isinstance(info.get(field), str)
     }:
-        found["nodeInfo"] = known
-    return found
+        sanitized["nodeInfo"] = known
+    return sanitized
 
 
 def sanitized_labels(labels: object) -> dict[str, str]:
-    """Labels that an API server takes; of very many the first."""
+    """Return the labels that an API server accepts, at most `MAX_LABELS`."""
     found = {
         key: value
         for key, value in as_object(labels).items()
@@ -118,7 +118,7 @@ def sanitized_taints(taints: object) -> Iterator[Object]:
 
 
 def sanitized_amounts(amounts: object) -> dict[str, str]:
-    """Amounts from nothing up to what 64 bits hold; what is less, more or no amount is left out."""
+    """Return the amounts that are valid and within the limits."""
     found = {}
     for name, value in list(as_object(amounts).items())[:MAX_AMOUNTS]:
         limit = MAX_CPU if name == "cpu" else MAX_AMOUNT
@@ -128,27 +128,27 @@ def sanitized_amounts(amounts: object) -> dict[str, str]:
 
 
 def sanitized_node_conditions(conditions: object) -> list[Object]:
-    """The first condition of each type."""
+    """Return the first condition of each type."""
     known: dict[str, Object] = {}
     for each in map(as_object, as_list(conditions)):
         type, status = each.get("type"), each.get("status")
         if not isinstance(type, str) or type in known or len(known) == MAX_CONDITIONS:
             continue
         if label_key_error(type) is None and status in STATUSES:
-            said = text_fields(each, "reason", "message")
-            known[type] = {"type": type, "status": status, **said, **time_fields(each, "lastTransitionTime")}
+            texts = text_fields(each, "reason", "message")
+            known[type] = {"type": type, "status": status, **texts, **time_fields(each, "lastTransitionTime")}
     return list(known.values())
 
 
 def sanitized_addresses(addresses: object) -> Iterator[Object]:
-    """Addresses within the cluster that lead somewhere."""
+    """Yield the routable internal addresses."""
     for each in map(as_object, as_list(addresses)[:MAX_ADDRESSES]):
         if each.get("type") == "InternalIP" and (ip := routable_address(each.get("address"))):
             yield {"type": "InternalIP", "address": ip}
 
 
 def sanitized_drivers(drivers: object) -> list[Object]:
-    """The storage drivers of a CSINode."""
+    """Return the valid storage drivers of a CSINode."""
     known: dict[str, Object] = {}
     for each in map(as_object, as_list(drivers)[:MAX_DRIVERS]):
         name, identity = sanitized_text(each.get("name")), sanitized_text(each.get("nodeID"))

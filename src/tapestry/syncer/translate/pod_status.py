@@ -1,11 +1,11 @@
-"""What comes back of a twin: its status, as far as it is on a list, and as far as it can be true.
+"""Pod status from a twin: sanitizing, and the patches that write it to the virtual pod.
 
-What comes from below is data from a stranger.  Of a status only known fields are shown, each of them only if it is what
-Kubernetes has there; texts are cut, addresses that would lead a caller astray are left out, and a phase never runs
-backwards.  Conditions that only the virtual cluster knows (readiness gates, our own) are not touched.
+The status of a twin is untrusted. Only known fields are copied, each only if it is valid in Kubernetes. Texts are
+truncated, misleading addresses are dropped, and a phase never goes backwards. Conditions that only the virtual cluster
+knows (readiness gates, our own) are not touched.
 
-What is shown has the very form in which an API server gives it back.  So a digest tells whether there is anything to
-write, and what was written once is not written again.
+The result has the form in which an API server returns it. So a digest shows whether a write is needed, and nothing is
+written twice.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ from tapestry.syncer.translate.sanitize import (
 SCHEDULED = "PodScheduled"
 GATED = "SchedulingGated"
 GATED_BELOW = "SchedulingGatedBelow"
-"""The pod itself has no gate: its twin was given one by somebody in the physical cluster."""
+"""The pod itself has no gate: its twin got one in the physical cluster."""
 GATED_MESSAGE = "a scheduling gate that was added in the physical cluster holds the pod back there"
 TWIN_CONDITIONS = frozenset(
     {
@@ -44,30 +44,30 @@ TWIN_CONDITIONS = frozenset(
         *("PodResizePending", "PodResizeInProgress"),
     }
 )
-"""Conditions that a kubelet or a scheduler sets: the twin's are the pod's."""
+"""Conditions set by a kubelet or scheduler, which are copied from the twin."""
 DISRUPTED = "DisruptionTarget"
-"""Set above (reclaimed) or below (preempted, evicted): the twin's counts where it has one."""
+"""Set in the virtual cluster (reclaimed) or in the physical one (preempted, evicted); the twin's takes precedence."""
 SYNCED_CONDITIONS = TWIN_CONDITIONS | {DISRUPTED}
 CONDITION_STATUSES = ("True", "False", "Unknown")
 RANKS = {"Pending": 0, "Running": 1, "Succeeded": 2, "Failed": 2}
 CONTAINER_LISTS = ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses")
-"""In the order of `LISTS`, whose containers they are about."""
+"""In the order of `CONTAINER_FIELDS`, the containers that they describe."""
 MAPPING = (keys.PHYSICAL_POD_NAMESPACE, keys.PHYSICAL_POD_NAME, keys.PHYSICAL_POD_UID, keys.LAST_SYNC_TIME)
-"""The annotations that tell people where a pod runs."""
+"""Annotations that tell users where a pod runs."""
 MAX_CONTAINER_STATUS_BYTES = 96 * 1024
-"""Bytes of JSON that containers may take; more are not shown at all.  With all else a status stays below 256 KiB."""
+"""Limit of container statuses in bytes of JSON; larger ones are dropped. The whole status stays below 256 KiB."""
 MAX_CONTAINERS = 256
 MAX_ADDRESSES = 8
 MAX_RESOURCES = 32
 UNSET: Object = {"reason": None, "message": None, "lastTransitionTime": None}
-"""In a patch, the fields of a condition that need not be set."""
+"""Fields of a condition that a patch removes unless they are set."""
 
 
 def sanitized_pod_status(status: object) -> Object:
-    """The part of a pod's status that is shown from below, made harmless; the same again when done twice."""
+    """Return the part of a twin's status that is copied, sanitized. Sanitizing again changes nothing."""
     source = as_object(status)
     phase = source.get("phase")
-    found: dict[str, Any] = {
+    sanitized: dict[str, Any] = {
         "phase": phase if isinstance(phase, str) and phase in RANKS else "Pending",
         **text_fields(source, "reason", "message"),
         **time_fields(source, "startTime"),
@@ -80,17 +80,17 @@ def sanitized_pod_status(status: object) -> Object:
         if field in source and (listed := sanitized_container_statuses(source[field]))
     }
     return (
-        found | containers
+        sanitized | containers
         if not containers or len(msgspec.json.encode(containers)) <= MAX_CONTAINER_STATUS_BYTES
-        else found
+        else sanitized
     )
 
 
 def sanitized_pod_conditions(conditions: object) -> list[Object]:
-    """The first condition of each type, by type.
+    """Return the first condition of each type, sorted by type.
 
-    That a pod has a node was said above before there was a twin: only that its twin has none is news.  Probe times and
-    generations are those of another object: they would be a write each, and wrong.
+    PodScheduled=True is known before there is a twin; only False is copied. Probe times and generations belong to
+    another object and would cause needless writes.
     """
     known: dict[str, Object] = {}
     for each in map(as_object, as_list(conditions)):
@@ -109,7 +109,7 @@ def sanitized_pod_conditions(conditions: object) -> list[Object]:
 
 
 def sanitized_pod_addresses(status: Mapping[str, Any]) -> Object:
-    """Of each family one address, the first of which is the one."""
+    """Return one routable address of each family; the first is the primary one."""
     found: Object = {}
     for one, many in (("hostIP", "hostIPs"), ("podIP", "podIPs")):
         if one not in status and many not in status:
@@ -126,7 +126,7 @@ def sanitized_pod_addresses(status: Mapping[str, Any]) -> Object:
 
 
 def sanitized_container_statuses(statuses: object) -> list[Object]:
-    """The first status of each container that has a name."""
+    """Return the first status of each container that has a name."""
     known: dict[str, Object] = {}
     for each in map(as_object, as_list(statuses)[:MAX_CONTAINERS]):
         name = sanitized_text(each.get("name"))
@@ -137,7 +137,7 @@ def sanitized_container_statuses(statuses: object) -> list[Object]:
 
 def sanitized_container_status(name: str, status: Mapping[str, Any]) -> Object:
     restarts = status.get("restartCount")
-    found: dict[str, Any] = {
+    sanitized: dict[str, Any] = {
         "name": name,
         "ready": status.get("ready") is True,
         "restartCount": restarts if is_int32(restarts) and restarts > 0 else 0,
@@ -147,27 +147,27 @@ def sanitized_container_status(name: str, status: Mapping[str, Any]) -> Object:
     }
     for field in ("state", "lastState"):
         if state := sanitized_container_state(as_object(status.get(field))):
-            found[field] = state
+            sanitized[field] = state
     if isinstance(started := status.get("started"), bool):
-        found["started"] = started
+        sanitized["started"] = started
     if amounts := sanitized_resources(status.get("allocatedResources")):
-        found["allocatedResources"] = amounts
+        sanitized["allocatedResources"] = amounts
     resources = as_object(status.get("resources"))
-    if asked := {
+    if declared := {
         kind: amounts for kind in ("limits", "requests") if (amounts := sanitized_resources(resources.get(kind)))
     }:
-        found["resources"] = asked
-    return found
+        sanitized["resources"] = declared
+    return sanitized
 
 
 def sanitized_container_state(state: Mapping[str, Any]) -> Object:
-    """The one state that a container is in; an end without an exit code is none."""
-    ended, running, waiting = (state.get(kind) for kind in ("terminated", "running", "waiting"))
-    if isinstance(ended, dict) and is_int32(ended.get("exitCode")):
-        found = {"exitCode": ended["exitCode"], **text_fields(ended, "reason", "message", "containerID")}
-        if is_int32(signal := ended.get("signal")) and signal:
+    """Return the one state of a container; a termination without an exit code is invalid."""
+    terminated, running, waiting = (state.get(kind) for kind in ("terminated", "running", "waiting"))
+    if isinstance(terminated, dict) and is_int32(terminated.get("exitCode")):
+        found = {"exitCode": terminated["exitCode"], **text_fields(terminated, "reason", "message", "containerID")}
+        if is_int32(signal := terminated.get("signal")) and signal:
             found["signal"] = signal
-        return {"terminated": found | time_fields(ended, "startedAt", "finishedAt")}
+        return {"terminated": found | time_fields(terminated, "startedAt", "finishedAt")}
     if isinstance(running, dict):
         return {"running": time_fields(running, "startedAt")}
     return {"waiting": text_fields(waiting, "reason", "message")} if isinstance(waiting, dict) else {}
@@ -178,36 +178,35 @@ def sanitized_resources(resources: object) -> dict[str, str]:
     return {name: amount for name, value in listed if (amount := sanitized_amount(name, value))}
 
 
-# -- What the caches keep: a virtual pod without the status that we show, a twin with nothing else.
+# -- Cached form: a virtual pod without the status that we write, a twin with only its status.
 
 
 def reduced_status(status: object) -> Object:
-    """A virtual pod's status as we need it: its phase, the conditions that are not from below, and a digest of the
-    rest."""
-    visible = sanitized_pod_status(status)
+    """Return the cached status of a virtual pod: phase, conditions not from the twin, and a digest of the rest."""
+    sanitized = sanitized_pod_status(status)
     conditions = map(as_object, as_list(as_object(status).get("conditions")))
     return {
-        "phase": visible["phase"],
+        "phase": sanitized["phase"],
         "conditions": [without_nulls(each) for each in conditions if str(each.get("type")) not in TWIN_CONDITIONS],
-        "types": [each["type"] for each in visible["conditions"] if each["type"] in TWIN_CONDITIONS],
+        "types": [each["type"] for each in sanitized["conditions"] if each["type"] in TWIN_CONDITIONS],
         "scheduled": is_scheduled(status),
-        "shown": digest_of(visible),
+        "shown": digest_of(sanitized),
     }
 
 
 def is_scheduled(status: object) -> bool:
-    """Whether a scheduler bound the pod: one that was created with its node has no such condition before its twin."""
+    """Return whether a scheduler bound the pod. A pod created with a node lacks the condition until it has a twin."""
     conditions = map(as_object, as_list(as_object(status).get("conditions")))
     return any(each.get("type") == SCHEDULED and each.get("status") == "True" for each in conditions)
 
 
 def without_nulls(condition: Mapping[str, Any]) -> Object:
-    """A condition without its nulls, which servers add to what they are given."""
+    """Return the condition without null fields, which servers add."""
     return {field: value for field, value in condition.items() if value is not None}
 
 
 def mapped_uid(pod: Object) -> str | None:
-    """The UID of the twin that the pod has, or had."""
+    """Return the UID of the twin that the pod has or had."""
     status = pod.get("status") or {}
     condition = find_condition(status.get("conditions"), keys.MAPPED_CONDITION)
     return condition.get("message") if condition is not None and condition.get("status") == "True" else None
@@ -216,10 +215,10 @@ def mapped_uid(pod: Object) -> str | None:
 def virtual_status_patch(
     pod: Object, twin: Object, status: Object, now: datetime, resize: Object | None = None
 ) -> Object | None:
-    """The strategic merge patch, for the virtual pod's status, that shows its twin's; None where nothing changes.
+    """Return the strategic merge patch that writes the twin's status to the pod; None if nothing changes.
 
-    `pod` has its status `reduced`; `status` is the twin's, as `shown`.  `resize` is the condition of a resize that the
-    twin has not been told of.
+    `pod` has a reduced status; `status` is the sanitized one of the twin. `resize` is the condition of a resize that
+    was not passed on to the twin.
     """
     if is_pod_terminal(pod):
         return None
@@ -252,14 +251,14 @@ def virtual_status_patch(
 
 
 def without_unknown_containers(spec: Object, status: Object) -> Object:
-    """`status` without what it says of containers that the pod does not have: who added them below is told below."""
-    found = dict(status)
+    """Remove the statuses of containers that the pod does not have: they were added in the physical cluster."""
+    result = dict(status)
     for field, containers in zip(CONTAINER_LISTS, CONTAINER_FIELDS, strict=True):
         names = {each["name"] for each in spec.get(containers) or ()}
-        listed = [each for each in found.pop(field, ()) if each["name"] in names]
+        listed = [each for each in result.pop(field, ()) if each["name"] in names]
         if listed:
-            found[field] = listed
-    return found
+            result[field] = listed
+    return result
 
 
 def later_phase(before: str, after: str) -> str:
@@ -267,57 +266,59 @@ def later_phase(before: str, after: str) -> str:
 
 
 def with_readiness_gates(pod: Object, conditions: list[Object]) -> list[Object]:
-    """`conditions` with Ready as the pod's readiness gates have it: a kubelet below knows nothing of them."""
+    """Set Ready according to the pod's readiness gates, which the physical kubelet does not know."""
     gates = [str(gate.get("conditionType")) for gate in pod["spec"].get("readinessGates") or ()]
     ready = find_condition(conditions, "Ready")
     if not gates or ready is None or ready["status"] != "True":
         return conditions
-    said = [find_condition([*conditions, *pod["status"]["conditions"]], gate) or {} for gate in gates]
-    shut = [gate for gate, condition in zip(gates, said, strict=True) if condition.get("status") != "True"]
-    if shut:
-        message = truncate_text("not true yet: " + ", ".join(shut))
-        verdict = {**ready, "status": "False", "reason": "ReadinessGatesNotReady", "message": message}
-    else:  # ready since the last of them was
-        latest = max(sanitized_time(condition.get("lastTransitionTime")) for condition in (ready, *said))
-        verdict = ready | ({"lastTransitionTime": latest} if latest else {})
-    return [verdict if each is ready else each for each in conditions]
+    gate_conditions = [find_condition([*conditions, *pod["status"]["conditions"]], gate) or {} for gate in gates]
+    not_ready = [
+        gate for gate, condition in zip(gates, gate_conditions, strict=True) if condition.get("status") != "True"
+    ]
+    if not_ready:
+        message = truncate_text("not true yet: " + ", ".join(not_ready))
+        result = {**ready, "status": "False", "reason": "ReadinessGatesNotReady", "message": message}
+    else:  # ready since the last of them became true
+        latest = max(sanitized_time(condition.get("lastTransitionTime")) for condition in (ready, *gate_conditions))
+        result = ready | ({"lastTransitionTime": latest} if latest else {})
+    return [result if each is ready else each for each in conditions]
 
 
 def gated_condition(condition: Object) -> Object:
-    """A condition of a twin as its pod shows it: a reason that speaks of the pod's own gates would mislead."""
+    """Replace the reason SchedulingGated, which would refer to the pod's own gates."""
     if condition["type"] != SCHEDULED or condition.get("reason") != GATED:
         return condition
     return {**condition, "reason": GATED_BELOW, "message": GATED_MESSAGE}
 
 
 def condition_changes(pod: Object, wanted: list[Object], now: datetime) -> list[Object]:
-    """What makes the pod's conditions from below `wanted`.  Fields are merged, so what is not set has to be unset."""
-    kept = {each["type"] for each in wanted}
-    gone = [type for type in pod["status"]["types"] if type not in kept]
+    """Return the patch of the pod's conditions to `wanted`. A patch merges fields, so missing ones are set to null."""
+    wanted_types = {each["type"] for each in wanted}
+    removed = [type for type in pod["status"]["types"] if type not in wanted_types]
     return [
         *({**UNSET, **each} for each in wanted),
         *(
             {**UNSET, "type": SCHEDULED, "status": "True", "lastTransitionTime": timestamp(now)}
             if type == SCHEDULED
             else {"$patch": "delete", "type": type}
-            for type in gone
+            for type in removed
         ),
     ]
 
 
 def scheduled_condition(changes: list[Object]) -> list[Object]:
-    """That the pod has a node, if nothing else is said of it: no scheduler does so where it came with one."""
+    """Return PodScheduled=True unless the patch sets it: no scheduler does so for a pod created with a node."""
     return [] if find_condition(changes, SCHEDULED) else [{"type": SCHEDULED, "status": "True"}]
 
 
 def accepted_removal(pod: Object) -> list[Object]:
-    """What takes back that the pod had to wait: it has a twin now."""
-    is_said = find_condition(pod["status"]["conditions"], keys.ACCEPTED_CONDITION) is not None
-    return [{"type": keys.ACCEPTED_CONDITION, "$patch": "delete"}] if is_said else []
+    """Return the patch that removes the Accepted condition of a pod that had to wait."""
+    is_present = find_condition(pod["status"]["conditions"], keys.ACCEPTED_CONDITION) is not None
+    return [{"type": keys.ACCEPTED_CONDITION, "$patch": "delete"}] if is_present else []
 
 
 def mapped_condition(uid: str, now: datetime) -> Object:
-    """The condition that says a pod has a twin, and which: from here on a missing twin is a lost one."""
+    """Return the condition that records the pod's twin: if that twin is missing later, it is lost."""
     moment = timestamp(now)
     return {
         "type": keys.MAPPED_CONDITION,
@@ -329,27 +330,26 @@ def mapped_condition(uid: str, now: datetime) -> Object:
 
 
 def mapping_annotations(twin: Object, now: datetime) -> dict[str, str]:
-    """Where the pod runs, for people."""
     return dict(zip(MAPPING, (namespace_of(twin) or "", name_of(twin), uid_of(twin), timestamp(now)), strict=True))
 
 
-# -- What we say of a pod ourselves.
+# -- Statuses that the syncer decides itself.
 
 
 def false_condition_patch(type: str, reason: str, message: str, now: datetime) -> Object:
-    """The patch that sets a condition of ours to False."""
-    said = {
+    """Return the patch that sets one of our conditions to False."""
+    condition = {
         "type": type,
         "status": "False",
         "reason": reason,
         "message": truncate_text(message),
         "lastTransitionTime": timestamp(now),
     }
-    return {"status": {"conditions": [said]}}
+    return {"status": {"conditions": [condition]}}
 
 
 def failed_status_patch(reason: str, message: str, disrupted_at: datetime | None = None) -> Object:
-    """The patch that makes a pod Failed, for good; with a time, also that its node was lost to it then."""
+    """Return the patch that sets a pod to Failed; `disrupted_at` adds the DisruptionTarget condition."""
     status: Object = {"phase": "Failed", "reason": reason, "message": truncate_text(message)}
     if disrupted_at is not None:
         moment = timestamp(disrupted_at)
@@ -368,6 +368,6 @@ DISRUPTIONS: dict[str, str] = {
 
 
 def loss_reason(pod: Object) -> str:
-    """Why a twin is gone, as far as anybody said so before it went."""
+    """Return why a twin was lost, according to its last conditions."""
     condition = find_condition(value_at(pod, "status", "conditions"), DISRUPTED) or {}
     return DISRUPTIONS.get(condition.get("reason", ""), "PhysicalPodLost")

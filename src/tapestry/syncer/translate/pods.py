@@ -1,8 +1,8 @@
-"""The twin of a virtual pod: the same work, in the owner's cluster, on the owner's terms.
+"""Twin of a virtual pod: the same workload in the owner's cluster, under the owner's rules.
 
-What a tenant says about the work travels (containers, volumes, security, grace).  What a tenant says about placement
-and rank does not: where the twin runs was decided by the virtual scheduler, and how much it matters below is for the
-owner to say.  Every name of another object is rewritten; whatever cannot be rewritten is refused.
+Fields about the workload are copied (containers, volumes, security, grace). Fields about placement and priority are
+not: the virtual scheduler has chosen the node, and the owner decides about priority. Every reference to another object
+is renamed; a pod with a reference that cannot be renamed is rejected.
 """
 
 import re
@@ -43,20 +43,20 @@ COPIED_FIELDS = frozenset(
         *("os", "resources"),
     }
 )
-"""Fields of a spec that travel as they are.  Of the others some are rewritten; what nobody knows stays here."""
+"""Spec fields that are copied unchanged. Some of the others are rewritten; unknown fields are not copied."""
 COUNTED = ("cpu", "memory")
-"""Resources that a ResourceQuota may demand a request for."""
+"""Resources for which a ResourceQuota may require a request."""
 SYSTEM_NAMESPACES = frozenset(
     {"kube-system", "kube-public", "kube-node-lease", keys.SYSTEM_NAMESPACE, keys.HOST_PORTS_NAMESPACE}
 )
-"""Namespaces of the virtual cluster whose pods are its own affair."""
+"""Namespaces of the virtual cluster whose pods are never synced."""
 CLUSTER_DOMAIN = "cluster.local"
 ENDPOINT = re.compile(r"(?:\[([^]]*)\]|([^:]*))(?::([0-9]*))?")
-"""`host:port`, where an IPv6 address stands in brackets and the port may be missing."""
+"""`host:port`, where an IPv6 address is in brackets and the port is optional."""
 MAX_NAMESERVERS = 3
 MAX_SEARCHES = 32
 MAX_SEARCHES_LENGTH = 2048
-"""Characters.  With more of any of these an API server takes no pod."""
+"""Limits of an API server for DNS settings; the last one is in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class HostAlias:
 
 
 def is_excluded(pod: Object, binding: Binding) -> bool:
-    """Whether the pod is not for us to run: it belongs to the virtual cluster itself, or to a DaemonSet."""
+    """Return whether the pod is not synced: it belongs to the virtual cluster itself or to a DaemonSet."""
     if namespace_of(pod) in SYSTEM_NAMESPACES:
         return True
     owner = controller_of(pod)
@@ -78,11 +78,11 @@ def is_excluded(pod: Object, binding: Binding) -> bool:
 
 
 def untranslatable_fields(pod: Object, binding: Binding) -> list[str]:
-    """Fields that name what does not cross, at any level of Pod Security."""
+    """Return the fields that refer to something that is never synced, at any Pod Security level."""
     spec = pod["spec"]
-    found = ["spec.resourceClaims: claims of devices do not cross"] if spec.get("resourceClaims") else []
-    found += [f"{path}: it may name an object that does not cross; leave it out" for path in unknown_sources(spec)]
-    return found + self_reference_errors(pod, binding)
+    errors = ["spec.resourceClaims: device claims are not synced"] if spec.get("resourceClaims") else []
+    errors += [f"{path}: it may name an object that is not synced; remove it" for path in unknown_sources(spec)]
+    return errors + self_reference_errors(pod, binding)
 
 
 def twin_name(pod: Object, binding: Binding) -> str:
@@ -92,38 +92,38 @@ def twin_name(pod: Object, binding: Binding) -> str:
 def new_twin(
     pod: Object, binding: Binding, node: str, aliases: Sequence[HostAlias] = (), taints: Iterable[Object] = ()
 ) -> Object:
-    """The pod to create below for `pod`: its `twin`, with what is decided once, and never changed later.
+    """Return the twin to create: `desired_twin` and what is decided only once.
 
-    These are its tolerations, for the `taints` of the physical node, and requests where the pod has none.
+    These are its tolerations, for the `taints` of the physical node, and zero requests if the pod has none.
     """
-    made = desired_twin(pod, binding, node, aliases)
-    spec = {**made["spec"], "tolerations": narrowed_tolerations(pod["spec"].get("tolerations") or (), taints)}
+    desired = desired_twin(pod, binding, node, aliases)
+    spec = {**desired["spec"], "tolerations": narrowed_tolerations(pod["spec"].get("tolerations") or (), taints)}
     for field in ("initContainers", "containers"):
         if spec.get(field):
             spec[field] = [with_zero_requests(each, pod["spec"].get("resources") or {}) for each in spec[field]]
-    return {**made, "spec": spec}
+    return {**desired, "spec": spec}
 
 
 def with_zero_requests(container: Object, pod_resources: Object) -> Object:
-    """A container with requests of zero where neither it nor the pod as a whole has a request or a limit.
+    """Return the container with zero requests if neither it nor the pod has a request or a limit.
 
-    A ResourceQuota wants to see a request.  Zero is none: the QoS class stays as it is.  Where there is a limit, the
-    API server makes it the request.
+    A ResourceQuota requires a request. Zero keeps the QoS class. If there is a limit, the API server makes it the
+    request.
     """
     resources = container.get("resources") or {}
-    said = {
+    declared = {
         name for each in (resources, pod_resources) for kind in ("requests", "limits") for name in each.get(kind) or ()
     }
-    missing = {name: "0" for name in COUNTED if name not in said}
+    missing = {name: "0" for name in COUNTED if name not in declared}
     if not missing:
         return container
     return {**container, "resources": {**resources, "requests": {**(resources.get("requests") or {}), **missing}}}
 
 
 def desired_twin(pod: Object, binding: Binding, node: str, aliases: Sequence[HostAlias] = ()) -> Object:
-    """The pod to have below for `pod`, pinned to the physical `node`, as far as it follows changes of the pod."""
+    """Return the desired twin of `pod` on the physical `node`, as far as it follows changes of the pod."""
     spec = twin_spec(pod, binding, node, aliases)
-    made: Object = {
+    twin: Object = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
@@ -134,7 +134,7 @@ def desired_twin(pod: Object, binding: Binding, node: str, aliases: Sequence[Hos
         },
         "spec": spec,
     }
-    return with_applied_metadata(made, mutable_fields(spec))
+    return with_applied_metadata(twin, mutable_fields(spec))
 
 
 def twin_annotations(pod: Object, binding: Binding) -> dict[str, str]:
@@ -151,24 +151,24 @@ def twin_annotations(pod: Object, binding: Binding) -> dict[str, str]:
 def twin_spec(pod: Object, binding: Binding, node: str, aliases: Sequence[HostAlias]) -> Object:
     spec = pod["spec"]
     rename, literals = rename_for(pod, binding), literals_of(pod, binding)
-    found = {key: value for key, value in spec.items() if key in COPIED_FIELDS}
+    result = {key: value for key, value in spec.items() if key in COPIED_FIELDS}
     for field in ("initContainers", "containers"):
         if spec.get(field):
-            found[field] = [twin_container(each, binding, rename, literals) for each in spec[field]]
+            result[field] = [twin_container(each, binding, rename, literals) for each in spec[field]]
     if spec.get("volumes"):
         secret = tokens_secret_name(binding.virtual_cluster, binding.uid, namespace_of(pod) or "", name_of(pod))
-        found["volumes"] = [renamed_volume(each, rename, secret) for each in spec["volumes"]]
+        result["volumes"] = [renamed_volume(each, rename, secret) for each in spec["volumes"]]
     if spec.get("imagePullSecrets"):
-        found["imagePullSecrets"] = [
+        result["imagePullSecrets"] = [
             {"name": rename(each["name"])} if each.get("name") else {} for each in spec["imagePullSecrets"]
         ]
-    found |= {
+    result |= {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "hostname": spec.get("hostname") or hostname_of(name_of(pod)),
         "priorityClassName": binding.spec.pod_priority_class_name or keys.PRIORITY_CLASS,
     }
-    return {**found, **placement(binding, node), **name_resolution(pod, binding, aliases)}
+    return {**result, **placement(binding, node), **name_resolution(pod, binding, aliases)}
 
 
 def rename_for(pod: Object, binding: Binding) -> Rename:
@@ -177,7 +177,7 @@ def rename_for(pod: Object, binding: Binding) -> Rename:
 
 
 def literals_of(pod: Object, binding: Binding) -> dict[str, str]:
-    """The downward API fields that a twin lacks, and their values."""
+    """Return the values of downward API fields that a twin lacks."""
     return {
         "spec.serviceAccountName": pod["spec"].get("serviceAccountName") or "default",
         **literal_values(pod, binding),
@@ -185,27 +185,27 @@ def literals_of(pod: Object, binding: Binding) -> dict[str, str]:
 
 
 def twin_container(container: Object, binding: Binding, rename: Rename, literals: Object) -> Object:
-    found = renamed_container(container, rename, literals)
-    told = {each["name"] for each in container.get("env") or ()}
-    if added := [each for each in api_server_env(binding) if each["name"] not in told]:
-        found["env"] = [*added, *found.get("env", ())]
-    return found
+    renamed = renamed_container(container, rename, literals)
+    declared = {each["name"] for each in container.get("env") or ()}
+    if added := [each for each in api_server_env(binding) if each["name"] not in declared]:
+        renamed["env"] = [*added, *renamed.get("env", ())]
+    return renamed
 
 
 def ephemeral_patch(existing: Object, pod: Object, binding: Binding) -> Object | None:
-    """What to patch the twin's `ephemeralcontainers` with: they come to a pod that is there already, and only come."""
-    there = {each["name"] for each in existing["spec"].get("ephemeralContainers") or ()}
+    """Return the patch of the twin's `ephemeralcontainers`; these can only be added to an existing pod."""
+    present = {each["name"] for each in existing["spec"].get("ephemeralContainers") or ()}
     rename, literals = rename_for(pod, binding), literals_of(pod, binding)
     missing = [
         twin_container(each, binding, rename, literals)
         for each in pod["spec"].get("ephemeralContainers") or ()
-        if each["name"] not in there
+        if each["name"] not in present
     ]
     return {"spec": {"ephemeralContainers": missing}} if missing else None
 
 
 def api_server_env(binding: Binding) -> list[Object]:
-    """Where the virtual API server is; without these a kubelet would tell of its own."""
+    """Return variables with the address of the virtual API server; a kubelet would set those of its own."""
     endpoint = binding.spec.virtual_endpoints.api
     if not endpoint:
         return []
@@ -215,20 +215,20 @@ def api_server_env(binding: Binding) -> list[Object]:
 
 
 def host_and_port(endpoint: str) -> tuple[str, str]:
-    found = ENDPOINT.fullmatch(endpoint)
-    if found is None:
+    matched = ENDPOINT.fullmatch(endpoint)
+    if matched is None:
         return endpoint, "443"  # an IPv6 address without brackets
-    bracketed, plain, port = found.groups()
+    bracketed, plain, port = matched.groups()
     return bracketed or plain, port or "443"
 
 
 def hostname_of(name: str) -> str:
-    """What the pod would be called on a node of its own cluster, as far as a host name may say it."""
+    """Return the host name that the pod would have in its own cluster."""
     return name[:LABEL_LIMIT].replace(".", "-").rstrip("-")
 
 
 def placement(binding: Binding, node: str) -> Object:
-    """On that node: by the physical scheduler, which still looks whether it fits, or past it."""
+    """Bind the twin to the node: through the physical scheduler, which still checks whether it fits, or directly."""
     if binding.spec.direct_scheduling:
         return {"nodeName": node}
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
@@ -237,20 +237,20 @@ def placement(binding: Binding, node: str) -> Object:
 
 
 def name_resolution(pod: Object, binding: Binding, aliases: Iterable[HostAlias]) -> Object:
-    """Names of the virtual cluster, as far as the binding says where they lead."""
+    """Return the DNS settings and host aliases that resolve names of the virtual cluster."""
     spec, endpoints = pod["spec"], binding.spec.virtual_endpoints
-    told = [*api_alias(binding, namespace_of(pod) or ""), *aliases]
-    known = [{"ip": alias.ip, "hostnames": list(alias.names)} for alias in told]
-    found: dict[str, Any] = {}
-    if known or spec.get("hostAliases"):
-        found["hostAliases"] = [*(spec.get("hostAliases") or ()), *known]
+    all_aliases = [*api_alias(binding, namespace_of(pod) or ""), *aliases]
+    entries = [{"ip": alias.ip, "hostnames": list(alias.names)} for alias in all_aliases]
+    result: dict[str, Any] = {}
+    if entries or spec.get("hostAliases"):
+        result["hostAliases"] = [*(spec.get("hostAliases") or ()), *entries]
     if endpoints.dns and uses_cluster_dns(spec):
-        found |= {"dnsPolicy": "None", "dnsConfig": dns_config(pod, endpoints.dns)}
-    return found
+        result |= {"dnsPolicy": "None", "dnsConfig": dns_config(pod, endpoints.dns)}
+    return result
 
 
 def uses_cluster_dns(spec: Object) -> bool:
-    """Whether a kubelet would have the pod ask the DNS server of its cluster."""
+    """Return whether a kubelet would configure the pod to use the DNS server of its cluster."""
     policy = spec.get("dnsPolicy") or "ClusterFirst"
     return policy == "ClusterFirstWithHostNet" or (policy == "ClusterFirst" and not spec.get("hostNetwork"))
 
@@ -260,13 +260,13 @@ def api_alias(binding: Binding, namespace: str) -> list[HostAlias]:
     try:
         ip_address(host)
     except ValueError:
-        return []  # a name is known to some DNS server, or to nobody
+        return []  # a name is resolved by DNS
     names = service_names("kubernetes", "default")
     return [HostAlias(host, names if namespace == "default" else names[1:])]
 
 
 def service_names(name: str, namespace: str) -> tuple[str, ...]:
-    """Every way to name a Service from within its own namespace."""
+    """Return all names of a Service within its own namespace."""
     return (
         name,
         f"{name}.{namespace}",
@@ -276,7 +276,7 @@ def service_names(name: str, namespace: str) -> tuple[str, ...]:
 
 
 def dns_config(pod: Object, server: str) -> Object:
-    """What a kubelet of the virtual cluster would write, and after it what the pod asks for itself."""
+    """Return the DNS settings of a kubelet of the virtual cluster, followed by those of the pod."""
     own = pod["spec"].get("dnsConfig") or {}
     searches = [f"{namespace_of(pod)}.svc.{CLUSTER_DOMAIN}", f"svc.{CLUSTER_DOMAIN}", CLUSTER_DOMAIN]
     options: list[Object] = own.get("options") or []
@@ -294,12 +294,12 @@ def unique(texts: Iterable[str]) -> list[str]:
 
 
 def searches_within_limit(searches: list[str]) -> list[str]:
-    """As many of the search domains as an API server takes."""
-    lengths = accumulate(len(each) + 1 for each in searches)  # with a space between two
+    """Return as many of the search domains as an API server accepts."""
+    lengths = accumulate(len(each) + 1 for each in searches)  # separated by spaces
     return [each for each, length in zip(searches, lengths, strict=True) if length - 1 <= MAX_SEARCHES_LENGTH]
 
 
-# -- What may change of a pod that is there.
+# -- Changes of an existing pod.
 
 
 def mutable_fields(spec: Object) -> Object:
@@ -324,7 +324,7 @@ def images_of(spec: Object) -> dict[str, list[Object]]:
 
 
 def twin_patch(existing: Object, wanted: Object) -> Object | None:
-    """The strategic merge patch that makes a twin what it should be now; None where we set just that already."""
+    """Return the strategic merge patch for a twin; None if it is up to date."""
     if is_applied(existing, wanted):
         return None
     spec: dict[str, Any] = images_of(wanted["spec"])
@@ -334,17 +334,17 @@ def twin_patch(existing: Object, wanted: Object) -> Object | None:
 
 
 def resize_patch(existing: Object, wanted: Object) -> Object | None:
-    """What to patch the twin's `resize` with; None where its containers ask for what they should.
+    """Return the patch of the twin's `resize`; None if its containers have the desired amounts.
 
-    What the owner's defaults added to it is no difference.
+    Amounts that the owner's defaults added make no difference.
     """
     resized: Object = {}
     for field in ("initContainers", "containers"):
-        have = {each["name"]: each.get("resources") or {} for each in existing["spec"].get(field) or ()}
+        current = {each["name"]: each.get("resources") or {} for each in existing["spec"].get(field) or ()}
         changed = [
             {"name": each["name"], "resources": each["resources"]}
             for each in wanted["spec"].get(field) or ()
-            if each["name"] in have and has_other_amounts(each.get("resources") or {}, have[each["name"]])
+            if each["name"] in current and has_other_amounts(each.get("resources") or {}, current[each["name"]])
         ]
         if changed:
             resized[field] = changed
@@ -352,7 +352,7 @@ def resize_patch(existing: Object, wanted: Object) -> Object | None:
 
 
 def has_other_amounts(wanted: Object, have: Object) -> bool:
-    """Whether some amount that is wanted is another now."""
+    """Return whether an amount of `wanted` differs from `have`."""
     return any(
         (have.get(kind) or {}).get(resource) != amount
         for kind in ("limits", "requests")

@@ -1,8 +1,8 @@
-"""Where a pod names other objects, and how these names are put in terms of the other side.
+"""References of a pod to other objects, and their renaming for its twin.
 
-Every place of a pod's spec that can name a ConfigMap, a Secret or a claim is known here and nowhere else: what is
-listed by `references` is what has to be there below, what is renamed by `renamed_*` is the same, and whatever else may
-name an object is found by `unknown_sources`.  Specs are read as they come: what is not of its type names nothing.
+This module knows every field of a pod spec that can name a ConfigMap, a Secret or a claim. `references` lists what must
+exist in the physical cluster, the `renamed_*` functions rename exactly these references, and `unknown_sources` finds
+every other field that may name an object. Specs are untrusted: a value of the wrong type names nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,11 +14,11 @@ from tapestry.kube.objects import Object
 from tapestry.kube.pods import CONTAINER_FIELDS
 
 Rename = Callable[[str], str]
-"""The name below of an object in the pod's namespace."""
+"""Maps the name of an object in the pod's namespace to its physical name."""
 
 
 class ReferenceKind(StrEnum):
-    """What a pod may refer to, under the name of its resource."""
+    """Resources that a pod may refer to."""
 
     CONFIG_MAP = "configmaps"
     SECRET = "secrets"
@@ -37,7 +37,7 @@ class ProjectedToken:
     """A service account token that a pod mounts."""
 
     key: str
-    """Under which the pod's Secret below has it."""
+    """Key of the token in the pod's Secret in the physical cluster."""
     audience: str
     seconds: int
 
@@ -51,7 +51,7 @@ VIRTUAL_FIELDS = {
         ("spec.nodeName", keys.VIRTUAL_NODE_NAME),
     )
 }
-"""Downward API fields of a virtual pod, and where its twin has them."""
+"""Downward API fields of a virtual pod, and the field of its twin that holds the value."""
 
 SECRET_FIELDS = {
     "azureFile": ("secretName",),
@@ -64,7 +64,7 @@ SECRET_FIELDS = {
     "scaleIO": ("secretRef", "name"),
     "storageos": ("secretRef", "name"),
 }
-"""Where a volume source names a Secret, beside that kind itself; all of them for privileged pods alone."""
+"""Path of the Secret's name in volume sources other than `secret`; only privileged pods may use them."""
 
 ENV_SOURCES = {"configMapKeyRef": ReferenceKind.CONFIG_MAP, "secretKeyRef": ReferenceKind.SECRET}
 ENV_FROM_SOURCES = {"configMapRef": ReferenceKind.CONFIG_MAP, "secretRef": ReferenceKind.SECRET}
@@ -72,27 +72,26 @@ PROJECTIONS = {"configMap": ReferenceKind.CONFIG_MAP, "secret": ReferenceKind.SE
 POD_LOCAL_FIELDS = frozenset(
     {"fieldRef", "resourceFieldRef", "fileKeyRef", "prefix", "downwardAPI", "serviceAccountToken"}
 )
-"""Fields of a source that name no other object, or none that is not made for the pod."""
+"""Source fields that name no other object, or only one that is created for the pod."""
 UNSUPPORTED_SOURCES = ("ephemeral", "glusterfs")
-"""Sources of volumes that name an object of a kind that does not cross."""
+"""Volume sources that name an object of a kind that is not synced."""
 ALLOWED_FIELDS = ("key", "optional", "items", "defaultMode", "readOnly")
-"""Fields of what names an object, beside its name: where another one could name a namespace, it does not travel."""
+"""Fields of a reference that are copied beside the name; any other field could name a namespace."""
 
 
 def objects_at(whole: Object, field: str) -> list[Object]:
-    """The objects in a list."""
-    found = whole.get(field)
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    items = whole.get(field)
+    return [each for each in items if isinstance(each, dict)] if isinstance(items, list) else []
 
 
 def object_at(whole: Object, field: str) -> Object:
-    """The object in a field, empty where there is none."""
-    found = whole.get(field)
-    return found if isinstance(found, dict) else {}
+    """Return the object in a field; empty if there is none."""
+    value = whole.get(field)
+    return value if isinstance(value, dict) else {}
 
 
 def references(spec: Object) -> Iterator[Reference]:
-    """Everything that has to be there for the pod to run, in its own namespace; the same thing may come twice."""
+    """Yield everything in the pod's namespace that must exist for it to run; the same reference may occur twice."""
     for volume in objects_at(spec, "volumes"):
         yield from volume_references(volume)
     for field in CONTAINER_FIELDS:
@@ -121,19 +120,19 @@ def volume_references(volume: Object) -> Iterator[Reference]:
 
 def named_references(source: Object, kinds: dict[str, ReferenceKind]) -> Iterator[Reference]:
     for field, kind in kinds.items():
-        if named := object_at(source, field):
-            yield Reference(kind, named.get("name") or "", bool(named.get("optional")))
+        if reference := object_at(source, field):
+            yield Reference(kind, reference.get("name") or "", bool(reference.get("optional")))
 
 
 def secret_name_at(source: Object, path: tuple[str, ...]) -> str | None:
-    found: object = source
+    value: object = source
     for step in path:
-        found = found.get(step) if isinstance(found, dict) else None
-    return found if isinstance(found, str) else None
+        value = value.get(step) if isinstance(value, dict) else None
+    return value if isinstance(value, str) else None
 
 
 def unknown_sources(spec: Object) -> Iterator[str]:
-    """The paths of what may name an object that we know nothing of, and so cannot put in terms of the other side."""
+    """Yield the paths of fields that may name an object and that cannot be renamed."""
     for number, volume in enumerate(objects_at(spec, "volumes")):
         path = f"spec.volumes[{number}]"
         yield from (f"{path}.{kind}" for kind in UNSUPPORTED_SOURCES if volume.get(kind))
@@ -155,7 +154,7 @@ def unknown_fields(known: dict[str, ReferenceKind], source: Object, path: str) -
 
 
 def projected_tokens(spec: Object) -> list[ProjectedToken]:
-    """The service account tokens that the pod's projected volumes ask for."""
+    """Return the service account tokens that the pod's projected volumes request."""
     return [
         ProjectedToken(token_key(volume, number), source.get("audience") or "", source.get("expirationSeconds") or 3600)
         for volume in objects_at(spec, "volumes")
@@ -169,24 +168,24 @@ def token_key(volume: Object, number: int) -> str:
 
 
 def renamed_volume(volume: Object, rename: Rename, tokens_secret: str) -> Object:
-    """A volume as the twin has it: everything it names is named as below, tokens come out of `tokens_secret`."""
-    found = {**volume, **renamed_references(volume, ("configMap",), rename)}
+    """Return the twin's volume: all references are renamed, and tokens are read from `tokens_secret`."""
+    renamed = {**volume, **renamed_references(volume, ("configMap",), rename)}
     if source := volume.get("persistentVolumeClaim"):
-        found["persistentVolumeClaim"] = {**allowed_fields(source), "claimName": rename(source["claimName"])}
+        renamed["persistentVolumeClaim"] = {**allowed_fields(source), "claimName": rename(source["claimName"])}
     if source := volume.get("secret"):
-        found["secret"] = {**allowed_fields(source), "secretName": rename(source.get("secretName", ""))}
+        renamed["secret"] = {**allowed_fields(source), "secretName": rename(source.get("secretName", ""))}
     if source := volume.get("projected"):
         sources = [
             renamed_source(each, rename, tokens_secret, token_key(volume, number))
             for number, each in enumerate(source.get("sources") or ())
         ]
-        found["projected"] = {**source, "sources": sources}
+        renamed["projected"] = {**source, "sources": sources}
     if source := volume.get("downwardAPI"):
-        found["downwardAPI"] = with_virtual_fields(source)
+        renamed["downwardAPI"] = with_virtual_fields(source)
     for kind, path in SECRET_FIELDS.items():
         if (source := volume.get(kind)) and (name := secret_name_at(source, path)):
-            found[kind] = with_name(source, path, rename(name))
-    return found
+            renamed[kind] = with_name(source, path, rename(name))
+    return renamed
 
 
 def with_name(source: Object, path: tuple[str, ...], name: str) -> Object:
@@ -195,9 +194,9 @@ def with_name(source: Object, path: tuple[str, ...], name: str) -> Object:
 
 
 def renamed_source(each: Object, rename: Rename, tokens_secret: str, key: str) -> Object:
-    """One source of a projected volume."""
-    if named := renamed_references(each, PROJECTIONS, rename):
-        return named
+    """Return the twin's form of one source of a projected volume."""
+    if renamed := renamed_references(each, PROJECTIONS, rename):
+        return renamed
     if source := each.get("downwardAPI"):
         return {"downwardAPI": with_virtual_fields(source)}
     if (source := each.get("serviceAccountToken")) is not None:
@@ -206,19 +205,19 @@ def renamed_source(each: Object, rename: Rename, tokens_secret: str, key: str) -
 
 
 def renamed_container(container: Object, rename: Rename, literals: Object) -> Object:
-    """A container as the twin has it; `literals` are the downward API fields whose values are written out."""
-    found = dict(container)
+    """Return the twin's container; `literals` are the downward API fields whose values are written out."""
+    renamed = dict(container)
     if container.get("envFrom"):
-        found["envFrom"] = [
+        renamed["envFrom"] = [
             {**each, **renamed_references(each, ENV_FROM_SOURCES, rename)} for each in container["envFrom"]
         ]
     if container.get("env"):
-        found["env"] = [renamed_variable(each, rename, literals) for each in container["env"]]
-    return found
+        renamed["env"] = [renamed_variable(each, rename, literals) for each in container["env"]]
+    return renamed
 
 
 def renamed_references(source: Object, fields: Iterable[str], rename: Rename) -> Object:
-    """Those of `fields` that name something, naming it as below."""
+    """Return those of `fields` that name an object, with its physical name."""
     return {
         field: {"name": rename(source[field].get("name", "")), **allowed_fields(source[field])}
         for field in fields
@@ -244,7 +243,7 @@ def renamed_variable(variable: Object, rename: Rename, literals: Object) -> Obje
 
 
 def with_virtual_fields(source: Object) -> Object:
-    """A downward API volume whose files tell of the virtual pod."""
+    """Return a downward API volume whose files describe the virtual pod."""
     items = [
         {**item, "fieldRef": virtual_field(item["fieldRef"])} if item.get("fieldRef") else item
         for item in source.get("items") or ()

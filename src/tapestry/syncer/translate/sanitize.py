@@ -1,7 +1,7 @@
-"""What a stranger says: values of any type, read as what they should be or as nothing.
+"""Sanitizing of untrusted values of any type: each is read as its expected type or dropped.
 
-What is read has the very form in which an API server gives it back: times in UTC and to the second, amounts and
-addresses as they are usually written.  Texts will be seen on terminals, so they are cut and lose what works there.
+Results have the form in which an API server returns them: times in UTC with seconds precision, amounts and addresses in
+canonical form. Texts are shown on terminals, so they are truncated and stripped of control characters.
 """
 
 import re
@@ -16,12 +16,11 @@ from tapestry.kube.quantity import MILLI, QuantityError, parse_quantity
 from tapestry.kube.times import parse_time, timestamp
 
 MAX_TEXT_BYTES = 4096
-"""Bytes."""
 UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Controls but tabs and line ends, what turns the direction of text around, and halves of characters."""
+"""Control characters except tabs and newlines, bidirectional overrides, and surrogates."""
 INT32 = range(-(2**31), 2**31)
 ZERO_TIME = "0001-01-01T00:00:00Z"
-"""What stands for no time in Go; an API server gives it back as null."""
+"""The zero time of Go, which an API server returns as null."""
 
 
 def as_object(value: object) -> Mapping[str, Any]:
@@ -37,7 +36,7 @@ def is_int32(value: object) -> TypeGuard[int]:
 
 
 def text_fields(source: Mapping[str, Any], *fields: str) -> dict[str, str]:
-    """Those of `fields` that hold a text which is not empty, cut."""
+    """Return those of `fields` that hold a non-empty text, sanitized."""
     return {field: text for field in fields if (text := sanitized_text(source.get(field)))}
 
 
@@ -46,14 +45,14 @@ def sanitized_text(value: object) -> str:
 
 
 def truncate_text(text: str) -> str:
-    """`text` as far as it can be shown."""
+    """Truncate the text and remove unprintable characters."""
     if len(text) <= MAX_TEXT_BYTES // 4 and text.isprintable():
         return text
     return UNPRINTABLE.sub("", text[:MAX_TEXT_BYTES]).encode()[:MAX_TEXT_BYTES].decode(errors="ignore")
 
 
 def time_fields(source: Mapping[str, Any], *fields: str) -> dict[str, str]:
-    """Those of `fields` that hold a time, as Kubernetes writes it."""
+    """Return those of `fields` that hold a time, in the form that Kubernetes writes."""
     return {field: moment for field in fields if (moment := sanitized_time(source.get(field)))}
 
 
@@ -71,7 +70,7 @@ def _parsed_time(text: str) -> str:
 
 
 def is_ip_address(value: object) -> bool:
-    """Whether this is an address of any kind."""
+    """Return whether the value is an IP address of any kind."""
     try:
         return isinstance(value, str) and len(value) < 64 and bool(ip_address(value).version)
     except ValueError:
@@ -79,12 +78,12 @@ def is_ip_address(value: object) -> bool:
 
 
 def is_routable(text: str) -> bool:
-    """Whether an address can be that of a pod: not one that means something else to whoever calls it."""
+    """Return whether the address can be that of a pod, and not e.g. loopback or link-local."""
     return bool(routable_address(text))
 
 
 def routable_address(value: object) -> str:
-    """An address that leads somewhere, in its canonical form; empty where it is none."""
+    """Return a routable address in canonical form; empty if the value is none."""
     return _parsed_address(value) if isinstance(value, str) and len(value) < 64 else ""
 
 
@@ -97,14 +96,14 @@ def _parsed_address(text: str) -> str:
     if ip.is_loopback or ip.is_link_local or ip.is_multicast or "%" in text:
         return ""
     if isinstance(ip, IPv4Address):
-        means_another = ip.packed[0] == 0 or ip == IPv4Address("255.255.255.255")
+        is_special = ip.packed[0] == 0 or ip == IPv4Address("255.255.255.255")
     else:
-        means_another = int(ip) >> 32 in (0, 0xFFFF)  # an IPv4 address, or none
-    return "" if means_another else str(ip)
+        is_special = int(ip) >> 32 in (0, 0xFFFF)  # unspecified, or an IPv4 address
+    return "" if is_special else str(ip)
 
 
 def sanitized_amount(name: object, value: object, limit: int = 2**63) -> str:
-    """An amount below `limit` as Kubernetes writes it; empty where it is none, or none of anything."""
+    """Return an amount below `limit` in the form that Kubernetes writes; empty if the name or the amount is invalid."""
     if isinstance(name, str) and isinstance(value, str) and len(name) + len(value) < 400:
         return _parsed_amount(name, value, limit)
     return ""
@@ -118,6 +117,6 @@ def _parsed_amount(name: str, text: str, limit: int) -> str:
         return ""
     if not 0 <= amount.value() < limit or label_key_error(name) is not None:
         return ""
-    if amount.nano % MILLI.nano:  # an API server keeps no less than a thousandth
+    if amount.nano % MILLI.nano:  # an API server keeps milli precision
         amount = MILLI.scaled(amount.milli_value())
     return str(amount)

@@ -1,7 +1,7 @@
-"""What a pod may ask of the owner's nodes: the Pod Security Standards, and our own allow-list on top of them.
+"""Security rules for pods on the owner's nodes: the Pod Security Standards and our own allow-list.
 
-A standard says what is known to be harmful, and what crosses into somebody else's cluster has to be known to be
-harmless.  Both hold at every level but `privileged`, where nothing is checked.
+The standards forbid what is known to be harmful. In another owner's cluster only what is known to be harmless may run.
+Both are checked at every level except `privileged`, where nothing is.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from tapestry.kube.pod_security import (
 
 
 def security_violations(pod: Object, level: str) -> list[Violation]:
-    """Why the pod does not cross: what the standard has against it, then what is not on our list; each field once."""
+    """Return why the pod may not run: violations of the standard, then fields outside our list; each field once."""
     first: dict[str, Violation] = {}
     for violation in violations_of_checks(pod, level, RULES_BY_LEVEL[level]):
         first.setdefault(violation.path, violation)
@@ -53,7 +53,7 @@ INNER_FIELDS = {
     "seccompProfile": frozenset({"localhostProfile", "type"}),
     "windowsOptions": frozenset({"hostProcess", "runAsUserName"}),  # gMSA names an account of the owner's domain
 }
-"""Fields of the objects in a security context."""
+"""Allowed fields of the objects in a security context."""
 
 
 def disallowed_volumes(pod: PodView) -> Parts:
@@ -74,7 +74,7 @@ def disallowed_context_fields(pod: PodView) -> Parts:
 
 
 def disallowed_claims(pod: PodView) -> Parts:
-    """Claims of devices name objects below, and nothing rewrites these names."""
+    """Report device claims: they name objects in the physical cluster, and these names are not rewritten."""
     return [(path, "a claim") for path, _ in pod.entries(pod.spec, "resourceClaims")]
 
 
@@ -85,19 +85,19 @@ def _fields_outside(known: frozenset[str], parts: Parts) -> Iterator[Part]:
                 yield f"{path}.{value_text(field)}", "this field"
 
 
-TAKE_ANOTHER = f"use one of {sorted_list_text(ALLOWED_SOURCES)}"
+USE_ALLOWED_SOURCE = f"use one of {sorted_list_text(ALLOWED_SOURCES)}"
 OWN_RULES = (
-    Check("crossingVolumes", disallowed_volumes, TAKE_ANOTHER),
+    Check("crossingVolumes", disallowed_volumes, USE_ALLOWED_SOURCE),
     Check("crossingProjections", disallowed_projections, f"use one of {sorted_list_text(ALLOWED_PROJECTIONS)}"),
     Check("crossingContextFields", disallowed_context_fields, UNSET_REMEDY),
     Check("crossingClaims", disallowed_claims, "leave it out and ask for devices in resources.limits"),
 )
-OF_VOLUMES = frozenset({"hostPathVolumes", "restrictedVolumes"})
+VOLUME_RULES = frozenset({"hostPathVolumes", "restrictedVolumes"})
 
 
 def with_own_remedy(rule: Check) -> Check:
-    """A rule of the standard, whose remedy has to cross as well."""
-    return replace(rule, remedy=TAKE_ANOTHER) if rule.name in OF_VOLUMES else rule
+    """Replace the remedy of the standard's volume rules by one that our allow-list permits too."""
+    return replace(rule, remedy=USE_ALLOWED_SOURCE) if rule.name in VOLUME_RULES else rule
 
 
 RULES_BY_LEVEL = {

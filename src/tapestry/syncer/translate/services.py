@@ -1,9 +1,9 @@
-"""A Service of the virtual cluster as pods on leased nodes can call it.
+"""Twins of Services and EndpointSlices, which pods on leased nodes call.
 
-Below it has no selector: what answers is told by EndpointSlices of ours, which carry the addresses of the virtual ones.
-Nothing of it reaches out of the physical cluster, for there is no node port, external address or load balancer.  Labels
-and annotations of the tenant's stay above: below, controllers of the owner's act on them, and the label that joins a
-slice to a Service would join a tenant's addresses to a Service of the owner's.
+A twin Service has no selector: EndpointSlices of ours carry the addresses of the virtual ones. It is not reachable from
+outside the physical cluster, because it has no node port, external address or load balancer. Labels and annotations of
+the tenant are not copied: controllers of the owner act on them, and the label that joins a slice to a Service would add
+the tenant's addresses to a Service of the owner.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,31 +19,30 @@ from tapestry.syncer.translate.pods import HostAlias, service_names
 from tapestry.syncer.translate.sanitize import is_ip_address, is_routable
 
 SERVICE_NAME = "kubernetes.io/service-name"
-"""The label of a slice that names its Service."""
+"""Label of a slice that names its Service."""
 SLICE_MANAGER = "endpointslice.kubernetes.io/managed-by"
 HEADLESS = "None"
 PORT = ("name", "protocol", "port", "targetPort", "appProtocol")
 AFFINITY = ("sessionAffinity", "sessionAffinityConfig")
 COUNTRY_CODE_LENGTH = 2
-"""Characters of a top-level domain of a country; no other has as few."""
+"""Length of the top-level domains of countries; no other domain is as short."""
 TOP_LEVEL_DOMAINS = frozenset(
     {
         *("arpa", "biz", "com", "edu", "gov", "info", "int", "mil", "net", "org"),
         *("corp", "home", "internal", "intranet", "lan", "local", "localdomain", "localhost"),
     }
 )
-"""Namespaces whose names also end names of hosts outside: old domains, and those of private networks."""
+"""Namespace names that are also top-level domains: old domains, and those of private networks."""
 ENDPOINT = ("conditions", "hostname")
-"""Fields of an endpoint that mean below what they mean above: nodes, zones and pods are others there."""
+"""Endpoint fields that are valid in both clusters; nodes, zones and pods differ."""
 
 
 def is_syncable(service: Object) -> bool:
-    """Whether the Service stands for addresses; one that is but another name for a host has none."""
+    """Return whether the Service has addresses; one of type ExternalName has none."""
     return bool(service["spec"].get("type") != "ExternalName")
 
 
 def service_key(slice: Object) -> list[str]:
-    """The key of the Service that a virtual slice belongs to."""
     name = labels_of(slice).get(SERVICE_NAME)
     return [f"{namespace_of(slice)}/{name}"] if name else []
 
@@ -53,7 +52,7 @@ def twin_service_name(service: Object, binding: Binding) -> str:
 
 
 def twin_service(service: Object, binding: Binding) -> Object:
-    """The Service to have below for `service`, for `Client.converge`."""
+    """Return the desired twin of `service`, for `Client.converge`."""
     spec = service["spec"]
     return {
         "apiVersion": SERVICES.api_version,
@@ -63,7 +62,7 @@ def twin_service(service: Object, binding: Binding) -> Object:
             "type": "ClusterIP",
             "selector": None,
             "ports": [pick_fields(port, PORT) for port in spec.get("ports") or ()] or None,
-            "ipFamilyPolicy": "PreferDualStack",  # whichever family the virtual addresses are of
+            "ipFamilyPolicy": "PreferDualStack",  # the virtual addresses may be of either family
             **({"clusterIP": HEADLESS} if is_headless(service) else {}),
             **pick_fields(spec, AFFINITY),
         },
@@ -71,18 +70,19 @@ def twin_service(service: Object, binding: Binding) -> Object:
 
 
 def twin_slice(slice: Object, service: Object, binding: Binding) -> Object | None:
-    """The slice to have below for a `slice` of `service`; None where it is one of names and not of addresses."""
+    """Return the desired twin of a slice of `service`; None if the slice holds names instead of addresses."""
     if slice.get("addressType") not in ("IPv4", "IPv6"):
         return None
     name = physical_name(binding.virtual_cluster, binding.uid, namespace_of(slice) or "", name_of(slice))
     metadata = service_metadata(service, name, binding)
-    joined = {SERVICE_NAME: twin_service_name(service, binding), SLICE_MANAGER: keys.TAPESTRY}
+    owner_labels = {SERVICE_NAME: twin_service_name(service, binding), SLICE_MANAGER: keys.TAPESTRY}
     return {
         "apiVersion": ENDPOINT_SLICES.api_version,
         "kind": ENDPOINT_SLICES.kind,
-        "metadata": {**metadata, "labels": {**metadata["labels"], **joined}},
+        "metadata": {**metadata, "labels": {**metadata["labels"], **owner_labels}},
         "addressType": slice["addressType"],
-        "endpoints": list(twin_endpoints(slice.get("endpoints") or ())) or None,  # as a server shows an empty list
+        "endpoints": list(twin_endpoints(slice.get("endpoints") or ()))
+        or None,  # the form in which a server returns an empty list
         "ports": [pick_fields(port, PORT) for port in slice.get("ports") or ()] or None,
     }
 
@@ -94,7 +94,7 @@ def twin_endpoints(endpoints: Iterable[Object]) -> Iterator[Object]:
 
 
 def service_metadata(service: Object, name: str, binding: Binding) -> Object:
-    """Metadata of what stands for a Service, or for a part of it."""
+    """Return the metadata of the twin of a Service or of its slices."""
     return {"name": name, "namespace": binding.spec.mount_namespace, **source_metadata(service, binding)}
 
 
@@ -103,7 +103,7 @@ def pick_fields(source: Object, fields: Iterable[str]) -> Object:
 
 
 def service_needs_recreate(existing: Object, wanted: Object) -> bool:
-    """Whether they differ in what cannot be changed: then one has to go before the other can come."""
+    """Return whether they differ in an immutable field, so that the object has to be deleted and created again."""
     return is_headless(existing) != is_headless(wanted) or existing.get("addressType") != wanted.get("addressType")
 
 
@@ -112,7 +112,7 @@ def is_headless(service: Object) -> bool:
 
 
 def host_aliases(twin: Object, service: Object, namespace: str) -> list[HostAlias]:
-    """How pods of `namespace` find a Service by its names: at the twin's addresses, of the Service's families."""
+    """Return aliases of the twin's addresses for pods of `namespace`, limited to the Service's address families."""
     names = names_from_namespace(namespace, service)
     families = service["spec"].get("ipFamilies")
     return [
@@ -123,10 +123,10 @@ def host_aliases(twin: Object, service: Object, namespace: str) -> list[HostAlia
 
 
 def names_from_namespace(namespace: str, service: Object) -> tuple[str, ...]:
-    """The names of a Service for pods of `namespace`.
+    """Return the names of a Service for pods of `namespace`.
 
-    Each ends with the namespace of the Service, except the short one, which only its own namespace knows.  So no
-    Service has a name of another namespace.  A name like `github.com` is left out where it may be that of a host.
+    Each name ends with the namespace of the Service, except the short one, which only its own namespace uses. So no
+    Service has a name of another namespace. A name like `github.com` is left out because it may be that of a host.
     """
     own = namespace_of(service) or ""
     names = service_names(name_of(service), own)

@@ -1,8 +1,8 @@
-"""Changes to the copy of a ConfigMap or Secret below that go up to its source.
+"""Patches that write changes of the copy of a ConfigMap or Secret back to its source.
 
 Both sides have to agree: the binding lists the namespace (`spec.syncBack.namespaces`), and the tenant annotates the
-object (`tapestry.io/sync-back: "true"`).  Only the values of keys that the source has go up.  Keys that were added or
-removed below do not, and where the source changed as well, the tenant wins.
+object (`tapestry.io/sync-back: "true"`). Only the values of keys that the source has are written back. Keys that were
+added to or removed from the copy are not, and if the source changed as well, the tenant wins.
 """
 
 import base64
@@ -17,32 +17,32 @@ from tapestry.kube.resources import SECRETS
 from tapestry.syncer.translate.copies import CONTENT_FIELDS, copied_content
 
 MAX_BYTES = 1 << 20
-"""Size of the data of a ConfigMap or Secret, as Kubernetes limits it."""
+"""Size limit of the data of a ConfigMap or Secret in Kubernetes."""
 
 
 class SyncBackRejected(ValueError):
-    """What was changed below cannot go up; the message says why and quotes no value."""
+    """A change of the copy cannot be written back; the message gives the reason and quotes no value."""
 
 
 def is_allowed(source: Object, binding: Binding) -> bool:
-    """Whether the binding and the tenant let changes of this object's copy go up."""
+    """Return whether the binding and the tenant allow changes of this object's copy to be written back."""
     if namespace_of(source) not in binding.spec.sync_back.namespaces or source.get("immutable"):
         return False
     return annotations_of(source).get(keys.SYNC_BACK) == "true"
 
 
 def is_changed_below_only(source: Object, copy: Object) -> bool:
-    """Whether the copy differs from what was written there last, and its source does not."""
+    """Return whether the copy differs from what we wrote last, and its source does not."""
     written = annotations_of(copy).get(keys.WRITTEN_DIGEST)
     return digest_of(copied_content(source)) == written != digest_of(copied_content(copy))
 
 
 def sync_back_patch(source: Object, copy: Object) -> Object:
-    """The merge patch for the source that takes over the values of its keys from the copy; empty where none differs.
+    """Return the merge patch for the source with the changed values of the copy; empty if none differs.
 
-    Raises NotReturnable.
+    Raises SyncBackRejected.
     """
-    patch = {field: found for field in CONTENT_FIELDS if (found := changed_values(source.get(field), copy.get(field)))}
+    patch = {field: new for field in CONTENT_FIELDS if (new := changed_values(source.get(field), copy.get(field)))}
     if not patch:
         return {}
     for field, values in patch.items():
@@ -54,14 +54,14 @@ def sync_back_patch(source: Object, copy: Object) -> Object:
 
 
 def changed_values(source: object, copy: object) -> dict[str, str]:
-    """The values of the copy that differ, of keys that the source has."""
+    """Return the values of the copy that differ, for keys that the source has."""
     mine = source if isinstance(source, dict) else {}
     theirs = copy if isinstance(copy, dict) else {}
     return {key: theirs[key] for key, value in mine.items() if key in theirs and theirs[key] != value}
 
 
 def check_values(kind: str, field: str, values: Mapping[str, object]) -> None:
-    """Raise NotReturnable unless an API server would take these values: they come from another cluster."""
+    """Raise SyncBackRejected unless an API server would accept these values: they are untrusted."""
     is_encoded = kind == SECRETS.kind or field == "binaryData"
     for key, value in values.items():
         if not isinstance(value, str):
@@ -74,5 +74,5 @@ def check_values(kind: str, field: str, values: Mapping[str, object]) -> None:
 
 
 def encoded_limit(kind: str) -> int:
-    """The most characters that the data of a kind may take: of a Secret it is base64."""
+    """Return the maximum length of the data of a kind; the data of a Secret is base64."""
     return MAX_BYTES * 4 // 3 if kind == SECRETS.kind else MAX_BYTES

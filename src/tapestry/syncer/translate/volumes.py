@@ -1,13 +1,13 @@
-"""A claim of the virtual cluster and the volume that it is bound to, as they are below.
+"""Twins of claims and of the volumes that they are bound to.
 
-Only volumes of CSI drivers that the binding names cross, at every level of Pod Security: any other source names
-something of the nodes or the network that it means above, and would name the owner's below.  If the binding names
-storage classes too, the volume has to be of one of them.  The volume has to be provisioned for its claim, or to have a
-handle that the binding's patterns allow: any other handle could be one of the owner's volumes.  What the volume says of
-Secrets is rewritten to our copies of Secrets in the claim's own namespace, and a volume that names others is refused.
+Only volumes of CSI drivers that the binding names are synced, at every Pod Security level: any other source refers to
+nodes or networks and would refer to the owner's in the physical cluster. If the binding names storage classes, the
+volume must be of one of them. The volume must be provisioned for its claim or have a handle that matches the binding's
+patterns: any other handle could be one of the owner's volumes. References to Secrets are rewritten to our copies of
+Secrets in the claim's namespace; a volume that refers to other Secrets is rejected.
 
-Below, the volume is reserved for its claim and outlives it (Retain): whose data it is, is decided above.  Where it may
-be used was decided above, too, by the scheduler that chose the node, so its node affinity stays there.
+The twin volume is reserved for its claim and has reclaim policy Retain: the virtual cluster decides about the data. The
+virtual scheduler has already chosen the node, so node affinity is not copied.
 """
 
 from collections.abc import Iterator
@@ -24,27 +24,27 @@ CSI_SECRET_FIELDS = (
     *("controllerPublishSecretRef", "nodeStageSecretRef", "nodePublishSecretRef"),
     *("controllerExpandSecretRef", "nodeExpandSecretRef"),
 )
-"""Where a CSI source names a Secret, by namespace and name."""
+"""Fields of a CSI source that name a Secret by namespace and name."""
 CSI_COPIED_FIELDS = ("driver", "volumeHandle", "readOnly", "fsType", "volumeAttributes")
 PROVISIONER_ATTRIBUTE_PREFIX = "csi.storage.k8s.io/"
-"""What the names of attributes begin with by which a provisioner noted whose the volume is; below it is another's."""
+"""Prefix of the attributes in which a provisioner records the virtual claim; they do not apply to the twin."""
 RESIZE_PENDING = "FileSystemResizePending"
 PROVISIONED_BY = "pv.kubernetes.io/provisioned-by"
-"""The annotation by which a provisioner tells that it made the volume, and for which driver."""
+"""Annotation in which a provisioner records the driver that it created the volume for."""
 
 
 def is_bound(claim: Object, volume: Object) -> bool:
-    """Whether the two belong to each other, as both of them say."""
-    said = value_at(claim, "status", "phase"), value_at(claim, "spec", "volumeName")
-    return said == ("Bound", name_of(volume)) and value_at(volume, "spec", "claimRef", "uid") == uid_of(claim)
+    """Return whether claim and volume are bound to each other, according to both."""
+    binding = value_at(claim, "status", "phase"), value_at(claim, "spec", "volumeName")
+    return binding == ("Bound", name_of(volume)) and value_at(volume, "spec", "claimRef", "uid") == uid_of(claim)
 
 
 def volume_errors(claim: Object, volume: Object, allowed: AllowedVolumes) -> Iterator[str]:
-    """Why the volume of a claim does not cross, each with its path in the volume."""
+    """Yield the reasons why the volume of a claim may not be synced, each with its field path."""
     spec = volume["spec"]
     csi = spec.get("csi")
     if not csi:
-        yield "spec: the volume is of no CSI driver, and only those cross"
+        yield "spec: the volume has no CSI driver; only CSI volumes are synced"
         return
     if csi["driver"] not in allowed.drivers:
         yield f"spec.csi.driver: {csi['driver']} is not in the binding's allowedVolumes"
@@ -53,30 +53,30 @@ def volume_errors(claim: Object, volume: Object, allowed: AllowedVolumes) -> Ite
     handle = csi.get("volumeHandle") or ""
     if not is_provisioned(claim, volume) and not any(matches(each, handle) for each in allowed.volume_handles):
         yield (
-            "spec.csi.volumeHandle: the volume was not provisioned for the claim, and its handle is in no pattern of "
+            "spec.csi.volumeHandle: the volume was not provisioned for the claim, and its handle matches no pattern of "
             "the binding's allowedVolumes.volumeHandles"
         )
     for field, value in csi.items():
         if field in CSI_SECRET_FIELDS:
             yield from secret_reference_errors(field, value, namespace_of(claim) or "")
         elif field not in CSI_COPIED_FIELDS:
-            yield f"spec.csi.{field}: it is not known whether that may cross"
+            yield f"spec.csi.{field}: unknown field; it is not synced"
     for name in csi.get("volumeAttributes") or ():
         if "secret" in name.lower() and not name.startswith(PROVISIONER_ATTRIBUTE_PREFIX):
-            yield f"spec.csi.volumeAttributes[{name}]: the driver may take it for a Secret of the physical cluster"
+            yield f"spec.csi.volumeAttributes[{name}]: the driver may read it as a Secret of the physical cluster"
 
 
 def is_provisioned(claim: Object, volume: Object) -> bool:
-    """Whether a provisioner made the volume for this claim, which then has the claim's UID in its name.
+    """Return whether a provisioner created the volume for this claim: its name then contains the claim's UID.
 
-    Only those who may write PersistentVolumes of the virtual cluster can claim that of another volume.
+    Only users who may write PersistentVolumes of the virtual cluster can forge that.
     """
-    by = annotations_of(volume).get(PROVISIONED_BY)
-    return by == volume["spec"]["csi"]["driver"] and name_of(volume).endswith(f"-{uid_of(claim)}")
+    provisioner = annotations_of(volume).get(PROVISIONED_BY)
+    return provisioner == volume["spec"]["csi"]["driver"] and name_of(volume).endswith(f"-{uid_of(claim)}")
 
 
 def matches(pattern: str, handle: str) -> bool:
-    """Whether the pattern, in which * matches any text, matches the whole handle; in linear time."""
+    """Return whether the pattern, in which * matches any text, matches the whole handle. Takes linear time."""
     first, *rest = pattern.split("*")
     if not rest:
         return handle == first
@@ -85,17 +85,17 @@ def matches(pattern: str, handle: str) -> bool:
     if start > end or not handle.startswith(first) or not handle.endswith(last):
         return False
     for part in middle:
-        found = handle.find(part, start, end)
-        if found < 0:
+        index = handle.find(part, start, end)
+        if index < 0:
             return False
-        start = found + len(part)
+        start = index + len(part)
     return True
 
 
 def secret_reference_errors(field: str, reference: Object, namespace: str) -> Iterator[str]:
     if not reference.get("name") or reference.get("namespace") != namespace:
-        named = f"{reference.get('namespace')}/{reference.get('name')}"
-        yield f"spec.csi.{field}: {named} is no Secret of the claim's namespace {namespace}"
+        secret = f"{reference.get('namespace')}/{reference.get('name')}"
+        yield f"spec.csi.{field}: {secret} is not a Secret of the claim's namespace {namespace}"
 
 
 def class_of(volume: Object) -> str:
@@ -103,13 +103,13 @@ def class_of(volume: Object) -> str:
 
 
 def secrets_of(volume: Object) -> list[str]:
-    """The names of the Secrets that the volume needs; all in the claim's namespace, if it is not refused."""
+    """Return the names of the Secrets that the volume needs; they are in the claim's namespace unless rejected."""
     csi = value_at(volume, "spec", "csi", default={})
     return sorted({csi[field]["name"] for field in CSI_SECRET_FIELDS if csi.get(field)})
 
 
 def twin_claim(claim: Object, volume: Object, binding: Binding) -> Object:
-    """The claim to have below.  It is as large as its volume is when it is made; growth comes by the volume."""
+    """Return the desired twin claim. Its size is that of the volume at its creation; only the volume is expanded."""
     volume_name = name_in_physical(binding, "", name_of(volume))
     return {
         "apiVersion": PERSISTENT_VOLUME_CLAIMS.api_version,
@@ -122,7 +122,7 @@ def twin_claim(claim: Object, volume: Object, binding: Binding) -> Object:
         "spec": {
             "accessModes": claim["spec"]["accessModes"],
             "resources": {"requests": {"storage": volume["spec"]["capacity"]["storage"]}},
-            "storageClassName": class_of(volume),  # even an empty one: a default class would not fit
+            "storageClassName": class_of(volume),  # even if empty: a default class would not match
             "volumeMode": claim["spec"].get("volumeMode") or "Filesystem",
             "volumeName": volume_name,
         },
@@ -130,10 +130,10 @@ def twin_claim(claim: Object, volume: Object, binding: Binding) -> Object:
 
 
 def twin_volume(claim: Object, volume: Object, binding: Binding) -> Object:
-    """The volume to have below, for `Client.converge`; `claim` is the virtual one, which the volume is bound to."""
+    """Return the desired twin volume, for `Client.converge`; `claim` is the virtual claim of `volume`."""
     spec = volume["spec"]
     namespace = namespace_of(claim) or ""
-    reserved_for = {
+    claim_ref = {
         "apiVersion": PERSISTENT_VOLUME_CLAIMS.api_version,
         "kind": PERSISTENT_VOLUME_CLAIMS.kind,
         "namespace": binding.spec.mount_namespace,
@@ -149,7 +149,7 @@ def twin_volume(claim: Object, volume: Object, binding: Binding) -> Object:
         "spec": {
             "accessModes": spec["accessModes"],
             "capacity": spec["capacity"],
-            "claimRef": reserved_for,
+            "claimRef": claim_ref,
             "csi": twin_source(spec["csi"], namespace, binding),
             "mountOptions": spec.get("mountOptions"),
             "persistentVolumeReclaimPolicy": "Retain",
@@ -161,18 +161,18 @@ def twin_volume(claim: Object, volume: Object, binding: Binding) -> Object:
 
 def twin_source(csi: Object, namespace: str, binding: Binding) -> Object:
     attributes = csi.get("volumeAttributes") or {}
-    kept = {name: value for name, value in attributes.items() if not name.startswith(PROVISIONER_ATTRIBUTE_PREFIX)}
-    plain = {**csi, "volumeAttributes": kept}
-    found = {field: plain[field] for field in CSI_COPIED_FIELDS if plain.get(field)}
+    copied = {name: value for name, value in attributes.items() if not name.startswith(PROVISIONER_ATTRIBUTE_PREFIX)}
+    cleaned = {**csi, "volumeAttributes": copied}
+    source = {field: cleaned[field] for field in CSI_COPIED_FIELDS if cleaned.get(field)}
     for field in CSI_SECRET_FIELDS:
         if csi.get(field):
             name = name_in_physical(binding, namespace, csi[field]["name"])
-            found[field] = {"name": name, "namespace": binding.spec.mount_namespace}
-    return found
+            source[field] = {"name": name, "namespace": binding.spec.mount_namespace}
+    return source
 
 
 def claim_metadata(claim: Object, uid: str, binding: Binding) -> Object:
-    """Metadata that leads back to the claim, and tells by its UID of what very object this is the copy."""
+    """Return metadata that identifies the virtual claim, and by its UID the object that this is the twin of."""
     metadata = source_metadata(claim, binding)
     return {**metadata, "annotations": {**metadata["annotations"], keys.VIRTUAL_UID: uid}}
 
@@ -182,19 +182,19 @@ def name_in_physical(binding: Binding, namespace: str, name: str) -> str:
 
 
 def is_twin_of(twin: Object, source: Object) -> bool:
-    """Whether a twin was made for that very object, and not for a namesake before it."""
+    """Return whether the twin was created for that very object, and not for an earlier one with its name."""
     return annotations_of(twin).get(keys.VIRTUAL_UID) == uid_of(source)
 
 
 def release_patch(volume: Object, claim: Object) -> Object | None:
-    """What lets a volume below be bound to the claim that is there now, where it was to one that is gone."""
+    """Return the patch that lets a volume bind to the current twin claim instead of a deleted one."""
     if value_at(volume, "spec", "claimRef", "uid") in (None, uid_of(claim)):
         return None
     return {"spec": {"claimRef": {"uid": None, "resourceVersion": None}}}
 
 
 def expansion_patch(claim: Object, volume: Object, twin: Object) -> Object | None:
-    """What tells the virtual claim that its file system has grown, as its twin says; how far was decided above."""
+    """Return the patch that reports a grown file system to the virtual claim once its twin has the volume's size."""
     conditions = value_at(claim, "status", "conditions", default=[])
     size = value_at(volume, "spec", "capacity", "storage")
     if find_condition(conditions, RESIZE_PENDING) is None or value_at(twin, "status", "capacity", "storage") != size:

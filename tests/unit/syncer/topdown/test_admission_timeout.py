@@ -1,4 +1,4 @@
-"""Pods that the physical cluster does not take: how long they wait, what they say meanwhile, when they have failed."""
+"""Pods that the physical cluster does not accept: waiting, conditions and failure."""
 
 import asyncio
 from typing import Any
@@ -17,7 +17,18 @@ from tapestry.kube.errors import ApiError, Invalid, NotFound, ServerError, Unava
 from tapestry.kube.objects import object_named, value_at
 from tapestry.kube.resources import NODES, PODS
 
-from ..world import MAPPED, NO_ROOM, NODE, World, a_world, forbidden, nothing, phase, refusing, said
+from ..world import (
+    INSUFFICIENT_CPU,
+    MAPPED,
+    NODE,
+    World,
+    a_world,
+    accept_all,
+    forbidden,
+    has_condition,
+    phase,
+    rejecting,
+)
 
 FIVE_MINUTES = 300.0
 TEN_MINUTES = 600.0
@@ -26,33 +37,33 @@ OVER_QUOTA = forbidden('pods "work" is forbidden: exceeded quota: all, requested
 NO_CLASS = forbidden('pods "work" is forbidden: no PriorityClass with name tapestry-leased was found')
 
 
-def refusing_pods(error: ApiError) -> Any:
-    return refusing("POST", "/pods", error)
+def rejecting_pods(error: ApiError) -> Any:
+    return rejecting("POST", "/pods", error)
 
 
-async def bring_to_failure(world: World, message: str = NO_ROOM) -> None:
-    """A pod of one CPU that finds no place below for five minutes."""
+async def fail_as_unschedulable(world: World, message: str = INSUFFICIENT_CPU) -> None:
+    """Create a pod of one CPU that stays unschedulable for five minutes."""
     await world.add_pod(requests=ONE_CPU)
     await world.wait_for_pod(MAPPED)
-    await world.refuse_place(message=message)
+    await world.mark_unschedulable(message=message)
     await world.wait_for_pod(phase("Failed"), timeout=FIVE_MINUTES + 10)
 
 
-# -- no place below
+# -- unschedulable twins
 
 
 @in_virtual_time
-async def test_a_pod_without_a_place_below_fails_after_five_minutes_with_the_reason_from_there() -> None:
+async def test_unschedulable_pod_fails_after_five_minutes() -> None:
     world = await a_world()
     async with world.syncer():
         await world.add_pod()
         await world.wait_for_pod(MAPPED)
-        await world.refuse_place()
+        await world.mark_unschedulable()
         await asyncio.sleep(FIVE_MINUTES - 2)
-        assert (await world.ended())[0] == "Pending"
+        assert (await world.phase_and_reason())[0] == "Pending"
         await asyncio.sleep(4)
-        assert await world.ended() == ("Failed", "UnschedulableBelow")
-        assert (await world.pod())["status"]["message"] == NO_ROOM
+        assert await world.phase_and_reason() == ("Failed", "UnschedulableBelow")
+        assert (await world.pod())["status"]["message"] == INSUFFICIENT_CPU
         assert await world.twins() == []
         await asyncio.sleep(3600)
         assert len(world.down.writes("POST", "/pods")) == 1
@@ -60,36 +71,36 @@ async def test_a_pod_without_a_place_below_fails_after_five_minutes_with_the_rea
 
 
 @in_virtual_time
-async def test_a_pod_that_is_gated_below_fails_with_that_reason_and_shrinks_no_lease() -> None:
+async def test_gated_twin_fails_pod_without_shrinking_lease() -> None:
     world = await a_world()
     async with world.syncer():
         await world.add_pod(requests=ONE_CPU)
         await world.wait_for_pod(MAPPED)
         gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "gates"}
-        await world.set_twin_status(conditions=[{**gated, "lastTransitionTime": world.moment()}])
-        await world.wait_for_pod(said("PodScheduled", "False", "SchedulingGatedBelow"))
-        lent = await world.lent()
+        await world.set_twin_status(conditions=[{**gated, "lastTransitionTime": world.timestamp()}])
+        await world.wait_for_pod(has_condition("PodScheduled", "False", "SchedulingGatedBelow"))
+        leased = await world.allocatable()
         await world.wait_for_pod(phase("Failed"), timeout=FIVE_MINUTES + 10)
-        assert await world.ended() == ("Failed", "SchedulingGatedBelow")
-        assert await world.lent() == lent
+        assert await world.phase_and_reason() == ("Failed", "SchedulingGatedBelow")
+        assert await world.allocatable() == leased
 
 
 @in_virtual_time
-async def test_a_pod_that_finds_its_place_in_time_runs() -> None:
+async def test_pod_scheduled_in_time_runs() -> None:
     world = await a_world()
     async with world.syncer():
         await world.add_pod()
         await world.wait_for_pod(MAPPED)
-        await world.refuse_place()
+        await world.mark_unschedulable()
         await asyncio.sleep(FIVE_MINUTES - 2)
         await world.place()
         await asyncio.sleep(FIVE_MINUTES)
-        assert (await world.ended())[0] == "Pending"
+        assert (await world.phase_and_reason())[0] == "Pending"
         assert len(await world.twins()) == 1
 
 
 @in_virtual_time
-async def test_a_clock_below_that_is_slow_uses_up_no_patience() -> None:
+async def test_slow_physical_clock_does_not_shorten_timeout() -> None:
     world = await a_world()
     async with world.syncer():
         await world.add_pod()
@@ -97,183 +108,183 @@ async def test_a_clock_below_that_is_slow_uses_up_no_patience() -> None:
         old = {"type": "PodScheduled", "status": "False", "lastTransitionTime": "2023-12-31T00:00:00Z"}
         await world.set_twin_status(conditions=[old])
         await asyncio.sleep(FIVE_MINUTES - 2)
-        assert (await world.ended())[0] == "Pending"
+        assert (await world.phase_and_reason())[0] == "Pending"
         await asyncio.sleep(4)
-        assert await world.ended() == ("Failed", "UnschedulableBelow")
+        assert await world.phase_and_reason() == ("Failed", "UnschedulableBelow")
 
 
 @in_virtual_time
-async def test_the_lease_shrinks_by_what_found_no_room_for_ten_minutes() -> None:
+async def test_lease_shrinks_for_ten_minutes_after_shortage() -> None:
     world = await a_world()
     async with world.syncer():
-        await bring_to_failure(world)
+        await fail_as_unschedulable(world)
         await asyncio.sleep(1)
-        assert (await world.lent("cpu"), await world.lent("pods")) == ("3", "109")
+        assert (await world.allocatable("cpu"), await world.allocatable("pods")) == ("3", "109")
         await asyncio.sleep(TEN_MINUTES - 20)
-        assert await world.lent("cpu") == "3"
+        assert await world.allocatable("cpu") == "3"
         await asyncio.sleep(20)
-        assert (await world.lent("cpu"), await world.lent("pods")) == ("4", "110")
+        assert (await world.allocatable("cpu"), await world.allocatable("pods")) == ("4", "110")
 
 
 @in_virtual_time
-async def test_a_lease_that_is_limited_shrinks_as_much() -> None:
+async def test_limited_lease_shrinks_as_much() -> None:
     world = await a_world()
     policy = await world.virtual.get(POLICIES, "east-all")
     await world.virtual.patch(POLICIES, policy, {"spec": {"resourceLimits": [{"resource": "cpu", "quantity": "2"}]}})
     async with world.syncer():
-        assert await world.lent("cpu") == "2"
-        await bring_to_failure(world)
+        assert await world.allocatable("cpu") == "2"
+        await fail_as_unschedulable(world)
         await asyncio.sleep(1)
-        assert await world.lent("cpu") == "1"
+        assert await world.allocatable("cpu") == "1"
 
 
 @in_virtual_time
-async def test_the_lease_recovers_when_a_foreign_pod_changes_there_and_not_when_it_only_says_something() -> None:
+async def test_lease_recovers_when_foreign_requests_change() -> None:
     world = await a_world()
     await world.add_node("n2")
     foreign = await world.add_foreign_pod("shop", "n1", requests=ONE_CPU)
     async with world.syncer():
-        assert await world.lent("cpu") == "3"
-        await bring_to_failure(world)
+        assert await world.allocatable("cpu") == "3"
+        await fail_as_unschedulable(world)
         await asyncio.sleep(1)
-        assert await world.lent("cpu") == "2"
+        assert await world.allocatable("cpu") == "2"
         await world.physical.patch(PODS, foreign, {"status": {"message": "well"}}, subresource="status")
         await world.add_foreign_pod("elsewhere", "n2", requests=ONE_CPU)
         await asyncio.sleep(1)
-        assert await world.lent("cpu") == "2"
+        assert await world.allocatable("cpu") == "2"
         await world.physical.delete(PODS, object_named("shop", "default"), grace_seconds=0)
         await asyncio.sleep(1)
-        assert await world.lent("cpu") == "4"
+        assert await world.allocatable("cpu") == "4"
 
 
 @in_virtual_time
-async def test_a_pod_that_is_its_own_obstacle_shrinks_no_lease() -> None:
+async def test_pod_specific_failure_shrinks_no_lease() -> None:
     world = await a_world()
     async with world.syncer():
-        await bring_to_failure(world, "0/1 nodes are available: 1 node(s) had untolerated taint {a: b}.")
+        await fail_as_unschedulable(world, "0/1 nodes are available: 1 node(s) had untolerated taint {a: b}.")
         await asyncio.sleep(1)
-        assert await world.lent("cpu") == "4"
+        assert await world.allocatable("cpu") == "4"
 
 
 @in_virtual_time
-async def test_one_pod_shrinks_a_lease_once_however_often_its_end_has_to_be_said() -> None:
+async def test_pod_shrinks_lease_once_despite_retries() -> None:
     world = await a_world()
     async with world.syncer():
         await world.add_pod(requests=ONE_CPU)
         await world.wait_for_pod(MAPPED)
-        await world.refuse_place()
+        await world.mark_unschedulable()
         await asyncio.sleep(FIVE_MINUTES - 1)
-        world.up.refusal = refusing("PATCH", "/pods/work/status", forbidden("a webhook says no"))
+        world.up.rejection = rejecting("PATCH", "/pods/work/status", forbidden("a webhook says no"))
         await asyncio.sleep(10)
-        world.up.refusal = nothing
+        world.up.rejection = accept_all
         await world.wait_for_pod(phase("Failed"))
         await asyncio.sleep(1)
-        assert await world.lent("cpu") == "3"
+        assert await world.allocatable("cpu") == "3"
 
 
-# -- refused below
+# -- rejected twins
 
 
 @in_virtual_time
-async def test_a_pod_that_is_refused_below_fails_after_five_minutes_of_trying_ever_less() -> None:
+async def test_rejected_pod_fails_after_five_minutes_of_backoff() -> None:
     world = await a_world()
-    world.down.refusal = refusing_pods(Invalid(422, "Invalid", "spec.x: must be y"))
+    world.down.rejection = rejecting_pods(Invalid(422, "Invalid", "spec.x: must be y"))
     async with world.syncer():
         await world.add_pod(requests=ONE_CPU)
-        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "RefusedBelow"))
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "RefusedBelow"))
         await asyncio.sleep(FIVE_MINUTES - 2)
-        assert (await world.ended())[0] == "Pending"
+        assert (await world.phase_and_reason())[0] == "Pending"
         await asyncio.sleep(4)
-        assert await world.ended() == ("Failed", "RefusedBelow")
+        assert await world.phase_and_reason() == ("Failed", "RefusedBelow")
         assert 5 <= len(world.down.writes("POST", "/pods")) <= 12
 
 
-# -- a quota below
+# -- quotas
 
 
 @in_virtual_time
-async def test_pod_waits_for_a_quota_for_as_long_as_it_takes() -> None:
+async def test_pod_waits_for_quota_indefinitely() -> None:
     world = await a_world()
-    world.down.refusal = refusing_pods(OVER_QUOTA)
-    async with world.syncer() as site:
+    world.down.rejection = rejecting_pods(OVER_QUOTA)
+    async with world.syncer() as context:
         await world.add_pod(requests=ONE_CPU)
-        pod = await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "QuotaExceeded"))
+        pod = await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "QuotaExceeded"))
         assert "exceeded quota: all" in find_condition(pod["status"]["conditions"], keys.ACCEPTED_CONDITION)["message"]
         await asyncio.sleep(12 * FIVE_MINUTES)
-        assert await world.ended() == ("Pending", None)
+        assert await world.phase_and_reason() == ("Pending", None)
         assert 5 <= len(world.down.writes("POST", "/pods")) <= 24
         assert len(world.up.writes("/pods/work/status")) == 1
         assert len(await world.events("QuotaExceeded")) == 1
-        assert await world.lent("cpu") == "4"
-        assert dict(site.ledger.held_amounts(NODE)) == {}
-        world.down.refusal = nothing
+        assert await world.allocatable("cpu") == "4"
+        assert dict(context.ledger.held_amounts(NODE)) == {}
+        world.down.rejection = accept_all
         await world.wait_for_pod(MAPPED, timeout=FIVE_MINUTES + 1)
         await asyncio.sleep(5)
         assert await world.condition(keys.ACCEPTED_CONDITION) is None
 
 
 @in_virtual_time
-async def test_pods_that_wait_for_a_quota_are_tried_one_after_the_other_when_a_twin_ends() -> None:
+async def test_pods_over_quota_are_retried_when_twins_end() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod("first")
-        world.down.refusal = refusing_pods(OVER_QUOTA)
+        world.down.rejection = rejecting_pods(OVER_QUOTA)
         names = [f"p{number}" for number in range(20)]
         for name in names:
             await world.add_pod(name)
-            await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "QuotaExceeded"), name)
+            await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "QuotaExceeded"), name)
         await asyncio.sleep(12 * FIVE_MINUTES + 1)
         before = len(world.down.writes("POST", "/pods"))
         await world.end("Succeeded", "first")
         await asyncio.sleep(1)
         assert len(world.down.writes("POST", "/pods")) - before <= 2
-        world.down.refusal = nothing
+        world.down.rejection = accept_all
         await world.stop("first")
         await asyncio.sleep(FIVE_MINUTES)
         assert len(await world.twins()) == 20
 
 
 @in_virtual_time
-async def test_pod_that_waits_for_its_lease_keeps_no_other_from_a_quota() -> None:
+async def test_pod_waiting_for_lease_does_not_block_quota() -> None:
     world = await a_world()
     await world.add_node("n2")
     async with world.syncer():
         await wait_for(world.virtual, NODES, "vnode-east-n2", until=bool, timeout=60)
         await world.run_pod("running", node="vnode-east-n2")
-        world.down.refusal = refusing_pods(OVER_QUOTA)
+        world.down.rejection = rejecting_pods(OVER_QUOTA)
         await world.add_pod()
-        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "QuotaExceeded"))
+        await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "QuotaExceeded"))
         await world.add_pod("other", node="vnode-east-n2")
-        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "QuotaExceeded"), "other")
+        await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "QuotaExceeded"), "other")
         await asyncio.sleep(2 * TEN_MINUTES)
         await world.physical.patch(NODES, object_named("n1"), {"spec": {"unschedulable": True}})
-        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "Cordoned"), timeout=FIVE_MINUTES + 1)
-        world.down.refusal = nothing
+        await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "Cordoned"), timeout=FIVE_MINUTES + 1)
+        world.down.rejection = accept_all
         await world.end("Succeeded", "running")
         await world.wait_for_pod(MAPPED, "other", timeout=5)
 
 
 @in_virtual_time
-async def test_a_pod_that_is_refused_for_a_while_runs_when_there_is_room_again() -> None:
+async def test_temporarily_rejected_pod_runs_later() -> None:
     world = await a_world()
-    world.down.refusal = refusing_pods(OVER_QUOTA)
+    world.down.rejection = rejecting_pods(OVER_QUOTA)
     async with world.syncer():
         await world.add_pod()
         await asyncio.sleep(100)
-        world.down.refusal = nothing
+        world.down.rejection = accept_all
         await world.wait_for_pod(MAPPED, timeout=100)
 
 
 @in_virtual_time
-async def test_a_pod_that_does_not_validate_below_shrinks_no_lease() -> None:
+async def test_invalid_twin_shrinks_no_lease() -> None:
     world = await a_world()
-    world.down.refusal = refusing_pods(Invalid(422, "Invalid", "spec.x: must be y"))
+    world.down.rejection = rejecting_pods(Invalid(422, "Invalid", "spec.x: must be y"))
     async with world.syncer():
         await world.add_pod(requests=ONE_CPU)
         await world.wait_for_pod(phase("Failed"), timeout=FIVE_MINUTES + 10)
         await asyncio.sleep(1)
         assert (await world.pod())["status"]["message"] == "spec.x: must be y"
-        assert await world.lent("cpu") == "4"
+        assert await world.allocatable("cpu") == "4"
 
 
 @pytest.mark.parametrize(
@@ -289,24 +300,24 @@ async def test_a_pod_that_does_not_validate_below_shrinks_no_lease() -> None:
     ids=lambda error: error.message[-12:],
 )
 @in_virtual_time
-async def test_rule_3_what_says_nothing_about_the_pod_never_fails_it(error: ApiError) -> None:
+async def test_safety_rule_3_unrelated_errors_never_fail_the_pod(error: ApiError) -> None:
     world = await a_world()
-    world.down.refusal = refusing_pods(error)
+    world.down.rejection = rejecting_pods(error)
     async with world.syncer():
         await world.add_pod()
         await asyncio.sleep(10 * FIVE_MINUTES)
-        assert (await world.ended())[0] == "Pending"
-        world.down.refusal = nothing
+        assert (await world.phase_and_reason())[0] == "Pending"
+        world.down.rejection = accept_all
         await world.wait_for_pod(MAPPED, timeout=FIVE_MINUTES)
 
 
 @in_virtual_time
-async def test_rights_that_are_missing_below_are_told() -> None:
+async def test_missing_permissions_are_reported() -> None:
     world = await a_world()
-    world.down.refusal = refusing_pods(forbidden('User "syncer" cannot create resource "pods"'))
+    world.down.rejection = rejecting_pods(forbidden('User "syncer" cannot create resource "pods"'))
     async with world.syncer():
         await world.add_pod()
-        pod = await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "NotPermitted"))
+        pod = await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "NotPermitted"))
         assert "cannot create resource" in find_condition(pod["status"]["conditions"], keys.MAPPED_CONDITION)["message"]
 
 
@@ -317,7 +328,7 @@ async def permission(world: World) -> tuple[str, str] | None:
 
 
 def no_class_and(may_create: bool) -> Any:
-    """No pod is taken, and PriorityClasses only where we may create them."""
+    """Return a rejection of all pods, and of PriorityClasses unless we may create them."""
 
     def refusal(request: Request) -> ApiError | None:
         if request.method == "POST" and request.path.endswith("/priorityclasses") and not may_create:
@@ -328,9 +339,9 @@ def no_class_and(may_create: bool) -> Any:
 
 
 @in_virtual_time
-async def test_missing_priority_class_is_said_once_and_tried_ever_less(caplog: Any) -> None:
+async def test_missing_priority_class_is_reported_once(caplog: Any) -> None:
     world = await a_world()
-    world.down.refusal = no_class_and(may_create=False)
+    world.down.rejection = no_class_and(may_create=False)
     async with world.syncer():
         names = [f"p{number}" for number in range(50)]
         for name in names:
@@ -338,7 +349,7 @@ async def test_missing_priority_class_is_said_once_and_tried_ever_less(caplog: A
         await asyncio.sleep(5)
         assert await permission(world) == ("False", "PriorityClassMissing")
         await asyncio.sleep(10 * FIVE_MINUTES)
-        assert {await world.ended(name) for name in names} == {("Pending", None)}
+        assert {await world.phase_and_reason(name) for name in names} == {("Pending", None)}
         assert await world.condition(keys.MAPPED_CONDITION, "p0") == ("False", "NotPermitted")
         assert await world.twins() == []
         [event] = await world.events("PriorityClassMissing")
@@ -346,7 +357,7 @@ async def test_missing_priority_class_is_said_once_and_tried_ever_less(caplog: A
         assert "tapestry join" in event.get("message", "")
         assert len(world.down.writes("POST", "/pods")) <= 50 + 60
         assert len([record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]) <= 2
-        world.down.refusal = nothing
+        world.down.rejection = accept_all
         await asyncio.sleep(65)
         assert len(await world.twins()) == 50
         await asyncio.sleep(5)
@@ -354,25 +365,25 @@ async def test_missing_priority_class_is_said_once_and_tried_ever_less(caplog: A
 
 
 @in_virtual_time
-async def test_syncer_creates_the_priority_class_where_it_may() -> None:
+async def test_syncer_creates_its_priority_class() -> None:
     world = await a_world()
 
     async with world.syncer():
-        world.down.refusal = no_class_and(may_create=True)
+        world.down.rejection = no_class_and(may_create=True)
         await world.add_pod()
-        made = await wait_for(world.physical, PRIORITY_CLASSES, keys.PRIORITY_CLASS, until=bool, timeout=5)
-        assert made is not None
-        assert (made["value"], made["preemptionPolicy"]) == (-10000, "Never")
-        world.down.refusal = nothing
+        created = await wait_for(world.physical, PRIORITY_CLASSES, keys.PRIORITY_CLASS, until=bool, timeout=5)
+        assert created is not None
+        assert (created["value"], created["preemptionPolicy"]) == (-10000, "Never")
+        world.down.rejection = accept_all
         await world.wait_for_pod(MAPPED, timeout=5)
         assert await world.events("PriorityClassMissing") == []
         assert await permission(world) is None
 
 
 @in_virtual_time
-async def test_syncer_creates_no_priority_class_that_the_binding_names() -> None:
+async def test_syncer_never_creates_the_bindings_priority_class() -> None:
     world = await a_world(podPriorityClassName="scavengers")
-    world.down.refusal = no_class_and(may_create=True)
+    world.down.rejection = no_class_and(may_create=True)
     async with world.syncer():
         await world.add_pod()
         await asyncio.sleep(5)

@@ -1,4 +1,4 @@
-"""Pods and the leases of their nodes: who gets a twin, who waits and for what, who has failed."""
+"""Admission of pods to the leases of their nodes: twins, waiting pods and failures."""
 
 import asyncio
 from datetime import timedelta
@@ -15,7 +15,7 @@ from tapestry.kube.errors import Invalid, KubeError, Timeout, TransportError
 from tapestry.kube.objects import Object, is_deleting, labels_of, object_named, value_at
 from tapestry.kube.resources import CONFIGMAPS, NODES, PODS
 
-from ..world import MAPPED, NODE, Gate, World, a_world, phase, said
+from ..world import MAPPED, NODE, Gate, World, a_world, has_condition, phase
 
 ONE_CPU = {"cpu": "1"}
 EVERYTHING = [{"operator": "Exists"}]
@@ -26,7 +26,7 @@ HOUR = 3600.0
 
 
 async def add_bound_pod(world: World, name: str = "work", **options: Any) -> None:
-    """A pod of a controller that a scheduler binds."""
+    """Create a controlled pod and bind it like a scheduler."""
     await world.add_pod(name, node="", metadata={"ownerReferences": [OWNER]}, **options)
     await bind(world, name)
 
@@ -69,13 +69,13 @@ def cpu_of(twin: Object) -> str:
 
 @pytest.mark.parametrize("tolerations", [EVERYTHING, OUR_TAINT, []], ids=["everything", "our taint", "node name"])
 @in_virtual_time
-async def test_pod_waits_for_the_window_and_runs_when_it_opens(tolerations: list[Object]) -> None:
+async def test_pod_waits_for_the_window_to_open(tolerations: list[Object]) -> None:
     world = await a_world(policy=MORNING)
     async with world.syncer():
         await world.add_pod(tolerations=tolerations)
         await world.add_pod("replica", tolerations=tolerations, metadata={"ownerReferences": [OWNER]})
         for name in ("work", "replica"):
-            await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "OutOfTimeWindows"), name)
+            await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "OutOfTimeWindows"), name)
             assert "2024-01-01T08:00:00Z" in await message_of(world, name)
         await asyncio.sleep(7.9 * HOUR)
         assert await world.twins() == []
@@ -88,22 +88,22 @@ async def test_pod_waits_for_the_window_and_runs_when_it_opens(tolerations: list
 
 
 @in_virtual_time
-async def test_scheduled_pod_of_a_controller_fails_in_a_closed_window() -> None:
+async def test_scheduled_controlled_pod_fails_in_closed_window() -> None:
     world = await a_world(policy=MORNING)
     async with world.syncer():
         await add_bound_pod(world)
         await world.wait_for_pod(phase("Failed"))
-        assert await world.ended() == ("Failed", "OutOfTimeWindows")
+        assert await world.phase_and_reason() == ("Failed", "OutOfTimeWindows")
         assert await world.condition("DisruptionTarget") == ("True", "OutOfTimeWindows")
         await add_bound_pod(world, "tolerant", tolerations=OUR_TAINT)
-        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "OutOfTimeWindows"), "tolerant")
+        await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "OutOfTimeWindows"), "tolerant")
         await asyncio.sleep(9 * HOUR)
         assert len(await world.twins()) == 1
-        assert await world.ended() == ("Failed", "OutOfTimeWindows")
+        assert await world.phase_and_reason() == ("Failed", "OutOfTimeWindows")
 
 
 @in_virtual_time
-async def test_nothing_starts_while_the_kill_switch_is_on() -> None:
+async def test_nothing_starts_while_kill_switch_is_on() -> None:
     world = await a_world()
     async with world.syncer():
         await set_switch(world, keys.RECLAIM_NOW)
@@ -112,14 +112,14 @@ async def test_nothing_starts_while_the_kill_switch_is_on() -> None:
         await asyncio.sleep(HOUR)
         assert world.down.writes("POST", "/pods") == []
         assert await world.condition(keys.ACCEPTED_CONDITION, "p0") == ("False", "Reclaimed")
-        assert len(await world.staying()) == 3
+        assert len(await world.remaining_pods()) == 3
         await set_switch(world, None)
         for number in range(3):
             await world.wait_for_pod(MAPPED, f"p{number}", timeout=5)
 
 
 @in_virtual_time
-async def test_waiting_pods_outlive_the_deadline_of_a_window() -> None:
+async def test_waiting_pods_survive_the_window_deadline() -> None:
     window = {"timeWindows": [{"start": "00:00", "end": "00:10"}], "forceReclaim": True}
     world = await a_world(policy=window)
     async with world.syncer():
@@ -130,19 +130,19 @@ async def test_waiting_pods_outlive_the_deadline_of_a_window() -> None:
         await asyncio.sleep(0.1 * HOUR)
         await world.add_pod("waiting", tolerations=EVERYTHING)
         await asyncio.sleep(HOUR)
-        assert await world.staying() == ["waiting"]
+        assert await world.remaining_pods() == ["waiting"]
         assert await world.condition(keys.ACCEPTED_CONDITION, "waiting") == ("False", "OutOfTimeWindows")
 
 
 @in_virtual_time
-async def test_withdrawn_node_takes_no_pods_and_waiting_ones_go_with_it() -> None:
+async def test_withdrawn_node_is_deleted_with_waiting_pods() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod("before")
         await world.virtual.delete(POLICIES, object_named("east-all"))
         await asyncio.sleep(5)
         await world.add_pod("after", tolerations=EVERYTHING)
-        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "Withdrawn"), "after")
+        await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "Withdrawn"), "after")
         await asyncio.sleep(HOUR)
         assert len(world.down.writes("POST", "/pods")) == 1
         await world.end("Succeeded", "before")
@@ -152,15 +152,13 @@ async def test_withdrawn_node_takes_no_pods_and_waiting_ones_go_with_it() -> Non
 
 
 @in_virtual_time
-async def test_withdrawn_node_goes_when_the_twin_of_a_failed_pod_has_ended() -> None:
+async def test_withdrawn_node_waits_for_last_twin() -> None:
     world = await a_world(directScheduling=True)
     async with world.syncer():
         await world.run_pod()
         await world.virtual.delete(POLICIES, object_named("east-all"))
         await asyncio.sleep(5)
-        await world.change_pod(
-            {"status": {"phase": "Failed"}}, subresource="status"
-        )  # as the pod garbage collector does
+        await world.change_pod({"status": {"phase": "Failed"}}, subresource="status")  # like the pod garbage collector
         await world.wait_for_twin(is_deleting)
         await asyncio.sleep(5)
         await world.stop()
@@ -169,7 +167,7 @@ async def test_withdrawn_node_goes_when_the_twin_of_a_failed_pod_has_ended() -> 
 
 
 @in_virtual_time
-async def test_lease_that_closes_while_a_pod_waits_for_a_copy_stays_closed_to_it() -> None:
+async def test_lease_that_closes_during_copying_blocks_the_pod() -> None:
     world = await a_world()
     async with world.syncer():
         reference = [{"configMapRef": {"name": "settings"}}]
@@ -186,17 +184,17 @@ async def test_lease_that_closes_while_a_pod_waits_for_a_copy_stays_closed_to_it
 
 
 @in_virtual_time
-async def test_pods_beyond_the_lease_fail_as_at_a_kubelet() -> None:
+async def test_pods_beyond_the_lease_fail_like_kubelet() -> None:
     world = await a_world()
     names = [f"p{number}" for number in range(7)]
     for name in names:
-        await world.add_pod(name, requests=ONE_CPU)  # all of them are there when the syncer starts
+        await world.add_pod(name, requests=ONE_CPU)  # all of them exist when the syncer starts
     async with world.syncer():
         await asyncio.sleep(60)
-        ended = [await world.ended(name) for name in names]
+        ended = [await world.phase_and_reason(name) for name in names]
         assert sorted(ended, key=str).count(("Failed", "OutOfcpu")) == 3
         assert len(await world.twins()) == 4
-        assert await world.lent() == "4"
+        assert await world.allocatable() == "4"
 
 
 @pytest.mark.parametrize(
@@ -208,14 +206,14 @@ async def test_pods_beyond_the_lease_fail_as_at_a_kubelet() -> None:
     ],
 )
 @in_virtual_time
-async def test_pod_too_large_for_the_lease_names_the_resource(requests: Object, reason: str) -> None:
+async def test_too_large_pod_names_the_resource(requests: Object, reason: str) -> None:
     world = await a_world()
     async with world.syncer():
         await world.add_pod(
             containers=[{"name": "c", "image": "b", "resources": {"requests": requests, "limits": requests}}]
         )
         await world.wait_for_pod(phase("Failed"))
-        assert await world.ended() == ("Failed", reason)
+        assert await world.phase_and_reason() == ("Failed", reason)
         assert "leased" in (await world.pod())["status"]["message"]
 
 
@@ -226,12 +224,12 @@ async def test_number_of_pods_is_limited() -> None:
         for number in range(3):
             await world.add_pod(f"p{number}")
         await asyncio.sleep(10)
-        assert sorted([await world.ended(f"p{n}") for n in range(3)], key=str)[0] == ("Failed", "OutOfpods")
+        assert sorted([await world.phase_and_reason(f"p{n}") for n in range(3)], key=str)[0] == ("Failed", "OutOfpods")
         assert len(await world.twins()) == 2
 
 
 @in_virtual_time
-async def test_running_pods_count_after_a_restart() -> None:
+async def test_running_pods_count_after_restart() -> None:
     world = await a_world()
     async with world.syncer():
         for number in range(3):
@@ -244,19 +242,19 @@ async def test_running_pods_count_after_a_restart() -> None:
 
 
 @in_virtual_time
-async def test_failed_pod_gets_no_twin_when_capacity_is_freed_at_once() -> None:
+async def test_failed_pod_gets_no_twin_from_freed_capacity() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod("big", requests={"cpu": "4"})
         await world.add_pod(requests=ONE_CPU)
         await world.end("Succeeded", "big")
         await asyncio.sleep(60)
-        ended, twins = await world.ended(), len(world.down.writes("POST", "/pods"))
+        ended, twins = await world.phase_and_reason(), len(world.down.writes("POST", "/pods"))
         assert (ended, twins) in [(("Failed", "OutOfcpu"), 1), (("Pending", None), 2)]
 
 
 @in_virtual_time
-async def test_ended_pods_make_room() -> None:
+async def test_ended_pods_free_capacity() -> None:
     world = await a_world()
     async with world.syncer():
         for number in range(10):
@@ -266,28 +264,28 @@ async def test_ended_pods_make_room() -> None:
 
 
 @in_virtual_time
-async def test_pod_waits_for_the_twin_of_one_that_was_deleted_by_force() -> None:
+async def test_pod_waits_for_twin_of_force_deleted_pod() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod("old", requests={"cpu": "4"}, terminationGracePeriodSeconds=600)
         await world.delete_pod("old", grace=0)
         await world.wait_for_twin(lambda twin: "deletionTimestamp" in twin["metadata"], "old")
         await world.add_pod(requests=ONE_CPU)
-        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "CapacityPending"))
+        await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "CapacityPending"))
         assert len(await world.twins()) == 1
         await world.stop("old")
         await world.wait_for_pod(MAPPED)
 
 
 @in_virtual_time
-async def test_pods_that_run_stay_when_the_lease_shrinks() -> None:
+async def test_running_pods_stay_when_lease_shrinks() -> None:
     world = await a_world()
     async with world.syncer():
         for number in range(4):
             await world.run_pod(f"p{number}", requests=ONE_CPU)
         await world.add_foreign_pod("shop", "n1", requests={"cpu": "2"})
         await asyncio.sleep(60)
-        assert len(await world.staying()) == 4
+        assert len(await world.remaining_pods()) == 4
         await world.end("Succeeded", "p0")
         await world.wait_for_pod(phase("Succeeded"), "p0")
         await world.add_pod("more", requests=ONE_CPU)
@@ -295,23 +293,23 @@ async def test_pods_that_run_stay_when_the_lease_shrinks() -> None:
 
 
 @in_virtual_time
-async def test_refused_creation_gives_its_reservation_back() -> None:
+async def test_rejected_creation_releases_its_reservation() -> None:
     world = await a_world()
-    async with world.syncer() as site:
-        world.down.refusal = lambda request: (
+    async with world.syncer() as context:
+        world.down.rejection = lambda request: (
             Invalid(422, "Invalid", "no") if request.method == "POST" and b'"name":"work-' in request.body else None
         )
         await world.add_pod(requests={"cpu": "4"})
-        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "RefusedBelow"))
-        assert dict(site.ledger.held_amounts(NODE)) == {}
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "RefusedBelow"))
+        assert dict(context.ledger.held_amounts(NODE)) == {}
         await world.add_pod("other", requests={"cpu": "4"})
         await world.wait_for_pod(MAPPED, "other")
         await world.wait_for_pod(phase("Failed"))
-        assert await world.ended() == ("Failed", "OutOfcpu")
+        assert await world.phase_and_reason() == ("Failed", "OutOfcpu")
 
 
 @in_virtual_time
-async def test_pod_that_waits_for_a_reservation_runs_when_no_twin_comes_of_it() -> None:
+async def test_pod_runs_after_unused_reservation_expires() -> None:
     world = await a_world()
     async with world.syncer():
         world.down.before = gate = Gate("POST", "/pods")
@@ -319,9 +317,9 @@ async def test_pod_that_waits_for_a_reservation_runs_when_no_twin_comes_of_it() 
         await gate.reached()
         await world.delete_pod("old", grace=0)
         await world.add_pod(requests=ONE_CPU)
-        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "CapacityPending"))
+        await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "CapacityPending"))
         await asyncio.sleep(5)
-        world.down.refusal = lambda request: (
+        world.down.rejection = lambda request: (
             Invalid(422, "Invalid", "no") if request.method == "POST" and b'"name":"old-' in request.body else None
         )
         gate.open()
@@ -334,26 +332,26 @@ async def test_pod_that_waits_for_a_reservation_runs_when_no_twin_comes_of_it() 
     ids=lambda error: type(error).__name__,
 )
 @in_virtual_time
-async def test_creation_of_unknown_outcome_keeps_its_reservation_for_a_while(error: KubeError) -> None:
+async def test_unknown_outcome_keeps_reservation_for_a_while(error: KubeError) -> None:
     world = await a_world()
 
     async def fail(request: Request) -> None:
         if request.method == "POST" and request.path.endswith("/pods"):
             raise error
 
-    async with world.syncer() as site:
+    async with world.syncer() as context:
         world.down.before = fail
         await world.add_pod(requests=ONE_CPU)
         await asyncio.sleep(1)
         await change_policy(world, timeWindows=[{"start": "08:00", "end": "09:00"}])
-        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "OutOfTimeWindows"), timeout=600)
-        assert str(site.ledger.held_amounts(NODE)["cpu"]) == "1"
-        assert site.ledger.release_expired(NODE, site.now() + timedelta(minutes=1))
-        assert dict(site.ledger.held_amounts(NODE)) == {}
+        await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "OutOfTimeWindows"), timeout=600)
+        assert str(context.ledger.held_amounts(NODE)["cpu"]) == "1"
+        assert context.ledger.release_expired(NODE, context.now() + timedelta(minutes=1))
+        assert dict(context.ledger.held_amounts(NODE)) == {}
 
 
 @in_virtual_time
-async def test_pod_runs_when_the_lease_opens_before_the_virtual_node_shows_that_it_was_closed() -> None:
+async def test_pod_runs_if_lease_opens_before_taint() -> None:
     world = await a_world()
     async with world.syncer():
         world.up.before = gate = Gate("PATCH", f"/nodes/{NODE}")
@@ -361,7 +359,7 @@ async def test_pod_runs_when_the_lease_opens_before_the_virtual_node_shows_that_
         await gate.reached()
         await set_switch(world, keys.RECLAIM_NOW)
         await world.add_pod()
-        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "Reclaimed"))
+        await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "Reclaimed"))
         await set_switch(world, None)
         gate.open()
         await world.wait_for_pod(MAPPED)
@@ -371,13 +369,13 @@ async def test_pod_runs_when_the_lease_opens_before_the_virtual_node_shows_that_
 
 
 @in_virtual_time
-async def test_resize_that_fits_later_is_deferred_and_done_then() -> None:
+async def test_deferred_resize_is_done_when_it_fits() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod(requests=ONE_CPU)
         await world.run_pod("other", requests={"cpu": "2"})
         await resize(world, "3")
-        await world.wait_for_pod(said("PodResizePending", "True", "Deferred"))
+        await world.wait_for_pod(has_condition("PodResizePending", "True", "Deferred"))
         assert "requested 3, in use 2, leased 4" in await message_of(world, type="PodResizePending")
         await world.change_pod({"metadata": {"labels": {"a": "b"}}})
         twin = await world.wait_for_twin(lambda twin: labels_of(twin).get("a") == "b")
@@ -393,12 +391,12 @@ async def test_resize_that_fits_later_is_deferred_and_done_then() -> None:
 
 
 @in_virtual_time
-async def test_resize_beyond_the_lease_is_infeasible_and_reverting_clears_it() -> None:
+async def test_infeasible_resize_clears_when_reverted() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod(requests=ONE_CPU)
         await resize(world, "9")
-        await world.wait_for_pod(said("PodResizePending", "True", "Infeasible"))
+        await world.wait_for_pod(has_condition("PodResizePending", "True", "Infeasible"))
         assert cpu_of(await world.twin()) == "1"
         await resize(world, "2")
         await world.wait_for_twin(lambda twin: cpu_of(twin) == "2")
@@ -407,20 +405,20 @@ async def test_resize_beyond_the_lease_is_infeasible_and_reverting_clears_it() -
 
 
 @in_virtual_time
-async def test_pod_grows_only_while_the_lease_is_open_and_may_always_shrink() -> None:
+async def test_pod_grows_only_under_open_lease() -> None:
     world = await a_world(policy={"timeWindows": [{"start": "00:00", "end": "01:00"}]})
     async with world.syncer():
         await world.run_pod(requests={"cpu": "2"})
         await asyncio.sleep(1.5 * HOUR)
         await resize(world, "3")
-        await world.wait_for_pod(said("PodResizePending", "True", "Deferred"))
+        await world.wait_for_pod(has_condition("PodResizePending", "True", "Deferred"))
         assert cpu_of(await world.twin()) == "2"
         await resize(world, "1")
         await world.wait_for_twin(lambda twin: cpu_of(twin) == "1")
 
 
 @in_virtual_time
-async def test_two_resizes_at_once_stay_within_the_lease() -> None:
+async def test_concurrent_resizes_stay_within_lease() -> None:
     world = await a_world()
     async with world.syncer():
         for name in ("a", "b"):
@@ -432,7 +430,7 @@ async def test_two_resizes_at_once_stay_within_the_lease() -> None:
 
 
 @in_virtual_time
-async def test_resize_is_done_when_the_lease_opens_before_the_virtual_node_shows_that_it_was_closed() -> None:
+async def test_resize_is_done_if_lease_opens_before_taint() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod(requests=ONE_CPU)
@@ -441,19 +439,19 @@ async def test_resize_is_done_when_the_lease_opens_before_the_virtual_node_shows
         await gate.reached()
         await change_policy(world, timeWindows=[{"start": "08:00", "end": "09:00"}])
         await resize(world, "2")
-        await world.wait_for_pod(said("PodResizePending", "True", "Deferred"))
+        await world.wait_for_pod(has_condition("PodResizePending", "True", "Deferred"))
         await change_policy(world, timeWindows=None)
         gate.open()
         await world.wait_for_twin(lambda twin: cpu_of(twin) == "2")
 
 
 @in_virtual_time
-async def test_pending_resize_is_told_again_after_a_restart() -> None:
+async def test_pending_resize_is_reported_after_restart() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod(requests=ONE_CPU)
         await resize(world, "9")
-        await world.wait_for_pod(said("PodResizePending", "True", "Infeasible"))
+        await world.wait_for_pod(has_condition("PodResizePending", "True", "Infeasible"))
     async with world.syncer():
         await asyncio.sleep(60)
         assert await world.condition("PodResizePending") == ("True", "Infeasible")

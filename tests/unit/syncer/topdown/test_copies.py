@@ -1,4 +1,4 @@
-"""ConfigMaps and Secrets that pods refer to: what crosses, when, and what becomes of it; on virtual time."""
+"""Copies of ConfigMaps and Secrets: creation, updates and deletion, on virtual time."""
 
 import asyncio
 import gc
@@ -16,25 +16,25 @@ from tapestry.kube.errors import Invalid
 from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, object_named, uid_of
 from tapestry.kube.resources import CONFIGMAPS, SECRETS, Resource
 
-from ..world import MAPPED, MOUNT, World, a_world, forbidden, nothing, phase, refusing, said
+from ..world import MAPPED, MOUNT, World, a_world, accept_all, forbidden, has_condition, phase, rejecting
 
 HIDDEN = "aHVzaC1odXNo"
 A_WHILE = 5.0
-"""Seconds in which a syncer has done all that it does at once."""
+"""Seconds in which a syncer finishes its immediate work."""
 
 
 def config(name: str, **more: Any) -> Object:
-    """A volume of a ConfigMap."""
+    """Return a volume of a ConfigMap."""
     return {"name": f"config-{label(name)}", "configMap": {"name": name, **more}}
 
 
 def secret(name: str, **more: Any) -> Object:
-    """A volume of a Secret."""
+    """Return a volume of a Secret."""
     return {"name": f"secret-{label(name)}", "secret": {"secretName": name, **more}}
 
 
 def label(name: str) -> str:
-    """What a volume may be called that is of something of that name."""
+    """Return a volume name for an object of that name."""
     return re.sub("[^a-z]", "-", name).strip("-") or "x"
 
 
@@ -52,21 +52,21 @@ async def remove(world: World, resource: Resource, name: str) -> None:
 
 
 async def copies(world: World, resource: Resource = CONFIGMAPS) -> dict[str, Object]:
-    """What is below of a kind, by what it is the copy of."""
+    """Return the physical objects of a kind, by their source."""
     found = await world.physical.list(resource, MOUNT)
     return {annotations_of(each).get(keys.VIRTUAL_NAME, name_of(each)): each for each in found}
 
 
 async def edit(world: World, resource: Resource, name: str, **content: Any) -> None:
-    """What somebody below does to a copy."""
+    """Edit a copy in the physical cluster."""
     await world.physical.patch(resource, (await copies(world, resource))[name], content)
 
 
-# -- what crosses
+# -- creation
 
 
 @in_virtual_time
-async def test_what_a_pod_refers_to_is_there_before_its_twin_and_nothing_else_is() -> None:
+async def test_references_are_copied_before_the_twin() -> None:
     world = await a_world()
     await add(world, CONFIGMAPS, "settings", data={"k": "v"}, binaryData={"b": "AA=="})
     data = {"username": HIDDEN, "password": HIDDEN}
@@ -88,7 +88,7 @@ async def test_what_a_pod_refers_to_is_there_before_its_twin_and_nothing_else_is
 
 
 @in_virtual_time
-async def test_every_place_that_names_a_config_map_or_secret_counts() -> None:
+async def test_every_reference_field_counts() -> None:
     world = await a_world()
     for name in ("a", "b", "kube-root-ca.crt"):
         await add(world, CONFIGMAPS, name)
@@ -124,23 +124,23 @@ async def test_pods_share_a_copy() -> None:
 
 
 @in_virtual_time
-async def test_pods_that_come_in_a_crowd_have_their_copy_made_once() -> None:
+async def test_many_pods_create_one_copy() -> None:
     world = await a_world()
     await add(world, CONFIGMAPS, "settings")
     async with world.syncer():
-        world.down.api.freeze()  # whether or not the cache is told of it meanwhile
+        world.down.api.freeze()  # whether or not the cache shows it meanwhile
         for number in range(50):
             await world.add_pod(f"p{number}", volumes=[config("settings")])
         await asyncio.sleep(1)
         world.down.api.thaw()
         for number in range(50):
             await world.wait_for_pod(MAPPED, f"p{number}")
-        assert len([each for each in world.down.asked if "configmaps" in each.path]) == 1
-        assert len([each for each in world.up.asked if "configmaps" in each.path]) <= 32
+        assert len([each for each in world.down.requests if "configmaps" in each.path]) == 1
+        assert len([each for each in world.up.requests if "configmaps" in each.path]) <= 32
 
 
 @in_virtual_time
-async def test_of_the_tenants_metadata_nothing_travels() -> None:
+async def test_tenant_metadata_is_not_copied() -> None:
     world = await a_world()
     forged = {
         "labels": {keys.CLUSTER_BINDING_UID: "another", "app": "shop"},
@@ -158,7 +158,7 @@ async def test_of_the_tenants_metadata_nothing_travels() -> None:
 
 
 @in_virtual_time
-async def test_a_token_of_a_service_account_is_an_opaque_secret_below() -> None:
+async def test_service_account_token_becomes_opaque() -> None:
     world = await a_world()
     kind, of = "kubernetes.io/service-account-token", {"kubernetes.io/service-account.name": "default"}
     metadata = {"name": "legacy", "namespace": "default", "annotations": of}
@@ -173,19 +173,19 @@ async def test_a_token_of_a_service_account_is_an_opaque_secret_below() -> None:
 
 
 @in_virtual_time
-async def test_a_token_that_lets_nodes_join_does_not_cross() -> None:
+async def test_bootstrap_token_is_not_copied() -> None:
     world = await a_world()
     await add(world, SECRETS, "join", data={"token-id": HIDDEN}, type="bootstrap.kubernetes.io/token")
     async with world.syncer():
         await world.add_pod(volumes=[secret("join")])
         await world.add_pod("without", volumes=[secret("join", optional=True)])
-        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "SecretRefused"))
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "SecretRefused"))
         await world.wait_for_pod(MAPPED, "without")
         assert await copies(world, SECRETS) == {}
 
 
 @in_virtual_time
-async def test_what_a_pod_refers_to_that_may_not_run_below_does_not_cross() -> None:
+async def test_rejected_pods_references_are_not_copied() -> None:
     world = await a_world()
     for namespace in ("default", "kube-system"):
         await world.virtual.create(SECRETS, {**object_named("s", namespace), "data": {"k": HIDDEN}})
@@ -196,14 +196,14 @@ async def test_what_a_pod_refers_to_that_may_not_run_below_does_not_cross() -> N
         await world.add_pod("daemon", volumes=[secret("s")], metadata={"ownerReferences": [owner]})
         await world.add_pod("system", namespace="kube-system", volumes=[secret("s")])
         await world.add_pod("elsewhere", node="vnode-east-2-n1", volumes=[secret("s")])
-        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "PodSecurity"), "refused")
+        await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "PodSecurity"), "refused")
         await change(world, SECRETS, "s", data={"k": "bmV3"})
         await asyncio.sleep(A_WHILE)
         assert await copies(world, SECRETS) == {}
 
 
 @in_virtual_time
-async def test_a_change_that_is_refused_takes_nothing_from_a_pod_that_runs_and_brings_nothing_with_it() -> None:
+async def test_rejected_change_keeps_existing_copies_only() -> None:
     world = await a_world()
     await add(world, CONFIGMAPS, "settings")
     await add(world, SECRETS, "s")
@@ -211,7 +211,7 @@ async def test_a_change_that_is_refused_takes_nothing_from_a_pod_that_runs_and_b
         await world.add_pod(volumes=[config("settings")])
         await world.wait_for_pod(MAPPED)
         await world.debug_pod(securityContext={"privileged": True}, envFrom=[{"secretRef": {"name": "s"}}])
-        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
+        await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
         await change(world, CONFIGMAPS, "settings", data={"k": "w"})
         await asyncio.sleep(60)
         assert (await copies(world))["settings"]["data"] == {"k": "w"}
@@ -220,32 +220,30 @@ async def test_a_change_that_is_refused_takes_nothing_from_a_pod_that_runs_and_b
 
 @pytest.mark.parametrize("name", ["../secrets/s", "a/b", "..", "UPPER", "a%2fb"])
 @in_virtual_time
-async def test_a_name_that_nothing_can_have_is_not_even_looked_for(name: str) -> None:
+async def test_impossible_name_is_not_requested(name: str) -> None:
     world = await a_world()
     await add(world, SECRETS, "s")
     async with world.syncer():
         await world.add_pod(volumes=[config(name)])
         await world.add_pod("without", volumes=[config(name, optional=True)])
-        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "ConfigMapMissing"))
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "ConfigMapMissing"))
         await world.wait_for_pod(MAPPED, "without")
-        assert [each for each in world.up.asked if each.method == "GET" and "configmaps" in each.path] == []
+        assert [each for each in world.up.requests if each.method == "GET" and "configmaps" in each.path] == []
         assert await copies(world, SECRETS) == {}
 
 
-# -- what is missing
+# -- missing sources
 
 
 @pytest.mark.parametrize(
     ("resource", "volume", "reason"), [(CONFIGMAPS, config, "ConfigMapMissing"), (SECRETS, secret, "SecretMissing")]
 )
 @in_virtual_time
-async def test_a_pod_waits_for_what_it_requires_and_runs_when_that_comes(
-    resource: Resource, volume: Callable[[str], Object], reason: str
-) -> None:
+async def test_pod_waits_for_required_source(resource: Resource, volume: Callable[[str], Object], reason: str) -> None:
     world = await a_world()
     async with world.syncer():
         await world.add_pod(volumes=[volume("late")])
-        pod = await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", reason))
+        pod = await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", reason))
         [condition] = pod["status"]["conditions"]
         assert condition["message"] == f"{resource.plural} default/late does not exist"
         await asyncio.sleep(600)
@@ -256,7 +254,7 @@ async def test_a_pod_waits_for_what_it_requires_and_runs_when_that_comes(
 
 
 @in_virtual_time
-async def test_a_pod_does_without_what_it_calls_optional_and_gets_it_when_it_comes() -> None:
+async def test_optional_source_is_copied_later() -> None:
     world = await a_world()
     async with world.syncer():
         pull = [{"name": "pull"}]
@@ -273,18 +271,18 @@ async def test_a_pod_does_without_what_it_calls_optional_and_gets_it_when_it_com
 
 
 @in_virtual_time
-async def test_what_is_required_in_one_place_is_required() -> None:
+async def test_required_in_one_place_is_required() -> None:
     world = await a_world()
     containers = [
         {"name": "c", "image": "busybox:1", "envFrom": [{"configMapRef": {"name": "settings", "optional": True}}]}
     ]
     async with world.syncer():
         await world.add_pod(containers=containers, volumes=[config("settings")])
-        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "ConfigMapMissing"))
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "ConfigMapMissing"))
 
 
 @in_virtual_time
-async def test_what_an_ephemeral_container_brings_with_it_crosses_too() -> None:
+async def test_references_of_ephemeral_container_are_copied() -> None:
     world = await a_world()
     await add(world, CONFIGMAPS, "tools")
     async with world.syncer():
@@ -295,11 +293,11 @@ async def test_what_an_ephemeral_container_brings_with_it_crosses_too() -> None:
         assert (await copies(world)).keys() == {"tools"}
 
 
-# -- following the source
+# -- updates
 
 
 @in_virtual_time
-async def test_a_change_above_is_below_within_a_second_and_in_one_write() -> None:
+async def test_change_is_copied_with_one_write() -> None:
     world = await a_world()
     await add(world, CONFIGMAPS, "settings", data={"a": "1", "b": "2"})
     await add(world, SECRETS, "password", data={"p": HIDDEN})
@@ -320,23 +318,23 @@ async def test_a_change_above_is_below_within_a_second_and_in_one_write() -> Non
 
 
 @in_virtual_time
-async def test_where_nothing_changes_nothing_is_written_or_read() -> None:
+async def test_unchanged_source_causes_no_request() -> None:
     world = await a_world()
     await add(world, CONFIGMAPS, "settings")
     async with world.syncer():
         await world.add_pod(volumes=[config("settings")])
         await world.wait_for_pod(MAPPED)
         await asyncio.sleep(A_WHILE)
-        world.up.asked.clear()
-        world.down.asked.clear()
+        world.up.requests.clear()
+        world.down.requests.clear()
         await change(world, CONFIGMAPS, "settings", metadata={"labels": {"a": "b"}})
         await edit(world, CONFIGMAPS, "settings", metadata={"labels": {"c": "d"}})
         await asyncio.sleep(3600)
-        assert [each for each in (*world.up.asked, *world.down.asked) if "configmaps" in each.path] == []
+        assert [each for each in (*world.up.requests, *world.down.requests) if "configmaps" in each.path] == []
 
 
 @in_virtual_time
-async def test_nothing_is_written_on_a_source() -> None:
+async def test_source_is_never_written() -> None:
     world = await a_world()
     before = [await add(world, CONFIGMAPS, "settings"), await add(world, SECRETS, "password")]
     async with world.syncer():
@@ -349,7 +347,7 @@ async def test_nothing_is_written_on_a_source() -> None:
 
 
 @in_virtual_time
-async def test_two_bindings_copy_from_one_source_and_know_nothing_of_each_other() -> None:
+async def test_two_bindings_copy_independently() -> None:
     world = await a_world("east", "west")
     await add(world, CONFIGMAPS, "settings")
     async with world.syncer("east"), world.syncer("west"):
@@ -367,7 +365,7 @@ async def test_two_bindings_copy_from_one_source_and_know_nothing_of_each_other(
 
 
 @in_virtual_time
-async def test_what_cannot_be_changed_is_replaced() -> None:
+async def test_immutable_copy_is_replaced() -> None:
     world = await a_world()
     await add(world, CONFIGMAPS, "fixed", data={"k": "1"}, immutable=True)
     await add(world, SECRETS, "typed", data={"k": HIDDEN}, type="example.com/one")
@@ -390,7 +388,7 @@ async def test_what_cannot_be_changed_is_replaced() -> None:
 
 
 @in_virtual_time
-async def test_a_copy_becomes_immutable_with_its_source() -> None:
+async def test_copy_becomes_immutable_with_its_source() -> None:
     world = await a_world()
     await add(world, CONFIGMAPS, "settings")
     async with world.syncer():
@@ -404,11 +402,11 @@ async def test_a_copy_becomes_immutable_with_its_source() -> None:
         assert uid_of(after) == uid_of(before)
 
 
-# -- the end of a copy
+# -- deletion
 
 
 @in_virtual_time
-async def test_a_copy_goes_with_its_last_user() -> None:
+async def test_copy_is_deleted_with_its_last_user() -> None:
     world = await a_world()
     await add(world, CONFIGMAPS, "settings")
     async with world.syncer():
@@ -426,7 +424,7 @@ async def test_a_copy_goes_with_its_last_user() -> None:
 
 
 @in_virtual_time
-async def test_a_copy_goes_with_its_source_and_comes_back_with_it() -> None:
+async def test_copy_is_deleted_and_recreated_with_its_source() -> None:
     world = await a_world()
     await add(world, CONFIGMAPS, "settings", data={"k": "1"})
     async with world.syncer():
@@ -441,7 +439,7 @@ async def test_a_copy_goes_with_its_source_and_comes_back_with_it() -> None:
 
 
 @in_virtual_time
-async def test_rule_2_what_a_cache_that_lags_does_not_show_is_looked_for_before_a_copy_goes() -> None:
+async def test_safety_rule_2_pods_are_listed_before_copy_deletion() -> None:
     world = await a_world()
     await add(world, CONFIGMAPS, "settings")
     async with world.syncer():
@@ -459,7 +457,7 @@ async def test_rule_2_what_a_cache_that_lags_does_not_show_is_looked_for_before_
 
 
 @in_virtual_time
-async def test_a_copy_that_the_cache_has_yet_to_see_go_is_made_again_for_a_pod_that_comes() -> None:
+async def test_deleting_copy_is_recreated_for_new_pod() -> None:
     world = await a_world()
     await add(world, CONFIGMAPS, "settings")
     async with world.syncer():
@@ -470,7 +468,7 @@ async def test_a_copy_that_the_cache_has_yet_to_see_go_is_made_again_for_a_pod_t
         world.down.api.freeze()
         await asyncio.sleep(1)
         assert await copies(world) == {}
-        world.down.asked.clear()
+        world.down.requests.clear()
         await world.add_pod("second", volumes=[config("settings")])
         await asyncio.sleep(1)
         assert [each.split("/")[-1] for each in world.down.writes("POST")] == ["configmaps", "pods"]
@@ -479,7 +477,7 @@ async def test_a_copy_that_the_cache_has_yet_to_see_go_is_made_again_for_a_pod_t
 
 
 @in_virtual_time
-async def test_a_syncer_that_comes_back_sets_right_what_changed_meanwhile_and_no_more() -> None:
+async def test_restarted_syncer_repairs_only_differences() -> None:
     world = await a_world()
     for name in ("same", "changed", "gone", "unused"):
         await add(world, CONFIGMAPS, name)
@@ -491,7 +489,7 @@ async def test_a_syncer_that_comes_back_sets_right_what_changed_meanwhile_and_no
     await change(world, CONFIGMAPS, "changed", data={"k": "w"})
     await remove(world, CONFIGMAPS, "gone")
     await world.delete_pod("leaves", grace=0)
-    world.down.asked.clear()
+    world.down.requests.clear()
     async with world.syncer():
         await asyncio.sleep(60)
         found = await copies(world)
@@ -501,7 +499,7 @@ async def test_a_syncer_that_comes_back_sets_right_what_changed_meanwhile_and_no
 
 
 @in_virtual_time
-async def test_unbinding_leaves_no_copy() -> None:
+async def test_unbinding_deletes_all_copies() -> None:
     world = await a_world()
     await add(world, CONFIGMAPS, "settings")
     async with world.syncer():
@@ -513,11 +511,11 @@ async def test_unbinding_leaves_no_copy() -> None:
         assert await copies(world) == {}
 
 
-# -- what others do below
+# -- foreign changes
 
 
 @in_virtual_time
-async def test_an_edit_below_is_overwritten_and_told_of_above() -> None:
+async def test_edited_copy_is_reset_with_an_event() -> None:
     world = await a_world()
     await add(world, CONFIGMAPS, "settings", data={"k": "v"})
     source = await add(world, SECRETS, "password", data={"p": HIDDEN})
@@ -533,21 +531,21 @@ async def test_an_edit_below_is_overwritten_and_told_of_above() -> None:
         for each in (settings, password):
             assert labels_of(each)[keys.VIRTUAL_NAMESPACE] == "default"
             assert labels_of(each)["theirs"] == "stays"
-        told = await world.events("LocalChangeOverwritten")
-        assert {event["involvedObject"]["name"] for event in told} == {"settings", "password"}
-        assert {event["type"] for event in told} == {"Warning"}
-        assert uid_of(source) in [event["involvedObject"]["uid"] for event in told]
+        reported = await world.events("LocalChangeOverwritten")
+        assert {event["involvedObject"]["name"] for event in reported} == {"settings", "password"}
+        assert {event["type"] for event in reported} == {"Warning"}
+        assert uid_of(source) in [event["involvedObject"]["uid"] for event in reported]
         assert await world.virtual.get(SECRETS, "password", "default") == source
 
 
 @in_virtual_time
-async def test_those_who_disagree_about_a_copy_do_so_less_and_less_often() -> None:
+async def test_repeated_edits_are_reset_with_backoff() -> None:
     world = await a_world()
     await add(world, CONFIGMAPS, "settings", data={"k": "ours"})
     async with world.syncer():
         await world.add_pod(volumes=[config("settings")])
         await world.wait_for_pod(MAPPED)
-        world.down.asked.clear()
+        world.down.requests.clear()
         for _ in range(3600):
             if (await copies(world))["settings"]["data"] == {"k": "ours"}:
                 await edit(world, CONFIGMAPS, "settings", data={"k": "theirs"})
@@ -556,7 +554,7 @@ async def test_those_who_disagree_about_a_copy_do_so_less_and_less_often() -> No
 
 
 @in_virtual_time
-async def test_a_copy_that_was_deleted_below_comes_back() -> None:
+async def test_deleted_copy_is_recreated() -> None:
     world = await a_world()
     await add(world, CONFIGMAPS, "settings")
     async with world.syncer():
@@ -568,23 +566,23 @@ async def test_a_copy_that_was_deleted_below_comes_back() -> None:
 
 
 @in_virtual_time
-async def test_rule_1_somebody_elses_object_keeps_its_name_and_the_pod_waits_for_that() -> None:
+async def test_safety_rule_1_foreign_object_keeps_its_name() -> None:
     world = await a_world()
     await add(world, CONFIGMAPS, "settings")
     async with world.syncer():
-        place = await world.twin_place("settings")
-        theirs = await world.physical.create(CONFIGMAPS, {**place, "data": {"their": "own"}})
+        place = await world.twin_ref("settings")
+        foreign = await world.physical.create(CONFIGMAPS, {**place, "data": {"their": "own"}})
         await world.add_pod(volumes=[config("settings")])
-        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "NameTaken"))
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "NameTaken"))
         await asyncio.sleep(600)
-        assert await world.physical.list(CONFIGMAPS, MOUNT) == [theirs]
+        assert await world.physical.list(CONFIGMAPS, MOUNT) == [foreign]
         assert await world.twins() == []
         await world.physical.delete(CONFIGMAPS, place)
         await world.wait_for_pod(MAPPED, timeout=61)
 
 
 @in_virtual_time
-async def test_rule_1_a_copy_that_lost_our_labels_is_ours_no_more() -> None:
+async def test_safety_rule_1_copy_without_labels_is_foreign() -> None:
     world = await a_world()
     await add(world, CONFIGMAPS, "settings")
     async with world.syncer():
@@ -599,7 +597,7 @@ async def test_rule_1_a_copy_that_lost_our_labels_is_ours_no_more() -> None:
 
 
 @in_virtual_time
-async def test_a_copy_that_somebody_keeps_from_going_counts_for_no_new_pod() -> None:
+async def test_copy_with_finalizer_does_not_serve_new_pods() -> None:
     world = await a_world()
     await add(world, CONFIGMAPS, "settings")
     async with world.syncer():
@@ -609,16 +607,16 @@ async def test_a_copy_that_somebody_keeps_from_going_counts_for_no_new_pod() -> 
         await world.delete_pod("first", grace=0)
         await asyncio.sleep(A_WHILE)
         await world.add_pod("second", volumes=[config("settings")])
-        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "NameTaken"), "second")
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "NameTaken"), "second")
         await edit(world, CONFIGMAPS, "settings", metadata={"finalizers": []})
         await world.wait_for_pod(MAPPED, "second", timeout=2)
 
 
-# -- what is in the way
+# -- faults
 
 
 @in_virtual_time
-async def test_what_changes_while_the_cluster_cannot_be_reached_is_there_when_it_can() -> None:
+async def test_changes_during_partition_are_copied_later() -> None:
     world = await a_world()
     await add(world, CONFIGMAPS, "settings")
     async with world.syncer(silence_seconds=20):
@@ -627,28 +625,28 @@ async def test_what_changes_while_the_cluster_cannot_be_reached_is_there_when_it
         world.down.cut()
         await change(world, CONFIGMAPS, "settings", data={"k": "w"})
         await asyncio.sleep(3600)
-        world.down.mend()
+        world.down.restore()
         await asyncio.sleep(15)
         assert (await copies(world))["settings"]["data"] == {"k": "w"}
 
 
 @in_virtual_time
-async def test_a_pod_says_what_we_may_not_read_and_runs_when_we_may() -> None:
+async def test_forbidden_source_is_reported_until_allowed() -> None:
     world = await a_world()
     await add(world, SECRETS, "password")
     async with world.syncer():
         denied = forbidden('secrets "password" is forbidden: User "syncer" cannot get resource "secrets"')
-        world.up.refusal = refusing("GET", "/secrets/password", denied)
+        world.up.rejection = rejecting("GET", "/secrets/password", denied)
         await world.add_pod(volumes=[secret("password")])
-        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "NotPermitted"))
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "NotPermitted"))
         await asyncio.sleep(600)
         assert await world.twins() == []
-        world.up.refusal = lambda _: None
+        world.up.rejection = lambda _: None
         await world.wait_for_pod(MAPPED, timeout=61)
 
 
 @in_virtual_time
-async def test_rule_7_what_a_server_quotes_of_a_secret_that_it_refuses_goes_no_further(
+async def test_safety_rule_7_rejected_secret_is_not_quoted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = await a_world()
@@ -656,13 +654,13 @@ async def test_rule_7_what_a_server_quotes_of_a_secret_that_it_refuses_goes_no_f
     async with world.syncer():
         causes = {"causes": [{"field": "data[p]", "message": f"{HIDDEN} is bad"}]}
         quoting = Invalid(422, "Invalid", f"data: {HIDDEN} is bad", details=causes)
-        world.down.refusal = refusing("POST", "/secrets", quoting)
+        world.down.rejection = rejecting("POST", "/secrets", quoting)
         await world.add_pod(volumes=[secret("password")])
-        pod = await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "RefusedBelow"))
+        pod = await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "RefusedBelow"))
         assert "data[p]" in str(pod["status"])
-        world.down.refusal = lambda _: None
+        world.down.rejection = lambda _: None
         await world.wait_for_pod(MAPPED)
-        world.down.refusal = lambda request: quoting if request.method == "PATCH" else None
+        world.down.rejection = lambda request: quoting if request.method == "PATCH" else None
         await change(world, SECRETS, "password", data={"q": HIDDEN})
         await asyncio.sleep(60)
         assert len(world.down.writes("PATCH", "secrets")) > 3
@@ -674,7 +672,7 @@ async def test_rule_7_what_a_server_quotes_of_a_secret_that_it_refuses_goes_no_f
 
 
 @in_virtual_time
-async def test_rule_7_no_cache_keeps_what_is_in_a_secret() -> None:
+async def test_safety_rule_7_caches_keep_no_secret_data() -> None:
     world = await a_world()
     applied = {"kubectl.kubernetes.io/last-applied-configuration": HIDDEN}
     metadata = {"name": "password", "namespace": "default", "annotations": applied}
@@ -685,29 +683,29 @@ async def test_rule_7_no_cache_keeps_what_is_in_a_secret() -> None:
         await change(world, SECRETS, "password", data={"q": HIDDEN})
         await asyncio.sleep(A_WHILE)
         assert len((await copies(world, SECRETS))["password"]["data"]) == 2
-        kept = [store.list() for store in stores()]
-        assert "password" in str(kept)
-        assert HIDDEN not in str(kept)
+        remaining = [store.list() for store in stores()]
+        assert "password" in str(remaining)
+        assert HIDDEN not in str(remaining)
 
 
 def stores() -> Iterator[Store]:
-    """Every cache of this process."""
+    """Return every cache of this process."""
     return (each for each in gc.get_objects() if isinstance(each, Store) and len(each))
 
 
 @in_virtual_time
-async def test_pod_waits_while_a_quota_below_refuses_its_secret() -> None:
+async def test_pod_waits_while_quota_rejects_its_secret() -> None:
     world = await a_world()
     await add(world, SECRETS, "password", data={"p": HIDDEN})
     async with world.syncer():
         full = forbidden('secrets "password" is forbidden: exceeded quota: mount')
-        world.down.refusal = refusing("POST", "/secrets", full)
+        world.down.rejection = rejecting("POST", "/secrets", full)
         await world.add_pod(volumes=[secret("password")])
-        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "QuotaExceeded"))
+        await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "QuotaExceeded"))
         await asyncio.sleep(600)
-        assert await world.ended() == ("Pending", None)
+        assert await world.phase_and_reason() == ("Pending", None)
         assert await world.condition(keys.ACCEPTED_CONDITION) == ("False", "QuotaExceeded")
         assert await world.twins() == []
-        world.down.refusal = nothing
+        world.down.rejection = accept_all
         await world.wait_for_pod(MAPPED, timeout=301)
         assert await world.condition(keys.ACCEPTED_CONDITION) is None

@@ -1,3 +1,5 @@
+"""Informers for a changing set of namespaces."""
+
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,8 +12,8 @@ from tapestry.kube.resources import SERVICES
 from tapestry.syncer.topdown.namespace_informers import NamespaceInformers
 
 
-class Story:
-    """A cluster whose Services are followed, and what was seen of them."""
+class FollowedCluster:
+    """A cluster whose Services are watched, and the observed changes."""
 
     def __init__(self) -> None:
         self.client = Client(InProcessApi([SERVICES], now=running_clock().now).connect())
@@ -35,8 +37,8 @@ class Story:
 
 
 @asynccontextmanager
-async def a_story() -> AsyncIterator[Story]:
-    story = Story()
+async def followed_cluster() -> AsyncIterator[FollowedCluster]:
+    story = FollowedCluster()
     async with asyncio.TaskGroup() as group:
         running = group.create_task(story.following.run())
         yield story
@@ -44,8 +46,8 @@ async def a_story() -> AsyncIterator[Story]:
 
 
 @in_virtual_time
-async def test_only_what_is_asked_for_is_seen_and_only_for_as_long() -> None:
-    async with a_story() as story:
+async def test_only_current_namespaces_are_watched() -> None:
+    async with followed_cluster() as story:
         await story.add("a/one", "b/one")
         assert story.seen == []
         await story.follow("a")
@@ -57,8 +59,8 @@ async def test_only_what_is_asked_for_is_seen_and_only_for_as_long() -> None:
 
 
 @in_virtual_time
-async def test_a_namespace_that_is_asked_for_again_is_looked_at_anew() -> None:
-    async with a_story() as story:
+async def test_namespace_added_again_gets_new_informer() -> None:
+    async with followed_cluster() as story:
         await story.add("a/one")
         for namespaces in (["a"], [], ["a"]):
             await story.follow(*namespaces)
@@ -66,8 +68,8 @@ async def test_a_namespace_that_is_asked_for_again_is_looked_at_anew() -> None:
 
 
 @in_virtual_time
-async def test_a_namespace_that_stays_is_not_looked_at_anew() -> None:
-    async with a_story() as story:
+async def test_remaining_namespace_keeps_its_informer() -> None:
+    async with followed_cluster() as story:
         await story.add("a/one")
         await story.follow("a")
         informer = story.following.synced_informer("a")
@@ -77,8 +79,8 @@ async def test_a_namespace_that_stays_is_not_looked_at_anew() -> None:
 
 
 @in_virtual_time
-async def test_nothing_is_known_of_a_namespace_before_all_of_it_has_been_seen() -> None:
-    async with a_story() as story:
+async def test_unsynced_namespace_has_no_objects() -> None:
+    async with followed_cluster() as story:
         await story.add("a/one", "b/one")
         story.following.set_namespaces(["a"])
         assert story.following.synced_informer("a") is None

@@ -1,4 +1,4 @@
-"""Twins whose pods are gone: they go, but not in haste."""
+"""Orphan twins: deleted after confirmation and at a limited rate."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -18,13 +18,13 @@ TWICE = CONFIRMATION_DELAY.total_seconds()
 NOW = datetime(2024, 1, 1, tzinfo=UTC)
 
 
-def test_a_twin_whose_pod_was_seen_going_goes_at_once() -> None:
+def test_twin_of_observed_deletion_is_deleted_at_once() -> None:
     orphans = OrphanTracker()
     orphans.mark_pod_deleted("u1")
     assert orphans.record_sighting("u1", NOW) is None
 
 
-def test_a_twin_that_had_a_pod_or_went_in_between_is_sighted_for_the_first_time_again() -> None:
+def test_sighting_restarts_after_pod_or_twin_returns() -> None:
     orphans = OrphanTracker()
     orphans.record_sighting("u1", NOW)
     orphans.forget("u1")
@@ -33,36 +33,38 @@ def test_a_twin_that_had_a_pod_or_went_in_between_is_sighted_for_the_first_time_
 
 
 @given(st.lists(st.integers(0, 100), min_size=MAX_DELETIONS, max_size=3 * MAX_DELETIONS))
-def test_within_any_minute_only_so_many_go_and_whoever_comes_back_when_told_goes_in_the_end(pauses: list[int]) -> None:
-    orphans, gone = OrphanTracker(), []
+def test_deletions_per_minute_are_limited_and_complete(pauses: list[int]) -> None:
+    orphans, deleted = OrphanTracker(), []
     due = [(NOW + timedelta(seconds=sum(pauses[:number])), f"u{number}") for number in range(len(pauses))]
     while due:
         due.sort()
         now, uid = due.pop(0)
         again = orphans.record_sighting(uid, now)
         if again is None:
-            gone.append(now)
+            deleted.append(now)
         else:
             assert again > now
             due.append((again, uid))
-    assert len(gone) == len(pauses)
-    assert all(later - earlier >= DELETION_PERIOD for earlier, later in zip(gone, gone[MAX_DELETIONS:], strict=False))
+    assert len(deleted) == len(pauses)
+    assert all(
+        later - earlier >= DELETION_PERIOD for earlier, later in zip(deleted, deleted[MAX_DELETIONS:], strict=False)
+    )
 
 
-# -- by a syncer at work
+# -- in a running syncer
 
 
-async def an_orphan(world: World, name: str) -> None:
-    """A twin whose pod goes while no syncer looks."""
+async def create_orphan(world: World, name: str) -> None:
+    """Create a twin whose pod is deleted while no syncer runs."""
     await world.virtual.delete(PODS, object_named(name, "default"), grace_seconds=0)
 
 
 @in_virtual_time
-async def test_rule_2_a_twin_without_a_pod_goes_when_it_was_seen_so_twice() -> None:
+async def test_safety_rule_2_orphan_is_deleted_after_second_sighting() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod()
-    await an_orphan(world, "work")
+    await create_orphan(world, "work")
     async with world.syncer():
         await asyncio.sleep(TWICE - 1)
         assert not is_deleting(await world.twin())
@@ -71,7 +73,7 @@ async def test_rule_2_a_twin_without_a_pod_goes_when_it_was_seen_so_twice() -> N
 
 
 @in_virtual_time
-async def test_rule_2_only_so_many_orphans_go_at_once() -> None:
+async def test_safety_rule_2_orphan_deletions_are_limited() -> None:
     world = await a_world()
     amounts = {"cpu": "4", "memory": "8Gi", "pods": "500"}
     status = {"status": {"capacity": amounts, "allocatable": amounts}}
@@ -83,7 +85,7 @@ async def test_rule_2_only_so_many_orphans_go_at_once() -> None:
         await asyncio.sleep(10)
         assert len(await world.twins()) == len(names)
     for name in names:
-        await an_orphan(world, name)
+        await create_orphan(world, name)
     async with world.syncer():
         await asyncio.sleep(TWICE + 5)
         assert len(await world.twins()) == 20
@@ -92,18 +94,18 @@ async def test_rule_2_only_so_many_orphans_go_at_once() -> None:
 
 
 @in_virtual_time
-async def test_rule_1_a_pod_that_only_says_it_is_somebodys_twin_is_never_touched() -> None:
+async def test_safety_rule_1_imitated_twin_is_never_changed() -> None:
     world = await a_world()
     claims = {
         keys.VIRTUAL_POD_NAMESPACE: "default",
         keys.VIRTUAL_POD_NAME: "gone",
         keys.VIRTUAL_POD_UID: "gone",
     }
-    place = await world.twin_place("gone")
+    place = await world.twin_ref("gone")
     metadata = {**place["metadata"], "annotations": claims, "labels": {keys.MANAGED_BY: keys.TAPESTRY}}
-    stranger = await world.physical.create(
+    foreign = await world.physical.create(
         PODS, {"metadata": metadata, "spec": {"containers": [{"name": "c", "image": "busybox:1"}]}}
     )
     async with world.syncer():
         await asyncio.sleep(10 * TWICE)
-        assert await world.twins() == [stranger]
+        assert await world.twins() == [foreign]

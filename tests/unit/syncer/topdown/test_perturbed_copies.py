@@ -1,4 +1,4 @@
-"""Copies and tokens, disturbed at every call that makes, changes or ends them: they come to the same end each time."""
+"""Copies and tokens under faults at every call about them: the final state is always the same."""
 
 import asyncio
 from collections.abc import Callable
@@ -38,7 +38,7 @@ async def clusters(virtual: Client, physical: Client) -> Clusters:
 
 
 async def is_copied(client: Client, resource: Resource, name: str, data: Object | None) -> None:
-    """Wait until the copy of `name` says just that, or is gone."""
+    """Wait until the copy of `name` has that data, or is deleted."""
     async with asyncio.timeout(AN_HOUR):
         while True:
             found = await client.list(resource, MOUNT)
@@ -52,7 +52,7 @@ def config(name: str) -> Object:
     return {"name": name, "configMap": {"name": name}}
 
 
-async def a_copy_lives_as_its_source_does(virtual: Client, physical: Client) -> None:
+async def copy_follows_its_source(virtual: Client, physical: Client) -> None:
     world = await clusters(virtual, physical)
     settings = {**object_named("settings", "default"), "data": {"k": "1"}}
     optional = {"name": "s", "secret": {"secretName": "s", "optional": True}}
@@ -75,7 +75,7 @@ async def a_copy_lives_as_its_source_does(virtual: Client, physical: Client) -> 
     await asyncio.sleep(60)
 
 
-async def a_copy_is_replaced_and_its_users_too(virtual: Client, physical: Client) -> None:
+async def copy_and_its_users_are_replaced(virtual: Client, physical: Client) -> None:
     world = await clusters(virtual, physical)
     fixed = {**object_named("fixed", "default"), "immutable": True}
     await virtual.create(CONFIGMAPS, {**fixed, "data": {"k": "1"}})
@@ -85,14 +85,14 @@ async def a_copy_is_replaced_and_its_users_too(virtual: Client, physical: Client
     await virtual.create(CONFIGMAPS, {**fixed, "data": {"k": "2"}})
     await is_copied(physical, CONFIGMAPS, "fixed", {"k": "2"})
     await world.delete_pod("first", grace=0)
-    await asyncio.sleep(2)  # the copy has just gone when somebody comes who needs it
+    await asyncio.sleep(2)  # a new user is created just after the copy is deleted
     await world.add_pod("second", volumes=[config("fixed")])
     await world.wait_for_pod(MAPPED, "second", timeout=AN_HOUR)
     await asyncio.sleep(60)
     await is_copied(physical, CONFIGMAPS, "fixed", {"k": "2"})
 
 
-async def tokens_are_minted_replaced_and_gone(virtual: Client, physical: Client) -> None:
+async def tokens_are_issued_renewed_and_deleted(virtual: Client, physical: Client) -> None:
     world = await clusters(virtual, physical)
     await virtual.create(SERVICE_ACCOUNTS, object_named("default", "default"))
     access = {"serviceAccountToken": {"path": "token", "expirationSeconds": 600}}
@@ -119,8 +119,8 @@ async def tokens_are_minted_replaced_and_gone(virtual: Client, physical: Client)
     assert await physical.list(SECRETS, MOUNT) == []
 
 
-def counts(call: str) -> bool:
-    """Whether a call is one of those that matter here: of nodes and bindings, others see what becomes of them."""
+def concerns_copies(call: str) -> bool:
+    """Return whether faults are injected into the call; other tests cover nodes and bindings."""
     return not call.startswith("watch") and any(
         word in call for word in ("/configmaps", f"/{MOUNT}/secrets", "/default/", f"/{MOUNT}/pods")
     )
@@ -129,12 +129,10 @@ def counts(call: str) -> bool:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "world",
-    [a_copy_lives_as_its_source_does, a_copy_is_replaced_and_its_users_too, tokens_are_minted_replaced_and_gone],
+    [copy_follows_its_source, copy_and_its_users_are_replaced, tokens_are_issued_renewed_and_deleted],
 )
-def test_copies_come_to_the_same_end_whatever_happens_on_the_way(
-    world: Any, record_property: Callable[[str, object], None]
-) -> None:
+def test_copies_reach_same_state_despite_faults(world: Any, record_property: Callable[[str, object], None]) -> None:
     name = world.__name__.replace("_", " ")
-    report = perturb(Scenario(name, SERVED, setup, world, CONFIG, others=[SERVED], counts=counts))
+    report = perturb(Scenario(name, SERVED, setup, world, CONFIG, others=[SERVED], counts=concerns_copies))
     record_property("figure", f"perturbed: {name}: {report.calls} calls, {report.cases} replays")
     assert not report.failures, str(report)

@@ -1,4 +1,4 @@
-"""The life of a pod between two clusters: mapped, run, shown, and ended for good."""
+"""Life of a pod between two clusters: mapping, status and end."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,25 +12,25 @@ from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import annotations_of, labels_of, name_of, namespace_of, uid_of, value_at
 from tapestry.kube.resources import PODS
 
-from ..world import MAPPED, MOUNT, NO_ROOM, World, a_world, phase
+from ..world import INSUFFICIENT_CPU, MAPPED, MOUNT, World, a_world, phase
 
 
 @in_virtual_time
-async def test_a_bound_pod_has_one_twin_and_says_which() -> None:
+async def test_bound_pod_has_one_recorded_twin() -> None:
     world = await a_world()
     async with world.syncer():
         pod = await world.add_pod()
-        shown = await world.wait_for_pod(MAPPED)
+        actual = await world.wait_for_pod(MAPPED)
         [twin] = await world.twins()
-        assert find_condition(shown["status"]["conditions"], keys.MAPPED_CONDITION)["message"] == uid_of(twin)
-        assert annotations_of(shown)[keys.PHYSICAL_POD_UID] == uid_of(twin)
-        assert annotations_of(shown)[keys.PHYSICAL_POD_NAME] == name_of(twin)
-        assert annotations_of(shown)[keys.PHYSICAL_POD_NAMESPACE] == namespace_of(twin) == MOUNT
+        assert find_condition(actual["status"]["conditions"], keys.MAPPED_CONDITION)["message"] == uid_of(twin)
+        assert annotations_of(actual)[keys.PHYSICAL_POD_UID] == uid_of(twin)
+        assert annotations_of(actual)[keys.PHYSICAL_POD_NAME] == name_of(twin)
+        assert annotations_of(actual)[keys.PHYSICAL_POD_NAMESPACE] == namespace_of(twin) == MOUNT
         assert annotations_of(twin)[keys.VIRTUAL_POD_UID] == uid_of(pod)
 
 
 @in_virtual_time
-async def test_until_it_runs_a_pod_costs_two_writes_above_and_one_below() -> None:
+async def test_starting_a_pod_takes_three_writes() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod()
@@ -40,21 +40,21 @@ async def test_until_it_runs_a_pod_costs_two_writes_above_and_one_below() -> Non
 
 
 @in_virtual_time
-async def test_what_changes_of_a_twin_but_is_not_shown_costs_nothing() -> None:
+async def test_uncopied_twin_changes_cause_no_write() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod()
-        before = len(world.up.asked), len(world.down.asked)
+        before = len(world.up.requests), len(world.down.requests)
         await world.set_twin({"metadata": {"annotations": {"owner/seen": "yes"}}})
         await world.set_twin_status(nominatedNodeName="n7")
         await asyncio.sleep(1)
-        assert [request.method for request in world.up.asked[before[0] :] if "/pods" in request.path] == []
-        assert [request.method for request in world.down.asked[before[1] :] if "/pods" in request.path] == []
+        assert [request.method for request in world.up.requests[before[0] :] if "/pods" in request.path] == []
+        assert [request.method for request in world.down.requests[before[1] :] if "/pods" in request.path] == []
 
 
 @pytest.mark.parametrize("node", ["n1", "vnode-east-gone", "vnode-west-n1", "vnode-east-2-n1"])
 @in_virtual_time
-async def test_a_pod_on_a_node_that_is_not_of_this_binding_has_no_twin(node: str) -> None:
+async def test_pod_on_another_node_gets_no_twin(node: str) -> None:
     world = await a_world()
     await world.add_pod("unbound", node="")
     async with world.syncer():
@@ -64,12 +64,12 @@ async def test_a_pod_on_a_node_that_is_not_of_this_binding_has_no_twin(node: str
         assert world.up.writes("/pods/") == []
         await world.delete_pod()
         await asyncio.sleep(60)
-        assert await world.staying() == ["unbound"]
+        assert await world.remaining_pods() == ["unbound"]
         assert world.up.writes("/pods/") == []
 
 
 @in_virtual_time
-async def test_a_pod_that_is_seen_before_its_node_is_mapped_when_the_node_is_seen() -> None:
+async def test_pod_seen_before_its_node_is_mapped() -> None:
     world = await a_world()
     await world.add_pod(node="vnode-east-n2")
     async with world.syncer():
@@ -80,7 +80,7 @@ async def test_a_pod_that_is_seen_before_its_node_is_mapped_when_the_node_is_see
 
 
 @in_virtual_time
-async def test_rule_1_two_bindings_never_touch_each_others_twins() -> None:
+async def test_safety_rule_1_bindings_never_touch_each_others_twins() -> None:
     world = await a_world("east", "west")
     async with world.syncer("east"), world.syncer("west"):
         for name in ("east", "west"):
@@ -89,12 +89,12 @@ async def test_rule_1_two_bindings_never_touch_each_others_twins() -> None:
         west = await world.twin("west", binding="west")
         await world.delete_pod("east")
         await asyncio.sleep(60)
-        assert await world.staying() == ["west"]
+        assert await world.remaining_pods() == ["west"]
         assert await world.twins() == [west]
 
 
 @in_virtual_time
-async def test_rule_1_what_a_tenant_writes_on_a_pod_neither_keeps_it_from_running_nor_points_elsewhere() -> None:
+async def test_safety_rule_1_tenant_metadata_does_not_redirect_pod() -> None:
     world = await a_world()
     victim = await world.add_foreign_pod("victim", "n1")
     forged = {
@@ -115,7 +115,7 @@ async def test_rule_1_what_a_tenant_writes_on_a_pod_neither_keeps_it_from_runnin
 
 
 @in_virtual_time
-async def test_rule_9_what_is_written_on_a_twin_below_is_not_written_on_the_pod() -> None:
+async def test_safety_rule_9_twin_metadata_is_not_copied_back() -> None:
     world = await a_world()
     async with world.syncer():
         await world.add_pod(metadata={"labels": {"app": "web"}, "annotations": {"note": "mine"}})
@@ -128,23 +128,23 @@ async def test_rule_9_what_is_written_on_a_twin_below_is_not_written_on_the_pod(
 
 
 @in_virtual_time
-async def test_rule_9_a_phase_from_below_never_runs_backwards() -> None:
+async def test_safety_rule_9_phase_never_goes_backwards() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod()
         await world.end("Pending")
         await asyncio.sleep(10)
-        assert (await world.ended())[0] == "Running"
+        assert (await world.phase_and_reason())[0] == "Running"
         await world.end("Failed")
         await world.wait_for_pod(phase("Failed"))
         await world.end("Running")
         await asyncio.sleep(10)
-        assert (await world.ended())[0] == "Failed"
+        assert (await world.phase_and_reason())[0] == "Failed"
 
 
 @pytest.mark.parametrize("end", ["Succeeded", "Failed"])
 @in_virtual_time
-async def test_a_pod_that_has_ended_never_runs_again(end: str) -> None:
+async def test_ended_pod_never_runs_again(end: str) -> None:
     world = await a_world()
     async with world.syncer():
         await world.add_pod()
@@ -158,17 +158,17 @@ async def test_a_pod_that_has_ended_never_runs_again(end: str) -> None:
         await asyncio.sleep(60)
     async with world.syncer():
         await asyncio.sleep(3600)
-        assert (await world.ended())[0] == end
+        assert (await world.phase_and_reason())[0] == end
         assert world.down.writes("POST", "/pods") == [f"POST /api/v1/namespaces/{MOUNT}/pods"]
 
 
 @in_virtual_time
-async def test_a_pod_is_ready_only_when_its_readiness_gates_are_open() -> None:
+async def test_pod_is_ready_when_its_gates_are() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod(readinessGates=[{"conditionType": "lb/attached"}])
         assert await world.condition("Ready") == ("False", "ReadinessGatesNotReady")
-        gate = {"type": "lb/attached", "status": "True", "lastTransitionTime": world.moment()}
+        gate = {"type": "lb/attached", "status": "True", "lastTransitionTime": world.timestamp()}
         await world.virtual.patch(
             PODS, await world.pod(), {"status": {"conditions": [gate]}}, type=PatchType.STRATEGIC, subresource="status"
         )
@@ -190,7 +190,7 @@ async def finished(world: World) -> None:
     await world.end("Succeeded", "finished")
 
 
-async def finished_and_gone(world: World) -> None:
+async def finished_and_deleted(world: World) -> None:
     await finished(world)
     await asyncio.sleep(1)
     await world.stop("finished")
@@ -202,25 +202,25 @@ async def lost(world: World) -> None:
     await world.stop("lost")
 
 
-async def without_a_place(world: World) -> None:
+async def unschedulable(world: World) -> None:
     await world.add_pod("waiting")
     await world.wait_for_pod(MAPPED, "waiting")
-    await world.refuse_place("waiting", message=NO_ROOM)
+    await world.mark_unschedulable("waiting", message=INSUFFICIENT_CPU)
 
 
-async def not_accepted(world: World) -> None:
+async def rejected(world: World) -> None:
     await world.add_pod("privileged", hostNetwork=True)
 
 
-async def of_the_system(world: World) -> None:
+async def system_pod(world: World) -> None:
     await world.add_pod("proxy", namespace="kube-system")
 
 
 @pytest.mark.parametrize(
-    "there_is", [running, finished, finished_and_gone, lost, without_a_place, not_accepted, of_the_system]
+    "there_is", [running, finished, finished_and_deleted, lost, unschedulable, rejected, system_pod]
 )
 @in_virtual_time
-async def test_a_restart_touches_no_pod(there_is: Callable[[World], object]) -> None:
+async def test_restart_changes_no_pod(there_is: Callable[[World], object]) -> None:
     world = await a_world()
     async with world.syncer():
         await there_is(world)

@@ -1,4 +1,4 @@
-"""What of a pod's metadata and tolerations reaches its twin, and what is said about the rest."""
+"""Metadata and tolerations of a pod that reach its twin, and reports about the rest."""
 
 import asyncio
 
@@ -7,13 +7,13 @@ from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.objects import annotations_of, labels_of, object_named
 from tapestry.kube.resources import NODES, PODS
 
-from ..world import MAPPED, MOUNT, a_world, said
+from ..world import MAPPED, MOUNT, a_world, has_condition
 
 QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 @in_virtual_time
-async def test_uncopied_keys_are_told_in_one_event() -> None:
+async def test_uncopied_keys_are_reported_in_one_event() -> None:
     world = await a_world()
     async with world.syncer():
         metadata = {"labels": {"app": "web", QUEUE: "gold"}, "annotations": {"iam.amazonaws.com/role": "admin"}}
@@ -29,7 +29,7 @@ async def test_uncopied_keys_are_told_in_one_event() -> None:
 
 
 @in_virtual_time
-async def test_a_change_of_allowed_metadata_reaches_twins_that_run() -> None:
+async def test_changed_allowed_metadata_reaches_running_twins() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod(metadata={"labels": {QUEUE: "gold"}})
@@ -40,21 +40,21 @@ async def test_a_change_of_allowed_metadata_reaches_twins_that_run() -> None:
 
 
 @in_virtual_time
-async def test_a_pod_whose_volume_names_an_uncopied_key_waits_until_it_is_allowed() -> None:
+async def test_volume_with_uncopied_key_waits_until_allowed() -> None:
     world = await a_world()
     item = {"path": "tier", "fieldRef": {"fieldPath": "metadata.labels['example.com/tier']"}}
     async with world.syncer():
         await world.add_pod(volumes=[{"name": "v", "downwardAPI": {"items": [item]}}])
-        pod = await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
-        [refused] = [each for each in pod["status"]["conditions"] if each["type"] == keys.ACCEPTED_CONDITION]
-        assert "label example.com/tier is not copied" in refused["message"]
+        pod = await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
+        [rejected] = [each for each in pod["status"]["conditions"] if each["type"] == keys.ACCEPTED_CONDITION]
+        assert "label example.com/tier is not copied" in rejected["message"]
         assert await world.twins() == []
         await world.set_binding(allowedMetadata=["example.com/tier"])
         await world.wait_for_pod(MAPPED)
 
 
 @in_virtual_time
-async def test_a_twin_tolerates_the_taints_that_its_node_has_and_none_that_come_later() -> None:
+async def test_twin_tolerates_only_taints_at_creation() -> None:
     world = await a_world()
     gpu = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
     async with world.syncer():
@@ -73,14 +73,14 @@ async def test_a_twin_tolerates_the_taints_that_its_node_has_and_none_that_come_
 
 
 @in_virtual_time
-async def test_direct_scheduling_does_not_pass_a_taint_that_the_pod_does_not_tolerate() -> None:
+async def test_direct_scheduling_respects_untolerated_taints() -> None:
     world = await a_world(directScheduling=True)
     taint = {"key": "dedicated", "value": "owner", "effect": "NoExecute"}
     async with world.syncer():
         await world.physical.patch(NODES, object_named("n1"), {"spec": {"taints": [taint]}})
         await asyncio.sleep(5)
         await world.add_pod(tolerations=[{"key": "dedicated", "operator": "Exists", "effect": "NoSchedule"}])
-        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "Tainted"))
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "Tainted"))
         assert await world.physical.list(PODS, MOUNT) == []
         await world.physical.patch(NODES, object_named("n1"), {"spec": {"taints": None}})
         await world.wait_for_pod(MAPPED)

@@ -1,4 +1,4 @@
-"""Services of the namespaces that a binding names: known below while they are there, and by name to pods."""
+"""Twins of Services in the namespaces that a binding names, and their names for pods."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -23,7 +23,7 @@ from tapestry.syncer.topdown.dependencies import DependencyNotReady
 from tapestry.syncer.topdown.services import ServiceReconciler
 from tapestry.syncer.translate.services import SERVICE_NAME, twin_service, twin_service_name
 
-from ..world import A_DAY, MOUNT, NODE, SERVED, Clusters, a_world, said
+from ..world import A_DAY, MOUNT, NODE, SERVED, Clusters, a_world, has_condition
 
 HTTP = {"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080}
 SERVED_PORT = {"name": "http", "protocol": "TCP", "port": 8080}
@@ -46,14 +46,14 @@ async def add_service(virtual: Client, *addresses: str, name: str = "shop", name
     await virtual.create(ENDPOINT_SLICES, slice)
 
 
-async def below(world: Clusters, resource: Resource = SERVICES) -> list[Object]:
+async def physical_objects(world: Clusters, resource: Resource = SERVICES) -> list[Object]:
     return await world.physical.list(resource, MOUNT)
 
 
 async def wait_for_address(
     world: Clusters, name: str = "shop", namespace: str = "team-a", *, timeout: float = 60
 ) -> str:
-    """The address that a Service has below, which it gets there when it is made."""
+    """Return the twin address of a Service, which it gets at its creation."""
     twin = twin_service_name(a_service(name, namespace), await the_binding(world))
     found = await wait_for(world.physical, SERVICES, twin, MOUNT, until=bool, timeout=timeout)
     assert found is not None
@@ -70,16 +70,16 @@ def addresses(slices: list[Object]) -> list[str]:
     return sorted(address for slice in slices for each in slice["endpoints"] for address in each["addresses"])
 
 
-# -- down, and back
+# -- syncing
 
 
 @in_virtual_time
-async def test_a_service_and_its_addresses_are_known_below_for_as_long_as_they_are_above() -> None:
+async def test_service_and_addresses_are_synced_until_deleted() -> None:
     world = await a_world(serviceNamespaces=["team-a"])
     await add_service(world.virtual, "10.1.0.1", "10.1.0.2")
     async with world.syncer():
         await asyncio.sleep(1)
-        [service], [slice] = await below(world), await below(world, ENDPOINT_SLICES)
+        [service], [slice] = await physical_objects(world), await physical_objects(world, ENDPOINT_SLICES)
         assert (await the_binding(world)).owns(service)
         assert service["spec"]["ports"] == [HTTP]
         assert "selector" not in service["spec"]
@@ -91,20 +91,20 @@ async def test_a_service_and_its_addresses_are_known_below_for_as_long_as_they_a
         scaled = a_slice("10.1.0.2", "10.1.0.3")["endpoints"]
         await world.virtual.patch(ENDPOINT_SLICES, object_named("shop-1", "team-a"), {"endpoints": scaled})
         await asyncio.sleep(1)
-        [service], slices = await below(world), await below(world, ENDPOINT_SLICES)
+        [service], slices = await physical_objects(world), await physical_objects(world, ENDPOINT_SLICES)
         assert service["spec"]["ports"] == [HTTP, more]
         assert addresses(slices) == ["10.1.0.2", "10.1.0.3"]
 
         await world.virtual.delete(ENDPOINT_SLICES, object_named("shop-1", "team-a"))
         await asyncio.sleep(1)
-        assert await below(world, ENDPOINT_SLICES) == []
+        assert await physical_objects(world, ENDPOINT_SLICES) == []
         await world.virtual.delete(SERVICES, object_named("shop", "team-a"))
         await asyncio.sleep(1)
-        assert await below(world) == []
+        assert await physical_objects(world) == []
 
 
 @in_virtual_time
-async def test_nothing_is_written_below_when_nothing_changed() -> None:
+async def test_unchanged_service_causes_no_write() -> None:
     world = await a_world(serviceNamespaces=["team-a"])
     await add_service(world.virtual, "10.1.0.1")
     async with world.syncer():
@@ -119,18 +119,18 @@ async def test_nothing_is_written_below_when_nothing_changed() -> None:
 
 
 @in_virtual_time
-async def test_of_other_namespaces_and_of_host_names_nothing_is_known_below() -> None:
+async def test_other_namespaces_and_external_names_are_not_synced() -> None:
     world = await a_world(serviceNamespaces=["team-a"])
     await add_service(world.virtual, "10.1.0.1", namespace="team-b")
     await world.virtual.create(SERVICES, a_service("other", type="ExternalName", externalName="example.com"))
     async with world.syncer():
         await asyncio.sleep(10)
-        assert await below(world) == await below(world, ENDPOINT_SLICES) == []
-        assert not [each for each in world.up.asked if "team-b/" in each.path and "services" in each.path]
+        assert await physical_objects(world) == await physical_objects(world, ENDPOINT_SLICES) == []
+        assert not [each for each in world.up.requests if "team-b/" in each.path and "services" in each.path]
 
 
 @in_virtual_time
-async def test_namespaces_come_and_go_with_the_binding_without_a_restart() -> None:
+async def test_namespaces_follow_the_binding_without_restart() -> None:
     world = await a_world()
     for namespace in ("team-a", "team-b"):
         await add_service(world.virtual, "10.1.0.1", namespace=namespace)
@@ -139,139 +139,139 @@ async def test_namespaces_come_and_go_with_the_binding_without_a_restart() -> No
             await world.set_binding(serviceNamespaces=namespaces)
             await asyncio.sleep(2)
             for resource in (SERVICES, ENDPOINT_SLICES):
-                found = [labels_of(each)[keys.VIRTUAL_NAMESPACE] for each in await below(world, resource)]
+                found = [labels_of(each)[keys.VIRTUAL_NAMESPACE] for each in await physical_objects(world, resource)]
                 assert sorted(found) == namespaces
 
 
 @in_virtual_time
-async def test_what_is_asked_for_no_more_goes_even_if_nobody_was_there_to_see_it() -> None:
+async def test_unlisted_services_are_removed_after_downtime() -> None:
     world = await a_world(serviceNamespaces=["team-a", "team-b"])
     for namespace in ("team-a", "team-b"):
         await add_service(world.virtual, "10.1.0.1", namespace=namespace)
     async with world.syncer():
         await asyncio.sleep(1)
-        assert len(await below(world)) == 2
+        assert len(await physical_objects(world)) == 2
     await world.virtual.delete(SERVICES, object_named("shop", "team-a"))
     await world.set_binding(serviceNamespaces=["team-a"])
     async with world.syncer():
         await asyncio.sleep(5)
-        assert await below(world) == await below(world, ENDPOINT_SLICES) == []
+        assert await physical_objects(world) == await physical_objects(world, ENDPOINT_SLICES) == []
 
 
 @in_virtual_time
-async def test_a_service_made_anew_without_an_address_of_its_own_is_so_below() -> None:
+async def test_service_recreated_as_headless_is_headless() -> None:
     world = await a_world(serviceNamespaces=["team-a"])
     await add_service(world.virtual, "10.1.0.1")
     async with world.syncer():
         await wait_for_address(world)
         await world.virtual.delete(SERVICES, object_named("shop", "team-a"))
         await world.virtual.create(SERVICES, a_service(clusterIP="None"))
-        [before] = await below(world)
+        [before] = await physical_objects(world)
         await asyncio.sleep(5)
-        [service] = await below(world)
+        [service] = await physical_objects(world)
         assert service["spec"]["clusterIP"] == "None"
-        assert uid_of(service) != uid_of(before)  # a server does not let it change
+        assert uid_of(service) != uid_of(before)  # a server rejects the change
 
 
 @in_virtual_time
-async def test_with_the_binding_everything_goes() -> None:
+async def test_unbinding_removes_all_services() -> None:
     world = await a_world(serviceNamespaces=["team-a"])
     await add_service(world.virtual, "10.1.0.1")
     async with world.syncer():
         await asyncio.sleep(1)
         await world.virtual.delete(CLUSTER_BINDINGS, object_named("east"))
         await wait_for(world.virtual, CLUSTER_BINDINGS, "east", until=lambda obj: obj is None, timeout=60)
-        assert await below(world) == await below(world, ENDPOINT_SLICES) == []
+        assert await physical_objects(world) == await physical_objects(world, ENDPOINT_SLICES) == []
 
 
-# -- whose things are whose
+# -- ownership
 
 
 @in_virtual_time
-async def test_what_is_ours_of_a_twin_is_set_right_and_what_was_added_below_stays() -> None:
+async def test_own_fields_are_reset_and_additions_stay() -> None:
     world = await a_world(serviceNamespaces=["team-a"])
     await add_service(world.virtual, "10.1.0.1")
     async with world.syncer():
         await asyncio.sleep(1)
-        [service] = await below(world)
+        [service] = await physical_objects(world)
         edit = {
             "metadata": {"labels": {"owner": "me"}},
             "spec": {"selector": {"app": "mine"}, "ports": [{**HTTP, "port": 81}]},
         }
         await world.physical.patch(SERVICES, service, edit)
         await asyncio.sleep(1)
-        [service] = await below(world)
+        [service] = await physical_objects(world)
         assert labels_of(service)["owner"] == "me"
         assert service["spec"]["ports"] == [HTTP]
         assert "selector" not in service["spec"]
 
 
 @in_virtual_time
-async def test_rule_1_a_service_of_the_owners_that_has_the_name_is_left_alone() -> None:
+async def test_safety_rule_1_foreign_service_keeps_its_name() -> None:
     world = await a_world(serviceNamespaces=["team-a"])
     name = twin_service_name(a_service(), await the_binding(world))
-    theirs = {**object_named(name, MOUNT), "spec": {"selector": {"app": "theirs"}, "ports": [HTTP]}}
-    before = await world.physical.create(SERVICES, theirs)
+    foreign = {**object_named(name, MOUNT), "spec": {"selector": {"app": "theirs"}, "ports": [HTTP]}}
+    before = await world.physical.create(SERVICES, foreign)
     await add_service(world.virtual, "10.1.0.1")
     async with world.syncer():
         await asyncio.sleep(600)
         await world.virtual.delete(SERVICES, object_named("shop", "team-a"))
         await asyncio.sleep(600)
-    assert await below(world) == [before]
+    assert await physical_objects(world) == [before]
 
 
 @in_virtual_time
-async def test_a_copy_of_a_twin_under_another_name_does_not_stay() -> None:
+async def test_copy_of_twin_under_another_name_is_deleted() -> None:
     world = await a_world(serviceNamespaces=["team-a"])
     await add_service(world.virtual, "10.1.0.1")
     async with world.syncer():
         await asyncio.sleep(1)
-        [twin] = await below(world)
+        [twin] = await physical_objects(world)
         metadata = {"name": "mine", "namespace": MOUNT}
         metadata |= {field: twin["metadata"][field] for field in ("labels", "annotations")}
         await world.physical.create(SERVICES, {"metadata": metadata, "spec": {"ports": [HTTP]}})
         await asyncio.sleep(1)
-        assert [name_of(each) for each in await below(world)] == [name_of(twin)]
+        assert [name_of(each) for each in await physical_objects(world)] == [name_of(twin)]
 
 
 @in_virtual_time
-async def test_a_twin_that_was_made_to_tell_nonsense_goes_and_comes_again() -> None:
+async def test_twin_with_forged_source_is_recreated() -> None:
     world = await a_world(serviceNamespaces=["team-a"])
     await add_service(world.virtual, "10.1.0.1")
     async with world.syncer():
         await asyncio.sleep(1)
-        [before] = await below(world)
+        [before] = await physical_objects(world)
         for nonsense in ("../../secrets/x", "a/b", "A=b,c"):
-            [twin] = await below(world)
+            [twin] = await physical_objects(world)
             await world.physical.patch(SERVICES, twin, {"metadata": {"annotations": {keys.VIRTUAL_NAME: nonsense}}})
             await asyncio.sleep(1)
             await world.virtual.patch(SERVICES, object_named("shop", "team-a"), {"metadata": {"labels": {"n": "1"}}})
             await asyncio.sleep(600)
-            assert [name_of(twin) for twin in await below(world)] == [name_of(before)]
-            assert [annotations_of(twin)[keys.VIRTUAL_NAME] for twin in await below(world)] == ["shop"]
+            assert [name_of(twin) for twin in await physical_objects(world)] == [name_of(before)]
+            assert [annotations_of(twin)[keys.VIRTUAL_NAME] for twin in await physical_objects(world)] == ["shop"]
 
 
 @in_virtual_time
-async def test_rule_2_what_only_the_cache_misses_is_not_removed() -> None:
+async def test_safety_rule_2_service_missing_in_cache_stays() -> None:
     world = await a_world(serviceNamespaces=["team-a"])
     async with world.syncer():
         await asyncio.sleep(1)
         world.up.api.freeze()
         await world.virtual.create(SERVICES, a_service())
-        made = await world.physical.create(SERVICES, twin_service(a_service(), await the_binding(world)))
+        created = await world.physical.create(SERVICES, twin_service(a_service(), await the_binding(world)))
         await asyncio.sleep(10)
-        assert [uid_of(each) for each in await below(world)] == [uid_of(made)]
+        assert [uid_of(each) for each in await physical_objects(world)] == [uid_of(created)]
         await world.virtual.delete(SERVICES, object_named("shop", "team-a"))
-        await world.physical.patch(SERVICES, made, {"metadata": {"labels": {"look": "again"}}})
+        await world.physical.patch(SERVICES, created, {"metadata": {"labels": {"look": "again"}}})
         await asyncio.sleep(10)
-        assert await below(world) == []
+        assert await physical_objects(world) == []
 
 
 # -- pods
 
 
 @in_virtual_time
-async def test_pods_of_the_listed_namespaces_find_services_by_name() -> None:
+async def test_pods_of_listed_namespaces_resolve_services() -> None:
     world = await a_world(serviceNamespaces=["team-a", "team-b"])
     await add_service(world.virtual, "10.1.0.1")
     async with world.syncer():
@@ -292,13 +292,13 @@ async def test_pods_of_the_listed_namespaces_find_services_by_name() -> None:
 
 
 @in_virtual_time
-async def test_services_of_another_namespace_hold_a_pod_for_ten_seconds_at_most() -> None:
+async def test_pod_waits_ten_seconds_for_other_namespaces() -> None:
     world = await a_world(serviceNamespaces=["default", "team-a"])
-    world.down.refusal = not_now
+    world.down.rejection = unavailable
     await add_service(world.virtual, "10.1.0.1")
     async with world.syncer():
         await world.add_pod()
-        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "ServiceNotMapped"))
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "ServiceNotMapped"))
         await asyncio.sleep(5)
         assert await world.twins() == []
         await asyncio.sleep(7)
@@ -307,7 +307,7 @@ async def test_services_of_another_namespace_hold_a_pod_for_ten_seconds_at_most(
 
 
 @in_virtual_time
-async def test_a_namespace_with_many_services_leaves_room_for_the_names_of_others(
+async def test_large_namespace_leaves_aliases_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tapestry.syncer.topdown.services.MAX_ALIASES", 5)
@@ -324,20 +324,20 @@ async def test_a_namespace_with_many_services_leaves_room_for_the_names_of_other
     assert [each["hostnames"][0] for each in twin["spec"]["hostAliases"]] == ["own", "many-0.a", "many-1.a", "few.b"]
 
 
-def not_now(request: Request) -> ApiError | None:
+def unavailable(request: Request) -> ApiError | None:
     return ApiError(500, "InternalError", "not now") if "services" in request.path else None
 
 
 @in_virtual_time
-async def test_a_pod_waits_for_the_services_of_its_namespace_which_are_on_their_way() -> None:
+async def test_pod_waits_for_services_of_its_namespace() -> None:
     world = await a_world(serviceNamespaces=["default"])
-    world.down.refusal = not_now
+    world.down.rejection = unavailable
     await add_service(world.virtual, "10.1.0.1", namespace="default")
     async with world.syncer():
         await world.add_pod()
-        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "ServiceNotMapped"))
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "ServiceNotMapped"))
         await asyncio.sleep(5)
-        world.down.refusal = lambda _: None
+        world.down.rejection = lambda _: None
         await wait_for_address(world, namespace="default", timeout=600)
         await asyncio.sleep(2)
         assert await world.twins()
@@ -349,71 +349,71 @@ def quota(request: Request) -> ApiError | None:
 
 
 @in_virtual_time
-async def test_a_service_that_the_owner_refuses_keeps_no_pod() -> None:
+async def test_rejected_service_blocks_no_pod() -> None:
     world = await a_world(serviceNamespaces=["default"])
-    world.down.refusal = quota
+    world.down.rejection = quota
     await add_service(world.virtual, "10.1.0.1", namespace="default")
     async with world.syncer():
         await world.add_pod()
         twin = await world.wait_for_twin()
         assert "hostAliases" not in twin["spec"]
-        world.down.refusal = lambda _: None
+        world.down.rejection = lambda _: None
         await asyncio.sleep(600)
-        assert len(await below(world)) == 1
+        assert len(await physical_objects(world)) == 1
 
 
 @in_virtual_time
-async def test_a_pod_that_waits_for_a_service_waits_no_more_once_the_owner_refuses_it() -> None:
+async def test_waiting_pod_continues_when_service_is_rejected() -> None:
     world = await a_world(serviceNamespaces=["default"])
-    world.down.refusal = not_now
+    world.down.rejection = unavailable
     await add_service(world.virtual, "10.1.0.1", namespace="default")
     async with world.syncer():
         await world.add_pod()
-        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "ServiceNotMapped"))
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "ServiceNotMapped"))
         await asyncio.sleep(5)
-        world.down.refusal = quota
+        world.down.rejection = quota
         await world.wait_for_twin(timeout=600)
 
 
 @in_virtual_time
-async def test_before_the_services_of_a_namespace_are_known_its_pods_wait_and_are_looked_at_then() -> None:
+async def test_pods_wait_until_services_are_known() -> None:
     world = await a_world(serviceNamespaces=["team-a"])
     await add_service(world.virtual, "10.1.0.1")
-    async with world.syncer() as site, asyncio.TaskGroup() as group:
+    async with world.syncer() as context, asyncio.TaskGroup() as group:
         await wait_for_address(world)
-        looked: list[str] = []
-        woken: list[str] = []
-        services = ServiceReconciler(site, looked.append, woken.append)
+        requeued: list[str] = []
+        requeued_pods: list[str] = []
+        services = ServiceReconciler(context, requeued.append, requeued_pods.append)
         pod, binding = object_named("work", "team-a"), await the_binding(world)
         running = [group.create_task(informer.run()) for informer in (services.twins, services.twin_slices)]
         await asyncio.sleep(1)
-        with pytest.raises(DependencyNotReady, match="the Services of team-a have no address below yet"):
+        with pytest.raises(DependencyNotReady, match="the Services of team-a have no twin address yet"):
             await services.ensure(pod, binding)
-        looked.clear()
+        requeued.clear()
         services.follow_namespaces(await world.virtual.get(CLUSTER_BINDINGS, "east"))
-        assert looked == ["team-a/shop"]
+        assert requeued == ["team-a/shop"]
         await world.virtual.delete(SERVICES, object_named("shop", "team-a"))
         await world.virtual.delete(ENDPOINT_SLICES, object_named("shop-1", "team-a"))
-        looked.clear()
-        woken.clear()
+        requeued.clear()
+        requeued_pods.clear()
         with pytest.raises(DependencyNotReady):
             await services.ensure(pod, binding)
-        world.down.api.freeze()  # or the twins, as they go, would have them looked at
+        world.down.api.freeze()  # otherwise the deletion of the twins would requeue them
         running += [
             group.create_task(following.run()) for following in (services.virtual_services, services.virtual_slices)
         ]
         await asyncio.sleep(1)
-        assert set(looked) == {"team-a/shop"}
-        assert set(woken) == {"team-a/work"}
+        assert set(requeued) == {"team-a/shop"}
+        assert set(requeued_pods) == {"team-a/work"}
         await services.ensure(pod, binding)
         for task in running:
             task.cancel()
 
 
-# -- whatever happens on the way
+# -- faults
 
 ENOUGH = 120.0
-"""Seconds for caches to catch up, and for what failed to be tried again."""
+"""Seconds for caches to catch up and failed calls to be retried."""
 CONFIG = SyncerConfig(binding="east", name="east", silence_seconds=3600, leader_election=LeaderElection())
 
 
@@ -423,11 +423,11 @@ async def setup(manager: Manager, physical: Transport) -> None:
 
 
 def concerns_services(call: str) -> bool:
-    """Other calls are disturbed elsewhere."""
+    """Return whether faults are injected into the call."""
     return not call.startswith("watch") and ("/services" in call or "/endpointslices" in call)
 
 
-async def a_service_comes_changes_and_goes(virtual: Client, physical: Client) -> None:
+async def service_is_created_changed_and_deleted(virtual: Client, physical: Client) -> None:
     world = Clusters(virtual, physical)
     await world.populate("east", serviceNamespaces=["team-a", "team-b"])
     await add_service(virtual, "10.1.0.1")
@@ -443,12 +443,12 @@ async def a_service_comes_changes_and_goes(virtual: Client, physical: Client) ->
     await virtual.delete(SERVICES, object_named("bank", "team-b"))
     await virtual.create(ENDPOINT_SLICES, a_slice("10.1.0.3", name="shop-2"))
     await asyncio.sleep(ENOUGH)
-    assert addresses(await below(world, ENDPOINT_SLICES)) == ["10.1.0.3"]
-    [service] = await below(world)
+    assert addresses(await physical_objects(world, ENDPOINT_SLICES)) == ["10.1.0.3"]
+    [service] = await physical_objects(world)
     assert service["spec"]["ports"] == [{**HTTP, "port": 81}]
 
 
-async def a_namespace_is_asked_for_no_more(virtual: Client, physical: Client) -> None:
+async def namespace_is_removed_from_binding(virtual: Client, physical: Client) -> None:
     world = Clusters(virtual, physical)
     await world.populate("east", serviceNamespaces=["default"])
     await add_service(virtual, "10.1.0.1", namespace="default")
@@ -460,12 +460,12 @@ async def a_namespace_is_asked_for_no_more(virtual: Client, physical: Client) ->
     await world.delete_pod()
     await world.wait_until_pod_is_gone(timeout=A_DAY)
     await asyncio.sleep(ENOUGH)
-    assert await below(world) == await below(world, ENDPOINT_SLICES) == []
+    assert await physical_objects(world) == await physical_objects(world, ENDPOINT_SLICES) == []
 
 
 @pytest.mark.timeout(600)  # hundreds of replays
-@pytest.mark.parametrize("world", [a_service_comes_changes_and_goes, a_namespace_is_asked_for_no_more])
-def test_services_come_to_the_same_end_whatever_happens_on_the_way(
+@pytest.mark.parametrize("world", [service_is_created_changed_and_deleted, namespace_is_removed_from_binding])
+def test_services_reach_same_state_despite_faults(
     world: Callable[..., Awaitable[None]], record_property: Callable[[str, object], None]
 ) -> None:
     report = perturb(Scenario("Services", SERVED, setup, world, CONFIG, others=[SERVED], counts=concerns_services))

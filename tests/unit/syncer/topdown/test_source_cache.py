@@ -1,4 +1,4 @@
-"""Which namespaces are followed for their ConfigMaps and Secrets, and for how long; on virtual time."""
+"""Namespaces watched for ConfigMaps and Secrets, and their timeout, on virtual time."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ from tapestry.syncer.topdown.source_cache import IDLE_TIMEOUT, SourceCache
 
 
 class Namespaces:
-    """A virtual cluster, and pods of ours in it."""
+    """A virtual cluster with pods of ours."""
 
     def __init__(self) -> None:
         self.api = InProcessApi([CONFIGMAPS, SECRETS], now=running_clock().now)
@@ -25,21 +25,21 @@ class Namespaces:
         self.pods = Store({"namespace": dependency_namespace})
         self.told: list[tuple[str, bool, bool]] = []
         self.known: list[str] = []
-        site: Any = SimpleNamespace(
+        context: Any = SimpleNamespace(
             virtual_pods=SimpleNamespace(store=self.pods),
             manager=SimpleNamespace(reads=Client(self.api.connect())),
             now=running_clock().now,
         )
-        self.sources = SourceCache(cast(SyncContext, site), self.tell, self.known.append)
+        self.sources = SourceCache(cast(SyncContext, context), self.record, self.known.append)
 
-    def tell(self, key: str, old: Object | None, new: Object | None) -> None:
+    def record(self, key: str, old: Object | None, new: Object | None) -> None:
         self.told.append((key, old is not None, new is not None))
 
     async def add(self, namespace: str, name: str) -> None:
         await self.client.create(CONFIGMAPS, {**object_named(name, namespace), "data": {"k": "v"}})
 
-    async def look(self, namespace: str) -> float | None:
-        """Have a namespace looked at; when to do so again, in seconds."""
+    async def reconcile(self, namespace: str) -> float | None:
+        """Reconcile a namespace; return the seconds until the next pass."""
         result = await self.sources.reconcile(namespace)
         await asyncio.sleep(0.1)
         at = result.requeue_at if result is not None else None
@@ -59,14 +59,14 @@ def a_pod(name: str, namespace: str, phase: str = "Running") -> Object:
 
 
 @in_virtual_time
-async def test_a_namespace_is_known_once_a_pod_of_ours_is_there() -> None:
+async def test_namespace_is_synced_after_its_first_pod() -> None:
     world = Namespaces()
     await world.add("shop", "settings")
     async with world.running():
-        assert await world.look("shop") is None
+        assert await world.reconcile("shop") is None
         assert not world.sources.is_synced("configmaps/shop/settings")
         world.pods.put(a_pod("web", "shop"))
-        assert await world.look("shop") is None
+        assert await world.reconcile("shop") is None
         assert world.sources.is_synced("configmaps/shop/settings")
         assert world.sources.get("configmaps/shop/settings") is not None
         assert world.sources.get("secrets/shop/settings") is None
@@ -76,11 +76,11 @@ async def test_a_namespace_is_known_once_a_pod_of_ours_is_there() -> None:
 
 
 @in_virtual_time
-async def test_of_a_source_that_comes_changes_or_goes_one_hears() -> None:
+async def test_changes_of_sources_are_reported() -> None:
     world = Namespaces()
     world.pods.put(a_pod("web", "shop"))
     async with world.running():
-        await world.look("shop")
+        await world.reconcile("shop")
         await world.add("shop", "settings")
         await world.client.patch(CONFIGMAPS, object_named("settings", "shop"), {"data": {"k": "w"}})
         await world.client.delete(CONFIGMAPS, object_named("settings", "shop"))
@@ -91,20 +91,20 @@ async def test_of_a_source_that_comes_changes_or_goes_one_hears() -> None:
 
 
 @in_virtual_time
-async def test_a_namespace_is_followed_for_a_while_after_its_last_pod() -> None:
+async def test_namespace_is_watched_after_its_last_pod() -> None:
     world = Namespaces()
     world.pods.put(a_pod("web", "shop"))
     async with world.running():
-        await world.look("shop")
+        await world.reconcile("shop")
         world.pods.put(a_pod("web", "shop", "Succeeded"))
-        assert await world.look("shop") == IDLE_TIMEOUT.total_seconds()
+        assert await world.reconcile("shop") == IDLE_TIMEOUT.total_seconds()
         await asyncio.sleep(IDLE_TIMEOUT.total_seconds() / 2)
         world.pods.put(a_pod("next", "shop"))
-        assert await world.look("shop") is None
+        assert await world.reconcile("shop") is None
         world.pods.remove(key_of(a_pod("next", "shop")))
-        await world.look("shop")
+        await world.reconcile("shop")
         await asyncio.sleep(IDLE_TIMEOUT.total_seconds())
-        assert await world.look("shop") is None
+        assert await world.reconcile("shop") is None
         assert not world.sources.is_synced("configmaps/shop/settings")
         await world.add("shop", "settings")
         await asyncio.sleep(1)
@@ -112,9 +112,9 @@ async def test_a_namespace_is_followed_for_a_while_after_its_last_pod() -> None:
 
 
 @in_virtual_time
-async def test_pods_of_the_virtual_cluster_itself_have_nothing_followed() -> None:
+async def test_system_pods_watch_nothing() -> None:
     world = Namespaces()
     world.pods.put(a_pod("proxy", "kube-system"))
     async with world.running():
-        assert await world.look("kube-system") is None
+        assert await world.reconcile("kube-system") is None
         assert not world.sources.is_synced("configmaps/kube-system/proxy")

@@ -1,4 +1,4 @@
-"""Changes to copies of ConfigMaps and Secrets below that go up; on virtual time."""
+"""Write-back of changed copies of ConfigMaps and Secrets, on virtual time."""
 
 import asyncio
 from typing import Any
@@ -18,7 +18,7 @@ ALLOWED = {"syncBack": {"namespaces": ["default"]}}
 
 
 async def a_running_pod(world: World, **metadata: Any) -> None:
-    """A pod whose ConfigMap and Secret have copies below."""
+    """Run a pod whose ConfigMap and Secret are copied."""
     settings = await add(world, CONFIGMAPS, "settings", data={"a": "1", "b": "2"})
     password = await add(world, SECRETS, "password", data={"p": "AAAA"})
     for resource, source in ((CONFIGMAPS, settings), (SECRETS, password)):
@@ -28,26 +28,26 @@ async def a_running_pod(world: World, **metadata: Any) -> None:
     await world.wait_for_pod(MAPPED)
 
 
-async def data_above(world: World) -> tuple[Any, Any]:
+async def source_data(world: World) -> tuple[Any, Any]:
     settings = await world.virtual.get(CONFIGMAPS, "settings", "default")
     password = await world.virtual.get(SECRETS, "password", "default")
     return settings["data"], password["data"]
 
 
-async def data_below(world: World) -> tuple[Any, Any]:
+async def copy_data(world: World) -> tuple[Any, Any]:
     return (await copies(world))["settings"]["data"], (await copies(world, SECRETS))["password"]["data"]
 
 
 @in_virtual_time
-async def test_changes_go_up_where_binding_and_tenant_allow_it() -> None:
+async def test_changes_are_written_back_if_both_allow() -> None:
     world = await a_world(**ALLOWED)
     async with world.syncer():
         await a_running_pod(world, **OPTED_IN)
         await edit(world, CONFIGMAPS, "settings", data={"a": "changed", "b": None, "added": "x"})
         await edit(world, SECRETS, "password", data={"p": "AAEC"})
         await asyncio.sleep(5)
-        assert await data_above(world) == ({"a": "changed", "b": "2"}, {"p": "AAEC"})
-        assert await data_below(world) == await data_above(world)
+        assert await source_data(world) == ({"a": "changed", "b": "2"}, {"p": "AAEC"})
+        assert await copy_data(world) == await source_data(world)
         assert len(await world.events("SyncedBack")) == 2
         assert "AAEC" not in str(await world.events("SyncedBack"))
 
@@ -56,50 +56,50 @@ async def test_changes_go_up_where_binding_and_tenant_allow_it() -> None:
     ("spec", "metadata"), [({}, OPTED_IN), (ALLOWED, {}), ({"syncBack": {"namespaces": ["other"]}}, OPTED_IN)]
 )
 @in_virtual_time
-async def test_changes_stay_below_unless_both_sides_allow_it(spec: Any, metadata: Any) -> None:
+async def test_changes_stay_unless_both_sides_allow(spec: Any, metadata: Any) -> None:
     world = await a_world(**spec)
     async with world.syncer():
         await a_running_pod(world, **metadata)
         await edit(world, CONFIGMAPS, "settings", data={"a": "changed"})
         await edit(world, SECRETS, "password", data={"p": "AAEC"})
         await asyncio.sleep(5)
-        assert await data_above(world) == ({"a": "1", "b": "2"}, {"p": "AAAA"})
-        assert await data_below(world) == await data_above(world)
+        assert await source_data(world) == ({"a": "1", "b": "2"}, {"p": "AAAA"})
+        assert await copy_data(world) == await source_data(world)
         assert len(await world.events("LocalChangeOverwritten")) == 2
 
 
 @in_virtual_time
-async def test_the_tenant_wins_where_both_sides_changed() -> None:
+async def test_tenant_wins_if_both_sides_changed() -> None:
     world = await a_world(**ALLOWED)
     async with world.syncer():
         await a_running_pod(world, **OPTED_IN)
         world.down.cut()
         await edit(world, CONFIGMAPS, "settings", data={"a": "owner"})
         await change(world, CONFIGMAPS, "settings", data={"a": "tenant"})
-        world.down.mend()
+        world.down.restore()
         await asyncio.sleep(120)
-        assert (await data_above(world))[0] == {"a": "tenant", "b": "2"}
-        assert (await data_below(world))[0] == {"a": "tenant", "b": "2"}
+        assert (await source_data(world))[0] == {"a": "tenant", "b": "2"}
+        assert (await copy_data(world))[0] == {"a": "tenant", "b": "2"}
         assert await world.events("SyncedBack") == []
 
 
 @in_virtual_time
-async def test_without_the_right_to_patch_an_event_names_the_remedy() -> None:
+async def test_missing_permission_event_names_the_remedy() -> None:
     world = await a_world(**ALLOWED)
     async with world.syncer():
         await a_running_pod(world, **OPTED_IN)
-        world.up.refusal = lambda request: (
+        world.up.rejection = lambda request: (
             forbidden("no") if request.method == "PATCH" and "configmaps" in request.path else None
         )
         await edit(world, CONFIGMAPS, "settings", data={"a": "changed"})
         await asyncio.sleep(5)
         (event,) = await world.events("SyncBackForbidden")
         assert "tapestry-sync-back" in event["message"]
-        assert (await data_below(world))[0] == {"a": "1", "b": "2"}
+        assert (await copy_data(world))[0] == {"a": "1", "b": "2"}
 
 
 @in_virtual_time
-async def test_an_immutable_source_is_never_changed() -> None:
+async def test_immutable_source_is_never_changed() -> None:
     world = await a_world(**ALLOWED)
     async with world.syncer():
         await a_running_pod(world, **OPTED_IN)
@@ -108,16 +108,16 @@ async def test_an_immutable_source_is_never_changed() -> None:
         copy = (await copies(world))["settings"]
         await world.physical.delete(CONFIGMAPS, copy)
         await asyncio.sleep(60)
-        assert await data_below(world) == await data_above(world)
+        assert await copy_data(world) == await source_data(world)
         assert await world.events("SyncedBack") == []
 
 
 @in_virtual_time
-async def test_an_owner_who_keeps_changing_a_copy_causes_few_writes_above() -> None:
+async def test_frequent_copy_changes_cause_few_writes() -> None:
     world = await a_world(**ALLOWED)
     async with world.syncer():
         await a_running_pod(world, **OPTED_IN)
-        world.up.asked.clear()
+        world.up.requests.clear()
         for number in range(600):
             await edit(world, CONFIGMAPS, "settings", data={"a": str(number)})
             await asyncio.sleep(1)

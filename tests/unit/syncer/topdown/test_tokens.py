@@ -1,4 +1,4 @@
-"""Service account tokens of pods on leased nodes: minted above, mounted below, replaced in time; on virtual time."""
+"""Service account tokens of pods: issued, mounted and renewed, on virtual time."""
 
 import asyncio
 import base64
@@ -15,13 +15,13 @@ from tapestry.kube.objects import Object, annotations_of, name_of, object_named,
 from tapestry.kube.resources import CONFIGMAPS, NAMESPACES, SECRETS, SERVICE_ACCOUNTS
 from tapestry.kube.times import timestamp
 
-from ..world import MAPPED, MOUNT, World, a_world, forbidden, phase, refusing, said
+from ..world import MAPPED, MOUNT, World, a_world, forbidden, has_condition, phase, rejecting
 
 A_WHILE = 5.0
 
 
 def api_access(seconds: int = 3600, audience: str = "", name: str = "kube-api-access") -> Object:
-    """A volume as the virtual cluster gives to every pod."""
+    """Return a volume like the one that the virtual cluster adds to every pod."""
     token = {"path": "token", "expirationSeconds": seconds, **({"audience": audience} if audience else {})}
     return {"name": name, "projected": {"sources": [{"serviceAccountToken": token}]}}
 
@@ -38,32 +38,32 @@ async def secrets(world: World) -> list[Object]:
 
 
 async def tokens_in(world: World) -> list[str]:
-    """The tokens of the one pod that has any."""
+    """Return the tokens of the only pod that has any."""
     [secret] = await secrets(world)
     return [base64.b64decode(each).decode() for each in secret["data"].values()]
 
 
-def minted(world: World) -> list[Request]:
-    return [each for each in world.up.asked if each.path.endswith("/token")]
+def issued(world: World) -> list[Request]:
+    return [each for each in world.up.requests if each.path.endswith("/token")]
 
 
-def asked_for(world: World) -> Sequence[Object]:
-    return [json.loads(each.body or b"")["spec"] for each in minted(world)]
+def token_requests(world: World) -> Sequence[Object]:
+    return [json.loads(each.body or b"")["spec"] for each in issued(world)]
 
 
 @in_virtual_time
-async def test_a_pod_gets_its_tokens_in_one_secret_each_for_its_audience_and_bound_to_the_pod() -> None:
+async def test_pod_gets_bound_tokens_in_one_secret() -> None:
     world = await a_world_with_accounts("robot")
     async with world.syncer():
         volumes = [api_access(3607), api_access(7200, "vault", "vault")]
         pod = await world.add_pod(serviceAccountName="robot", volumes=volumes)
         await world.wait_for_pod(MAPPED)
         bound = {"apiVersion": "v1", "kind": "Pod", "name": "work", "uid": uid_of(pod)}
-        assert asked_for(world) == [
+        assert token_requests(world) == [
             {"expirationSeconds": 3607, "audiences": [], "boundObjectRef": bound},
             {"expirationSeconds": 7200, "audiences": ["vault"], "boundObjectRef": bound},
         ]
-        assert {each.path for each in minted(world)} == {"/api/v1/namespaces/default/serviceaccounts/robot/token"}
+        assert {each.path for each in issued(world)} == {"/api/v1/namespaces/default/serviceaccounts/robot/token"}
         [secret] = await secrets(world)
         assert secret["data"].keys() == {"kube-api-access.0", "vault.0"}
         assert len(set(secret["data"].values())) == 2
@@ -74,31 +74,31 @@ async def test_a_pod_gets_its_tokens_in_one_secret_each_for_its_audience_and_bou
 
 
 @in_virtual_time
-async def test_a_token_costs_one_request_above_and_one_write_below() -> None:
+async def test_token_takes_one_request_and_one_write() -> None:
     world = await a_world_with_accounts()
     await world.virtual.create(CONFIGMAPS, {**object_named("kube-root-ca.crt", "default"), "data": {"ca.crt": "x"}})
     async with world.syncer():
         await world.add_pod("warm-up", volumes=[{"name": "ca", "configMap": {"name": "kube-root-ca.crt"}}])
         await world.wait_for_pod(MAPPED, "warm-up")
         await asyncio.sleep(A_WHILE)
-        world.up.asked.clear()
-        world.down.asked.clear()
+        world.up.requests.clear()
+        world.down.requests.clear()
         await world.add_pod(volumes=[api_access(), {"name": "ca", "configMap": {"name": "kube-root-ca.crt"}}])
         await world.wait_for_pod(MAPPED)
         await asyncio.sleep(600)
-        assert [str(each) for each in world.down.asked if each.path != "/version"] == [
+        assert [str(each) for each in world.down.requests if each.path != "/version"] == [
             f"POST /api/v1/namespaces/{MOUNT}/secrets",
             f"POST /api/v1/namespaces/{MOUNT}/pods",
         ]
-        above = [str(each) for each in world.up.asked if "/default/" in each.path]
-        assert above == [
+        virtual = [str(each) for each in world.up.requests if "/default/" in each.path]
+        assert virtual == [
             "POST /api/v1/namespaces/default/serviceaccounts/default/token",
             "PATCH /api/v1/namespaces/default/pods/work/status",
         ]
 
 
 @in_virtual_time
-async def test_tokens_are_replaced_at_four_fifths_of_their_life() -> None:
+async def test_tokens_are_renewed_after_80_percent() -> None:
     world = await a_world_with_accounts()
     async with world.syncer():
         await world.add_pod(volumes=[api_access(600)])
@@ -112,27 +112,27 @@ async def test_tokens_are_replaced_at_four_fifths_of_their_life() -> None:
         await asyncio.sleep(470)
         assert await tokens_in(world) == second
         await asyncio.sleep(10)
-        assert len(minted(world)) == 3
+        assert len(issued(world)) == 3
         assert len(world.down.writes("PATCH", "secrets")) == 2
 
 
 @in_virtual_time
-async def test_a_syncer_that_takes_over_mints_nothing_before_its_time() -> None:
+async def test_new_leader_issues_nothing_early() -> None:
     world = await a_world_with_accounts()
     async with world.syncer():
         await world.add_pod(volumes=[api_access(600)])
         await world.wait_for_pod(MAPPED)
         await asyncio.sleep(300)
-    world.up.asked.clear()
+    world.up.requests.clear()
     async with world.syncer():
         await asyncio.sleep(170)
-        assert minted(world) == []
+        assert issued(world) == []
         await asyncio.sleep(20)
-        assert len(minted(world)) == 1
+        assert len(issued(world)) == 1
 
 
 @in_virtual_time
-async def test_a_syncer_that_comes_late_mints_at_once() -> None:
+async def test_late_syncer_issues_at_once() -> None:
     world = await a_world_with_accounts()
     async with world.syncer():
         await world.add_pod(volumes=[api_access(600)])
@@ -145,7 +145,7 @@ async def test_a_syncer_that_comes_late_mints_at_once() -> None:
 
 
 @in_virtual_time
-async def test_tokens_go_with_their_pod() -> None:
+async def test_tokens_are_deleted_with_their_pod() -> None:
     world = await a_world_with_accounts()
     async with world.syncer():
         for name in ("deleted", "done", "stays"):
@@ -159,11 +159,11 @@ async def test_tokens_go_with_their_pod() -> None:
         [left] = await secrets(world)
         assert annotations_of(left)[keys.VIRTUAL_POD_NAME] == "stays"
         await asyncio.sleep(3600)
-        assert {value_at(each, "boundObjectRef", "name") for each in asked_for(world)[3:]} == {"stays"}
+        assert {value_at(each, "boundObjectRef", "name") for each in token_requests(world)[3:]} == {"stays"}
 
 
 @in_virtual_time
-async def test_tokens_whose_pod_went_while_nobody_looked_go() -> None:
+async def test_tokens_of_pod_deleted_during_downtime_are_deleted() -> None:
     world = await a_world_with_accounts()
     async with world.syncer():
         await world.add_pod(volumes=[api_access()])
@@ -175,7 +175,7 @@ async def test_tokens_whose_pod_went_while_nobody_looked_go() -> None:
 
 
 @in_virtual_time
-async def test_rule_2_what_a_cache_that_lags_does_not_show_is_looked_for_before_tokens_go() -> None:
+async def test_safety_rule_2_pod_is_read_before_token_deletion() -> None:
     world = await a_world_with_accounts()
     async with world.syncer():
         await world.add_pod(volumes=[api_access()])
@@ -185,16 +185,16 @@ async def test_rule_2_what_a_cache_that_lags_does_not_show_is_looked_for_before_
     await world.physical.patch(SECRETS, secret, {"metadata": {"annotations": other}})
     pod = await world.pod()
     async with world.syncer():
-        world.up.refusal = refusing("GET", "/pods/work", forbidden("not now"))
+        world.up.rejection = rejecting("GET", "/pods/work", forbidden("not now"))
         await asyncio.sleep(60)
         assert [uid_of(each) for each in await secrets(world)] == [uid_of(secret)]
-        world.up.refusal = lambda _: None
+        world.up.rejection = lambda _: None
         await asyncio.sleep(600)
         assert [annotations_of(each)[keys.VIRTUAL_POD_UID] for each in await secrets(world)] == [uid_of(pod)]
 
 
 @in_virtual_time
-async def test_a_namesake_gets_tokens_of_its_own() -> None:
+async def test_recreated_pod_gets_its_own_tokens() -> None:
     world = await a_world_with_accounts()
     async with world.syncer():
         await world.add_pod(volumes=[api_access()])
@@ -207,15 +207,15 @@ async def test_a_namesake_gets_tokens_of_its_own() -> None:
         [secret] = await secrets(world)
         assert annotations_of(secret)[keys.VIRTUAL_POD_UID] == uid_of(second)
         assert await tokens_in(world) != before
-        assert asked_for(world)[-1]["boundObjectRef"]["uid"] == uid_of(second)
+        assert token_requests(world)[-1]["boundObjectRef"]["uid"] == uid_of(second)
 
 
 @in_virtual_time
-async def test_a_pod_waits_for_its_service_account() -> None:
+async def test_pod_waits_for_its_service_account() -> None:
     world = await a_world_with_accounts()
     async with world.syncer():
         await world.add_pod(serviceAccountName="late", volumes=[api_access()])
-        pod = await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "ServiceAccountMissing"))
+        pod = await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "ServiceAccountMissing"))
         [condition] = pod["status"]["conditions"]
         assert condition["message"] == "serviceaccounts default/late does not exist"
         await asyncio.sleep(600)
@@ -225,33 +225,33 @@ async def test_a_pod_waits_for_its_service_account() -> None:
 
 
 @in_virtual_time
-async def test_a_pod_says_that_it_is_refused_a_token() -> None:
+async def test_rejected_token_is_reported() -> None:
     world = await a_world_with_accounts()
     async with world.syncer():
-        world.up.refusal = refusing("POST", "/serviceaccounts/default/token", forbidden("no tokens today"))
+        world.up.rejection = rejecting("POST", "/serviceaccounts/default/token", forbidden("no tokens today"))
         await world.add_pod(volumes=[api_access()])
-        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "TokenRefused"))
-        world.up.refusal = lambda _: None
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "TokenRefused"))
+        world.up.rejection = lambda _: None
         await world.wait_for_pod(MAPPED, timeout=31)
 
 
 @in_virtual_time
-async def test_rule_1_somebody_elses_secret_keeps_its_name_and_the_pod_waits_for_that() -> None:
+async def test_safety_rule_1_foreign_secret_keeps_its_name() -> None:
     world = await a_world_with_accounts()
     cluster = virtual_cluster_label(uid_of(await world.virtual.get(NAMESPACES, "kube-system")))
-    async with world.syncer() as site:
-        name = tokens_secret_name(cluster, site.binding_uid, "default", "work")
-        theirs = await world.physical.create(SECRETS, {**object_named(name, MOUNT), "data": {"their": "b3du"}})
+    async with world.syncer() as context:
+        name = tokens_secret_name(cluster, context.binding_uid, "default", "work")
+        foreign = await world.physical.create(SECRETS, {**object_named(name, MOUNT), "data": {"their": "b3du"}})
         await world.add_pod(volumes=[api_access()])
-        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "NameTaken"))
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "NameTaken"))
         await asyncio.sleep(600)
-        assert await secrets(world) == [theirs]
-        await world.physical.delete(SECRETS, theirs)
+        assert await secrets(world) == [foreign]
+        await world.physical.delete(SECRETS, foreign)
         await world.wait_for_pod(MAPPED, timeout=61)
 
 
 @in_virtual_time
-async def test_whatever_becomes_of_tokens_below_they_are_minted_once_a_minute_at_most() -> None:
+async def test_tokens_are_issued_at_most_once_a_minute() -> None:
     world = await a_world_with_accounts()
     async with world.syncer():
         await world.add_pod(volumes=[api_access()])
@@ -262,7 +262,7 @@ async def test_whatever_becomes_of_tokens_below_they_are_minted_once_a_minute_at
                 edited = {"data": {"kube-api-access.0": "ZWRpdGVk"}}
                 await world.physical.patch(SECRETS, object_named(name_of(secret), MOUNT), edited)
             await asyncio.sleep(1)
-        assert 5 <= len(minted(world)) <= 8
+        assert 5 <= len(issued(world)) <= 8
         for secret in await secrets(world):
             await world.physical.delete(SECRETS, object_named(name_of(secret), MOUNT))
         await asyncio.sleep(61)
@@ -270,7 +270,7 @@ async def test_whatever_becomes_of_tokens_below_they_are_minted_once_a_minute_at
 
 
 @in_virtual_time
-async def test_a_renewal_that_nobody_can_read_is_due() -> None:
+async def test_unreadable_renewal_is_due() -> None:
     world = await a_world_with_accounts()
     async with world.syncer():
         await world.add_pod(volumes=[api_access()])
@@ -285,7 +285,7 @@ async def test_a_renewal_that_nobody_can_read_is_due() -> None:
 
 
 @in_virtual_time
-async def test_what_cannot_be_delivered_is_not_minted() -> None:
+async def test_undeliverable_token_is_not_issued() -> None:
     world = await a_world_with_accounts()
     async with world.syncer(silence_seconds=20):
         await world.add_pod(volumes=[api_access(600)])
@@ -293,19 +293,19 @@ async def test_what_cannot_be_delivered_is_not_minted() -> None:
         await asyncio.sleep(300)
         world.down.cut()
         await asyncio.sleep(3600)
-        assert len(minted(world)) == 1
-        world.down.mend()
+        assert len(issued(world)) == 1
+        world.down.restore()
         await asyncio.sleep(15)
-        assert len(minted(world)) == 2
+        assert len(issued(world)) == 2
         [secret] = await secrets(world)
-        assert annotations_of(secret)[keys.TOKENS_RENEWAL] > world.moment()
+        assert annotations_of(secret)[keys.TOKENS_RENEWAL] > world.timestamp()
 
 
 @in_virtual_time
-async def test_a_pod_that_may_not_run_below_gets_no_token() -> None:
+async def test_rejected_pod_gets_no_token() -> None:
     world = await a_world_with_accounts()
     async with world.syncer():
         await world.add_pod(volumes=[api_access(), {"name": "host", "hostPath": {"path": "/"}}])
-        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
+        await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
         await asyncio.sleep(60)
-        assert minted(world) == []
+        assert issued(world) == []

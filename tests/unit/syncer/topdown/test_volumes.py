@@ -1,4 +1,4 @@
-"""Claims that pods mount and their volumes: below as far as the binding allows, and for as long as a pod needs them."""
+"""Twins of claims and volumes, as far as the binding allows and while a pod needs them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -22,7 +22,7 @@ from tapestry.syncer.app import build_syncer
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.translate.volumes import name_in_physical, twin_claim
 
-from ..world import A_DAY, MOUNT, SERVED, Clusters, World, a_world, nothing, phase, refusing, said
+from ..world import A_DAY, MOUNT, SERVED, Clusters, World, a_world, accept_all, has_condition, phase, rejecting
 
 DISKS = {"drivers": ["disk.example"], "volumeHandles": ["vol-*"]}
 MOUNTED = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
@@ -33,11 +33,11 @@ ASKED = {
     "resources": {"requests": {"storage": "1Gi"}},
     "storageClassName": "fast",
 }
-"""What a claim asks for."""
+"""Requests of a claim."""
 
 
 async def add_claim(virtual: Client, name: str = "data", *, source: Object | None = None, **csi: Any) -> Object:
-    """A claim that is bound to a volume of its own."""
+    """Create a claim that is bound to its own volume."""
     spec = {**ASKED, "volumeName": f"pv-{name}"}
     claim = await virtual.create(PERSISTENT_VOLUME_CLAIMS, {**object_named(name, "default"), "spec": spec})
     given = {
@@ -53,19 +53,19 @@ async def add_claim(virtual: Client, name: str = "data", *, source: Object | Non
 
 
 async def a_world_with_a_claim() -> World:
-    """Clusters whose binding lets disks cross, and the claim `data`."""
+    """Return clusters whose binding allows disks, with the claim `data`."""
     world = await a_world(allowedVolumes=DISKS)
     await add_claim(world.virtual)
     return world
 
 
 async def mount(world: World, name: str = "work") -> Object:
-    """A pod that mounts the claim, once its twin is there, which is returned."""
+    """Create a pod that mounts the claim; return its twin."""
     await world.add_pod(name, volumes=MOUNTED)
     return await world.wait_for_twin(name=name)
 
 
-async def drop_claim(virtual: Client, name: str = "data") -> None:
+async def delete_claim(virtual: Client, name: str = "data") -> None:
     await virtual.delete(PERSISTENT_VOLUME_CLAIMS, object_named(name, "default"))
     await virtual.delete(PERSISTENT_VOLUMES, object_named(f"pv-{name}"))
 
@@ -88,16 +88,16 @@ async def the_binding(world: Clusters) -> Binding:
 
 
 async def mapped(world: Clusters) -> tuple[str, str, str]:
-    """Whether the pod has a twin, and what it was told."""
-    said = find_condition((await world.pod())["status"]["conditions"], keys.MAPPED_CONDITION) or {}
-    return said["status"], said["reason"], said["message"]
+    """Return status, reason and message of the pod's Mapped condition."""
+    condition = find_condition((await world.pod())["status"]["conditions"], keys.MAPPED_CONDITION) or {}
+    return condition["status"], condition["reason"], condition["message"]
 
 
-# -- down, and back
+# -- syncing
 
 
 @in_virtual_time
-async def test_a_pod_comes_after_its_claim_and_that_after_its_volume() -> None:
+async def test_volume_claim_and_pod_are_created_in_order() -> None:
     world = await a_world_with_a_claim()
     async with world.syncer():
         twin = await mount(world)
@@ -109,12 +109,12 @@ async def test_a_pod_comes_after_its_claim_and_that_after_its_volume() -> None:
         assert claim["spec"]["volumeName"] == name_of(volume)
         assert volume["spec"]["claimRef"]["name"] == name_of(claim)
         assert volume["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
-        made = [each.split("/")[-1] for each in world.down.writes("POST")]
-        assert made == ["persistentvolumes", "persistentvolumeclaims", "pods"]
+        created = [each.split("/")[-1] for each in world.down.writes("POST")]
+        assert created == ["persistentvolumes", "persistentvolumeclaims", "pods"]
 
 
 @in_virtual_time
-async def test_when_its_last_pod_goes_the_claim_goes_and_then_the_volume() -> None:
+async def test_claim_and_volume_are_deleted_after_last_pod() -> None:
     world = await a_world_with_a_claim()
     async with world.syncer():
         for name in ("one", "two"):
@@ -127,24 +127,24 @@ async def test_when_its_last_pod_goes_the_claim_goes_and_then_the_volume() -> No
         await world.wait_until_pod_is_gone("two")
         await asyncio.sleep(5)
         assert await claims(world) == await volumes(world) == []
-        gone = [each.split("/")[-2] for each in world.down.writes("DELETE") if "/pods/" not in each]
-        assert gone == ["persistentvolumeclaims", "persistentvolumes"]
+        deleted = [each.split("/")[-2] for each in world.down.writes("DELETE") if "/pods/" not in each]
+        assert deleted == ["persistentvolumeclaims", "persistentvolumes"]
         await world.virtual.get(PERSISTENT_VOLUMES, "pv-data")
 
 
 @in_virtual_time
-async def test_a_pod_that_has_ended_needs_no_claim() -> None:
+async def test_ended_pod_needs_no_claim() -> None:
     world = await a_world_with_a_claim()
     async with world.syncer():
         await mount(world)
         await world.end()
         await asyncio.sleep(5)
-        assert await world.ended() == ("Succeeded", None)
+        assert await world.phase_and_reason() == ("Succeeded", None)
         assert await claims(world) == await volumes(world) == []
 
 
 @in_virtual_time
-async def test_what_nobody_needs_any_more_goes_even_if_nobody_was_there_to_see_it() -> None:
+async def test_unused_twins_are_deleted_after_downtime() -> None:
     world = await a_world_with_a_claim()
     async with world.syncer():
         await mount(world)
@@ -155,7 +155,7 @@ async def test_what_nobody_needs_any_more_goes_even_if_nobody_was_there_to_see_i
 
 
 @in_virtual_time
-async def test_a_claim_that_has_lost_its_volume_goes_just_as_well() -> None:
+async def test_claim_without_volume_is_deleted_too() -> None:
     world = await a_world_with_a_claim()
     async with world.syncer():
         await mount(world)
@@ -168,10 +168,10 @@ async def test_a_claim_that_has_lost_its_volume_goes_just_as_well() -> None:
 
 
 @in_virtual_time
-async def test_pods_on_nodes_of_others_keep_nothing_of_ours() -> None:
+async def test_pods_on_other_nodes_keep_no_twins() -> None:
     world = await a_world_with_a_claim()
     async with world.syncer():
-        await world.add_pod("elsewhere", node="vnode-east-2-n1", volumes=MOUNTED)  # of the binding east-2
+        await world.add_pod("elsewhere", node="vnode-east-2-n1", volumes=MOUNTED)  # belongs to the binding east-2
         await mount(world)
         await world.delete_pod()
         await world.wait_until_pod_is_gone()
@@ -180,7 +180,7 @@ async def test_pods_on_nodes_of_others_keep_nothing_of_ours() -> None:
 
 
 @in_virtual_time
-async def test_with_the_binding_everything_goes() -> None:
+async def test_unbinding_removes_all_volumes() -> None:
     world = await a_world_with_a_claim()
     async with world.syncer():
         await mount(world)
@@ -190,12 +190,12 @@ async def test_with_the_binding_everything_goes() -> None:
 
 
 @in_virtual_time
-async def test_claim_and_volume_made_anew_under_the_old_names_are_others_below() -> None:
+async def test_recreated_claim_and_volume_get_new_twins() -> None:
     world = await a_world_with_a_claim()
     async with world.syncer():
         await mount(world, "before")
         [before] = await claims(world)
-        await drop_claim(world.virtual)
+        await delete_claim(world.virtual)
         await add_claim(world.virtual, volumeHandle="vol-another")
         await mount(world)
         [claim], [volume] = await claims(world), await volumes(world)
@@ -204,7 +204,7 @@ async def test_claim_and_volume_made_anew_under_the_old_names_are_others_below()
 
 
 @in_virtual_time
-async def test_a_volume_whose_claim_was_deleted_below_is_bound_to_the_next_one() -> None:
+async def test_volume_is_rebound_after_twin_claim_deletion() -> None:
     world = await a_world_with_a_claim()
     async with world.syncer():
         await mount(world, "before")
@@ -217,7 +217,7 @@ async def test_a_volume_whose_claim_was_deleted_below_is_bound_to_the_next_one()
 
 
 @in_virtual_time
-async def test_nothing_is_written_when_nothing_changed() -> None:
+async def test_unchanged_volumes_cause_no_write() -> None:
     world = await a_world_with_a_claim()
     async with world.syncer():
         await mount(world)
@@ -229,40 +229,40 @@ async def test_nothing_is_written_when_nothing_changed() -> None:
         assert world.up.writes("persistentvolume") == []
 
 
-# -- what is in the way
+# -- rejections
 
 
 @in_virtual_time
-async def test_without_a_driver_in_the_binding_nothing_crosses_and_nothing_is_asked_for_below() -> None:
+async def test_without_drivers_nothing_is_synced_or_requested() -> None:
     world = await a_world()
     await add_claim(world.virtual)
     async with world.syncer():
         await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "VolumeNotAllowed"))
-        assert [each for each in world.down.asked if "persistentvolume" in each.path] == []
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "VolumeNotAllowed"))
+        assert [each for each in world.down.requests if "persistentvolume" in each.path] == []
         await world.set_binding(allowedVolumes=DISKS)
         await world.wait_for_twin()
 
 
 @in_virtual_time
-async def test_a_volume_that_the_binding_does_not_allow_is_refused_with_a_reason() -> None:
+async def test_disallowed_volume_is_rejected_with_reason() -> None:
     world = await a_world(allowedVolumes={**DISKS, "drivers": ["other.example"]})
     await add_claim(world.virtual)
     async with world.syncer():
         await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "VolumeNotAllowed"))
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "VolumeNotAllowed"))
         message = "spec.csi.driver: disk.example is not in the binding's allowedVolumes"
         assert await mapped(world) == ("False", "VolumeNotAllowed", message)
         assert await claims(world) == await volumes(world) == await world.twins() == []
 
 
 @in_virtual_time
-async def test_a_handle_that_the_binding_does_not_allow_does_not_cross() -> None:
+async def test_disallowed_handle_is_not_synced() -> None:
     world = await a_world(allowedVolumes={"drivers": ["disk.example"]})
     await add_claim(world.virtual, volumeHandle="the-owners-data")
     async with world.syncer():
         await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "VolumeNotAllowed"))
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "VolumeNotAllowed"))
         assert (await mapped(world))[2].startswith("spec.csi.volumeHandle: ")
         assert await volumes(world) == []
         await world.set_binding(allowedVolumes={"volumeHandles": ["the-owners-*"]})
@@ -270,42 +270,42 @@ async def test_a_handle_that_the_binding_does_not_allow_does_not_cross() -> None
 
 
 @in_virtual_time
-async def test_a_pod_waits_while_the_owners_policy_refuses_its_volume() -> None:
+async def test_pod_waits_while_owner_policy_rejects_volume() -> None:
     world = await a_world_with_a_claim()
     denial = "persistentvolumes is forbidden: ValidatingAdmissionPolicy 'x' with binding 'x' denied request: no"
-    world.down.refusal = refusing("POST", "/persistentvolumes", Invalid(422, "Invalid", denial))
+    world.down.rejection = rejecting("POST", "/persistentvolumes", Invalid(422, "Invalid", denial))
     async with world.syncer():
         await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "VolumeRefusedBelow"))
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "VolumeRefusedBelow"))
         await asyncio.sleep(1800)
         assert (await mapped(world))[1] == "VolumeRefusedBelow"
         assert "`tapestry join`" in (await mapped(world))[2]
         assert len(world.down.writes("POST", "/persistentvolumes")) <= 40
-        world.down.refusal = nothing  # somebody joined again
+        world.down.rejection = accept_all  # a new join updates the policy
         await world.wait_for_twin(timeout=120)
 
 
 @pytest.mark.parametrize("level", ["baseline", "privileged"])
 @in_virtual_time
-async def test_rule_6_a_path_of_the_owners_nodes_does_not_cross_at_any_level(level: str) -> None:
+async def test_safety_rule_6_host_path_is_never_synced(level: str) -> None:
     world = await a_world(allowedVolumes=DISKS, podSecurity=level)
     await add_claim(world.virtual, source={"hostPath": {"path": "/etc"}})
     async with world.syncer():
         await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "VolumeNotAllowed"))
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "VolumeNotAllowed"))
         await asyncio.sleep(600)
         assert await claims(world) == await volumes(world) == await world.twins() == []
 
 
 @in_virtual_time
-async def test_a_pod_waits_for_its_claim_and_for_that_to_be_bound() -> None:
+async def test_pod_waits_for_bound_claim() -> None:
     world = await a_world(allowedVolumes=DISKS)
     async with world.syncer():
         await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "ClaimMissing"))
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "ClaimMissing"))
         await asyncio.sleep(5)
         claim = await world.virtual.create(PERSISTENT_VOLUME_CLAIMS, {**object_named("data", "default"), "spec": ASKED})
-        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "ClaimNotBound"))
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "ClaimNotBound"))
         await asyncio.sleep(5)
         await world.virtual.delete(PERSISTENT_VOLUME_CLAIMS, claim)
         await add_claim(world.virtual)
@@ -313,30 +313,30 @@ async def test_a_pod_waits_for_its_claim_and_for_that_to_be_bound() -> None:
 
 
 @in_virtual_time
-async def test_a_claim_that_could_never_exist_is_missing() -> None:
+async def test_impossible_claim_is_missing() -> None:
     world = await a_world(allowedVolumes=DISKS)
     async with world.syncer():
         await world.add_pod(volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "../../secrets/x"}}])
-        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "ClaimMissing"))
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "ClaimMissing"))
 
 
 @in_virtual_time
-async def test_rule_1_a_volume_of_the_owners_that_has_the_name_is_left_alone() -> None:
+async def test_safety_rule_1_foreign_volume_keeps_its_name() -> None:
     world = await a_world(allowedVolumes=DISKS)
     name = name_in_physical(await the_binding(world), "", "pv-data")
     spec = {"accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}, "hostPath": {"path": "/data"}}
-    theirs = await world.physical.create(PERSISTENT_VOLUMES, {**object_named(name), "spec": spec})
+    foreign = await world.physical.create(PERSISTENT_VOLUMES, {**object_named(name), "spec": spec})
     await add_claim(world.virtual)
     async with world.syncer():
         await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "NameTaken"))
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "NameTaken"))
         await world.delete_pod(grace=0)
         await asyncio.sleep(600)
-        assert await volumes(world) == [theirs]
+        assert await volumes(world) == [foreign]
 
 
 @in_virtual_time
-async def test_rule_2_a_claim_is_not_removed_while_a_pod_mounts_it_that_only_the_cache_misses() -> None:
+async def test_safety_rule_2_pods_are_listed_before_claim_deletion() -> None:
     world = await a_world(allowedVolumes=DISKS)
     claim = await add_claim(world.virtual)
     async with world.syncer():
@@ -345,16 +345,16 @@ async def test_rule_2_a_claim_is_not_removed_while_a_pod_mounts_it_that_only_the
         await world.add_pod(volumes=MOUNTED)
         volume = await world.virtual.get(PERSISTENT_VOLUMES, "pv-data")
         twin = twin_claim(claim, volume, await the_binding(world))
-        made = await world.physical.create(PERSISTENT_VOLUME_CLAIMS, twin)
+        created = await world.physical.create(PERSISTENT_VOLUME_CLAIMS, twin)
         await asyncio.sleep(60)
-        assert [uid_of(each) for each in await claims(world)] == [uid_of(made)]
+        assert [uid_of(each) for each in await claims(world)] == [uid_of(created)]
         await world.delete_pod(grace=0)
         await asyncio.sleep(60)
         assert await claims(world) == []
 
 
 @in_virtual_time
-async def test_a_claim_that_is_being_deleted_is_nobodys_even_if_the_cache_does_not_know_yet() -> None:
+async def test_deleting_claim_is_unusable_before_cache_shows_it() -> None:
     world = await a_world_with_a_claim()
     async with world.syncer():
         await mount(world, "before")
@@ -364,7 +364,7 @@ async def test_a_claim_that_is_being_deleted_is_nobodys_even_if_the_cache_does_n
         await asyncio.sleep(5)
         assert await claims(world) == []
         await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "VolumeGoing"))
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "VolumeGoing"))
         await asyncio.sleep(5)
         world.down.api.thaw()
         await world.wait_for_twin()
@@ -375,7 +375,7 @@ async def test_a_claim_that_is_being_deleted_is_nobodys_even_if_the_cache_does_n
 
 
 @in_virtual_time
-async def test_what_a_volume_needs_to_be_opened_is_copied_and_goes_with_it() -> None:
+async def test_volume_secret_is_copied_and_deleted_with_it() -> None:
     world = await a_world(allowedVolumes=DISKS)
     await world.virtual.create(SECRETS, {**object_named("key", "default"), "kind": "Secret", "data": {"k": "dg=="}})
     await add_claim(world.virtual, nodeStageSecretRef=KEY)
@@ -395,7 +395,7 @@ async def test_what_a_volume_needs_to_be_opened_is_copied_and_goes_with_it() -> 
 
 
 @in_virtual_time
-async def test_a_secret_stays_as_long_as_the_volume_that_needs_it() -> None:
+async def test_secret_stays_while_its_volume_exists() -> None:
     world = await a_world(allowedVolumes=DISKS)
     await world.virtual.create(SECRETS, {**object_named("key", "default"), "kind": "Secret", "data": {"k": "dg=="}})
     await add_claim(world.virtual, nodeStageSecretRef=KEY)
@@ -415,12 +415,12 @@ async def test_a_secret_stays_as_long_as_the_volume_that_needs_it() -> None:
 
 
 @in_virtual_time
-async def test_a_pod_waits_for_the_secret_that_its_volume_needs() -> None:
+async def test_pod_waits_for_volume_secret() -> None:
     world = await a_world(allowedVolumes=DISKS)
     await add_claim(world.virtual, nodeStageSecretRef=KEY)
     async with world.syncer():
         await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "SecretMissing"))
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "SecretMissing"))
         await asyncio.sleep(60)
         assert await volumes(world) == []
         await world.virtual.create(SECRETS, {**object_named("key", "default"), "kind": "Secret", "data": {"k": "dg=="}})
@@ -428,30 +428,30 @@ async def test_a_pod_waits_for_the_secret_that_its_volume_needs() -> None:
 
 
 @in_virtual_time
-async def test_rule_7_a_secret_of_another_namespace_does_not_cross_for_a_volume() -> None:
+async def test_safety_rule_7_secret_of_other_namespace_is_not_copied() -> None:
     world = await a_world(allowedVolumes=DISKS)
     await world.virtual.create(SECRETS, {**object_named("key", "kube-system"), "kind": "Secret", "data": {"k": "dg=="}})
     await add_claim(world.virtual, nodeStageSecretRef={**KEY, "namespace": "kube-system"})
     async with world.syncer():
         await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "VolumeNotAllowed"))
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "VolumeNotAllowed"))
         await asyncio.sleep(60)
         assert await copies(world) == await volumes(world) == []
 
 
-# -- growth
+# -- expansion
 
 
-async def grow(virtual: Client) -> None:
-    """What a resizer does above: the volume is larger, and the file system has yet to follow."""
+async def expand_volume(virtual: Client) -> None:
+    """Expand the virtual volume like a resizer; the file system is still pending."""
     await virtual.patch(PERSISTENT_VOLUMES, object_named("pv-data"), {"spec": {"capacity": {"storage": "2Gi"}}})
     pending = {"type": "FileSystemResizePending", "status": "True"}
     status = {"status": {"conditions": [pending], "allocatedResourceStatuses": {"storage": "NodeResizePending"}}}
     await virtual.patch(PERSISTENT_VOLUME_CLAIMS, object_named("data", "default"), status, subresource="status")
 
 
-async def follow_growth(world: Clusters, timeout: float = 60) -> None:
-    """What a kubelet does below."""
+async def expand_file_system(world: Clusters, timeout: float = 60) -> None:
+    """Expand the twin's file system like a kubelet."""
     binding = await the_binding(world)
     name = name_in_physical(binding, "", "pv-data")
     size = lambda found: value_at(found, "spec", "capacity", "storage") == "2Gi"  # noqa: E731
@@ -462,12 +462,12 @@ async def follow_growth(world: Clusters, timeout: float = 60) -> None:
 
 
 @in_virtual_time
-async def test_a_volume_grows_below_and_that_it_has_is_told_above() -> None:
+async def test_volume_expansion_is_synced_and_reported() -> None:
     world = await a_world_with_a_claim()
     async with world.syncer():
         await mount(world)
-        await grow(world.virtual)
-        await follow_growth(world)
+        await expand_volume(world.virtual)
+        await expand_file_system(world)
         await asyncio.sleep(5)
         claim = await world.virtual.get(PERSISTENT_VOLUME_CLAIMS, "data", "default")
         assert claim["status"]["capacity"] == {"storage": "2Gi"}
@@ -476,10 +476,10 @@ async def test_a_volume_grows_below_and_that_it_has_is_told_above() -> None:
         assert len(world.up.writes("persistentvolumeclaims")) == 1
 
 
-# -- whatever happens on the way
+# -- faults
 
 ENOUGH = 120.0
-"""Seconds for caches to catch up, and for what failed to be tried again."""
+"""Seconds for caches to catch up and failed calls to be retried."""
 CONFIG = SyncerConfig(binding="east", name="east", silence_seconds=3600, leader_election=LeaderElection())
 
 
@@ -488,15 +488,15 @@ async def setup(manager: Manager, physical: Transport) -> None:
     await build_syncer(CONFIG, manager, connect=lambda _: physical, monotonic=running_clock().monotonic)
 
 
-async def a_pod_with_a_claim_comes_and_goes(virtual: Client, physical: Client) -> None:
+async def pod_with_claim_is_created_and_deleted(virtual: Client, physical: Client) -> None:
     world = Clusters(virtual, physical)
     await world.populate("east", allowedVolumes=DISKS)
     await virtual.create(SECRETS, {**object_named("key", "default"), "kind": "Secret", "data": {"k": "dg=="}})
     await add_claim(virtual, nodeStageSecretRef=KEY)
     await world.add_pod(volumes=MOUNTED)
     await world.wait_for_twin(timeout=A_DAY)
-    await grow(virtual)
-    await follow_growth(world, timeout=A_DAY)
+    await expand_volume(virtual)
+    await expand_file_system(world, timeout=A_DAY)
     await asyncio.sleep(ENOUGH)
     claim = await virtual.get(PERSISTENT_VOLUME_CLAIMS, "data", "default")
     assert claim["status"]["capacity"] == {"storage": "2Gi"}
@@ -506,14 +506,14 @@ async def a_pod_with_a_claim_comes_and_goes(virtual: Client, physical: Client) -
     assert await claims(world) == await volumes(world) == await copies(world) == []
 
 
-async def a_claim_is_made_anew(virtual: Client, physical: Client) -> None:
+async def claim_is_recreated(virtual: Client, physical: Client) -> None:
     world = Clusters(virtual, physical)
     await world.populate("east", allowedVolumes=DISKS)
     await add_claim(virtual)
     await world.add_pod("before", volumes=MOUNTED)
     await world.wait_for_twin(name="before", timeout=A_DAY)
     await world.delete_pod("before")
-    await drop_claim(virtual)
+    await delete_claim(virtual)
     await add_claim(virtual, volumeHandle="vol-another")
     await world.add_pod(volumes=MOUNTED)
     await world.wait_for_twin(timeout=A_DAY)
@@ -526,13 +526,13 @@ async def a_claim_is_made_anew(virtual: Client, physical: Client) -> None:
 
 
 def concerns_volumes(call: str) -> bool:
-    """Other calls are disturbed elsewhere."""
+    """Return whether faults are injected into the call."""
     return not call.startswith("watch") and "/persistentvolume" in call
 
 
 @pytest.mark.timeout(600)  # hundreds of replays
-@pytest.mark.parametrize("world", [a_pod_with_a_claim_comes_and_goes, a_claim_is_made_anew])
-def test_volumes_come_to_the_same_end_whatever_happens_on_the_way(
+@pytest.mark.parametrize("world", [pod_with_claim_is_created_and_deleted, claim_is_recreated])
+def test_volumes_reach_same_state_despite_faults(
     world: Callable[..., Awaitable[None]], record_property: Callable[[str, object], None]
 ) -> None:
     report = perturb(Scenario("volumes", SERVED, setup, world, CONFIG, others=[SERVED], counts=concerns_volumes))

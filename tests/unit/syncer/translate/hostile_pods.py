@@ -1,6 +1,6 @@
-"""Pods that try to get out: to the host, to other namespaces, to other tenants, to more than they are lent.
+"""Pods that try to escape: to the host, to other namespaces or tenants, or beyond their lease.
 
-Each is a technique under a name.  But for it, the pod is one that is let through at every level of Pod Security.
+Each pod uses one named technique. Otherwise it is allowed at every Pod Security level.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ BINDING = binding_of(
 
 
 def a_pod(metadata: Object | None = None, container: Object | None = None, **spec: Any) -> Object:
-    """A pod that is let through at every level, but for what is given."""
+    """Return a pod that is allowed at every level, apart from the given fields."""
     strict = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     return {
         "metadata": {"name": "web", "namespace": "team-a", "uid": "0c1d", **(metadata or {})},
@@ -52,7 +52,7 @@ def with_variable(**source: Any) -> Object:
 
 
 def everywhere(name: str, **container: Any) -> Iterator[tuple[str, Object]]:
-    """A container of that sort in each of the lists that a pod has."""
+    """Return such a container in each container list of a pod."""
     for field in ("initContainers", "containers", "ephemeralContainers"):
         yield f"{name} in {field}", a_pod(**{field: [a_container(**container)]})
     yield f"{name} in a sidecar", a_pod(initContainers=[a_container(restartPolicy="Always", **container)])
@@ -102,14 +102,14 @@ PLACES: dict[str, Callable[..., Object]] = {
 }
 
 
-def names_of_others() -> Iterator[tuple[str, Object]]:
-    for place, made in PLACES.items():
+def references_to_others() -> Iterator[tuple[str, Object]]:
+    for place, created in PLACES.items():
         for kind, name in STRANGERS.items():
-            yield f"{place}: {kind}", made(name)
-        yield f"{place}: a namespace beside the name", made("db", namespace="kube-system")
+            yield f"{place}: {kind}", created(name)
+        yield f"{place}: a namespace beside the name", created("db", namespace="kube-system")
         yield (
             f"{place}: a selector beside the name",
-            made("db", labelSelector={"matchLabels": {}}, uid="u", kind="Node"),
+            created("db", labelSelector={"matchLabels": {}}, uid="u", kind="Node"),
         )
 
 
@@ -130,7 +130,7 @@ OWNERS_KEYS = {
     "app.kubernetes.io.evil.com/name": "x",
     "batch.kubernetes.io.evil.com/x": "x",
 }
-"""Keys that controllers in an owner's cluster act on, and some that look like keys that are copied."""
+"""Keys that controllers in an owner's cluster act on, and some that resemble copied keys."""
 
 
 def forged_metadata() -> Iterator[tuple[str, Object]]:
@@ -210,7 +210,7 @@ SOURCES: dict[str, Any] = {
 }
 
 
-def volumes_of_the_host() -> Iterator[tuple[str, Object]]:
+def host_volumes() -> Iterator[tuple[str, Object]]:
     for name, given in SOURCES.items():
         kind, source = given if isinstance(given, tuple) else (name, given)
         yield f"volume {name}", with_volume(**{kind: source})
@@ -224,7 +224,7 @@ def volumes_of_the_host() -> Iterator[tuple[str, Object]]:
     yield "a claim of devices", a_pod(resourceClaims=[{"name": "gpu", "resourceClaimName": "owner-gpu"}])
 
 
-def ways_into_the_host() -> Iterator[tuple[str, Object]]:
+def host_access() -> Iterator[tuple[str, Object]]:
     for field in ("hostNetwork", "hostPID", "hostIPC"):
         for value in (True, "true", 1):
             yield f"{field}: {value!r}", a_pod(**{field: value})
@@ -285,7 +285,7 @@ def ways_into_the_host() -> Iterator[tuple[str, Object]]:
         yield f"{hook} at another host", a_pod(container={"lifecycle": {hook: handler}})
 
 
-def rank_and_place() -> Iterator[tuple[str, Object]]:
+def priority_and_placement() -> Iterator[tuple[str, Object]]:
     affinity = {
         "nodeAffinity": {
             "requiredDuringSchedulingIgnoredDuringExecution": {
@@ -334,7 +334,7 @@ def rank_and_place() -> Iterator[tuple[str, Object]]:
     yield "a token on a way up", with_projection(serviceAccountToken={"path": "../../t"})
 
 
-def shapes_that_no_api_server_lets_pass() -> Iterator[tuple[str, Object]]:
+def invalid_shapes() -> Iterator[tuple[str, Object]]:
     for field in ("volumes", "containers", "initContainers", "ephemeralContainers"):
         for value in ("text", 7, {"name": "v", "hostPath": {"path": "/"}}, [["nested"]], ["text"], [None], [7]):
             yield f"spec.{field}: {value!r}", a_pod(**{field: value})
@@ -356,11 +356,11 @@ def shapes_that_no_api_server_lets_pass() -> Iterator[tuple[str, Object]]:
 
 
 FAMILIES = (
-    names_of_others,
+    references_to_others,
     forged_metadata,
-    volumes_of_the_host,
-    ways_into_the_host,
-    rank_and_place,
-    shapes_that_no_api_server_lets_pass,
+    host_volumes,
+    host_access,
+    priority_and_placement,
+    invalid_shapes,
 )
 TECHNIQUES = {name: pod for family in FAMILIES for name, pod in family()}

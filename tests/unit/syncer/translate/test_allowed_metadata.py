@@ -1,4 +1,4 @@
-"""Which labels and annotations are copied to twins, and how pods read the others."""
+"""Labels and annotations that are copied to twins, and access to the others."""
 
 from typing import Any
 
@@ -53,12 +53,12 @@ def reading(path: str) -> Object:
         ("tapestry.io/managed-by", False, False),
     ],
 )
-def test_only_keys_on_the_list_are_copied(key: str, label: bool, annotation: bool) -> None:
+def test_only_listed_keys_are_copied(key: str, label: bool, annotation: bool) -> None:
     pod, binding = a_pod({key: "v"}, {key: "v"}), a_binding()
     assert (key in copied_labels(pod, binding), key in copied_annotations(pod, binding)) == (label, annotation)
 
 
-def test_a_binding_allows_a_key_or_a_prefix() -> None:
+def test_binding_allows_a_key_or_a_prefix() -> None:
     pairs = {"a.io/x": "1", "a.io/y": "1", "b.io/x": "1", "b.io/y": "1", "c.b.io/x": "1", "tapestry.io/x": "1"}
     binding = a_binding("a.io/x", "b.io/*", "tapestry.io/*", "tapestry.io/x")
     assert sorted(copied_labels(a_pod(pairs), binding)) == ["a.io/x", "b.io/x", "b.io/y"]
@@ -66,12 +66,12 @@ def test_a_binding_allows_a_key_or_a_prefix() -> None:
 
 
 @pytest.mark.parametrize("entry", ["", "*", "*/*", "/x", "a.io/", "a.io/x*", "a.io/x/y", "A.io/x", "app"])
-def test_what_is_neither_a_key_nor_a_prefix_is_refused(entry: str) -> None:
+def test_invalid_entry_is_rejected(entry: str) -> None:
     with pytest.raises(InvalidSpec, match="allowedMetadata"):
         decode_spec(CLUSTER_BINDING, {"spec": a_spec(entry)})
 
 
-def test_uncopied_keys_are_named_once_and_not_all_of_many() -> None:
+def test_uncopied_keys_are_named_up_to_a_limit() -> None:
     ours = {"tapestry.io/physical-pod-name": "x", "kubectl.kubernetes.io/last-applied-configuration": "{}"}
     pod = a_pod({"b.io/x": "1", "app": "w"}, {"b.io/x": "1", "a.io/x": "1", **ours})
     assert uncopied_keys(pod, a_binding()) == ["a.io/x", "b.io/x"]
@@ -89,7 +89,7 @@ def test_uncopied_keys_are_named_once_and_not_all_of_many() -> None:
     ],
 )
 @pytest.mark.parametrize("field", ["label", "annotation"])
-def test_a_volume_that_names_an_uncopied_key_is_refused(volume: Object, place: str, field: str) -> None:
+def test_volume_with_uncopied_key_is_rejected(volume: Object, place: str, field: str) -> None:
     path = f"metadata.{field}s['a.io/x']"
     sources = [
         volume.get("downwardAPI"),
@@ -101,27 +101,27 @@ def test_a_volume_that_names_an_uncopied_key_is_refused(volume: Object, place: s
             {"path": "one", "fieldRef": {"fieldPath": path}},
         ]
     pod = a_pod(volumes=[{"name": "v", **volume}])
-    [complaint] = untranslatable_fields(pod, a_binding())
-    assert complaint.startswith(f"{place}: {field} a.io/x is not copied")
+    [error] = untranslatable_fields(pod, a_binding())
+    assert error.startswith(f"{place}: {field} a.io/x is not copied")
     assert untranslatable_fields(pod, a_binding("a.io/x")) == []
 
 
-def test_an_ephemeral_container_reads_uncopied_keys() -> None:
+def test_ephemeral_container_reads_uncopied_keys() -> None:
     pod = a_pod({"a.io/x": "$(A)"}, ephemeralContainers=[reading("metadata.labels['a.io/x']")])
     patch = ephemeral_patch({"spec": {}}, pod, a_binding())
     assert patch is not None
     assert patch["spec"]["ephemeralContainers"][0]["env"] == [{"name": "V", "value": "$$(A)"}]
 
 
-def test_values_that_come_to_too_much_are_refused() -> None:
+def test_too_large_literal_values_are_rejected() -> None:
     path = "metadata.annotations['a.io/x']"
     pod = a_pod({}, {"a.io/x": "x" * 60_000}, containers=[reading(path), reading(path), reading(path)])
-    [complaint] = untranslatable_fields(pod, a_binding())
-    assert complaint.startswith("spec.containers[2].env[0]: values of labels and annotations")
+    [error] = untranslatable_fields(pod, a_binding())
+    assert error.startswith("spec.containers[2].env[0]: values of labels and annotations")
     assert untranslatable_fields(pod, a_binding("a.io/*")) == []
 
 
-def test_no_metadata_of_other_kinds_is_copied() -> None:
+def test_other_kinds_copy_no_metadata() -> None:
     pairs = {"app": "web", "a.io/x": "1", "tapestry.io/managed-by": "me"}
     source = {"kind": "ConfigMap", "metadata": {"name": "c", "namespace": "ns", "labels": pairs, "annotations": pairs}}
     for metadata in (
@@ -134,7 +134,7 @@ def test_no_metadata_of_other_kinds_is_copied() -> None:
         assert metadata["labels"]["tapestry.io/managed-by"] == "tapestry"
 
 
-def test_a_key_that_is_no_longer_allowed_leaves_the_twin() -> None:
+def test_disallowed_key_is_removed_from_twin() -> None:
     pod = a_pod({"a.io/x": "1"})
     before, after = new_twin(pod, a_binding("a.io/*"), "n1"), desired_twin(pod, a_binding(), "n1")
     patch = twin_patch(before, after)

@@ -1,4 +1,4 @@
-"""What a copy of a ConfigMap or Secret is, and what of it is ours."""
+"""Desired copies of ConfigMaps and Secrets, and the fields that we own."""
 
 import base64
 from datetime import UTC, datetime, timedelta
@@ -44,7 +44,7 @@ contents = st.fixed_dictionaries(
         "immutable": st.booleans(),
     },
 )
-strangers = st.fixed_dictionaries(
+foreign_metadata = st.fixed_dictionaries(
     {}, optional={"labels": st.dictionaries(texts, texts), "annotations": st.dictionaries(texts, texts)}
 )
 
@@ -64,7 +64,7 @@ def a_pod() -> Object:
 
 
 @given(contents)
-def test_a_copy_says_what_its_source_says(content: Object) -> None:
+def test_copy_has_the_content_of_its_source(content: Object) -> None:
     source = a_config_map(**content)
     copy = desired_copy(source, EAST)
     assert {field: copy.get(field) for field in ("data", "binaryData", "immutable") if copy.get(field)} == {
@@ -77,19 +77,17 @@ def test_a_copy_says_what_its_source_says(content: Object) -> None:
 
 
 @given(contents, contents)
-def test_two_copies_that_say_something_else_are_told_apart_by_what_is_kept_of_them(one: Object, other: Object) -> None:
+def test_different_contents_have_different_digests(one: Object, other: Object) -> None:
     first, second = a_config_map(**one), a_config_map(**other)
     assert (digest_view(first)["digest"] == digest_view(second)["digest"]) == (
         copied_content(first) == copied_content(second)
     )
 
 
-@given(contents, contents, strangers)
-def test_a_patch_makes_a_copy_what_it_should_be_and_spares_what_others_added(
-    before: Object, after: Object, theirs: Object
-) -> None:
-    made = desired_copy(a_config_map(**before), EAST)
-    existing = apply_merge_patch(made, {"metadata": theirs})
+@given(contents, contents, foreign_metadata)
+def test_patch_updates_copy_and_keeps_additions(before: Object, after: Object, theirs: Object) -> None:
+    created = desired_copy(a_config_map(**before), EAST)
+    existing = apply_merge_patch(created, {"metadata": theirs})
     wanted = desired_copy(a_config_map(**after), EAST)
     if copy_needs_recreate(existing, wanted):
         assert before["immutable"]
@@ -103,7 +101,7 @@ def test_a_patch_makes_a_copy_what_it_should_be_and_spares_what_others_added(
 
 
 @given(contents, contents)
-def test_an_edit_below_is_told_from_a_change_above(before: Object, after: Object) -> None:
+def test_edit_is_distinguished_from_source_change(before: Object, after: Object) -> None:
     source = a_config_map(**before)
     copy = desired_copy(source, EAST)
     ours = copy_metadata(source, "", EAST)
@@ -121,23 +119,23 @@ def test_an_edit_below_is_told_from_a_change_above(before: Object, after: Object
         {"annotations": None},
     ],
 )
-def test_a_change_of_our_own_metadata_is_an_edit_too(patch: Object) -> None:
+def test_changed_identity_metadata_is_an_edit(patch: Object) -> None:
     source = a_config_map(data={"k": "v"})
     copy = apply_merge_patch(desired_copy(source, EAST), {"metadata": patch})
     assert is_edited(digest_view(copy), copy_metadata(source, "", EAST))
     assert not is_current(digest_view(copy), digest_view(source), EAST)
 
 
-def test_labels_and_annotations_of_others_are_no_edit() -> None:
+def test_foreign_metadata_is_no_edit() -> None:
     source = a_config_map(data={"k": "v"})
-    theirs = {"labels": {"a": "b", keys.PREFIX + "new": "c"}, "annotations": {"d": "e"}}
-    copy = apply_merge_patch(desired_copy(source, EAST), {"metadata": theirs})
+    foreign = {"labels": {"a": "b", keys.PREFIX + "new": "c"}, "annotations": {"d": "e"}}
+    copy = apply_merge_patch(desired_copy(source, EAST), {"metadata": foreign})
     assert not is_edited(digest_view(copy), copy_metadata(source, "", EAST))
     assert is_current(digest_view(copy), digest_view(source), EAST)
 
 
 @pytest.mark.parametrize(
-    ("above", "below"),
+    ("source_type", "copy_type"),
     [
         (None, "Opaque"),
         ("Opaque", "Opaque"),
@@ -146,25 +144,25 @@ def test_labels_and_annotations_of_others_are_no_edit() -> None:
         ("kubernetes.io/tls", "kubernetes.io/tls"),
     ],
 )
-def test_the_type_of_a_secret_is_kept_unless_controllers_below_would_act_on_it(above: str | None, below: str) -> None:
-    source = a_secret(data={"k": "dg=="}, **({"type": above} if above else {}))
+def test_secret_type_is_kept_unless_controllers_act_on_it(source_type: str | None, copy_type: str) -> None:
+    source = a_secret(data={"k": "dg=="}, **({"type": source_type} if source_type else {}))
     copy = desired_copy(source, EAST)
-    assert copy["type"] == below
+    assert copy["type"] == copy_type
     assert is_current(digest_view(copy), digest_view(source), EAST)
     assert not copy_needs_recreate(copy, desired_copy(source, EAST))
 
 
-def test_another_type_is_another_object() -> None:
+def test_other_type_needs_recreation() -> None:
     assert copy_needs_recreate(desired_copy(a_secret(type="a/b"), EAST), desired_copy(a_secret(type="a/c"), EAST))
 
 
-def test_bootstrap_tokens_are_refused_and_nothing_else_is() -> None:
+def test_only_bootstrap_tokens_are_rejected() -> None:
     assert "bootstrap.kubernetes.io/token" in (copy_rejection(a_secret(type="bootstrap.kubernetes.io/token")) or "")
     assert copy_rejection(a_secret(type="Opaque")) is None
     assert copy_rejection(a_config_map()) is None
 
 
-def test_nothing_that_the_tenant_wrote_of_metadata_is_in_a_copy() -> None:
+def test_tenant_metadata_is_not_copied() -> None:
     source = a_config_map()
     source["metadata"] |= {
         "labels": {"app": "x", keys.CLUSTER_BINDING_UID: "forged"},
@@ -180,7 +178,7 @@ def test_nothing_that_the_tenant_wrote_of_metadata_is_in_a_copy() -> None:
     assert "note" not in annotations_of(copy)
 
 
-def test_nothing_of_the_content_is_kept() -> None:
+def test_digest_view_has_no_content() -> None:
     secret = a_secret(data={"key": "aHVzaA=="}, type="Opaque")
     secret["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": "aHVzaA=="}
     assert "aHVzaA==" not in str(digest_view(secret))
@@ -189,7 +187,7 @@ def test_nothing_of_the_content_is_kept() -> None:
 # -- tokens
 
 
-def test_tokens_are_in_a_secret_that_leads_back_to_its_pod_and_is_no_copy() -> None:
+def test_token_secret_names_its_pod_and_is_no_copy() -> None:
     secret = tokens_secret(a_pod(), EAST, {"access.0": "a.b.c"}, NOW)
     assert base64.b64decode(secret["data"]["access.0"]) == b"a.b.c"
     assert virtual_key(secret) == ["shop/web"]
@@ -202,7 +200,7 @@ def test_tokens_are_in_a_secret_that_leads_back_to_its_pod_and_is_no_copy() -> N
 @pytest.mark.parametrize(
     "change", [{"data": {"access.0": "eA=="}}, {"metadata": {"annotations": {keys.TOKENS_RENEWAL: "never"}}}]
 )
-def test_tokens_that_were_edited_are_due(change: Object) -> None:
+def test_edited_tokens_are_due(change: Object) -> None:
     secret = apply_merge_patch(tokens_secret(a_pod(), EAST, {"access.0": "a.b.c"}, NOW + timedelta(hours=1)), change)
     assert secret_renewal(digest_view(secret), NOW) == NOW
 
@@ -217,16 +215,14 @@ def test_tokens_that_were_edited_are_due(change: Object) -> None:
         (timedelta(hours=-1), timedelta(minutes=1)),
     ],
 )
-def test_a_token_is_replaced_at_four_fifths_of_its_life_or_after_a_day_and_never_at_once(
-    life: timedelta, after: timedelta
-) -> None:
+def test_token_renewal_depends_on_lifetime(life: timedelta, after: timedelta) -> None:
     assert token_renewal(NOW, NOW + life) == NOW + after
 
 
-# -- discretion
+# -- redacted errors
 
 
-def test_a_refusal_names_fields_and_quotes_nothing() -> None:
+def test_rejection_names_fields_without_values() -> None:
     causes = [{"field": "data[k]", "message": "hush"}, {"field": "type", "message": "hush"}]
     with pytest.raises(Invalid) as caught, redacted_errors(desired_copy(a_secret(), EAST)):
         raise Invalid(422, "Invalid", "hush is bad", details={"causes": causes})
@@ -234,6 +230,6 @@ def test_a_refusal_names_fields_and_quotes_nothing() -> None:
     assert "hush" not in f"{caught.value!s} {caught.value.details} {caught.value.__cause__}"
 
 
-def test_what_quotes_nothing_passes_as_it_is() -> None:
+def test_other_errors_are_unchanged() -> None:
     with pytest.raises(Forbidden, match="exceeded quota"), redacted_errors(desired_copy(a_secret(), EAST)):
         raise Forbidden(403, "Forbidden", "exceeded quota")

@@ -1,7 +1,7 @@
-"""Pods that try to get out, at each level of Pod Security.
+"""Pods that try to escape, at each Pod Security level.
 
-A technique has failed if the pod is refused, or if `escapes`, which shares no rule with the translation, finds nothing
-of it in the twin.
+A technique fails if the pod is rejected, or if `escapes`, which shares no code with the translation, finds no trace of
+it in the twin.
 """
 
 import re
@@ -22,7 +22,7 @@ from .hostile_pods import BINDING, FAMILIES, TECHNIQUES, a_pod
 LEVELS = ("baseline", "restricted")
 FIXTURES = Path(__file__).parents[3] / "golden" / "pod_security"
 
-# -- what must not be in a twin
+# -- forbidden content of a twin
 
 SPEC_FIELDS = frozenset(
     {
@@ -54,7 +54,7 @@ FORBIDDEN = {
     "hostPath": lambda value: value is not None,
     "serviceAccountToken": lambda value: value is not None,
 }
-"""Fields that no twin has with such a value, wherever it is."""
+"""Fields that no twin may have with such a value, anywhere."""
 UNCONFINED = "Unconfined"
 TAINTS = [
     {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"},
@@ -77,7 +77,7 @@ PIN = {
 
 
 def walk(value: Any, path: str = "") -> Iterator[tuple[str, str, Any]]:
-    """Every field of an object as its path, its name and its value."""
+    """Yield path, name and value of every field."""
     if isinstance(value, dict):
         for field, inner in value.items():
             yield f"{path}.{field}", field, inner
@@ -94,11 +94,11 @@ def texts(value: Any) -> Iterator[str]:
         yield from texts(inner)
 
 
-def escapes(made: Object, pod: Object) -> Iterator[str]:
-    """What a twin must not have."""
-    metadata, spec = made["metadata"], made["spec"]
-    if made.keys() != {"apiVersion", "kind", "metadata", "spec"}:
-        yield f"fields {made.keys()}"
+def escapes(twin: Object, pod: Object) -> Iterator[str]:
+    """Yield what a twin must not contain."""
+    metadata, spec = twin["metadata"], twin["spec"]
+    if twin.keys() != {"apiVersion", "kind", "metadata", "spec"}:
+        yield f"fields {twin.keys()}"
     if metadata.keys() != {"name", "namespace", "labels", "annotations"}:
         yield f"metadata {metadata.keys()}"
     if metadata["namespace"] != "leased" or not re.fullmatch("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", metadata["name"]):
@@ -191,12 +191,12 @@ def escapes_to_the_host(spec: Object) -> Iterator[str]:
 
 
 def outcome(pod: Object, level: str) -> list[str] | None:
-    """What of the pod got through; None where it was refused."""
+    """Return what of the pod escaped; None if it was rejected."""
     if [*security_violations(pod, level), *untranslatable_fields(pod, BINDING)]:
         return None
-    made = new_twin(pod, BINDING, "n1", taints=TAINTS)
-    later = ephemeral_patch(made, pod, BINDING) or {"spec": {}}
-    return list(escapes({**made, "spec": {**made["spec"], **later["spec"]}}, pod))
+    twin = new_twin(pod, BINDING, "n1", taints=TAINTS)
+    later = ephemeral_patch(twin, pod, BINDING) or {"spec": {}}
+    return list(escapes({**twin, "spec": {**twin["spec"], **later["spec"]}}, pod))
 
 
 # -- the tests
@@ -204,16 +204,18 @@ def outcome(pod: Object, level: str) -> list[str] | None:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", TECHNIQUES)
-def test_nothing_gets_out(name: str, level: str) -> None:
+def test_nothing_escapes(name: str, level: str) -> None:
     assert outcome(TECHNIQUES[name], level) in (None, [])
 
 
-def test_hostile_pods_are_many(record_property: Callable[[str, object], None]) -> None:
-    refused = sum(outcome(pod, "baseline") is None for pod in TECHNIQUES.values())
-    figure = f"hostile pods: {len(TECHNIQUES)} techniques, {refused} refused at baseline, of the others nothing is left"
+def test_there_are_many_hostile_pods(record_property: Callable[[str, object], None]) -> None:
+    rejected = sum(outcome(pod, "baseline") is None for pod in TECHNIQUES.values())
+    figure = (
+        f"hostile pods: {len(TECHNIQUES)} techniques, {rejected} refused at baseline, of the others nothing is left"
+    )
     record_property("figure", figure)
     assert len(TECHNIQUES) == sum(len(list(family())) for family in FAMILIES) >= 300
-    assert 100 <= refused <= len(TECHNIQUES) - 100
+    assert 100 <= rejected <= len(TECHNIQUES) - 100
 
 
 @pytest.mark.parametrize(
@@ -224,23 +226,23 @@ def test_hostile_pods_are_many(record_property: Callable[[str, object], None]) -
         for name, pod in yaml.safe_load((FIXTURES / f"{level}-pass.yaml").read_text()).items()
     ],
 )
-def test_what_kubernetes_lets_pass_goes_down(level: str, pod: Object) -> None:
+def test_allowed_kubernetes_pods_are_translated(level: str, pod: Object) -> None:
     whole = {
         "metadata": {"namespace": "team-a", "uid": "0c1d", **pod["metadata"]},
         "spec": {"nodeName": "vnode-east-n1", **pod["spec"]},
     }
-    made = outcome(whole, level)
-    assert made is not None
-    assert [each for each in made if "seLinuxOptions" not in each and "sysctls" not in each] == []
+    twin = outcome(whole, level)
+    assert twin is not None
+    assert [each for each in twin if "seLinuxOptions" not in each and "sysctls" not in each] == []
 
 
 def planted(**spec: Any) -> Object:
-    made = new_twin(a_pod(), BINDING, "n1", taints=TAINTS)
-    return {**made, "spec": {**made["spec"], **spec}}
+    twin = new_twin(a_pod(), BINDING, "n1", taints=TAINTS)
+    return {**twin, "spec": {**twin["spec"], **spec}}
 
 
 @pytest.mark.parametrize(
-    "made",
+    "twin",
     [
         planted(hostNetwork=True),
         planted(serviceAccountName="owner"),
@@ -268,6 +270,6 @@ def planted(**spec: Any) -> Object:
         {**planted(), "metadata": {**planted()["metadata"], "annotations": {"kubernetes.io/config.mirror": "x"}}},
     ],
 )
-def test_an_escape_would_be_seen(made: Object) -> None:
+def test_escapes_are_detected(twin: Object) -> None:
     assert list(escapes(planted(), a_pod())) == []
-    assert list(escapes(made, a_pod())) != []
+    assert list(escapes(twin, a_pod())) != []

@@ -1,6 +1,6 @@
-"""Rule 9: what comes up is data from a stranger.  Whatever it is, what is shown of it is harmless, small and in form.
+"""Safety rule 9: whatever an untrusted status contains, the sanitized one is harmless, small and valid.
 
-That a real API server takes it, and gives it back as it was, is shown by `test_twins_on_kubernetes.py`.
+`test_twins_on_kubernetes.py` shows that a real API server accepts it and returns it unchanged.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from tapestry.syncer.translate.pod_status import (
 )
 from tapestry.syncer.translate.sanitize import MAX_TEXT_BYTES, is_routable, truncate_text
 
-from .strange_statuses import ADDRESSES, FAMILIES, HONEST, MOMENTS, STATUSES, TIME
+from .hostile_statuses import ADDRESSES, FAMILIES, HONEST, MOMENTS, STATUSES, TIME
 
 STATUS_FIELDS = {
     *("phase", "reason", "message", "startTime", "conditions", "hostIP", "hostIPs", "podIP", "podIPs"),
@@ -42,7 +42,7 @@ def texts(value: Any) -> list[str]:
 
 
 def check(found: Object) -> None:
-    """That what is shown is in bounds."""
+    """Check the bounds of a sanitized status."""
     assert found.keys() <= STATUS_FIELDS
     assert found["phase"] in {"Pending", "Running", "Succeeded", "Failed"}
     assert len(msgspec.json.encode(found)) <= LARGEST
@@ -62,7 +62,7 @@ def check(found: Object) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
-def test_rule_9_whatever_a_stranger_sends_what_is_shown_is_in_bounds(family: Callable[[], Any]) -> None:
+def test_safety_rule_9_any_status_is_bounded(family: Callable[[], Any]) -> None:
     for name, status in family():
         found = sanitized_pod_status(status)
         try:
@@ -74,14 +74,14 @@ def test_rule_9_whatever_a_stranger_sends_what_is_shown_is_in_bounds(family: Cal
             raise
 
 
-def test_hostile_statuses_are_many(record_property: Callable[[str, object], None]) -> None:
+def test_there_are_many_hostile_statuses(record_property: Callable[[str, object], None]) -> None:
     record_property(
         "figure", f"hostile statuses: {len(STATUSES)} from {len(FAMILIES)} families, all shown within bounds"
     )
     assert len(STATUSES) == sum(len(list(family())) for family in FAMILIES) >= 100
 
 
-def test_an_honest_status_is_shown_as_it_is() -> None:
+def test_valid_status_is_unchanged() -> None:
     container = {field: value for field, value in HONEST["containerStatuses"][0].items() if field in CONTAINER_FIELDS}
     assert sanitized_pod_status(HONEST) == {
         **{field: HONEST[field] for field in STATUS_FIELDS & HONEST.keys() if HONEST[field]},
@@ -101,24 +101,24 @@ def test_an_honest_status_is_shown_as_it_is() -> None:
 @pytest.mark.parametrize(
     "status", [None, {}, [], "Running", 7, {"phase": None, "conditions": None, "containerStatuses": None}]
 )
-def test_nothing_is_a_pod_that_waits(status: Any) -> None:
+def test_missing_status_is_pending(status: Any) -> None:
     assert sanitized_pod_status(status) == {"phase": "Pending", "conditions": []}
 
 
 @pytest.mark.parametrize("name", ADDRESSES)
-def test_rule_9_addresses_that_lead_astray_are_not_shown(name: str) -> None:
+def test_safety_rule_9_misleading_addresses_are_dropped(name: str) -> None:
     assert not is_routable(ADDRESSES[name])
 
 
 @pytest.mark.parametrize(
     "ip", ["10.0.0.1", "192.168.1.1", "100.64.0.1", "240.0.0.1", "8.8.8.8", "2001:db8::1", "fd00::1"]
 )
-def test_addresses_of_pods_are_shown(ip: str) -> None:
+def test_pod_addresses_are_kept(ip: str) -> None:
     assert is_routable(ip)
     assert sanitized_pod_status({"podIP": ip})["podIPs"] == [{"ip": ip}]
 
 
-def test_of_each_family_one_address_is_shown_and_the_first_is_the_one() -> None:
+def test_one_address_per_family_is_kept() -> None:
     ips = [{"ip": ip} for ip in ("10.0.0.1", "10.0.0.2", "2001:DB8::1", "2001:db8::2")]
     found = sanitized_pod_status({"podIP": "127.0.0.1", "podIPs": ips})
     assert (found["podIP"], found["podIPs"]) == ("10.0.0.1", [{"ip": "10.0.0.1"}, {"ip": "2001:db8::1"}])
@@ -137,7 +137,7 @@ def test_of_each_family_one_address_is_shown_and_the_first_is_the_one() -> None:
         ("a long one", None),
     ],
 )
-def test_times_are_shown_as_kubernetes_writes_them_or_not_at_all(name: str, moment: str | None) -> None:
+def test_times_are_normalized_or_dropped(name: str, moment: str | None) -> None:
     assert sanitized_pod_status({"startTime": MOMENTS[name]}).get("startTime") == moment
 
 
@@ -155,14 +155,14 @@ def test_times_are_shown_as_kubernetes_writes_them_or_not_at_all(name: str, mome
         ("1" * 1000, None),
     ],
 )
-def test_amounts_are_shown_as_kubernetes_writes_them_or_not_at_all(text: str, amount: str | None) -> None:
+def test_amounts_are_normalized_or_dropped(text: str, amount: str | None) -> None:
     [container] = sanitized_pod_status({"containerStatuses": [{"name": "c", "allocatedResources": {"cpu": text}}]})[
         "containerStatuses"
     ]
     assert container.get("allocatedResources") == (amount and {"cpu": amount})
 
 
-def test_a_status_that_is_too_large_to_be_true_is_shown_without_its_containers() -> None:
+def test_too_large_status_loses_its_containers() -> None:
     found = sanitized_pod_status({**STATUSES["containers full of text"], "phase": "Running"})
     assert found.keys() == {"phase", "conditions"}
     many = {
@@ -171,7 +171,7 @@ def test_a_status_that_is_too_large_to_be_true_is_shown_without_its_containers()
     assert len(sanitized_pod_status(many)["containerStatuses"]) == 200
 
 
-def test_an_end_without_an_exit_code_is_not_shown_as_a_success() -> None:
+def test_termination_without_exit_code_is_no_success() -> None:
     [container] = sanitized_pod_status(
         {"containerStatuses": [{"name": "c", "state": {"terminated": {"exitCode": "0"}}}]}
     )["containerStatuses"]
@@ -179,14 +179,14 @@ def test_an_end_without_an_exit_code_is_not_shown_as_a_success() -> None:
 
 
 @given(st.text())
-def test_texts_are_cut_at_characters_and_once(text: str) -> None:
+def test_texts_are_truncated_at_characters_once(text: str) -> None:
     short, long = truncate_text(text), truncate_text(text * 500)
     assert truncate_text(short) == short
     assert truncate_text(long) == long
     assert len(long.encode()) <= MAX_TEXT_BYTES
 
 
-def test_lines_and_tabs_of_a_message_stay() -> None:
+def test_message_keeps_newlines_and_tabs() -> None:
     assert truncate_text("a\tb\nc ünï") == "a\tb\nc ünï"
 
 
@@ -210,14 +210,14 @@ def some_json(leaves: int) -> st.SearchStrategy[Any]:
 
 
 @given(some_json(40))
-def test_rule_9_any_json_is_shown_in_bounds_and_the_same_when_shown_again(status: Any) -> None:
+def test_safety_rule_9_sanitizing_any_json_is_bounded_and_idempotent(status: Any) -> None:
     found = sanitized_pod_status(status)
     check(found)
     assert sanitized_pod_status(found) == found
 
 
 @given(st.dictionaries(st.sampled_from(sorted(STATUS_FIELDS)), some_json(8), max_size=4))
-def test_rule_9_any_status_is_shown_in_bounds_and_the_same_when_shown_again(status: Object) -> None:
+def test_safety_rule_9_sanitizing_any_status_is_bounded_and_idempotent(status: Object) -> None:
     found = sanitized_pod_status(status)
     check(found)
     assert sanitized_pod_status(found) == found

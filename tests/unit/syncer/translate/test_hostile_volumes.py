@@ -1,7 +1,7 @@
-"""Volumes and claims that try to reach what is not the tenant's: nodes, Secrets and data of the owner or of others.
+"""Volumes and claims that try to reach nodes, Secrets or data of the owner or of other tenants.
 
-Each case is a technique under a name.  It has failed if the volume is refused, or if `escapes`, which shares no rule
-with the translation, finds nothing of it below.
+Each case is a named technique. It fails if the volume is rejected, or if `escapes`, which shares no code with the
+translation, finds no trace of it in the twins.
 """
 
 from collections.abc import Callable, Iterator
@@ -170,15 +170,15 @@ CLAIM_FIELDS = {"accessModes", "resources", "storageClassName", "volumeMode", "v
 CSI_FIELDS = {"driver", "volumeHandle", "readOnly", "fsType", "volumeAttributes", *SECRETS}
 
 
-def below(namespace: str, name: str) -> str:
+def physical_name_for(namespace: str, name: str) -> str:
     return physical_name(BINDING.virtual_cluster, BINDING.uid, namespace, name)
 
 
 def escapes(claim: Object, volume: Object, pair: Pair) -> Iterator[str]:
-    """What must not be below: in a claim, and in its volume."""
-    names = below("team-a", pair[0]["metadata"]["name"]), below("", pair[1]["metadata"]["name"])
-    for made, name, source in zip((claim, volume), names, pair, strict=True):
-        yield from escapes_of_identity(made["metadata"], name, source)
+    """Yield what the twins of a claim and a volume must not contain."""
+    names = physical_name_for("team-a", pair[0]["metadata"]["name"]), physical_name_for("", pair[1]["metadata"]["name"])
+    for created, name, source in zip((claim, volume), names, pair, strict=True):
+        yield from escapes_of_identity(created["metadata"], name, source)
     if claim["metadata"].get("namespace") != "leased" or "namespace" in volume["metadata"]:
         yield "namespaces"
     spec = volume["spec"]
@@ -195,8 +195,8 @@ def escapes(claim: Object, volume: Object, pair: Pair) -> Iterator[str]:
         yield f"of {csi}"
     for field in SECRETS:
         if field in csi:
-            said = pair[1]["spec"]["csi"][field]
-            if csi[field] != {"namespace": "leased", "name": below("team-a", said["name"])}:
+            secret = pair[1]["spec"]["csi"][field]
+            if csi[field] != {"namespace": "leased", "name": physical_name_for("team-a", secret["name"])}:
                 yield f"{field} names {csi[field]}"
     if any("secret" in name.lower() or "k8s.io" in name for name in csi.get("volumeAttributes") or ()):
         yield f"attributes {csi['volumeAttributes']}"
@@ -218,26 +218,26 @@ def escapes_of_identity(metadata: Object, name: str, source: Object) -> Iterator
 
 
 def outcome(pair: Pair) -> list[str] | None:
-    """What of it got through; None where it was refused."""
+    """Return what escaped; None if the volume was rejected."""
     if list(volume_errors(*pair, ALLOWED)):
         return None
     return list(escapes(twin_claim(*pair, BINDING), twin_volume(*pair, BINDING), pair))
 
 
 @pytest.mark.parametrize("name", TECHNIQUES)
-def test_nothing_gets_out(name: str) -> None:
+def test_nothing_escapes(name: str) -> None:
     assert outcome(TECHNIQUES[name]) in (None, [])
 
 
-def test_hostile_volumes_are_many(record_property: Callable[[str, object], None]) -> None:
-    refused = sum(outcome(pair) is None for pair in TECHNIQUES.values())
-    figure = f"hostile volumes: {len(TECHNIQUES)} techniques, {refused} refused, of the others nothing is left"
+def test_there_are_many_hostile_volumes(record_property: Callable[[str, object], None]) -> None:
+    rejected = sum(outcome(pair) is None for pair in TECHNIQUES.values())
+    figure = f"hostile volumes: {len(TECHNIQUES)} techniques, {rejected} refused, of the others nothing is left"
     record_property("figure", figure)
     assert len(TECHNIQUES) == sum(len(list(family())) for family in FAMILIES) >= 100
-    assert 50 <= refused <= len(TECHNIQUES) - 30
+    assert 50 <= rejected <= len(TECHNIQUES) - 30
 
 
-def test_an_ordinary_volume_goes_down() -> None:
+def test_ordinary_volume_is_translated() -> None:
     ordinary = a_volume(
         csi={"nodeStageSecretRef": {"namespace": "team-a", "name": "db"}, "volumeAttributes": {"size": "1"}}
     )
@@ -245,7 +245,7 @@ def test_an_ordinary_volume_goes_down() -> None:
 
 
 @pytest.mark.parametrize("field", ["driver", "nodeStageSecretRef", "hostPath"])
-def test_an_escape_would_be_seen(field: str) -> None:
+def test_escapes_are_detected(field: str) -> None:
     pair = a_claim(), a_volume()
     claim, volume = twin_claim(*pair, BINDING), twin_volume(*pair, BINDING)
     planted = {

@@ -1,4 +1,4 @@
-"""Metadata of what is ours below: who owns it, what travels, and the note of what we set last."""
+"""Metadata of our physical objects: ownership, copied keys, and the record of what we set."""
 
 from typing import Any
 
@@ -45,11 +45,11 @@ PAIRS = st.dictionaries(KEYS, st.text(max_size=3))
 
 
 @given(PAIRS)
-def test_a_tenant_cannot_say_whose_an_object_is(labels: dict[str, str]) -> None:
+def test_tenant_cannot_change_ownership_labels(labels: dict[str, str]) -> None:
     binding = a_binding()
-    made = twin_labels(an_object(labels), binding)
-    assert binding.owns({"metadata": {"labels": made}})
-    assert {key: value for key, value in made.items() if key.startswith(keys.PREFIX)} == twin_labels(
+    created = twin_labels(an_object(labels), binding)
+    assert binding.owns({"metadata": {"labels": created}})
+    assert {key: value for key, value in created.items() if key.startswith(keys.PREFIX)} == twin_labels(
         an_object(), binding
     )
 
@@ -68,39 +68,37 @@ def test_a_tenant_cannot_say_whose_an_object_is(labels: dict[str, str]) -> None:
         ([an_owner("ConfigMap", "a", controller=False), an_owner("StatefulSet", "db")], {}, "StatefulSet", "db"),
     ],
 )
-def test_a_pod_belongs_to_the_workload_that_controls_it(
-    owners: list[Object], labels: Object, kind: str, name: str
-) -> None:
+def test_pod_belongs_to_its_controlling_workload(owners: list[Object], labels: Object, kind: str, name: str) -> None:
     pod = an_object(labels, ownerReferences=owners)
     assert workload_metadata(pod) == {keys.WORKLOAD_TYPE: kind, keys.WORKLOAD_NAME: name}
 
 
 @pytest.mark.parametrize("owners", [None, [], [an_owner("ConfigMap", "a", controller=False)]])
-def test_a_pod_that_nobody_controls_belongs_to_no_workload(owners: list[Object] | None) -> None:
+def test_uncontrolled_pod_has_no_workload(owners: list[Object] | None) -> None:
     assert workload_metadata(an_object(ownerReferences=owners)) == {}
 
 
 @given(st.text())
-def test_every_value_makes_a_label_and_what_is_lost_is_there_in_full(value: str) -> None:
-    made = truncated_labels({"k": value})["k"]
-    assert label_value_error(made) is None
-    assert full_annotations({"k": value}) == ({} if made == value else {"k": value})
+def test_every_value_has_label_and_full_annotation(value: str) -> None:
+    created = truncated_labels({"k": value})["k"]
+    assert label_value_error(created) is None
+    assert full_annotations({"k": value}) == ({} if created == value else {"k": value})
 
 
-# -- notes
+# -- the record
 
 
-def test_an_object_is_as_applied_until_something_else_is_wanted() -> None:
-    made = with_applied_metadata(an_object({"app": "web"}, {"a": "1"}), {"image": "1"})
-    assert is_applied(made, with_applied_metadata(an_object({"app": "web"}, {"a": "1"}), {"image": "1"}))
-    assert not is_applied(made, with_applied_metadata(an_object({"app": "web"}, {"a": "1"}), {"image": "2"}))
-    assert not is_applied(made, with_applied_metadata(an_object({"app": "web"}, {"a": "2"}), {"image": "1"}))
-    assert not is_applied(made, with_applied_metadata(an_object({"app": "shop"}, {"a": "1"}), {"image": "1"}))
-    assert not is_applied(an_object(), made)
+def test_object_is_applied_until_wanted_changes() -> None:
+    created = with_applied_metadata(an_object({"app": "web"}, {"a": "1"}), {"image": "1"})
+    assert is_applied(created, with_applied_metadata(an_object({"app": "web"}, {"a": "1"}), {"image": "1"}))
+    assert not is_applied(created, with_applied_metadata(an_object({"app": "web"}, {"a": "1"}), {"image": "2"}))
+    assert not is_applied(created, with_applied_metadata(an_object({"app": "web"}, {"a": "2"}), {"image": "1"}))
+    assert not is_applied(created, with_applied_metadata(an_object({"app": "shop"}, {"a": "1"}), {"image": "1"}))
+    assert not is_applied(an_object(), created)
 
 
 @pytest.mark.parametrize("note", ["", "{", "[]", '{"labels": 1}', '{"digest": null}', "\x00", '"' * 1000])
-def test_a_broken_note_counts_as_none(note: str) -> None:
+def test_unreadable_record_counts_as_empty(note: str) -> None:
     assert applied_metadata(an_object(annotations={keys.EXPECTED_METADATA: note})) == AppliedMetadata()
 
 
@@ -108,7 +106,7 @@ TEXTS = st.dictionaries(st.sampled_from(["a", "b", "c", keys.WORKLOAD_NAME]), st
 
 
 @given(first=TEXTS, second=TEXTS, added=st.dictionaries(st.sampled_from(["theirs", "a", "b"]), st.just("below")))
-def test_what_we_set_goes_with_us_and_what_was_added_below_stays(first: Object, second: Object, added: Object) -> None:
+def test_unwanted_keys_are_removed_and_additions_stay(first: Object, second: Object, added: Object) -> None:
     existing = with_applied_metadata(an_object(first, first), None)
     existing = an_object({**added, **labels_of(existing)}, {**added, **annotations_of(existing)})
     wanted = with_applied_metadata(an_object(second, second), None)
@@ -119,24 +117,25 @@ def test_what_we_set_goes_with_us_and_what_was_added_below_stays(first: Object, 
         assert after == {**{key: value for key, value in added.items() if key not in first}, **second}
 
 
-def test_our_own_keys_are_set_each_time() -> None:
+def test_own_keys_are_always_set() -> None:
     wanted = with_applied_metadata(an_object(twin_labels(an_object(), a_binding())), None)
     stripped = an_object({}, {})
     assert metadata_patch(stripped, wanted)["labels"] == labels_of(wanted)
 
 
-# -- whose twin
+# -- identity of twins
 
 
-def test_a_twin_tells_of_what_pod_it_is() -> None:
-    told = {keys.VIRTUAL_POD_NAMESPACE: "team-a", keys.VIRTUAL_POD_NAME: "web", keys.VIRTUAL_POD_UID: "u"}
-    assert virtual_key(an_object(annotations=told)) == ["team-a/web"]
-    assert virtual_uid(an_object(annotations=told)) == "u"
+def test_twin_names_its_pod() -> None:
+    reported = {keys.VIRTUAL_POD_NAMESPACE: "team-a", keys.VIRTUAL_POD_NAME: "web", keys.VIRTUAL_POD_UID: "u"}
+    assert virtual_key(an_object(annotations=reported)) == ["team-a/web"]
+    assert virtual_uid(an_object(annotations=reported)) == "u"
 
 
 @pytest.mark.parametrize(
-    "told", [None, {}, {keys.VIRTUAL_POD_NAME: "web"}, {keys.VIRTUAL_POD_NAMESPACE: "", keys.VIRTUAL_POD_NAME: "web"}]
+    "annotations",
+    [None, {}, {keys.VIRTUAL_POD_NAME: "web"}, {keys.VIRTUAL_POD_NAMESPACE: "", keys.VIRTUAL_POD_NAME: "web"}],
 )
-def test_one_that_does_not_tell_is_of_none(told: Object | None) -> None:
-    assert virtual_key(an_object(annotations=told)) == []
-    assert virtual_uid(an_object(annotations=told)) == ""
+def test_incomplete_identity_names_no_pod(annotations: Object | None) -> None:
+    assert virtual_key(an_object(annotations=annotations)) == []
+    assert virtual_uid(an_object(annotations=annotations)) == ""

@@ -1,4 +1,4 @@
-"""Nodes of a hostile physical cluster: what is read of them is small, and valid above."""
+"""Nodes of a hostile physical cluster: the sanitized node is small and valid."""
 
 from typing import Any
 
@@ -39,26 +39,24 @@ VALUES = st.recursive(
 )
 
 
-def test_an_honest_node_is_read_as_it_is() -> None:
+def test_valid_node_is_unchanged() -> None:
     assert sanitized_node(HONEST) == HONEST
 
 
 @given(st.dictionaries(st.sampled_from(["labels", "annotations"]), VALUES), VALUES, VALUES)
-def test_whatever_a_node_says_it_is_read_and_reading_it_again_changes_nothing(
-    metadata: Object, spec: Any, status: Any
-) -> None:
+def test_sanitizing_any_node_is_idempotent(metadata: Object, spec: Any, status: Any) -> None:
     node = {"metadata": {"name": "n", "uid": "u", "resourceVersion": "1", **metadata}, "spec": spec, "status": status}
     found = sanitized_node(node)
     assert sanitized_node(found) == found
 
 
 @given(st.dictionaries(st.sampled_from(sorted(HONEST["status"])), VALUES))
-def test_whatever_a_status_says_it_is_read(status: Object) -> None:
+def test_any_status_is_sanitized(status: Object) -> None:
     found = sanitized_node({**HONEST, "status": status})
     assert sanitized_node(found) == found
 
 
-def test_a_huge_node_becomes_a_small_one() -> None:
+def test_huge_node_becomes_small() -> None:
     many = {f"key-{number}": "x" * 63 for number in range(50_000)}
     text = "x" * 3_000_000
     status = {
@@ -79,7 +77,7 @@ def test_a_huge_node_becomes_a_small_one() -> None:
 @pytest.mark.parametrize(
     "labels", [{"a b": "x"}, {"": "x"}, {"x": "a b"}, {"x": 5}, {"/x": ""}, {"a/b/c": ""}, {"x": "y" * 64}, ["x"], "x"]
 )
-def test_labels_that_no_server_takes_are_left_out(labels: Any) -> None:
+def test_invalid_labels_are_dropped(labels: Any) -> None:
     found = sanitized_node({**HONEST, "metadata": {**HONEST["metadata"], "labels": labels}})
     assert "labels" not in found["metadata"]
 
@@ -87,11 +85,11 @@ def test_labels_that_no_server_takes_are_left_out(labels: Any) -> None:
 @pytest.mark.parametrize(
     "amount", ["1e999999", "-1", "1e99", "9223372036854775808", "NaN", "", "x" * 1000, {}, None, True]
 )
-def test_amounts_that_nobody_has_are_left_out(amount: Any) -> None:
+def test_invalid_amounts_are_dropped(amount: Any) -> None:
     assert sanitized_amounts({"memory": amount, "pods": "3"}) == {"pods": "3"}
 
 
-def test_cpus_stay_within_what_a_scheduler_counts() -> None:
+def test_cpus_stay_within_scheduler_limit() -> None:
     assert sanitized_amounts({"cpu": "9e15"}) == {}
     assert sanitized_amounts({"cpu": 4, "a b": "1", "x" * 400: "1"}) == {"cpu": "4"}
 
@@ -103,7 +101,7 @@ def test_cpus_stay_within_what_a_scheduler_counts() -> None:
         *("kubernetes.default.svc", "10.0.0.1/8", "", 5, None),
     ],
 )
-def test_addresses_that_lead_astray_are_left_out(address: Any) -> None:
+def test_misleading_addresses_are_dropped(address: Any) -> None:
     status = {"addresses": [{"type": "InternalIP", "address": address}, {"type": "Hostname", "address": "api"}]}
     assert sanitized_node({**HONEST, "status": status})["status"] == {}
 
@@ -112,18 +110,18 @@ def test_addresses_that_lead_astray_are_left_out(address: Any) -> None:
     "taint",
     [{"key": "a b", "effect": "NoSchedule"}, {"key": "a", "effect": "Kill"}, {"effect": "NoSchedule"}, {"key": 5}, "x"],
 )
-def test_taints_that_no_server_takes_are_left_out(taint: Any) -> None:
+def test_invalid_taints_are_dropped(taint: Any) -> None:
     assert sanitized_node({**HONEST, "spec": {"taints": [taint]}})["spec"] == {}
 
 
 @pytest.mark.parametrize("field", ["name", "uid", "resourceVersion"])
-def test_a_node_with_a_huge_identity_is_not_read(field: str) -> None:
-    with pytest.raises(ValueError, match="is not one of Kubernetes"):
+def test_huge_identity_is_rejected(field: str) -> None:
+    with pytest.raises(ValueError, match="invalid name, UID or resource version"):
         sanitized_node({**HONEST, "metadata": {**HONEST["metadata"], field: "x" * 1000}})
 
 
-def test_conditions_are_those_of_kubernetes_and_no_more() -> None:
-    said = [
+def test_conditions_are_valid_and_limited() -> None:
+    conditions = [
         {"type": "Ready", "status": "True", "message": "a\x1b[2J"},
         {"type": "Ready", "status": "False"},
         {"type": "Other", "status": "perhaps"},
@@ -131,7 +129,7 @@ def test_conditions_are_those_of_kubernetes_and_no_more() -> None:
         {"type": "When", "status": "False", "lastTransitionTime": "yesterday", "more": 1},
         5,
     ]
-    found = sanitized_node({**HONEST, "status": {"conditions": said}})["status"]["conditions"]
+    found = sanitized_node({**HONEST, "status": {"conditions": conditions}})["status"]["conditions"]
     assert found == [
         {"type": "Ready", "status": "True", "message": "a[2J"},
         {"type": "When", "status": "False"},
@@ -168,11 +166,11 @@ def test_drivers_are_limited_and_valid() -> None:
         {"hostPort": True},
     ],
 )
-def test_what_is_no_host_port_is_left_out(port: Object) -> None:
+def test_invalid_host_port_is_dropped(port: Object) -> None:
     ports = [port, {"hostPort": 443, "hostIP": "127.0.0.1"}]
     assert host_ports_of({"containers": [{"ports": ports}]}) == (("127.0.0.1", 443, "TCP"),)
 
 
-def test_of_very_many_host_ports_some_are_shown() -> None:
+def test_number_of_host_ports_is_limited() -> None:
     claims = [{"ports": [("0.0.0.0", number, "TCP") for number in range(1, 60_000)]}]
     assert len(taken_ports(claims, lambda _: False)) == MAX_PORTS

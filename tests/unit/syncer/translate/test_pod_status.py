@@ -1,4 +1,4 @@
-"""What comes back of a twin: which patch shows it, and that none is needed once it is shown."""
+"""Patches that write a twin's status to its pod, and that none is needed afterwards."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -54,7 +54,7 @@ SCHEMA = PatchSchemas({"Pod": {"properties": POD}}).of("Pod")
 
 
 def a_pod(*conditions: Object, spec: Object | None = None, **status: Any) -> Object:
-    """A virtual pod that runs already, as its API server has it."""
+    """Return a running virtual pod as its API server returns it."""
     return {
         "metadata": {"name": "web", "namespace": "team-a", "uid": "pod", "labels": {"app": "web"}},
         "spec": {"nodeName": "vnode-east-n1", "containers": [{"name": "app"}], **(spec or {})},
@@ -72,7 +72,7 @@ UNPLACED = a_condition("PodScheduled", "False", reason="Unschedulable", message=
 
 
 def a_status(*conditions: Object, **status: Any) -> Object:
-    """How a twin is."""
+    """Return the status of a twin."""
     return {"phase": "Running", "conditions": list(conditions), **status}
 
 
@@ -87,7 +87,7 @@ def patch_for(pod: Object, status: Object) -> Object | None:
 
 
 def after(pod: Object, status: Object) -> Object:
-    """The pod once it shows that status; showing it again would change nothing."""
+    """Return the pod after that status was written; writing it again must change nothing."""
     patch = patch_for(pod, status)
     assert patch is not None
     patched = apply_strategic_merge_patch(pod, patch, SCHEMA)
@@ -96,7 +96,7 @@ def after(pod: Object, status: Object) -> Object:
 
 
 def condition(pod: Object, type: str) -> Object | None:
-    """A condition without what is not set."""
+    """Return a condition without null fields."""
     found = find_condition(pod["status"]["conditions"], type)
     return found and {field: value for field, value in found.items() if value is not None}
 
@@ -104,7 +104,7 @@ def condition(pod: Object, type: str) -> Object | None:
 # -- the first patch
 
 
-def test_the_first_patch_says_that_there_is_a_twin_and_where() -> None:
+def test_first_patch_records_the_twin() -> None:
     pod = a_pod()
     pod["status"] = {"phase": "Pending"}
     patched = after(pod, a_status(phase="Pending"))
@@ -117,7 +117,7 @@ def test_the_first_patch_says_that_there_is_a_twin_and_where() -> None:
     }
 
 
-def test_a_pod_that_said_it_was_not_mapped_says_that_it_is() -> None:
+def test_unmapped_pod_becomes_mapped() -> None:
     pod = a_pod()
     pod["status"]["conditions"] = false_condition_patch(keys.MAPPED_CONDITION, "RefusedBelow", "no quota", NOW)[
         "status"
@@ -125,7 +125,7 @@ def test_a_pod_that_said_it_was_not_mapped_says_that_it_is() -> None:
     assert mapped_uid(after(pod, a_status())) == "twin"
 
 
-def test_the_twins_own_labels_and_annotations_stay_below() -> None:
+def test_twin_metadata_is_not_copied() -> None:
     patched = after(a_pod(), a_status(podIP="10.0.0.1"))
     assert labels_of(patched) == {"app": "web"}
     assert annotations_of(patched).keys() == {
@@ -136,14 +136,14 @@ def test_the_twins_own_labels_and_annotations_stay_below() -> None:
     }
 
 
-def test_what_is_shown_already_is_not_written_again() -> None:
+def test_written_status_is_not_written_again() -> None:
     assert patch_for(a_pod(), a_status()) is None
 
 
 # -- fields
 
 
-def test_everything_that_a_kubelet_reports_is_shown() -> None:
+def test_everything_a_kubelet_reports_is_copied() -> None:
     containers = [a_container(started=True, containerID="c://1", state={"running": {"startedAt": EARLY}})]
     running = a_status(
         a_condition("Ready"),
@@ -162,7 +162,7 @@ def test_everything_that_a_kubelet_reports_is_shown() -> None:
     assert (status["hostIP"], status["podIP"]) == ("10.1.0.1", "10.0.0.1")
     assert status["podIPs"] == [{"ip": "10.0.0.1"}, {"ip": "2001:db8::1"}]
     assert status["containerStatuses"] == containers
-    assert "qosClass" not in status  # the virtual API server said so when the pod was made, and takes no other
+    assert "qosClass" not in status  # the virtual API server set it at creation and rejects changes
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_everything_that_a_kubelet_reports_is_shown() -> None:
     [("reason",), ("message",), ("startTime",), ("hostIP", "hostIPs"), ("podIP", "podIPs"), *zip(CONTAINER_LISTS)],
     ids=lambda fields: fields[0],
 )
-def test_what_is_gone_below_goes_above(fields: tuple[str, ...]) -> None:
+def test_removed_fields_are_removed(fields: tuple[str, ...]) -> None:
     had = {
         "reason": "r",
         "message": "m",
@@ -186,13 +186,13 @@ def test_what_is_gone_below_goes_above(fields: tuple[str, ...]) -> None:
     assert after(pod, a_status(**left))["status"].keys() == {"phase", "conditions", *left}
 
 
-def test_an_address_that_changes_takes_the_place_of_the_old_one() -> None:
+def test_changed_address_replaces_the_old_one() -> None:
     before = a_pod(podIP="10.0.0.1", podIPs=[{"ip": "10.0.0.1"}, {"ip": "2001:db8::1"}])
     status = after(before, a_status(podIP="10.0.0.2", podIPs=[{"ip": "10.0.0.2"}]))["status"]
     assert (status["podIP"], status["podIPs"]) == ("10.0.0.2", [{"ip": "10.0.0.2"}])
 
 
-def test_containers_that_the_pod_does_not_have_are_not_shown() -> None:
+def test_unknown_containers_are_not_copied() -> None:
     listed = [a_container(), a_container("injected")]
     spec = {"initContainers": [{"name": "init"}]}
     status = after(a_pod(spec=spec), a_status(containerStatuses=listed, initContainerStatuses=listed))["status"]
@@ -203,24 +203,24 @@ def test_containers_that_the_pod_does_not_have_are_not_shown() -> None:
 # -- conditions
 
 
-def test_a_condition_that_turns_true_loses_the_reason_why_it_was_not() -> None:
+def test_true_condition_loses_its_reason() -> None:
     patched = after(a_pod(NOT_READY), a_status(a_condition("Ready", since=LATE)))
     assert condition(patched, "Ready") == {"type": "Ready", "status": "True", "lastTransitionTime": LATE}
 
 
-def test_a_condition_without_a_time_has_none_above() -> None:
+def test_condition_without_time_stays_without() -> None:
     ready = {"type": "Ready", "status": "True"}
     assert condition(after(a_pod(NOT_READY), a_status(ready)), "Ready") == ready
 
 
-def test_a_resize_that_is_done_is_no_condition_any_more() -> None:
+def test_finished_resize_condition_is_removed() -> None:
     before = a_pod(a_condition("PodResizeInProgress"), a_condition("Ready"))
     patched = after(before, a_status(a_condition("Ready")))
     assert condition(patched, "PodResizeInProgress") is None
     assert condition(patched, "Ready") is not None
 
 
-def test_what_only_the_virtual_cluster_knows_stays() -> None:
+def test_virtual_only_conditions_stay() -> None:
     others = [
         a_condition("example.com/gate"),
         a_condition("AccountedFor", "Unknown"),
@@ -233,36 +233,36 @@ def test_what_only_the_virtual_cluster_knows_stays() -> None:
     ]
 
 
-def test_a_condition_that_somebody_took_away_above_is_put_back() -> None:
+def test_removed_condition_is_restored() -> None:
     status = a_status(a_condition("Ready"))
     assert condition(after(a_pod(), status), "Ready") is not None
 
 
-def test_a_node_controller_that_calls_the_pod_unready_is_overruled() -> None:
-    above = a_condition("Ready", "False", since=LATE, reason="NodeNotReady")
-    assert (condition(after(a_pod(above), a_status(a_condition("Ready"))), "Ready") or {})["status"] == "True"
+def test_node_controllers_unready_is_overruled() -> None:
+    virtual = a_condition("Ready", "False", since=LATE, reason="NodeNotReady")
+    assert (condition(after(a_pod(virtual), a_status(a_condition("Ready"))), "Ready") or {})["status"] == "True"
 
 
-def test_that_a_pod_has_a_node_is_for_its_own_scheduler_to_say() -> None:
-    above = a_condition("PodScheduled", since=LATE)
-    assert patch_for(a_pod(above), a_status()) is None
-    assert patch_for(a_pod(above), a_status(a_condition("PodScheduled", since=EARLY))) is None
+def test_pod_scheduled_true_is_not_copied() -> None:
+    virtual = a_condition("PodScheduled", since=LATE)
+    assert patch_for(a_pod(virtual), a_status()) is None
+    assert patch_for(a_pod(virtual), a_status(a_condition("PodScheduled", since=EARLY))) is None
 
 
-def test_a_pod_that_came_with_a_node_is_scheduled_once_it_is_mapped() -> None:
+def test_pod_created_with_node_becomes_scheduled() -> None:
     pod = a_pod()
     pod["status"] = {"phase": "Pending"}
     patched = after(pod, a_status(phase="Pending"))
     assert condition(patched, "PodScheduled") == {"type": "PodScheduled", "status": "True"}
 
 
-def test_the_first_patch_leaves_the_time_that_the_scheduler_gave() -> None:
+def test_first_patch_keeps_the_schedulers_time() -> None:
     pod = a_pod()
     pod["status"] = {"phase": "Pending", "conditions": [a_condition("PodScheduled", since=EARLY)]}
     assert (condition(after(pod, a_status(phase="Pending")), "PodScheduled") or {})["lastTransitionTime"] == EARLY
 
 
-def test_that_there_is_no_room_below_is_shown_and_taken_back() -> None:
+def test_unschedulable_condition_is_copied_and_removed() -> None:
     pod = after(a_pod(a_condition("PodScheduled")), a_status(UNPLACED))
     assert condition(pod, "PodScheduled") == {key: value for key, value in UNPLACED.items() if value is not None}
     pod = after(pod, a_status(a_condition("PodScheduled", since=LATE)))
@@ -273,19 +273,19 @@ def test_that_there_is_no_room_below_is_shown_and_taken_back() -> None:
     }
 
 
-def test_a_new_twin_without_room_says_so_in_the_first_patch() -> None:
+def test_first_patch_may_be_unschedulable() -> None:
     pod = a_pod()
     pod["status"] = {"phase": "Pending", "conditions": [a_condition("PodScheduled")]}
     assert (condition(after(pod, a_status(UNPLACED, phase="Pending")), "PodScheduled") or {})["status"] == "False"
 
 
-def test_a_gate_below_is_not_shown_as_a_gate_of_the_pod() -> None:
+def test_physical_gate_is_not_the_pods_gate() -> None:
     gated = a_condition("PodScheduled", "False", reason="SchedulingGated", message="non-empty scheduling gates")
     pod = after(a_pod(a_condition("PodScheduled")), a_status(gated, phase="Pending"))
     found = condition(pod, "PodScheduled") or {}
     assert (found["status"], found["reason"]) == ("False", "SchedulingGatedBelow")
     assert "physical cluster" in found["message"]
-    misled = a_pod(gated)  # as an earlier version has shown it
+    misled = a_pod(gated)  # as an earlier version wrote it
     assert (condition(after(misled, a_status(gated)), "PodScheduled") or {})["reason"] == "SchedulingGatedBelow"
     assert (condition(after(pod, a_status()), "PodScheduled") or {})["status"] == "True"
 
@@ -296,19 +296,19 @@ RECLAIMED = a_condition("DisruptionTarget", reason="Reclaimed", message="the win
 PREEMPTED = a_condition("DisruptionTarget", since=LATE, reason="PreemptionByScheduler")
 
 
-def test_a_disruption_below_is_shown() -> None:
+def test_physical_disruption_is_copied() -> None:
     assert (condition(after(a_pod(), a_status(PREEMPTED)), "DisruptionTarget") or {})[
         "reason"
     ] == "PreemptionByScheduler"
 
 
-def test_a_disruption_that_was_marked_above_stays() -> None:
+def test_virtual_disruption_stays() -> None:
     patched = after(a_pod(RECLAIMED), a_status(podIP="10.0.0.1"))
     assert (condition(patched, "DisruptionTarget") or {})["reason"] == "Reclaimed"
     assert patch_for(a_pod(RECLAIMED), a_status()) is None
 
 
-def test_of_two_disruptions_the_one_below_counts() -> None:
+def test_physical_disruption_takes_precedence() -> None:
     patched = after(a_pod(RECLAIMED), a_status(PREEMPTED))
     assert condition(patched, "DisruptionTarget") == {
         "type": "DisruptionTarget",
@@ -319,7 +319,7 @@ def test_of_two_disruptions_the_one_below_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("disruption", "reason"),
     [
         ("PreemptionByScheduler", "Preempted"),
         ("EvictionByEvictionAPI", "Evicted"),
@@ -330,8 +330,8 @@ def test_of_two_disruptions_the_one_below_counts() -> None:
         (None, "PhysicalPodLost"),
     ],
 )
-def test_a_lost_twin_is_explained_by_its_disruption(said: str | None, reason: str) -> None:
-    conditions = [a_condition("DisruptionTarget", reason=said)] if said else []
+def test_disruption_explains_a_lost_twin(disruption: str | None, reason: str) -> None:
+    conditions = [a_condition("DisruptionTarget", reason=disruption)] if disruption else []
     assert loss_reason(a_pod(*conditions)) == reason
 
 
@@ -339,7 +339,7 @@ def test_a_lost_twin_is_explained_by_its_disruption(said: str | None, reason: st
 
 
 @pytest.mark.parametrize(
-    ("above", "below", "phase"),
+    ("pod_phase", "twin_phase", "phase"),
     [
         ("Pending", "Pending", "Pending"),
         ("Pending", "Running", "Running"),
@@ -350,19 +350,19 @@ def test_a_lost_twin_is_explained_by_its_disruption(said: str | None, reason: st
         ("Unknown", "Running", "Running"),
     ],
 )
-def test_rule_9_phases_never_run_backwards(above: str, below: str, phase: str) -> None:
-    patched = after(a_pod(phase=above), a_status(phase=below, message="m"))
+def test_safety_rule_9_phase_never_goes_backwards(pod_phase: str, twin_phase: str, phase: str) -> None:
+    patched = after(a_pod(phase=pod_phase), a_status(phase=twin_phase, message="m"))
     assert (patched["status"]["phase"], patched["status"]["message"]) == (phase, "m")
 
 
-@pytest.mark.parametrize("above", ["Succeeded", "Failed"])
-@pytest.mark.parametrize("below", ["Pending", "Running", "Succeeded", "Failed"])
-def test_a_pod_that_has_ended_is_never_changed_again(above: str, below: str) -> None:
-    pod = a_pod(phase=above)
+@pytest.mark.parametrize("pod_phase", ["Succeeded", "Failed"])
+@pytest.mark.parametrize("twin_phase", ["Pending", "Running", "Succeeded", "Failed"])
+def test_ended_pod_is_never_changed(pod_phase: str, twin_phase: str) -> None:
+    pod = a_pod(phase=pod_phase)
     assert is_pod_terminal(pod)
-    assert patch_for(pod, a_status(phase=below, message="m")) is None
+    assert patch_for(pod, a_status(phase=twin_phase, message="m")) is None
     pod["status"]["conditions"] = []  # not even mapped
-    assert patch_for(pod, a_status(phase=below, message="m")) is None
+    assert patch_for(pod, a_status(phase=twin_phase, message="m")) is None
 
 
 # -- readiness gates
@@ -370,7 +370,7 @@ def test_a_pod_that_has_ended_is_never_changed_again(above: str, below: str) -> 
 GATED = {"readinessGates": [{"conditionType": "example.com/a"}, {"conditionType": "example.com/b"}]}
 
 
-def test_a_pod_is_not_ready_before_all_its_gates_are_open() -> None:
+def test_pod_is_unready_until_all_gates_are_true() -> None:
     patched = after(a_pod(a_condition("example.com/a"), spec=GATED), a_status(a_condition("Ready")))
     assert condition(patched, "Ready") == {
         "type": "Ready",
@@ -381,51 +381,56 @@ def test_a_pod_is_not_ready_before_all_its_gates_are_open() -> None:
     }
 
 
-def test_a_gate_that_says_false_is_shut() -> None:
+def test_false_gate_blocks_readiness() -> None:
     gates = [a_condition("example.com/a"), a_condition("example.com/b", "False")]
     patched = after(a_pod(*gates, spec=GATED), a_status(a_condition("Ready")))
     assert (condition(patched, "Ready") or {})["status"] == "False"
 
 
-def test_a_pod_is_ready_since_its_last_gate_opened() -> None:
+def test_pod_is_ready_since_its_last_gate() -> None:
     gates = [a_condition("example.com/a", since=LATE), a_condition("example.com/b")]
     patched = after(a_pod(*gates, spec=GATED), a_status(a_condition("Ready")))
     assert condition(patched, "Ready") == {"type": "Ready", "status": "True", "lastTransitionTime": LATE}
 
 
-def test_gates_do_not_make_a_pod_ready() -> None:
+def test_gates_alone_do_not_make_ready() -> None:
     gates = [a_condition("example.com/a"), a_condition("example.com/b")]
     patched = after(a_pod(*gates, spec=GATED), a_status(NOT_READY))
     assert (condition(patched, "Ready") or {})["reason"] == "ContainersNotReady"
 
 
-def test_the_twin_does_not_open_gates() -> None:
-    below = [a_condition("Ready"), a_condition("example.com/a"), a_condition("example.com/b")]
-    assert (condition(after(a_pod(spec=GATED), a_status(*below)), "Ready") or {})["status"] == "False"
+def test_twin_cannot_open_gates() -> None:
+    physical = [a_condition("Ready"), a_condition("example.com/a"), a_condition("example.com/b")]
+    assert (condition(after(a_pod(spec=GATED), a_status(*physical)), "Ready") or {})["status"] == "False"
 
 
-def test_a_gate_may_be_a_condition_from_below() -> None:
+def test_gate_may_be_a_twin_condition() -> None:
     spec = {"readinessGates": [{"conditionType": "ContainersReady"}]}
-    below = [a_condition("Ready"), a_condition("ContainersReady")]
-    assert (condition(after(a_pod(spec=spec), a_status(*below)), "Ready") or {})["status"] == "True"
+    physical = [a_condition("Ready"), a_condition("ContainersReady")]
+    assert (condition(after(a_pod(spec=spec), a_status(*physical)), "Ready") or {})["status"] == "True"
 
 
-def test_a_thousand_gates_make_no_endless_message() -> None:
+def test_many_gates_make_a_bounded_message() -> None:
     spec = {"readinessGates": [{"conditionType": f"example.com/{number:04}"} for number in range(1000)]}
     patched = after(a_pod(spec=spec), a_status(a_condition("Ready")))
     assert len((condition(patched, "Ready") or {})["message"]) <= MAX_TEXT_BYTES
 
 
-# -- what we say ourselves
+# -- conditions of the syncer
 
 
-def test_what_we_said_of_a_pod_is_recognized_in_the_cache() -> None:
-    said = false_condition_patch(keys.ACCEPTED_CONDITION, "PodSecurity", "hostPath", NOW)["status"]["conditions"][0]
-    served = {**said, "lastProbeTime": None}  # as a kube-apiserver gives it back
-    assert find_condition(reduced_status({"conditions": [served]})["conditions"], keys.ACCEPTED_CONDITION) == said
+def test_own_condition_is_recognized_in_the_cache() -> None:
+    condition_of_ours = false_condition_patch(keys.ACCEPTED_CONDITION, "PodSecurity", "hostPath", NOW)["status"][
+        "conditions"
+    ][0]
+    served = {**condition_of_ours, "lastProbeTime": None}  # as a kube-apiserver returns it
+    assert (
+        find_condition(reduced_status({"conditions": [served]})["conditions"], keys.ACCEPTED_CONDITION)
+        == condition_of_ours
+    )
 
 
-def test_texts_of_ours_are_cut_too() -> None:
+def test_own_texts_are_truncated() -> None:
     assert (
         len(false_condition_patch("t", "r", "x" * 10_000, NOW)["status"]["conditions"][0]["message"]) == MAX_TEXT_BYTES
     )
@@ -436,7 +441,7 @@ def test_texts_of_ours_are_cut_too() -> None:
     }
 
 
-# -- as a rule
+# -- properties
 
 TYPES = st.sampled_from(sorted(TWIN_CONDITIONS | {"DisruptionTarget", "example.com/gate"}))
 STATUSES = st.fixed_dictionaries(
@@ -463,7 +468,7 @@ STATUSES = st.fixed_dictionaries(
 
 
 @given(statuses=st.lists(STATUSES, min_size=1, max_size=5), gated=st.booleans())
-def test_however_a_status_goes_it_is_shown_by_one_patch_at_most(statuses: list[Object], gated: bool) -> None:
+def test_each_status_needs_at_most_one_patch(statuses: list[Object], gated: bool) -> None:
     pod = a_pod(spec={"readinessGates": [{"conditionType": "example.com/gate"}]} if gated else {})
     for status in statuses:
         if patch_for(pod, status) is not None:

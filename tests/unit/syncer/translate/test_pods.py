@@ -1,8 +1,8 @@
-"""Twins of virtual pods: each rule of the translation is a golden case, what changes later is below.
+"""Twins of virtual pods: golden cases for each rule of translation, and later changes.
 
-A case under `tests/golden/pods` is `NAME.input.yaml` (a pod, and where they matter the binding's spec and name, the
-physical node, its taints and aliases of Services) and `NAME.output.yaml` (the whole twin).  `REWRITE_GOLDEN=1 pytest
-...` writes the outputs anew, to be read before they are kept; a real kube-apiserver takes them in integration tests.
+A case under `tests/golden/pods` is `NAME.input.yaml` (a pod and, where they matter, the binding's spec and name, the
+physical node, its taints and aliases of Services) and `NAME.output.yaml` (the whole twin). `REWRITE_GOLDEN=1 pytest
+...` rewrites the outputs, which must be reviewed; integration tests send them to a real kube-apiserver.
 """
 
 import os
@@ -47,7 +47,7 @@ def a_binding(name: str = "east", **spec: Any) -> Binding:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_twin_of_a_pod_is_as_the_golden_file_has_it(name: str) -> None:
+def test_twin_matches_the_golden_file(name: str) -> None:
     given: Object = yaml.safe_load((GOLDEN / f"{name}.input.yaml").read_text())
     binding = a_binding(given.get("bindingName", "east"), **given.get("binding", {}))
     aliases = [HostAlias(each["ip"], tuple(each["names"])) for each in given.get("aliases", ())]
@@ -58,7 +58,7 @@ def test_the_twin_of_a_pod_is_as_the_golden_file_has_it(name: str) -> None:
     assert found == yaml.safe_load(output.read_text())
 
 
-def test_no_golden_file_is_left_over() -> None:
+def test_every_golden_output_has_an_input() -> None:
     outputs = sorted(path.name.removesuffix(".output.yaml") for path in GOLDEN.glob("*.output.yaml"))
     assert outputs == CASES
 
@@ -81,7 +81,7 @@ def a_twin(pod: Object, **binding: Any) -> Object:
     return desired_twin(pod, a_binding(**binding), "n1")
 
 
-def test_namesakes_of_other_namespaces_bindings_and_virtual_clusters_never_meet() -> None:
+def test_names_differ_between_namespaces_bindings_and_clusters() -> None:
     spec = {"clusterID": "east", "mountNamespace": "leased", "secretRef": {"name": "s", "namespace": "t"}}
     bindings = [
         binding_of({"metadata": {"name": "east", "uid": uid}, "spec": spec}, cluster)
@@ -104,12 +104,12 @@ def test_namesakes_of_other_namespaces_bindings_and_virtual_clusters_never_meet(
         ("x" * 60 + "---y", "x" * 60),
     ],
 )
-def test_a_host_name_is_as_much_of_the_name_as_fits(name: str, hostname: str) -> None:
+def test_hostname_is_truncated_pod_name(name: str, hostname: str) -> None:
     assert hostname_of(name) == hostname
 
 
 @given(st.from_regex(r"[a-z0-9]([-a-z0-9]{0,60}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,60}[a-z0-9])?){0,3}", fullmatch=True))
-def test_every_name_of_a_pod_makes_a_host_name(name: str) -> None:
+def test_every_pod_name_gives_a_hostname(name: str) -> None:
     hostname = hostname_of(name)
     assert len(hostname) <= 63
     assert DNS_LABEL.fullmatch(hostname)
@@ -127,11 +127,11 @@ def test_every_name_of_a_pod_makes_a_host_name(name: str) -> None:
         ("2001:db8::7", "2001:db8::7", "443"),
     ],
 )
-def test_an_endpoint_is_a_host_and_a_port(endpoint: str, host: str, port: str) -> None:
+def test_endpoint_is_split_into_host_and_port(endpoint: str, host: str, port: str) -> None:
     assert host_and_port(endpoint) == (host, port)
 
 
-def test_search_domains_are_left_out_where_they_are_too_long_together() -> None:
+def test_too_long_search_domains_are_dropped() -> None:
     domains = [f"{letter * 200}.example.com" for letter in "abcdefghijkl"]
     assert searches_within_limit(domains) == domains[:9]
     assert len(" ".join(searches_within_limit(domains))) <= 2048
@@ -139,7 +139,7 @@ def test_search_domains_are_left_out_where_they_are_too_long_together() -> None:
     assert searches_within_limit(["x" * 2049]) == []
 
 
-# -- which pods
+# -- excluded pods
 
 
 @pytest.mark.parametrize(
@@ -152,16 +152,16 @@ def test_search_domains_are_left_out_where_they_are_too_long_together() -> None:
         ("tapestry-system", True),
     ],
 )
-def test_pods_of_the_virtual_cluster_itself_are_left_alone(namespace: str, alone: bool) -> None:
+def test_system_pods_are_excluded(namespace: str, alone: bool) -> None:
     assert is_excluded(a_pod(metadata={"namespace": namespace}), a_binding()) is alone
 
 
-def test_pods_of_daemon_sets_run_where_somebody_wants_them_to() -> None:
+def test_daemon_set_pods_run_on_request() -> None:
     owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "u", "controller": True}
     plain = a_pod(metadata={"ownerReferences": [owner]})
-    asked = a_pod(metadata={"ownerReferences": [owner], "annotations": {keys.RUNNING_DAEMONSET: "true"}})
+    requested = a_pod(metadata={"ownerReferences": [owner], "annotations": {keys.RUNNING_DAEMONSET: "true"}})
     assert is_excluded(plain, a_binding())
-    assert not is_excluded(asked, a_binding())
+    assert not is_excluded(requested, a_binding())
     assert not is_excluded(plain, a_binding(runningDaemonsetByDefault=True))
 
 
@@ -189,9 +189,9 @@ def test_pods_of_daemon_sets_run_where_somebody_wants_them_to() -> None:
         ),
     ],
 )
-def test_what_may_name_an_object_that_nobody_knows_does_not_cross(spec: Object, path: str) -> None:
-    [complaint] = untranslatable_fields(a_pod(**spec), a_binding())
-    assert complaint.startswith(f"{path}: ")
+def test_unknown_reference_is_rejected(spec: Object, path: str) -> None:
+    [error] = untranslatable_fields(a_pod(**spec), a_binding())
+    assert error.startswith(f"{path}: ")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -203,22 +203,22 @@ def test_every_golden_pod_can_be_translated(name: str) -> None:
 # -- changes
 
 
-def test_a_twin_that_is_as_it_was_made_is_not_patched() -> None:
-    made = a_twin(a_pod())
-    assert twin_patch(made, a_twin(a_pod())) is None
+def test_unchanged_twin_is_not_patched() -> None:
+    created = a_twin(a_pod())
+    assert twin_patch(created, a_twin(a_pod())) is None
 
 
-def test_what_the_owners_webhooks_made_of_a_twin_is_theirs() -> None:
-    made = a_twin(a_pod(metadata={"labels": {"app": "web"}}))
+def test_webhook_changes_are_kept() -> None:
+    created = a_twin(a_pod(metadata={"labels": {"app": "web"}}))
     changed = {
-        **made,
-        "metadata": {**made["metadata"], "labels": {**made["metadata"]["labels"], "app": "theirs", "mesh": "on"}},
-        "spec": {**made["spec"], "containers": [a_container(image="mirror/app:1"), a_container("mesh")]},
+        **created,
+        "metadata": {**created["metadata"], "labels": {**created["metadata"]["labels"], "app": "theirs", "mesh": "on"}},
+        "spec": {**created["spec"], "containers": [a_container(image="mirror/app:1"), a_container("mesh")]},
     }
     assert twin_patch(changed, a_twin(a_pod(metadata={"labels": {"app": "web"}}))) is None
 
 
-def test_labels_and_annotations_follow_and_what_was_added_below_stays() -> None:
+def test_metadata_follows_and_additions_stay() -> None:
     before = a_twin(a_pod(metadata={"labels": {"app": "web", "old": "1"}, "annotations": {"a": "1", "b": "1"}}))
     before["metadata"]["labels"]["theirs"] = "1"
     after = a_twin(a_pod(metadata={"labels": {"app": "shop"}, "annotations": {"a": "2"}}))
@@ -232,7 +232,7 @@ def test_labels_and_annotations_follow_and_what_was_added_below_stays() -> None:
     assert annotations[keys.EXPECTED_METADATA] == after["metadata"]["annotations"][keys.EXPECTED_METADATA]
 
 
-def test_a_pod_that_left_its_workload_is_nobodys_below() -> None:
+def test_pod_that_left_its_workload_loses_workload_labels() -> None:
     owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "w" * 70, "uid": "u", "controller": True}
     before, after = a_twin(a_pod(metadata={"ownerReferences": [owner]})), a_twin(a_pod())
     patch = twin_patch(before, after)
@@ -242,7 +242,7 @@ def test_a_pod_that_left_its_workload_is_nobodys_below() -> None:
     assert patch["metadata"]["annotations"][keys.WORKLOAD_NAME] is None
 
 
-def test_a_new_image_is_patched_by_the_name_of_its_container() -> None:
+def test_image_is_patched_by_container_name() -> None:
     before = a_twin(a_pod(containers=[a_container(), a_container("b")], initContainers=[a_container("i")]))
     after = a_twin(a_pod(containers=[a_container(image="app:2"), a_container("b")], initContainers=[a_container("i")]))
     patch = twin_patch(before, after)
@@ -253,28 +253,28 @@ def test_a_new_image_is_patched_by_the_name_of_its_container() -> None:
     }
 
 
-def test_a_deadline_that_is_set_later_is_set_below() -> None:
+def test_later_deadline_is_set() -> None:
     patch = twin_patch(a_twin(a_pod()), a_twin(a_pod(activeDeadlineSeconds=60)))
     assert patch is not None
     assert patch["spec"]["activeDeadlineSeconds"] == 60
 
 
-def test_a_taint_that_the_owner_adds_later_changes_no_twin() -> None:
+def test_later_taint_changes_no_twin() -> None:
     pod = a_pod(tolerations=[{"operator": "Exists"}])
-    made = new_twin(pod, a_binding(), "n1", taints=[{"key": "gpu", "effect": "NoSchedule"}])
-    assert made["spec"]["tolerations"] == [{"key": "gpu", "operator": "Equal", "effect": "NoSchedule"}]
+    created = new_twin(pod, a_binding(), "n1", taints=[{"key": "gpu", "effect": "NoSchedule"}])
+    assert created["spec"]["tolerations"] == [{"key": "gpu", "operator": "Equal", "effect": "NoSchedule"}]
     later = new_twin(pod, a_binding(), "n1", taints=[{"key": "drain", "effect": "NoExecute"}])
-    assert twin_patch(made, later) is None
-    assert twin_patch(made, a_twin(pod)) is None
+    assert twin_patch(created, later) is None
+    assert twin_patch(created, a_twin(pod)) is None
 
 
-def test_a_toleration_that_comes_later_does_not_reach_the_twin() -> None:
-    made = new_twin(a_pod(), a_binding(), "n1", taints=[{"key": "gpu", "effect": "NoSchedule"}])
-    assert twin_patch(made, a_twin(a_pod(tolerations=[{"operator": "Exists"}]))) is None
+def test_later_toleration_does_not_reach_twin() -> None:
+    created = new_twin(a_pod(), a_binding(), "n1", taints=[{"key": "gpu", "effect": "NoSchedule"}])
+    assert twin_patch(created, a_twin(a_pod(tolerations=[{"operator": "Exists"}]))) is None
 
 
 @pytest.mark.parametrize("key", ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"])
-def test_how_long_an_unreachable_cluster_is_borne_above_is_no_change_below(key: str) -> None:
+def test_held_tolerations_do_not_change_twin(key: str) -> None:
     held = {"key": key, "operator": "Exists", "effect": "NoExecute"}
     before = a_twin(a_pod(tolerations=[{**held, "tolerationSeconds": 300}]))
     assert is_applied(before, a_twin(a_pod(tolerations=[held])))
@@ -290,48 +290,50 @@ def test_how_long_an_unreachable_cluster_is_borne_above_is_no_change_below(key: 
         {"readinessGates": [{"conditionType": "example.com/g"}]},
     ],
 )
-def test_what_cannot_change_of_a_pod_is_not_tried(spec: Object) -> None:
+def test_immutable_fields_are_not_patched(spec: Object) -> None:
     assert is_applied(a_twin(a_pod()), a_twin(a_pod(**spec)))
 
 
-def test_a_new_address_of_the_api_server_is_for_new_pods() -> None:
+def test_new_api_address_only_affects_new_pods() -> None:
     assert is_applied(a_twin(a_pod()), a_twin(a_pod(), virtualEndpoints={"api": "10.0.0.8:6443"}))
 
 
 # -- resizing
 
 
-def test_requests_of_zero_are_written_once_and_never_compared() -> None:
-    made = new_twin(a_pod(), a_binding(), "n1")
-    assert made["spec"]["containers"][0]["resources"] == {"requests": {"cpu": "0", "memory": "0"}}
-    made["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "250m", "memory": "0"}}  # by the owner
-    assert (twin_patch(made, a_twin(a_pod())), resize_patch(made, a_twin(a_pod()))) == (None, None)
+def test_zero_requests_are_written_once() -> None:
+    created = new_twin(a_pod(), a_binding(), "n1")
+    assert created["spec"]["containers"][0]["resources"] == {"requests": {"cpu": "0", "memory": "0"}}
+    created["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "250m", "memory": "0"}}  # added by the owner
+    assert (twin_patch(created, a_twin(a_pod())), resize_patch(created, a_twin(a_pod()))) == (None, None)
     more = {"requests": {"cpu": "1"}}
-    assert resize_patch(made, a_twin_asking_for(more)) == {"spec": {"containers": [{"name": "app", "resources": more}]}}
+    assert resize_patch(created, twin_with_resources(more)) == {
+        "spec": {"containers": [{"name": "app", "resources": more}]}
+    }
 
 
-def test_resources_of_the_whole_pod_leave_containers_alone() -> None:
-    made = new_twin(a_pod(resources={"limits": {"cpu": "1"}}), a_binding(), "n1")
-    assert made["spec"]["containers"][0]["resources"] == {"requests": {"memory": "0"}}
+def test_pod_level_resources_leave_containers_unchanged() -> None:
+    created = new_twin(a_pod(resources={"limits": {"cpu": "1"}}), a_binding(), "n1")
+    assert created["spec"]["containers"][0]["resources"] == {"requests": {"memory": "0"}}
 
 
 def resized(before: Object, after: Object) -> Object | None:
-    """What a change of the container's resources comes to."""
-    return resize_patch(a_twin(a_pod(containers=[a_container(resources=before)])), a_twin_asking_for(after))
+    """Return the resize patch for a change of the container's resources."""
+    return resize_patch(a_twin(a_pod(containers=[a_container(resources=before)])), twin_with_resources(after))
 
 
-def a_twin_asking_for(resources: Object) -> Object:
+def twin_with_resources(resources: Object) -> Object:
     return a_twin(a_pod(containers=[a_container(resources=resources)]))
 
 
-def test_a_container_that_asks_for_more_is_resized() -> None:
+def test_container_is_resized() -> None:
     more = {"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"cpu": "2"}}
-    assert not is_applied(a_twin_asking_for({"requests": {"cpu": "1"}}), a_twin_asking_for(more))
+    assert not is_applied(twin_with_resources({"requests": {"cpu": "1"}}), twin_with_resources(more))
     patch = resized({"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "2"}}, more)
     assert patch == {"spec": {"containers": [{"name": "app", "resources": more}]}}
 
 
-def test_a_sidecar_is_resized_too() -> None:
+def test_sidecar_is_resized_too() -> None:
     before, after = (
         a_twin(a_pod(initContainers=[a_container("s", restartPolicy="Always", resources={"requests": {"cpu": cpu}})]))
         for cpu in ("1", "2")
@@ -351,33 +353,33 @@ def test_a_sidecar_is_resized_too() -> None:
     ],
     ids=["the same", "limits by default", "requests by default", "nothing asked"],
 )
-def test_what_the_owners_defaults_added_is_no_reason_to_resize(have: Object, want: Object) -> None:
+def test_owners_defaults_cause_no_resize(have: Object, want: Object) -> None:
     assert resized(have, want) is None
 
 
-def test_a_container_that_is_not_there_is_not_resized() -> None:
+def test_missing_container_is_not_resized() -> None:
     before = a_twin(a_pod(containers=[a_container("other")]))
-    assert resize_patch(before, a_twin_asking_for({"requests": {"cpu": "1"}})) is None
+    assert resize_patch(before, twin_with_resources({"requests": {"cpu": "1"}})) is None
 
 
 # -- ephemeral containers
 
 
-def test_ephemeral_containers_come_one_by_one_and_never_go() -> None:
+def test_ephemeral_containers_are_only_added() -> None:
     debug = {"name": "d1", "image": "busybox", "targetContainerName": "app"}
     more = {"name": "d2", "image": "busybox", "envFrom": [{"secretRef": {"name": "db"}}]}
     pod = a_pod(ephemeralContainers=[debug, more])
-    made = a_twin(pod)
-    assert "ephemeralContainers" not in made["spec"]
-    there = {**made, "spec": {**made["spec"], "ephemeralContainers": [debug]}}
-    [renamed] = (ephemeral_patch(there, pod, a_binding()) or {})["spec"]["ephemeralContainers"]
+    created = a_twin(pod)
+    assert "ephemeralContainers" not in created["spec"]
+    existing = {**created, "spec": {**created["spec"], "ephemeralContainers": [debug]}}
+    [renamed] = (ephemeral_patch(existing, pod, a_binding()) or {})["spec"]["ephemeralContainers"]
     assert renamed["name"] == "d2"
     assert renamed["envFrom"][0]["secretRef"]["name"].startswith("db-")
-    assert ephemeral_patch({**made, "spec": {"ephemeralContainers": [debug, more]}}, pod, a_binding()) is None
-    assert ephemeral_patch(there, a_pod(), a_binding()) is None
+    assert ephemeral_patch({**created, "spec": {"ephemeralContainers": [debug, more]}}, pod, a_binding()) is None
+    assert ephemeral_patch(existing, a_pod(), a_binding()) is None
 
 
-def test_ephemeral_containers_know_the_virtual_cluster() -> None:
+def test_ephemeral_containers_get_virtual_api_address() -> None:
     pod = a_pod(
         ephemeralContainers=[
             {

@@ -1,4 +1,4 @@
-"""Where a pod names other objects: what is listed, what is renamed, and that the two are the same."""
+"""References of a pod: those listed are exactly those renamed."""
 
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def a_spec(*env: Object, env_from: tuple[Object, ...] = (), volumes: tuple[Objec
         ),
     ],
 )
-def test_every_place_that_names_something_is_found(spec: Object, named: Reference) -> None:
+def test_every_reference_is_found(spec: Object, named: Reference) -> None:
     assert list(references(spec)) == [named]
 
 
@@ -74,17 +74,17 @@ def test_every_place_that_names_something_is_found(spec: Object, named: Referenc
         {"containers": None, "volumes": None},
     ],
 )
-def test_what_names_nothing_needs_nothing(spec: Object) -> None:
+def test_empty_references_need_nothing(spec: Object) -> None:
     assert list(references(spec)) == []
     assert list(unknown_sources(spec)) == []
 
 
 @pytest.mark.parametrize("name", PODS)
-def test_what_is_listed_is_what_is_renamed(name: str) -> None:
-    spec, asked = PODS[name]["spec"], []
+def test_listed_references_are_renamed(name: str) -> None:
+    spec, requested = PODS[name]["spec"], []
 
     def rename(text: str) -> str:
-        asked.append(text)
+        requested.append(text)
         return f"renamed-{text}"
 
     for volume in spec.get("volumes", ()):
@@ -93,10 +93,10 @@ def test_what_is_listed_is_what_is_renamed(name: str) -> None:
         for container in spec.get(field, ()):
             renamed_container(container, rename, {})
     pulled = [each["name"] for each in spec.get("imagePullSecrets", ()) if each]
-    assert sorted([*asked, *pulled]) == sorted(each.name for each in references(spec))
+    assert sorted([*requested, *pulled]) == sorted(each.name for each in references(spec))
 
 
-def test_every_token_has_a_key_and_a_life_of_its_own() -> None:
+def test_every_token_has_key_and_lifetime() -> None:
     sources = [
         {"serviceAccountToken": {"path": "a"}},
         {"configMap": {"name": "ca"}},
@@ -122,7 +122,7 @@ def test_every_token_has_a_key_and_a_life_of_its_own() -> None:
     assert items == [{"key": "one.0", "path": "a"}, {"key": "one.2", "path": "b"}, {"key": "two.0", "path": "c"}]
 
 
-def test_a_volume_of_two_sources_keeps_no_name_of_the_tenants() -> None:
+def test_volume_with_two_sources_keeps_no_name() -> None:
     volume = {
         "name": "v",
         "configMap": {"name": "a"},
@@ -134,20 +134,20 @@ def test_a_volume_of_two_sources_keeps_no_name_of_the_tenants() -> None:
     assert renamed["csi"]["nodePublishSecretRef"]["name"] == "C"
 
 
-def test_a_projection_of_two_sources_keeps_no_name_of_the_tenants() -> None:
+def test_projection_with_two_sources_keeps_no_name() -> None:
     source = {"configMap": {"name": "a"}, "secret": {"name": "b"}, "clusterTrustBundle": {"name": "c"}}
     renamed = renamed_volume({"name": "v", "projected": {"sources": [source]}}, str.upper, "tokens")
     assert renamed["projected"]["sources"] == [{"configMap": {"name": "A"}, "secret": {"name": "B"}}]
 
 
-def test_a_variable_of_two_sources_keeps_no_name_of_the_tenants() -> None:
+def test_variable_with_two_sources_keeps_no_name() -> None:
     source = {"configMapKeyRef": {"name": "a", "key": "k"}, "secretKeyRef": {"name": "b", "key": "k"}}
     renamed = renamed_container({"name": "c", "env": [{"name": "A", "valueFrom": source}]}, str.upper, {})
     found = renamed["env"][0]["valueFrom"]
     assert (found["configMapKeyRef"]["name"], found["secretKeyRef"]["name"]) == ("A", "B")
 
 
-def test_what_is_given_is_not_changed() -> None:
+def test_input_is_not_modified() -> None:
     given = {"name": "v", "projected": {"sources": [{"secret": {"name": "a"}}]}}
     renamed_volume(given, str.upper, "tokens")
     assert given == {"name": "v", "projected": {"sources": [{"secret": {"name": "a"}}]}}
@@ -165,7 +165,7 @@ ANYTHING: st.SearchStrategy[Any] = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["volumes", "containers", "initContainers", "imagePullSecrets"]), ANYTHING))
-def test_a_spec_of_any_shape_is_read(spec: Object) -> None:
-    """One that is not a pod's must not end the informer that reads all pods."""
+def test_spec_of_any_shape_is_read(spec: Object) -> None:
+    """An invalid spec must not stop the informer that reads all pods."""
     assert all(isinstance(each, Reference) for each in references(spec))
     assert all(path.startswith("spec.") for path in unknown_sources(spec))

@@ -1,4 +1,4 @@
-"""Pod Security on the way down: the standard as Kubernetes tests it, and what is ours on top.
+"""Pod Security of twins: Kubernetes' own cases of the standards, and our allow-list.
 
 The pods under `tests/golden/pod_security` are Kubernetes' own; `tools/pod_security_cases.py` fetches them.
 """
@@ -29,7 +29,7 @@ PASSING, FAILING = fixtures("pass"), fixtures("fail")
 
 
 def a_pod(*containers: Object, annotations: Object | None = None, **spec: Any) -> Object:
-    """A pod that passes at every level, but for what is given."""
+    """Return a pod that is allowed at every level, apart from the given fields."""
     strict = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     return {
         "metadata": {"name": "p", "annotations": annotations or {}},
@@ -47,30 +47,30 @@ def a_volume(source: str, value: Any = None) -> Object:
 
 
 def paths(pod: Object, level: str = "baseline") -> list[str]:
-    return [refusal.path for refusal in security_violations(pod, level)]
+    return [violation.path for violation in security_violations(pod, level)]
 
 
-# -- the standard, which holds below as well
+# -- the standards
 
 
 @pytest.mark.parametrize(("level", "name", "pod"), PASSING)
-def test_what_kubernetes_lets_pass_crosses(level: str, name: str, pod: Object) -> None:
+def test_pods_allowed_by_kubernetes_are_allowed(level: str, name: str, pod: Object) -> None:
     assert security_violations(pod, level) == [], name
 
 
 @pytest.mark.parametrize(("level", "name", "pod"), FAILING)
-def test_what_kubernetes_refuses_does_not_cross(level: str, name: str, pod: Object) -> None:
+def test_pods_rejected_by_kubernetes_are_rejected(level: str, name: str, pod: Object) -> None:
     assert security_violations(pod, level) != [], name
     assert security_violations(pod, "privileged") == [], name
 
 
-def test_a_level_that_nobody_knows_lets_nothing_pass() -> None:
+def test_unknown_level_rejects_everything() -> None:
     with pytest.raises(KeyError):
         security_violations(a_pod(), "basline")
 
 
 @pytest.mark.parametrize("field", ["initContainers", "containers", "ephemeralContainers"])
-def test_rule_6_containers_of_every_kind_are_looked_at(field: str) -> None:
+def test_safety_rule_6_all_container_kinds_are_checked(field: str) -> None:
     pod = a_pod(**{field: [a_container(), a_container(privileged=True)]})
     assert [found.path for found in violations(pod, "baseline")] == [f"spec.{field}[1].securityContext.privileged"]
 
@@ -84,30 +84,30 @@ def test_rule_6_containers_of_every_kind_are_looked_at(field: str) -> None:
         ({"lifecycle": {"postStart": {"tcpSocket": {"host": "h"}}}}, "lifecycle.postStart.tcpSocket.host"),
     ],
 )
-def test_a_kubelet_is_not_sent_to_another_host(container: Object, path: str) -> None:
+def test_probe_of_another_host_is_rejected(container: Object, path: str) -> None:
     assert paths(a_pod({**a_container(), **container})) == [f"spec.containers[0].{path}"]
 
 
 @pytest.mark.parametrize(
     ("value", "passes"), [("runtime/default", True), ("localhost/x", True), ("", True), ("unconfined", False)]
 )
-def test_app_armor_is_not_switched_off_by_annotation(value: str, passes: bool) -> None:
+def test_app_armor_annotation_cannot_disable_it(value: str, passes: bool) -> None:
     key = "container.apparmor.security.beta.kubernetes.io/c"
     assert paths(a_pod(annotations={key: value})) == ([] if passes else [f"metadata.annotations[{key}]"])
 
 
-def test_seccomp_annotations_mean_nothing_any_more() -> None:
+def test_seccomp_annotations_are_ignored() -> None:
     pod = a_pod(annotations={"seccomp.security.alpha.kubernetes.io/pod": "unconfined"})
     assert security_violations(pod, "restricted") == []
 
 
 @pytest.mark.parametrize("profile", [{}, {"type": ""}, {"type": None}])
-def test_a_profile_has_to_say_its_type(profile: Object) -> None:
+def test_profile_needs_a_type(profile: Object) -> None:
     pod = a_pod(a_container(seccompProfile=profile, appArmorProfile=profile))
     assert {found.rule for found in violations(pod, "baseline")} == {"appArmorProfile", "seccompProfile_baseline"}
 
 
-def test_a_container_without_a_context_needs_what_the_pod_does_not_set() -> None:
+def test_container_must_set_what_pod_does_not() -> None:
     pod = a_pod({"name": "c"}, securityContext=None)
     assert security_violations(pod, "baseline") == []
     assert paths(pod, "restricted") == [
@@ -116,7 +116,7 @@ def test_a_container_without_a_context_needs_what_the_pod_does_not_set() -> None
     ]
 
 
-def test_a_container_may_be_stricter_than_its_pod_and_not_laxer() -> None:
+def test_container_may_only_be_stricter_than_pod() -> None:
     strict = a_container(runAsNonRoot=True, seccompProfile={"type": "Localhost"})
     assert security_violations(a_pod(strict, securityContext={}), "restricted") == []
     lax = a_container(runAsNonRoot=False, seccompProfile={"type": "Unconfined"}, runAsUser=0)
@@ -127,7 +127,7 @@ def test_a_container_may_be_stricter_than_its_pod_and_not_laxer() -> None:
     }
 
 
-def test_a_pod_that_allows_root_fails_even_if_its_containers_do_not() -> None:
+def test_pod_allowing_root_is_rejected() -> None:
     pod = a_pod(
         a_container(runAsNonRoot=True, seccompProfile={"type": "Localhost"}), securityContext={"runAsNonRoot": False}
     )
@@ -137,22 +137,22 @@ def test_a_pod_that_allows_root_fails_even_if_its_containers_do_not() -> None:
 @pytest.mark.parametrize(
     ("capability", "levels"), [("NET_BIND_SERVICE", LEVELS), ("CHOWN", ("baseline",)), ("NET_RAW", ()), ("chown", ())]
 )
-def test_a_level_knows_the_capabilities_to_add(capability: str, levels: tuple[str, ...]) -> None:
+def test_level_limits_added_capabilities(capability: str, levels: tuple[str, ...]) -> None:
     pod = a_pod(a_container(capabilities={"drop": ["ALL"], "add": [capability]}))
     assert [level for level in LEVELS if not violations(pod, level)] == list(levels)
 
 
 @pytest.mark.parametrize("kind", ["container_t", "container_init_t", "container_kvm_t", "container_engine_t"])
-def test_selinux_types_of_containers_pass(kind: str) -> None:
+def test_selinux_container_types_are_allowed(kind: str) -> None:
     assert security_violations(a_pod(a_container(seLinuxOptions={"type": kind, "level": "s0:c1"})), "restricted") == []
 
 
 @pytest.mark.parametrize("source", ["csi", "ephemeral", "image"])
-def test_the_standard_knows_volumes_that_do_not_cross(source: str) -> None:
+def test_standard_allows_volumes_that_we_reject(source: str) -> None:
     assert violations(a_volume(source), "restricted") == []
 
 
-def test_a_windows_pod_need_not_set_what_windows_does_not_have() -> None:
+def test_windows_pod_need_not_set_linux_fields() -> None:
     windows = {"os": {"name": "windows"}, "securityContext": {"runAsNonRoot": True}}
     assert security_violations(a_pod({"name": "c"}, **windows), "restricted") == []
     linux = a_container(allowPrivilegeEscalation=True, capabilities={"add": ["KILL"]})
@@ -162,7 +162,7 @@ def test_a_windows_pod_need_not_set_what_windows_does_not_have() -> None:
     ]
 
 
-def test_a_user_namespace_earns_no_leniency() -> None:
+def test_user_namespace_gets_no_exception() -> None:
     pod = a_pod(a_container(runAsUser=0, procMount="Unmasked", runAsNonRoot=False), hostUsers=False)
     assert {found.rule for found in violations(pod, "restricted")} == {"procMount", "runAsNonRoot", "runAsUser"}
 
@@ -170,11 +170,11 @@ def test_a_user_namespace_earns_no_leniency() -> None:
 @pytest.mark.parametrize(
     "spec", [{"hostUsers": True}, {"hostUsers": False}, {"shareProcessNamespace": True}, {"runtimeClassName": "kata"}]
 )
-def test_what_the_standard_does_not_ask_about_passes(spec: Object) -> None:
+def test_unchecked_fields_are_allowed(spec: Object) -> None:
     assert security_violations(a_pod(**spec), "restricted") == []
 
 
-def test_null_is_no_value() -> None:
+def test_null_counts_as_unset() -> None:
     context = dict.fromkeys(("privileged", "procMount", "seLinuxOptions", "seccompProfile", "runAsUser", "mystery"))
     nulls = {
         "volumes": [{"name": "v", "hostPath": None}],
@@ -190,7 +190,7 @@ def test_null_is_no_value() -> None:
     assert security_violations({"metadata": None, "spec": None}, "restricted") == []
 
 
-# -- our list
+# -- our allow-list
 
 SOURCES = (
     *("awsElasticBlockStore", "azureDisk", "azureFile", "cephfs", "cinder", "csi", "ephemeral", "fc", "flexVolume"),
@@ -202,7 +202,7 @@ SOURCES = (
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("source", SOURCES)
-def test_a_volume_of_another_kind_is_refused(source: str, level: str) -> None:
+def test_unlisted_volume_kind_is_rejected(source: str, level: str) -> None:
     assert paths(a_volume(source), level) == [f"spec.volumes[0].{source}"]
 
 
@@ -210,15 +210,15 @@ def test_a_volume_of_another_kind_is_refused(source: str, level: str) -> None:
 @pytest.mark.parametrize(
     "source", ["configMap", "secret", "emptyDir", "projected", "downwardAPI", "persistentVolumeClaim"]
 )
-def test_a_volume_on_the_list_passes(source: str, level: str) -> None:
+def test_listed_volume_is_allowed(source: str, level: str) -> None:
     assert security_violations(a_volume(source), level) == []
 
 
-def test_a_volume_that_says_nothing_is_empty() -> None:
+def test_volume_without_source_is_empty() -> None:
     assert security_violations(a_pod(volumes=[{"name": "v"}]), "restricted") == []
 
 
-def test_a_second_source_hides_behind_no_first() -> None:
+def test_second_volume_source_is_checked() -> None:
     pod = a_pod(volumes=[{"name": "v", "emptyDir": {}, "hostPath": {"path": "/"}}])
     assert paths(pod, "baseline") == paths(pod, "restricted") == ["spec.volumes[0].hostPath"]
 
@@ -230,7 +230,7 @@ def test_a_second_source_hides_behind_no_first() -> None:
         *((source, False) for source in ("clusterTrustBundle", "podCertificate", "somethingNew")),
     ],
 )
-def test_a_projection_has_sources_on_the_list(source: str, passes: bool) -> None:
+def test_projection_sources_must_be_listed(source: str, passes: bool) -> None:
     expected = [] if passes else [f"spec.volumes[0].projected.sources[1].{source}"]
     assert paths(a_volume("projected", {"sources": [{"secret": {"name": "s"}}, {source: {}}]})) == expected
 
@@ -246,11 +246,11 @@ def test_a_projection_has_sources_on_the_list(source: str, passes: bool) -> None
         ({"windowsOptions": {"gmsaCredentialSpecName": "g"}}, "windowsOptions.gmsaCredentialSpecName"),
     ],
 )
-def test_a_context_has_fields_on_the_list(context: Object, path: str) -> None:
+def test_context_fields_must_be_listed(context: Object, path: str) -> None:
     assert paths(a_pod(a_container(**context))) == [f"spec.containers[0].securityContext.{path}"]
 
 
-def test_a_pods_context_has_fields_of_its_own() -> None:
+def test_pod_context_has_its_own_fields() -> None:
     known = {
         "fsGroup": 1,
         "fsGroupChangePolicy": "Always",
@@ -261,45 +261,45 @@ def test_a_pods_context_has_fields_of_its_own() -> None:
     assert paths(a_pod(securityContext={"procMount": "Default"})) == ["spec.securityContext.procMount"]
 
 
-def test_unknown_fields_pass_elsewhere() -> None:
+def test_unknown_fields_elsewhere_are_allowed() -> None:
     container = {**a_container(), "mystery": {"hostPath": "/"}, "livenessProbe": {"mystery": {"host": "h"}}}
     pod = a_pod(container, mystery=1, volumes=[{"name": "v", "secret": {"mystery": 1}}])
     assert security_violations({**pod, "mystery": 1}, "restricted") == []
 
 
-def test_claims_of_devices_do_not_cross() -> None:
+def test_device_claims_are_rejected() -> None:
     pod = a_pod(resourceClaims=[{"name": "gpu", "resourceClaimName": "somebodys"}])
     assert violations(pod, "baseline") == []
     assert paths(pod) == ["spec.resourceClaims[0]"]
     assert security_violations(pod, "privileged") == []
 
 
-def test_what_is_ours_is_not_of_the_standard() -> None:
+def test_own_rules_are_not_in_the_standard() -> None:
     assert {rule.name for rule in OWN_RULES}.isdisjoint(
         rule.name for level in LEVELS for rule in CHECKS_BY_LEVEL[level]
     )
 
 
-# -- what the owner of a pod is told
+# -- messages
 
 
-def test_a_refusal_says_where_what_and_what_to_do() -> None:
-    (refusal,) = security_violations(a_pod(a_container(privileged=True)), "baseline")
-    assert str(refusal) == (
+def test_violation_names_path_value_and_remedy() -> None:
+    (violation,) = security_violations(a_pod(a_container(privileged=True)), "baseline")
+    assert str(violation) == (
         "spec.containers[0].securityContext.privileged: true is not allowed at level baseline; leave it out"
     )
     (missing,) = security_violations(a_pod(a_container(allowPrivilegeEscalation=None)), "restricted")
     assert str(missing) == f"{missing.path}: unset is not allowed at level restricted; set false"
 
 
-def test_each_field_is_refused_once_and_by_the_standard_if_it_does() -> None:
+def test_each_field_is_reported_once() -> None:
     assert [(found.path, found.rule) for found in security_violations(a_volume("hostPath"), "baseline")] == [
         ("spec.volumes[0].hostPath", "hostPathVolumes")
     ]
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
+    ("value", "quoted"),
     [
         ("SYS_ADMIN", "SYS_ADMIN"),
         ("", "''"),
@@ -312,6 +312,6 @@ def test_each_field_is_refused_once_and_by_the_standard_if_it_does() -> None:
         ({"token": "secret"}, "an object"),
     ],
 )
-def test_a_message_repeats_little_of_what_was_written(value: Any, shown: str) -> None:
-    (refusal,) = security_violations(a_pod(a_container(capabilities={"add": [value]})), "baseline")
-    assert refusal.found == shown
+def test_message_quotes_a_limited_value(value: Any, quoted: str) -> None:
+    (violation,) = security_violations(a_pod(a_container(capabilities={"add": [value]})), "baseline")
+    assert violation.found == quoted

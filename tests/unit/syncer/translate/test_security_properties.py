@@ -1,4 +1,4 @@
-"""Pod Security, whatever a pod looks like."""
+"""Pod Security properties for pods of any shape."""
 
 import json
 import re
@@ -28,7 +28,7 @@ junk = st.recursive(
 
 
 def an_object(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Object]:
-    """Some of the fields, each as it should be or not."""
+    """Return a strategy for some of the fields, each valid or not."""
     return st.fixed_dictionaries({}, optional={name: value | junk for name, value in fields.items()})
 
 
@@ -86,8 +86,8 @@ pods = an_object(metadata=an_object(annotations=annotations), spec=specs)
 
 
 @st.composite
-def pods_with_crowds(draw: st.DrawFn) -> Object:
-    """Pods whose containers stand in lists, whatever they are."""
+def pods_with_containers(draw: st.DrawFn) -> Object:
+    """Draw pods whose containers are in lists, whatever they contain."""
     spec = draw(specs)
     return {**draw(pods), "spec": {**spec, **{field: draw(st.lists(containers | junk, max_size=3)) for field in LISTS}}}
 
@@ -100,42 +100,44 @@ def paths(found: list[Violation]) -> set[str]:
     return {violation.path for violation in found}
 
 
-def anywhere(found: list[Violation]) -> list[tuple[str, str, str]]:
-    """The violations, whichever the container."""
+def without_index(found: list[Violation]) -> list[tuple[str, str, str]]:
+    """Return the violations regardless of the container's index."""
     return sorted((each.rule, each.found, re.sub(r"ontainers\[\d+\]", "ontainers[*]", each.path)) for each in found)
 
 
 @given(pod=pods | st.dictionaries(st.sampled_from(FIELDS), junk), level=either("baseline", "restricted", "privileged"))
-def test_no_pod_is_too_strange_and_none_is_changed(pod: Object, level: str) -> None:
+def test_any_pod_is_checked_and_unchanged(pod: Object, level: str) -> None:
     before = json.dumps(pod)
-    told = [str(found) for check in CHECKS for found in check(pod, level)]
-    assert all(f"is not allowed at level {level};" in message for message in told)
+    reported = [str(found) for check in CHECKS for found in check(pod, level)]
+    assert all(f"is not allowed at level {level};" in message for message in reported)
     assert json.dumps(pod) == before
 
 
 @given(pod=pods)
-def test_restricted_is_never_laxer_than_baseline(pod: Object) -> None:
+def test_restricted_is_at_least_as_strict_as_baseline(pod: Object) -> None:
     for check in CHECKS:
         assert paths(check(pod, "baseline")) <= paths(check(pod, "restricted"))
 
 
 @given(pod=pods, level=either("baseline", "restricted"))
-def test_whatever_the_standard_is_against_is_refused(pod: Object, level: str) -> None:
+def test_every_standard_violation_is_rejected(pod: Object, level: str) -> None:
     assert paths(violations(pod, level)) <= paths(security_violations(pod, level))
 
 
-@given(pod=pods_with_crowds(), field=either(*LISTS), another=containers | junk, level=either("baseline", "restricted"))
-def test_another_container_takes_no_violation_away(pod: Object, field: str, another: Any, level: str) -> None:
+@given(
+    pod=pods_with_containers(), field=either(*LISTS), another=containers | junk, level=either("baseline", "restricted")
+)
+def test_additional_container_removes_no_violation(pod: Object, field: str, another: Any, level: str) -> None:
     more = with_list(pod, field, [*pod["spec"][field], another])
     for check in CHECKS:
         assert set(check(pod, level)) <= set(check(more, level))
 
 
-@given(pod=pods_with_crowds(), field=either(*LISTS), level=either("baseline", "restricted"), data=st.data())
-def test_the_order_of_containers_does_not_matter(pod: Object, field: str, level: str, data: st.DataObject) -> None:
+@given(pod=pods_with_containers(), field=either(*LISTS), level=either("baseline", "restricted"), data=st.data())
+def test_container_order_does_not_matter(pod: Object, field: str, level: str, data: st.DataObject) -> None:
     shuffled = with_list(pod, field, data.draw(st.permutations(pod["spec"][field])))
     for check in CHECKS:
-        assert anywhere(check(pod, level)) == anywhere(check(shuffled, level))
+        assert without_index(check(pod, level)) == without_index(check(shuffled, level))
 
 
 OBJECTS = (
@@ -158,7 +160,7 @@ SWITCHES = (
 
 
 def with_only(path: str, value: Any) -> Object:
-    """A pod with nothing but a value at a path."""
+    """Return a pod with only that value at that path."""
     for step in reversed(re.findall(r"\w+|\[0\]", path)):
         value = [value] if step == "[0]" else {step: value}
     pod: Object = value
@@ -177,7 +179,7 @@ def with_only(path: str, value: Any) -> Object:
         *(("spec.containers[0].securityContext.seccompProfile.type", value) for value in (False, 0, [], {}, None)),
     ],
 )
-def test_what_is_of_another_type_than_it_should_be_is_refused_where_it_stands(path: str, value: Any) -> None:
+def test_wrong_type_is_rejected_at_its_path(path: str, value: Any) -> None:
     pod = with_only(path, value)
     assert path in paths(security_violations(pod, "baseline"))
     assert security_violations(pod, "privileged") == []
@@ -185,12 +187,12 @@ def test_what_is_of_another_type_than_it_should_be_is_refused_where_it_stands(pa
 
 @pytest.mark.parametrize("field", ["runAsUser", "runAsNonRoot", "allowPrivilegeEscalation"])
 @pytest.mark.parametrize("value", [0.0, "", "1000", [], {}])
-def test_restricted_takes_no_other_type_for_what_it_asks_for(field: str, value: Any) -> None:
+def test_restricted_accepts_no_wrong_type(field: str, value: Any) -> None:
     path = f"spec.containers[0].securityContext.{field}"
     assert path in paths(violations(with_only(path, value), "restricted"))
 
 
 @pytest.mark.parametrize("path", [*OBJECTS, *ARRAYS, *SWITCHES])
-def test_what_is_of_the_type_it_should_be_is_not_malformed(path: str) -> None:
+def test_right_type_is_not_malformed(path: str) -> None:
     value: Any = {} if path in OBJECTS else [] if path in ARRAYS else False
     assert "malformed" not in {found.rule for found in security_violations(with_only(path, value), "restricted")}

@@ -1,3 +1,5 @@
+"""Twins of Services and EndpointSlices, and host aliases."""
+
 from typing import Any
 
 import pytest
@@ -45,7 +47,7 @@ def a_slice(*addresses: str, service: str = "shop", type: str = "IPv4", **endpoi
 # -- Services
 
 
-def test_the_twin_has_the_ports_and_neither_a_selector_nor_a_way_in_from_outside() -> None:
+def test_twin_has_ports_but_no_selector_or_ingress() -> None:
     service = a_service(
         type="LoadBalancer",
         selector={"app": "shop"},
@@ -69,24 +71,24 @@ def test_the_twin_has_the_ports_and_neither_a_selector_nor_a_way_in_from_outside
     }
 
 
-def test_a_headless_service_stays_headless() -> None:
+def test_headless_service_stays_headless() -> None:
     assert twin_service(a_service(clusterIP="None"), EAST)["spec"]["clusterIP"] == "None"
     assert "clusterIP" not in twin_service(a_service(), EAST)["spec"]
 
 
-def test_another_name_for_a_host_does_not_cross() -> None:
+def test_external_name_is_not_synced() -> None:
     assert not is_syncable(a_service(type="ExternalName", externalName="example.com"))
     assert all(is_syncable(a_service(type=type)) for type in ("ClusterIP", "NodePort", "LoadBalancer"))
 
 
-def test_the_twin_is_provably_ours_and_says_what_it_stands_for() -> None:
+def test_twin_is_provably_ours_and_names_its_source() -> None:
     twin = twin_service(a_service(), EAST)
     assert EAST.owns(twin)
     assert source_key(twin) == ["team-a/shop"]
     assert twin["metadata"]["namespace"] == "m"
 
 
-def test_nothing_that_a_tenant_writes_on_a_service_or_a_slice_is_read_by_controllers_below() -> None:
+def test_tenant_metadata_is_not_copied() -> None:
     forged = {
         "labels": {keys.CLUSTER_BINDING_UID: "uid-west", "app": "shop", SERVICE_NAME: "the-owners"},
         "annotations": {keys.VIRTUAL_NAME: "other", "external-dns.alpha.kubernetes.io/hostname": "bank.example"},
@@ -108,7 +110,7 @@ NAMES = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,60}[a-z0-9])?", fullmatch=True)
 
 
 @given(st.sets(st.tuples(NAMES, NAMES), min_size=2, max_size=5))
-def test_every_twin_has_a_name_of_its_own_that_a_service_may_have(services: set[tuple[str, str]]) -> None:
+def test_every_twin_has_a_unique_valid_name(services: set[tuple[str, str]]) -> None:
     names = [
         twin_service_name(a_service(name, namespace), binding)
         for namespace, name in services
@@ -121,7 +123,7 @@ def test_every_twin_has_a_name_of_its_own_that_a_service_may_have(services: set[
 # -- slices
 
 
-def test_a_slice_has_addresses_ports_and_conditions_and_nothing_of_nodes_zones_and_pods() -> None:
+def test_slice_has_no_node_zone_or_pod() -> None:
     slice = a_slice(
         "10.1.0.1",
         nodeName="vnode-east-n1",
@@ -145,14 +147,14 @@ def test_a_slice_has_addresses_ports_and_conditions_and_nothing_of_nodes_zones_a
     "address",
     ["127.0.0.1", "169.254.169.254", "224.0.0.1", "0.0.0.0", "::1", "fe80::1", "::ffff:127.0.0.1", "metadata", ""],
 )
-def test_rule_9_an_address_that_means_something_else_to_whoever_calls_it_stays_above(address: str) -> None:
+def test_safety_rule_9_unroutable_address_is_dropped(address: str) -> None:
     twin = twin_slice(a_slice(address, "10.1.0.1"), a_service(), EAST)
     assert twin is not None
     assert [each["addresses"] for each in twin["endpoints"]] == [["10.1.0.1"]]
 
 
 @given(st.lists(st.one_of(st.ip_addresses().map(str), st.text(max_size=8)), max_size=6))
-def test_whatever_a_slice_says_all_that_crosses_leads_somewhere(addresses: list[str]) -> None:
+def test_any_copied_address_is_routable(addresses: list[str]) -> None:
     twin = twin_slice(a_slice(*addresses), a_service(), EAST)
     assert twin is not None
     found = [address for endpoint in twin["endpoints"] or () for address in endpoint["addresses"]]
@@ -160,23 +162,23 @@ def test_whatever_a_slice_says_all_that_crosses_leads_somewhere(addresses: list[
     assert all(endpoint["addresses"] for endpoint in twin["endpoints"] or ())
 
 
-def test_an_empty_list_is_none_as_a_server_shows_it() -> None:
+def test_empty_list_is_null() -> None:
     twin = twin_slice({**a_slice(), "endpoints": None, "ports": None}, a_service(), EAST)
     assert twin is not None
     assert (twin["endpoints"], twin["ports"]) == (None, None)
     assert twin_service(a_service(ports=[]), EAST)["spec"]["ports"] is None
 
 
-def test_a_slice_of_host_names_does_not_cross() -> None:
+def test_slice_of_host_names_is_not_synced() -> None:
     assert twin_slice(a_slice("example.com", type="FQDN"), a_service(), EAST) is None
 
 
-def test_a_slice_belongs_to_the_service_that_its_label_names() -> None:
+def test_slice_belongs_to_the_labelled_service() -> None:
     assert service_key(a_slice()) == ["team-a/shop"]
     assert service_key({"metadata": {"name": "x", "namespace": "team-a"}}) == []
 
 
-def test_what_cannot_be_changed_makes_it_another() -> None:
+def test_immutable_difference_needs_recreation() -> None:
     plain, headless = twin_service(a_service(), EAST), twin_service(a_service(clusterIP="None"), EAST)
     given = {**plain, "spec": {**plain["spec"], "clusterIP": "10.0.0.7"}}
     assert service_needs_recreate(given, headless)
@@ -188,36 +190,36 @@ def test_what_cannot_be_changed_makes_it_another() -> None:
 # -- aliases
 
 
-def test_a_service_is_found_by_every_name_it_has_within_its_namespace() -> None:
+def test_service_has_all_names_in_its_namespace() -> None:
     twin = {"spec": {"clusterIP": "10.96.0.7", "clusterIPs": ["10.96.0.7"]}}
     names = ("shop", "shop.team-a", "shop.team-a.svc", "shop.team-a.svc.cluster.local")
     assert host_aliases(twin, a_service(), "team-a") == [HostAlias("10.96.0.7", names)]
     assert host_aliases({"spec": {"clusterIP": "10.96.0.7"}}, a_service(), "team-a") == [HostAlias("10.96.0.7", names)]
 
 
-def test_other_namespaces_know_a_service_only_by_names_that_end_with_its_own() -> None:
+def test_other_namespaces_use_qualified_names() -> None:
     twin = {"spec": {"clusterIP": "10.96.0.7"}}
     names = ("shop.team-a", "shop.team-a.svc", "shop.team-a.svc.cluster.local")
     assert host_aliases(twin, a_service(), "team-b") == [HostAlias("10.96.0.7", names)]
 
 
 @pytest.mark.parametrize("namespace", ["com", "io", "internal", "local"])
-def test_a_service_does_not_take_the_name_of_a_host_outside(namespace: str) -> None:
+def test_alias_is_never_an_external_host_name(namespace: str) -> None:
     [alias] = host_aliases({"spec": {"clusterIP": "10.96.0.7"}}, a_service("github", namespace), "team-a")
     assert alias.names == (f"github.{namespace}.svc", f"github.{namespace}.svc.cluster.local")
 
 
-def test_without_an_address_there_is_no_alias() -> None:
+def test_no_address_means_no_alias() -> None:
     assert host_aliases({"spec": {"clusterIP": "None", "clusterIPs": ["None"]}}, a_service(), "team-a") == []
     assert host_aliases({"spec": {}}, a_service(), "team-a") == []
 
 
 @pytest.mark.parametrize("address", ["", "None", "here", "10.0.0.1/8", 5, None, {}])
-def test_what_is_no_address_below_is_no_alias(address: Any) -> None:
+def test_invalid_address_is_no_alias(address: Any) -> None:
     assert host_aliases({"spec": {"clusterIPs": [address]}}, a_service(ipFamilies=["IPv4"]), "team-a") == []
 
 
-def test_of_two_addresses_those_count_behind_which_the_service_has_any() -> None:
+def test_aliases_are_limited_to_service_families() -> None:
     twin = {"spec": {"clusterIPs": ["10.96.0.7", "fd00::7"]}}
     found = {
         families: [alias.ip for alias in host_aliases(twin, a_service(ipFamilies=list(families)), "team-a")]
@@ -226,6 +228,6 @@ def test_of_two_addresses_those_count_behind_which_the_service_has_any() -> None
     assert found == {("IPv4",): ["10.96.0.7"], ("IPv6",): ["fd00::7"], ("IPv4", "IPv6"): ["10.96.0.7", "fd00::7"]}
 
 
-def test_slices_of_one_name_in_two_bindings_do_not_meet() -> None:
+def test_slice_names_differ_between_bindings() -> None:
     twins = [twin_slice(a_slice("10.1.0.1"), a_service(), binding) for binding in (EAST, WEST)]
     assert len({name_of(twin) for twin in twins if twin is not None}) == 2

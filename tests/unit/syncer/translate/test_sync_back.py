@@ -1,3 +1,5 @@
+"""Patches that write changed copies back to their sources."""
+
 import pytest
 
 from tapestry.kube.objects import Object
@@ -12,25 +14,25 @@ def secret(**data: object) -> Object:
     return {"kind": "Secret", "metadata": {"name": "s", "namespace": "team"}, "data": data}
 
 
-def test_only_values_of_existing_keys_go_up() -> None:
+def test_only_values_of_existing_keys_are_written_back() -> None:
     source = config_map(data={"a": "1", "b": "2", "c": "3"})
     copy = config_map(data={"a": "1", "b": "changed", "new": "x"})
     assert sync_back_patch(source, copy) == {"data": {"b": "changed"}}
 
 
-def test_binary_data_goes_up_too() -> None:
+def test_binary_data_is_written_back() -> None:
     source = config_map(data={"a": "1"}, binaryData={"b": "AAAA"})
     copy = config_map(data={"a": "1"}, binaryData={"b": "AAEC"})
     assert sync_back_patch(source, copy) == {"binaryData": {"b": "AAEC"}}
 
 
 @pytest.mark.parametrize("copy", [config_map(), config_map(data=None), config_map(data=["a"]), config_map(data={})])
-def test_nothing_goes_up_from_a_copy_without_the_keys(copy: Object) -> None:
+def test_copy_without_keys_changes_nothing(copy: Object) -> None:
     assert sync_back_patch(config_map(data={"a": "1"}), copy) == {}
 
 
 @pytest.mark.parametrize("value", [7, None, {"deep": {}}, ["x"]])
-def test_values_that_are_not_strings_are_refused(value: object) -> None:
+def test_non_string_values_are_rejected(value: object) -> None:
     with pytest.raises(SyncBackRejected, match="not a string"):
         sync_back_patch(config_map(data={"a": "1"}), config_map(data={"a": value}))
 
@@ -41,7 +43,7 @@ def test_secret_values_must_be_base64_and_are_not_quoted() -> None:
     assert "plain" not in str(raised.value)
 
 
-def test_data_over_a_mebibyte_is_refused() -> None:
+def test_data_over_a_mebibyte_is_rejected() -> None:
     source = config_map(data={"a": "1", "b": "2"})
     half = "x" * (MAX_BYTES // 2)
     assert sync_back_patch(source, config_map(data={"a": half, "b": "2"}))

@@ -1,3 +1,5 @@
+"""Twins of claims and volumes: allowed sources, desired objects and changes."""
+
 import re
 from typing import Any
 
@@ -48,34 +50,34 @@ def a_volume(csi: Object | None = None, **spec: Any) -> Object:
     return {"metadata": {"name": "pv-1", "uid": "volume-1"}, "spec": given}
 
 
-def below(name: str, namespace: str = "team-a") -> str:
+def physical_name_for(name: str, namespace: str = "team-a") -> str:
     return physical_name(EAST.virtual_cluster, EAST.uid, namespace, name)
 
 
-def refused(volume: Object, allowed: AllowedVolumes = DISKS) -> list[str]:
-    return [complaint.split(":")[0] for complaint in volume_errors(a_claim(), volume, allowed)]
+def errors_of(volume: Object, allowed: AllowedVolumes = DISKS) -> list[str]:
+    return [error.split(":")[0] for error in volume_errors(a_claim(), volume, allowed)]
 
 
-# -- what may cross
+# -- allowed volumes
 
 
-def test_a_volume_of_a_driver_that_the_binding_names_crosses() -> None:
+def test_volume_of_a_listed_driver_is_allowed() -> None:
     assert list(volume_errors(a_claim(), a_volume(), DISKS)) == []
 
 
-def test_a_driver_that_the_binding_does_not_name_is_told_by_its_path() -> None:
+def test_unlisted_driver_is_named_by_path() -> None:
     other = AllowedVolumes(drivers=("other.example",), volume_handles=("vol-*",))
     assert list(volume_errors(a_claim(), a_volume(), other)) == [
         "spec.csi.driver: disk.example is not in the binding's allowedVolumes"
     ]
 
 
-def test_with_storage_classes_the_volume_has_to_be_of_one_of_them_and_of_a_driver() -> None:
+def test_storage_class_and_driver_must_be_listed() -> None:
     fast = AllowedVolumes(drivers=("disk.example",), storage_classes=("fast",), volume_handles=("vol-*",))
-    assert refused(a_volume(), fast) == []
-    assert refused(a_volume(storageClassName="slow"), fast) == ["spec.storageClassName"]
-    assert refused(a_volume(storageClassName=None), fast) == ["spec.storageClassName"]
-    assert refused(a_volume(), AllowedVolumes(storage_classes=("fast",))) == [
+    assert errors_of(a_volume(), fast) == []
+    assert errors_of(a_volume(storageClassName="slow"), fast) == ["spec.storageClassName"]
+    assert errors_of(a_volume(storageClassName=None), fast) == ["spec.storageClassName"]
+    assert errors_of(a_volume(), AllowedVolumes(storage_classes=("fast",))) == [
         "spec.csi.driver",
         "spec.csi.volumeHandle",
     ]
@@ -89,8 +91,8 @@ def provisioned(by: str = "disk.example", name: str = "pvc-claim-1") -> Object:
     return {**a_volume(), "metadata": metadata}
 
 
-def test_a_volume_that_was_provisioned_for_the_claim_needs_no_pattern() -> None:
-    assert refused(provisioned(), BY_DRIVER) == []
+def test_volume_provisioned_for_the_claim_needs_no_pattern() -> None:
+    assert errors_of(provisioned(), BY_DRIVER) == []
 
 
 @pytest.mark.parametrize(
@@ -104,10 +106,10 @@ def test_a_volume_that_was_provisioned_for_the_claim_needs_no_pattern() -> None:
     ],
     ids=["by hand", "by another driver", "for another claim", "without a prefix", "under a name of its own"],
 )
-def test_any_other_handle_has_to_match_a_pattern(volume: Object) -> None:
-    assert refused(volume, BY_DRIVER) == ["spec.csi.volumeHandle"]
-    assert refused(volume, AllowedVolumes(drivers=("disk.example",), volume_handles=("other", "vol-?"))) != []
-    assert refused(volume, DISKS) == []
+def test_other_handles_must_match_a_pattern(volume: Object) -> None:
+    assert errors_of(volume, BY_DRIVER) == ["spec.csi.volumeHandle"]
+    assert errors_of(volume, AllowedVolumes(drivers=("disk.example",), volume_handles=("other", "vol-?"))) != []
+    assert errors_of(volume, DISKS) == []
 
 
 @pytest.mark.parametrize(
@@ -127,17 +129,17 @@ def test_any_other_handle_has_to_match_a_pattern(volume: Object) -> None:
         ("[v]*", "v", False),
     ],
 )
-def test_a_star_matches_any_text_and_nothing_else_is_special(pattern: str, handle: str, found: bool) -> None:
+def test_only_the_star_is_special_in_patterns(pattern: str, handle: str, found: bool) -> None:
     assert matches(pattern, handle) is found
-    assert bool(re.search(glob_to_regex(pattern), handle)) is found  # what the owner's policy is told
+    assert bool(re.search(glob_to_regex(pattern), handle)) is found  # the pattern in the owner's policy
 
 
-def test_a_pattern_with_many_stars_takes_linear_time() -> None:
+def test_pattern_with_many_stars_takes_linear_time() -> None:
     assert not matches("a*" * 500 + "b", "a" * 1024)
 
 
 @given(pattern=st.text("ab*", max_size=6), handle=st.text("ab", max_size=8))
-def test_patterns_mean_the_same_above_and_below(pattern: str, handle: str) -> None:
+def test_patterns_mean_the_same_in_both_clusters(pattern: str, handle: str) -> None:
     assert matches(pattern, handle) == bool(re.search(glob_to_regex(pattern), handle))
 
 
@@ -154,34 +156,34 @@ def test_patterns_mean_the_same_above_and_below(pattern: str, handle: str) -> No
     ],
     ids=lambda source: next(iter(source)),
 )
-def test_only_csi_volumes_cross_whatever_is_allowed(source: Object) -> None:
+def test_only_csi_volumes_are_allowed(source: Object) -> None:
     volume = a_volume(**source)
-    assert refused(without_field(volume, "spec", "csi")) == ["spec"]
+    assert errors_of(without_field(volume, "spec", "csi")) == ["spec"]
     assert not twin_volume(a_claim(), volume, EAST)["spec"].keys() & source.keys()
 
 
 @pytest.mark.parametrize("field", CSI_SECRET_FIELDS)
-def test_a_secret_of_another_namespace_is_refused(field: str) -> None:
+def test_secret_of_another_namespace_is_rejected(field: str) -> None:
     elsewhere = {"name": "s", "namespace": "kube-system"}
-    assert refused(a_volume({field: elsewhere})) == [f"spec.csi.{field}"]
-    assert refused(a_volume({field: {"name": "s"}})) == [f"spec.csi.{field}"]
-    assert refused(a_volume({field: {"namespace": "team-a"}})) == [f"spec.csi.{field}"]
-    assert refused(a_volume({field: {"name": "s", "namespace": "team-a"}})) == []
+    assert errors_of(a_volume({field: elsewhere})) == [f"spec.csi.{field}"]
+    assert errors_of(a_volume({field: {"name": "s"}})) == [f"spec.csi.{field}"]
+    assert errors_of(a_volume({field: {"namespace": "team-a"}})) == [f"spec.csi.{field}"]
+    assert errors_of(a_volume({field: {"name": "s", "namespace": "team-a"}})) == []
 
 
-def test_what_the_driver_may_take_for_a_secret_of_the_owners_is_refused() -> None:
+def test_attribute_that_may_name_a_secret_is_rejected() -> None:
     attributes = {"secretNamespace": "kube-system", "secretname": "x", "size": "1", "csi.storage.k8s.io/secret": "s"}
-    assert refused(a_volume({"volumeAttributes": attributes})) == [
+    assert errors_of(a_volume({"volumeAttributes": attributes})) == [
         "spec.csi.volumeAttributes[secretNamespace]",
         "spec.csi.volumeAttributes[secretname]",
     ]
 
 
-def test_a_field_of_a_csi_source_that_we_do_not_know_is_refused() -> None:
-    assert refused(a_volume({"somethingSecretRef": {"name": "s"}})) == ["spec.csi.somethingSecretRef"]
+def test_unknown_csi_field_is_rejected() -> None:
+    assert errors_of(a_volume({"somethingSecretRef": {"name": "s"}})) == ["spec.csi.somethingSecretRef"]
 
 
-def test_claim_and_volume_have_to_name_each_other() -> None:
+def test_claim_and_volume_must_name_each_other() -> None:
     assert is_bound(a_claim(), a_volume())
     assert not is_bound(a_claim(volumeName="pv-2"), a_volume())
     assert not is_bound(a_claim(), a_volume(claimRef={"namespace": "team-a", "name": "data", "uid": "an earlier one"}))
@@ -189,10 +191,10 @@ def test_claim_and_volume_have_to_name_each_other() -> None:
     assert not is_bound({**a_claim(), "status": {"phase": "Pending"}}, a_volume())
 
 
-# -- what there is below
+# -- twins
 
 
-def test_the_volume_below_is_kept_for_its_claim_and_outlives_it() -> None:
+def test_twin_volume_is_reserved_and_retained() -> None:
     affinity = {"required": {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "values": ["vnode"]}]}]}}
     secret = {"name": "key", "namespace": "team-a"}
     attributes = {"tier": "gold", "csi.storage.k8s.io/pvc/namespace": "team-a"}
@@ -201,32 +203,37 @@ def test_the_volume_below_is_kept_for_its_claim_and_outlives_it() -> None:
     assert twin["spec"] == {
         "accessModes": ["ReadWriteOnce", "ReadOnlyMany"],
         "capacity": {"storage": "1Gi"},
-        "claimRef": {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": "m", "name": below("data")},
+        "claimRef": {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "namespace": "m",
+            "name": physical_name_for("data"),
+        },
         "csi": {
             "driver": "disk.example",
             "volumeHandle": "vol-1",
             "fsType": "ext4",
             "volumeAttributes": {"tier": "gold"},
-            "nodeStageSecretRef": {"name": below("key"), "namespace": "m"},
+            "nodeStageSecretRef": {"name": physical_name_for("key"), "namespace": "m"},
         },
         "mountOptions": ["noatime"],
         "persistentVolumeReclaimPolicy": "Retain",
         "storageClassName": "fast",
         "volumeMode": "Filesystem",
     }
-    assert twin["metadata"]["name"] == below("pv-1", "")
+    assert twin["metadata"]["name"] == physical_name_for("pv-1", "")
     assert "namespace" not in twin["metadata"]
 
 
 @pytest.mark.parametrize("storage_class", ["fast", "", None])
-def test_the_claim_below_can_only_be_bound_to_that_volume(storage_class: str | None) -> None:
+def test_twin_claim_binds_only_its_volume(storage_class: str | None) -> None:
     claim = twin_claim(a_claim(dataSource={"kind": "X"}, selector={"matchLabels": {}}), a_volume(), EAST)
     assert claim["spec"] == {
         "accessModes": ["ReadWriteOnce"],
         "resources": {"requests": {"storage": "1Gi"}},
         "storageClassName": "fast",
         "volumeMode": "Filesystem",
-        "volumeName": below("pv-1", ""),
+        "volumeName": physical_name_for("pv-1", ""),
     }
     volume = a_volume(storageClassName=storage_class)
     claim, twin = twin_claim(a_claim(), volume, EAST), twin_volume(a_claim(), volume, EAST)
@@ -234,7 +241,7 @@ def test_the_claim_below_can_only_be_bound_to_that_volume(storage_class: str | N
     assert twin["spec"]["claimRef"]["name"] == claim["metadata"]["name"]
 
 
-def test_both_are_provably_ours_and_of_those_very_objects() -> None:
+def test_twins_are_provably_ours_and_name_their_sources() -> None:
     claim, volume = a_claim(), a_volume()
     for metadata in (claim["metadata"], volume["metadata"]):
         metadata |= {"labels": {"topology.kubernetes.io/zone": "a"}, "annotations": {"pv.kubernetes.io/x": "y"}}
@@ -252,19 +259,19 @@ REFERENCES = st.fixed_dictionaries(
 
 
 @given(st.dictionaries(st.sampled_from(CSI_SECRET_FIELDS), REFERENCES))
-def test_rule_7_no_volume_below_names_a_secret_that_is_not_our_copy_of_one_of_the_claims_namespace(
+def test_safety_rule_7_twin_volume_names_only_our_copies(
     named: dict[str, Object],
 ) -> None:
     volume = a_volume(named)
-    if refused(volume):
+    if errors_of(volume):
         return
     csi = twin_volume(a_claim(), volume, EAST)["spec"]["csi"]
-    copies = {below(name) for name in secrets_of(volume)}
+    copies = {physical_name_for(name) for name in secrets_of(volume)}
     assert {field for field in CSI_SECRET_FIELDS if field in csi} == named.keys()
     assert all(csi[field]["namespace"] == "m" and csi[field]["name"] in copies for field in named)
 
 
-def test_attributes_that_only_told_of_the_virtual_claim_leave_none_behind() -> None:
+def test_provisioner_attributes_are_dropped() -> None:
     source = {"volumeAttributes": {"csi.storage.k8s.io/pv/name": "pv-1"}, "readOnly": False}
     assert twin_volume(a_claim(), a_volume(source), EAST)["spec"]["csi"] == {
         "driver": "disk.example",
@@ -272,16 +279,16 @@ def test_attributes_that_only_told_of_the_virtual_claim_leave_none_behind() -> N
     }
 
 
-def test_each_secret_is_needed_once() -> None:
+def test_each_secret_is_listed_once() -> None:
     secret = {"name": "key", "namespace": "team-a"}
     assert secrets_of(a_volume({"nodeStageSecretRef": secret, "nodePublishSecretRef": secret})) == ["key"]
     assert secrets_of(a_volume()) == secrets_of({"spec": {"hostPath": {}}}) == []
 
 
-# -- what changes later
+# -- changes
 
 
-def test_a_volume_that_was_bound_to_a_claim_that_is_gone_is_freed_for_the_one_that_is_there() -> None:
+def test_volume_of_deleted_claim_is_released() -> None:
     claim = {"metadata": {"uid": "now"}}
     assert release_patch({"spec": {"claimRef": {"uid": "before"}}}, claim) == {
         "spec": {"claimRef": {"uid": None, "resourceVersion": None}}
@@ -293,7 +300,7 @@ def test_a_volume_that_was_bound_to_a_claim_that_is_gone_is_freed_for_the_one_th
 PENDING = {"type": "FileSystemResizePending", "status": "True"}
 
 
-def test_that_the_file_system_has_grown_is_told_above_once_the_twin_says_so() -> None:
+def test_expansion_is_reported_after_the_twin_grows() -> None:
     other = {"type": "ModifyingVolume", "status": "True"}
     claim = {**a_claim(), "status": {"phase": "Bound", "capacity": {"storage": "1Gi"}, "conditions": [PENDING, other]}}
     volume = a_volume(capacity={"storage": "2Gi"})
@@ -307,8 +314,8 @@ def test_that_the_file_system_has_grown_is_told_above_once_the_twin_says_so() ->
     }
 
 
-@pytest.mark.parametrize("said", ["900Ti", "0", "-1", "much", None])
-def test_rule_9_how_large_a_claim_is_nobody_below_decides(said: str | None) -> None:
+@pytest.mark.parametrize("size", ["900Ti", "0", "-1", "much", None])
+def test_safety_rule_9_claim_size_is_not_read_from_twin(size: str | None) -> None:
     claim = {**a_claim(), "status": {"phase": "Bound", "conditions": [PENDING]}}
-    assert expansion_patch(claim, a_volume(), {"status": {"capacity": {"storage": said}}}) is None
+    assert expansion_patch(claim, a_volume(), {"status": {"capacity": {"storage": size}}}) is None
     assert expansion_patch(a_claim(), a_volume(), {"status": {"capacity": {"storage": "1Gi"}}}) is None

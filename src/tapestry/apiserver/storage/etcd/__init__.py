@@ -1,1 +1,1 @@
-"""etcd as the place where objects are kept: several servers share it."""
+"""Storage of objects in etcd, which several servers can share."""

@@ -1,8 +1,8 @@
-"""etcd over gRPC: the few calls that a store needs, and what it means when one fails.
+"""etcd client over gRPC, with the calls that the store needs and their errors.
 
-There is a channel to each endpoint, which gRPC keeps up; all calls take the same one, until the store turns to the next
-because its watch there has ended.  A call that reads may fail in one way, `Unreachable`.  A transaction has two more:
-etcd has refused it (`LogError`), or nobody knows (`OutcomeUnknown`), in which case it is not sent again.
+The client keeps a channel to each endpoint. All calls use the same channel until the store switches to the next one
+because its watch has ended. A read fails with `StorageUnavailable`. A transaction can also fail because etcd rejected
+it (`StorageError`), or with an unknown result (`OutcomeUnknown`). In that case it is not retried.
 """
 
 import asyncio
@@ -26,15 +26,15 @@ from tapestry.apiserver.storage.etcd.messages import (
 from tapestry.apiserver.storage.log import OutcomeUnknown, StorageError, StorageUnavailable
 
 CALL_TIMEOUT = 10.0
-"""How long a call may take; etcd itself gives up after seven seconds without a majority."""
+"""Timeout of a call in seconds. etcd itself gives up after seven seconds without a majority."""
 PAGE_SIZE = 500
-"""Objects that are asked for at a time."""
+"""Objects per page of a list."""
 CHANNEL_OPTIONS = (
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", -1),  # a page of large objects
     ("grpc.max_send_message_length", -1),
-    ("grpc.keepalive_time_ms", 10_000),  # so a member that is silent is noticed within 15 s
+    ("grpc.keepalive_time_ms", 10_000),  # detects a silent member within 15 s
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -51,11 +51,11 @@ REJECTION_CODES = (
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.UNIMPLEMENTED,
 )
-"""With these etcd says that it has done nothing."""
+"""Codes which guarantee that etcd did not apply the request."""
 
 
 class KeyValue(NamedTuple):
-    """What etcd has under a key since a revision; None is nothing."""
+    """The value of a key at a revision; None if the key was deleted."""
 
     path: bytes
     value: bytes | None
@@ -63,7 +63,7 @@ class KeyValue(NamedTuple):
 
 
 class RangeGuard(NamedTuple):
-    """Where nothing may have been written after a revision."""
+    """Condition of a write: no key in the range changed after `revision`."""
 
     start: bytes
     end: bytes
@@ -71,12 +71,12 @@ class RangeGuard(NamedTuple):
 
 
 class HistoryCompacted(Exception):
-    """etcd has forgotten what happened after the revision that a watch was to begin at."""
+    """Raised if etcd no longer has the history that a watch needs."""
 
 
 @dataclass(frozen=True)
 class Certificates:
-    """What TLS is made of, in PEM; without an authority, those are trusted that gRPC knows."""
+    """TLS credentials in PEM. Without an authority, gRPC's default roots are trusted."""
 
     authority: bytes | None = None
     certificate: bytes | None = None
@@ -84,18 +84,18 @@ class Certificates:
 
 
 class Endpoint:
-    """The calls to one member."""
+    """The calls to one etcd member."""
 
     def __init__(self, url: str, certificates: Certificates) -> None:
         self.url = url
-        where = urlsplit(url)
-        if where.scheme not in ("http", "https") or not where.netloc or where.path.strip("/"):
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc or parts.path.strip("/"):
             raise ValueError(f"etcd server {url!r}: not of the form https://host:2379")
-        if where.scheme == "https":
-            trust = grpc.ssl_channel_credentials(certificates.authority, certificates.key, certificates.certificate)
-            self.channel = grpc.aio.secure_channel(where.netloc, trust, options=CHANNEL_OPTIONS)
+        if parts.scheme == "https":
+            tls = grpc.ssl_channel_credentials(certificates.authority, certificates.key, certificates.certificate)
+            self.channel = grpc.aio.secure_channel(parts.netloc, tls, options=CHANNEL_OPTIONS)
         else:
-            self.channel = grpc.aio.insecure_channel(where.netloc, options=CHANNEL_OPTIONS)
+            self.channel = grpc.aio.insecure_channel(parts.netloc, options=CHANNEL_OPTIONS)
         self.range = self._call("KV/Range", "RangeRequest", "RangeResponse")
         self.txn = self._call("KV/Txn", "TxnRequest", "TxnResponse")
         self.compact = self._call("KV/Compact", "CompactionRequest", "CompactionResponse")
@@ -116,7 +116,7 @@ def serializers(request: str, response: str) -> dict[str, Any]:
 
 
 class EtcdClient:
-    """Use it as a context: that closes its channels."""
+    """A client of all endpoints. Its context manager closes the channels."""
 
     def __init__(self, urls: Sequence[str], certificates: Certificates) -> None:
         if not urls:
@@ -134,33 +134,33 @@ class EtcdClient:
             await endpoint.channel.close()
 
     def switch_endpoint(self) -> None:
-        """Ask the next endpoint from now on."""
+        """Use the next endpoint from now on."""
         index = self._endpoints.index(self._endpoint) + 1
         self._endpoint = self._endpoints[index % len(self._endpoints)]
 
     # -- reading
 
     async def current_revision(self, path: bytes) -> int:
-        """The revision of the last write that anybody was told of before this was called."""
-        answer = await self._read(self._endpoint.range, rpc.RangeRequest(key=path, count_only=True))
-        return int(answer.header.revision)
+        """Revision of the last write that was acknowledged before this call."""
+        response = await self._read(self._endpoint.range, rpc.RangeRequest(key=path, count_only=True))
+        return int(response.header.revision)
 
     async def list_pages(self, start: bytes, end: bytes) -> AsyncIterator[tuple[int, list[KeyValue]]]:
-        """All that is there at one revision, which comes with each page."""
+        """List all keys at one revision, page by page. Each page includes the revision."""
         revision, more = 0, True
         while more:
             request = rpc.RangeRequest(key=start, range_end=end, limit=PAGE_SIZE, revision=revision)
-            answer = await self._read(self._endpoint.range, request)
-            revision, more = revision or int(answer.header.revision), answer.more
-            found = [KeyValue(each.key, each.value, each.mod_revision) for each in answer.kvs]
-            yield revision, found
-            if found:
-                start = found[-1].path + b"\0"
+            response = await self._read(self._endpoint.range, request)
+            revision, more = revision or int(response.header.revision), response.more
+            page = [KeyValue(item.key, item.value, item.mod_revision) for item in response.kvs]
+            yield revision, page
+            if page:
+                start = page[-1].path + b"\0"
 
     @asynccontextmanager
     async def watch(self, start: bytes, end: bytes, revision: int) -> AsyncIterator["EtcdWatch"]:
-        """What happens from a revision on."""
-        call = self._endpoint.watch(metadata=(("hasleader", "true"),))  # a member without a leader ends it
+        """Watch changes from a revision on."""
+        call = self._endpoint.watch(metadata=(("hasleader", "true"),))  # a member without a leader ends the watch
         create = rpc.WatchCreateRequest(key=start, range_end=end, start_revision=revision, progress_notify=True)
         watch = EtcdWatch(call, self._endpoint.url)
         try:
@@ -174,12 +174,12 @@ class EtcdClient:
     async def put(
         self, path: bytes, value: bytes, expected: int, lease: int, guard: RangeGuard | None = None
     ) -> tuple[bool, int]:
-        """Have a value in the place of that of a revision; 0 is of none.  Whether it is so, and the revision then."""
+        """Put a value if the key is at revision `expected`; 0 means absent. Returns success and the revision."""
         put = rpc.PutRequest(key=path, value=value, lease=lease)
         return await self._put_if_revision(path, expected, rpc.RequestOp(request_put=put), guard)
 
     async def delete(self, path: bytes, expected: int) -> tuple[bool, int]:
-        """Have the value of a revision no more; answers as `put` does."""
+        """Delete the key if it is at revision `expected`. Returns the same as `put`."""
         delete = rpc.DeleteRangeRequest(key=path)
         return await self._put_if_revision(path, expected, rpc.RequestOp(request_delete_range=delete))
 
@@ -194,27 +194,27 @@ class EtcdClient:
                     target=COMPARE_MOD_REVISION, result=COMPARE_LESS, key=start, range_end=end, mod_revision=last + 1
                 )
             )
-        answer = await self._write(self._endpoint.txn, rpc.TxnRequest(compare=compare, success=[operation]))
-        return bool(answer.succeeded), int(answer.header.revision)
+        response = await self._write(self._endpoint.txn, rpc.TxnRequest(compare=compare, success=[operation]))
+        return bool(response.succeeded), int(response.header.revision)
 
     async def put_if_version(self, path: bytes, value: bytes, expected: int) -> tuple[bool, int, int]:
-        """Have a value that was written `expected` times before; whether it is so, how often now, and the revision."""
+        """Put a value if the key has version `expected`. Returns success, the version and the revision."""
         compare = rpc.Compare(target=COMPARE_VERSION, key=path, version=expected)
         put = rpc.RequestOp(request_put=rpc.PutRequest(key=path, value=value))
         get = rpc.RequestOp(request_range=rpc.RangeRequest(key=path))
         request = rpc.TxnRequest(compare=[compare], success=[put], failure=[get])
-        answer = await self._write(self._endpoint.txn, request)
-        if answer.succeeded:
-            return True, expected + 1, int(answer.header.revision)
-        [found] = answer.responses[0].response_range.kvs or [rpc.KeyValue()]
-        return False, int(found.version), int(answer.header.revision)
+        response = await self._write(self._endpoint.txn, request)
+        if response.succeeded:
+            return True, expected + 1, int(response.header.revision)
+        [current] = response.responses[0].response_range.kvs or [rpc.KeyValue()]
+        return False, int(current.version), int(response.header.revision)
 
     async def grant_lease(self, seconds: int) -> int:
-        """A lease: what is put with it goes when it is over."""
+        """Grant a lease. Keys that are put with it are deleted when it expires."""
         return int((await self._read(self._endpoint.grant, rpc.LeaseGrantRequest(TTL=seconds))).ID)
 
     async def compact(self, revision: int) -> None:
-        """Have etcd forget what was before a revision."""
+        """Remove history before a revision."""
         await self._read(self._endpoint.compact, rpc.CompactionRequest(revision=revision))
 
     # -- calls
@@ -233,17 +233,17 @@ class EtcdClient:
         except grpc.aio.AioRpcError as error:
             if error.code() in REJECTION_CODES:
                 raise StorageError(f"etcd at {url}: nothing was written: {grpc_error_text(error)}") from error
-            unknown = "whether this was written is not known: look before you try again"
-            why = f"etcd at {url}: {grpc_error_text(error)}; {unknown}"
-            raise OutcomeUnknown(why) from error
+            unknown = "the result of this write is unknown: read the object before you retry"
+            message = f"etcd at {url}: {grpc_error_text(error)}; {unknown}"
+            raise OutcomeUnknown(message) from error
 
 
 class EtcdWatch:
-    """A watch under way."""
+    """A running watch."""
 
     def __init__(self, call: Any, url: str) -> None:
         self._call, self._url = call, url
-        self._sending = asyncio.Lock()  # gRPC takes one message at a time
+        self._sending = asyncio.Lock()  # gRPC sends one message at a time
 
     async def send(self, request: Message) -> None:
         try:
@@ -253,31 +253,31 @@ class EtcdWatch:
             raise StorageUnavailable(f"etcd at {self._url}: the watch has ended: {grpc_error_text(error)}") from error
 
     async def request_progress(self) -> None:
-        """Be told which revision has been reached, also if nothing happened that is watched."""
+        """Ask etcd for the current revision of the watch, even if no watched key changed."""
         await self.send(rpc.WatchRequest(progress_request=rpc.WatchProgressRequest()))
 
     async def next(self) -> tuple[list[KeyValue], int]:
-        """What happened, all of each revision, and the revision up to which there is nothing else."""
+        """Return the next changes, complete per revision, and the revision up to which there are no others."""
         while True:
-            answer = await self._receive()
-            if answer.compact_revision:
+            response = await self._receive()
+            if response.compact_revision:
                 raise HistoryCompacted
-            if answer.canceled:
-                raise StorageUnavailable(f"etcd at {self._url}: the watch was cancelled: {answer.cancel_reason}")
-            if answer.events:
-                found = [key_value_from(event) for event in answer.events]
-                return found, found[-1].revision  # that of the header may be ahead of what follows
-            if not answer.created:
-                return [], int(answer.header.revision)
+            if response.canceled:
+                raise StorageUnavailable(f"etcd at {self._url}: the watch was cancelled: {response.cancel_reason}")
+            if response.events:
+                changes = [key_value_from(event) for event in response.events]
+                return changes, changes[-1].revision  # the header's revision may be ahead of later events
+            if not response.created:
+                return [], int(response.header.revision)
 
     async def _receive(self) -> Message:
         try:
-            answer = await self._call.read()
+            response = await self._call.read()
         except grpc.aio.AioRpcError as error:
             raise StorageUnavailable(f"etcd at {self._url}: the watch has ended: {grpc_error_text(error)}") from error
-        if answer is grpc.aio.EOF:
+        if response is grpc.aio.EOF:
             raise StorageUnavailable(f"etcd at {self._url}: the watch has ended")
-        return answer
+        return response
 
 
 def key_value_from(event: Message) -> KeyValue:

@@ -1,7 +1,7 @@
-"""Compaction: etcd forgets what nobody can go back to any more.
+"""Periodic compaction of etcd's history.
 
-Of all servers on one etcd, kube-apiservers included, one does it in each interval: whoever is first to count up a key
-that they share, as kube-apiserver does it.  The revision that goes is that of the interval before.
+In each interval, only one of the servers on an etcd compacts, including kube-apiservers. It is the first one to
+increment a shared key, as in kube-apiserver. It compacts the history up to the revision of the previous interval.
 """
 
 import asyncio
@@ -16,20 +16,20 @@ COMPACT_KEY = b"compact_rev_key"
 
 
 async def compact_periodically(client: EtcdClient, seconds: float) -> None:
-    """Have what is older than that forgotten, and nothing younger."""
+    """Remove history older than `seconds`, and nothing newer."""
     count = revision = 0
     while True:
         await asyncio.sleep(seconds)
         try:
             count, revision = await compact_once(client, count, revision)
-        except StorageError as error:  # the next time will do as well
-            log.warning("not compacted", revision=revision, error=str(error))
+        except StorageError as error:  # the next interval tries again
+            log.warning("etcd compaction failed", revision=revision, error=str(error))
 
 
 async def compact_once(client: EtcdClient, count: int, revision: int) -> tuple[int, int]:
-    """Have what was before a revision forgotten, unless another server saw to it; the next count and revision."""
-    ours, count, latest = await client.put_if_version(COMPACT_KEY, b"%d" % revision, count)
-    if ours and revision:
+    """Compact up to `revision` unless another server did. Returns the next count and revision."""
+    is_first, count, latest = await client.put_if_version(COMPACT_KEY, b"%d" % revision, count)
+    if is_first and revision:
         await client.compact(revision)
-        log.info("compacted", revision=revision)
+        log.info("etcd compacted", revision=revision)
     return count, latest

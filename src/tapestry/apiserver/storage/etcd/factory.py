@@ -1,4 +1,4 @@
-"""From what is configured to a store over etcd."""
+"""Construction of an etcd store from its configuration."""
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -13,7 +13,7 @@ from tapestry.apiserver.storage.store import Store
 
 @asynccontextmanager
 async def open_etcd_store(config: Etcd, built_in: Iterable[str], history_seconds: float) -> AsyncIterator[Store]:
-    """The store, filled.  Raises LogError, ValueError and OSError."""
+    """Open and load the store. Raises StorageError, ValueError and OSError."""
     certificates = Certificates(
         file_content(config.cafile), file_content(config.certfile), file_content(config.keyfile)
     )

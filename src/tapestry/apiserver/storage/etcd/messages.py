@@ -1,7 +1,7 @@
-"""The messages of etcd that are used here, and of each the fields that are.
+"""The etcd protobuf messages and fields that the client uses.
 
-Names and numbers are facts of the published protocol: `rpc.proto` and `kv.proto` of go.etcd.io/etcd/api v3.6.8
-(Apache-2.0).  Fields that are not listed are skipped when a message is read.
+Names and numbers are from the published protocol: `rpc.proto` and `kv.proto` of go.etcd.io/etcd/api v3.6.8
+(Apache-2.0). Fields that are not listed are skipped when a message is decoded.
 """
 
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ PACKAGE = "etcdserverpb"
 FIELD_TYPES = {
     "bytes": FieldDescriptorProto.TYPE_BYTES,
     "int64": FieldDescriptorProto.TYPE_INT64,
-    "enum": FieldDescriptorProto.TYPE_INT32,  # the same on the wire
+    "enum": FieldDescriptorProto.TYPE_INT32,  # same encoding as int32
     "bool": FieldDescriptorProto.TYPE_BOOL,
     "string": FieldDescriptorProto.TYPE_STRING,
 }
@@ -42,26 +42,26 @@ MESSAGE_FIELDS = {
     "LeaseGrantResponse": "ResponseHeader header 1, int64 ID 2",
 }
 COMPARE_VERSION, COMPARE_MOD_REVISION = 0, 2
-"""What a Compare is about; its result 0 is "equal"."""
+"""Targets of a Compare. Its default result, 0, means "equal"."""
 COMPARE_LESS = 2
-"""Another one."""
+"""Result of a Compare that means "less"."""
 DELETE_EVENT = 1
-"""The type of an Event; 0 is a put."""
+"""Type of a delete Event; 0 is a put."""
 
 
 def message_classes() -> dict[str, Any]:
-    """A class for each message, in a pool of their own: other programs' etcd messages do not meet ours."""
+    """Create a class for each message, in a separate pool to avoid conflicts with other etcd messages."""
     file = FileDescriptorProto(name="etcd.proto", package=PACKAGE, syntax="proto3")
     for name, fields in MESSAGE_FIELDS.items():
         message = file.message_type.add(name=name)
         for field in filter(None, fields.split(",")):
             *repeated, kind, field_name, number = field.split()
-            added = message.field.add(name=field_name, number=int(number))
-            added.label = FieldDescriptorProto.LABEL_REPEATED if repeated else FieldDescriptorProto.LABEL_OPTIONAL
+            descriptor = message.field.add(name=field_name, number=int(number))
+            descriptor.label = FieldDescriptorProto.LABEL_REPEATED if repeated else FieldDescriptorProto.LABEL_OPTIONAL
             if kind in FIELD_TYPES:
-                added.type = FIELD_TYPES[kind]
+                descriptor.type = FIELD_TYPES[kind]
             else:
-                added.type, added.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".{PACKAGE}.{kind}"
+                descriptor.type, descriptor.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".{PACKAGE}.{kind}"
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     return {
@@ -71,6 +71,6 @@ def message_classes() -> dict[str, Any]:
 
 
 rpc: Any = SimpleNamespace(**message_classes())
-"""The classes by their names; they are made when this is imported, so no type checker knows their fields."""
+"""The message classes by name. They are created on import, so type checkers do not know their fields."""
 Message = Any
-"""An instance of one of them."""
+"""An instance of one of these classes."""

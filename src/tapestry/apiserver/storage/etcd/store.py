@@ -1,12 +1,11 @@
-"""The store of several servers: etcd has the objects and gives out the revisions, each server an image of them all.
+"""Store shared by several servers: etcd holds objects and revisions, each server caches them all.
 
-The image is filled by one read of everything at a revision and kept by one watch from there on; that brings what other
-servers wrote, and what this one did.  A write is a transaction that holds only while the object is what the writer took
-it for.  It is answered when the image has it, so the store is to its own clients what a local one is; before anything
-is read that must be the latest, etcd is asked for its revision, and the image is waited for: once for all who ask in
-the meantime.
+One read of everything at a revision fills the cache, and one watch from there on updates it with the writes of all
+servers. A write is a transaction that fails if the object changed since the writer read it. The server acknowledges a
+write when its cache has it, so to its own clients the store behaves like a local one. For a consistent read, the store
+asks etcd for its revision and waits until the cache has reached it. Concurrent readers share one such request.
 
-While etcd cannot be reached, nothing is written and nothing is read that must be the latest; watches wait.
+While etcd cannot be reached, writes and consistent reads fail, and watches wait.
 """
 
 import asyncio
@@ -38,21 +37,21 @@ from tapestry.process.logs import logger
 log = logger(__name__)
 
 START_TIMEOUT = 30.0
-"""How long etcd is waited for at the start."""
+"""Seconds to wait for etcd at startup."""
 READ_TIMEOUT = 3.0
-"""How long a reader waits for the latest."""
+"""Seconds that a consistent read waits."""
 CATCH_UP_TIMEOUT = 10.0
-"""How long a writer waits until the image has what etcd has acknowledged."""
+"""Seconds that a writer waits until the cache has an acknowledged write."""
 PROGRESS_INTERVAL = 0.05
-"""How long the image may be behind before etcd is asked where the watch is."""
+"""Seconds that the cache may lag before the store requests the progress of the watch."""
 RECONNECT_BACKOFF = (0.05, 2.0)
-"""The shortest and the longest time between attempts to reach etcd."""
+"""Minimum and maximum seconds between attempts to reach etcd."""
 LEASE_REUSE_SECONDS = 60.0
-"""For how long what is written gets the same lease."""
+"""Seconds during which new events get the same lease."""
 
 
 class EtcdStore(Store):
-    """Objects in an etcd that others may write to, too.  `load` comes before `run`."""
+    """Objects in an etcd that others may write to. Call `load` before `run`."""
 
     def __init__(self, client: EtcdClient, layout: KeyLayout, *, history_seconds: float) -> None:
         super().__init__()
@@ -67,7 +66,7 @@ class EtcdStore(Store):
         self._lease, self._lease_until = 0, 0.0
 
     async def load(self) -> None:
-        """Fill the store; raises LogError if etcd is not there, or has objects that cannot be read."""
+        """Fill the store. Raises StorageError if etcd is unavailable or has objects that cannot be decoded."""
         deadline = time.monotonic() + START_TIMEOUT
         while True:
             try:
@@ -104,19 +103,19 @@ class EtcdStore(Store):
     async def _put_with_precondition(
         self, key: Key, expected: ObjectVersion | None, value: bytes, precondition: Precondition
     ) -> int:
-        """Write while nobody else writes an object of the resource; who comes after one looks again at what is free."""
-        path, where = self._layout.path(key), self._layout.path(Key(key.resource, "", ""))
+        """Write while no other object of the resource changes; after a conflict, check the precondition again."""
+        path, prefix = self._layout.path(key), self._layout.path(Key(key.resource, "", ""))
         async with self._write_locks.setdefault(
             Key(key.resource, "", ""), asyncio.Lock()
-        ):  # we would only be in our way
+        ):  # avoids conflicts within this server
             while True:
                 async with self._write_lock(key, expected):
                     if not precondition():
                         raise VersionConflict
-                    among = RangeGuard(where, where[:-1] + b"0", self.revision)
-                    answer = await self._client.put(path, value, revision_of(expected), 0, among)
+                    guard = RangeGuard(prefix, prefix[:-1] + b"0", self.revision)
+                    result = await self._client.put(path, value, revision_of(expected), 0, guard)
                     with suppress(VersionConflict):
-                        return await self._wait_for_write(*answer)
+                        return await self._wait_for_write(*result)
 
     async def delete(self, key: Key, expected: ObjectVersion, encode: RevisionEncoder) -> ObjectVersion:
         async with self._write_lock(key, expected):
@@ -125,7 +124,7 @@ class EtcdStore(Store):
 
     @asynccontextmanager
     async def _write_lock(self, key: Key, expected: ObjectVersion | None) -> AsyncIterator[None]:
-        """The right to write an object, which one of ours has at a time: of many, only one could win."""
+        """Serialize writes to an object within this server, because only one of them could succeed."""
         async with self._write_locks.setdefault(key, asyncio.Lock()):
             if revision_of(self.get(*key)) != revision_of(expected):
                 raise VersionConflict
@@ -134,14 +133,14 @@ class EtcdStore(Store):
             yield
 
     async def _wait_for_write(self, succeeded: bool, revision: int) -> int:
-        """A write is done when it is seen; one that came too late begins again when what came first is seen."""
+        """Wait until the cache has a write. After a conflict, wait for the other write, then raise VersionConflict."""
         try:
             async with asyncio.timeout(CATCH_UP_TIMEOUT):
                 await self._catch_up(revision)
         except TimeoutError as error:
             if succeeded:
-                why = f"etcd: this was written, as revision {revision}, but is not seen yet: {self._watch_error}"
-                raise OutcomeUnknown(why) from error
+                message = f"etcd: the write succeeded as revision {revision} but is not seen yet: {self._watch_error}"
+                raise OutcomeUnknown(message) from error
         if not succeeded:
             raise VersionConflict
         return revision
@@ -154,22 +153,20 @@ class EtcdStore(Store):
         return self._lease
 
     async def wait_for_pending_write(self, key: Key) -> None:
-        """What the next writer finds is what etcd has."""
+        """Return at once: the cache only has what etcd has."""
 
-    # -- being current
+    # -- consistent reads
 
     async def wait_for_latest(self) -> None:
         try:
             async with asyncio.timeout(READ_TIMEOUT):
                 await self._watch_started.wait()
-                mine = (
-                    self._latest_requested + 1
-                )  # a question that is under way may be answered with what was before this call
+                request = self._latest_requested + 1  # a running request may return a state from before this call
                 async with self._latest_lock:
-                    if self._latest_received < mine:
+                    if self._latest_received < request:
                         await self._fetch_latest()
         except TimeoutError as error:
-            raise StorageUnavailable(self._watch_error or f"etcd: gave no answer in {READ_TIMEOUT:g} s") from error
+            raise StorageUnavailable(self._watch_error or f"etcd: no response in {READ_TIMEOUT:g} s") from error
 
     async def _fetch_latest(self) -> None:
         self._latest_requested += 1
@@ -180,16 +177,16 @@ class EtcdStore(Store):
         self._latest_received = self._latest_requested
 
     async def _catch_up(self, revision: int) -> None:
-        """Wait until the image has a revision.  At that one nothing may have happened that is watched."""
+        """Wait until the cache has a revision. Request progress, because no watched key may have changed there."""
         while not await self.wait_for_revision(revision, PROGRESS_INTERVAL):
             await self._request_progress()
 
     async def _request_progress(self) -> None:
         if self._watch is not None:
-            with suppress(StorageUnavailable):  # whoever follows the watch sees that, too
+            with suppress(StorageUnavailable):  # the watch loop sees the same error
                 await self._watch.request_progress()
 
-    # -- following etcd
+    # -- watching etcd
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -200,26 +197,26 @@ class EtcdStore(Store):
         shortest, longest = RECONNECT_BACKOFF
         wait = shortest
         while True:
-            begun = time.monotonic()
+            started = time.monotonic()
             try:
                 await self._watch_until_end()
             except StorageError as error:
                 self._watch_error = str(error)
-                log.warning("etcd is lost", revision=self.revision, error=str(error))
+                log.warning("etcd watch failed, reconnecting", revision=self.revision, error=str(error))
                 self._client.switch_endpoint()
-            wait = shortest if time.monotonic() - begun > longest else min(wait * 2, longest)
+            wait = shortest if time.monotonic() - started > longest else min(wait * 2, longest)
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))
 
     async def _watch_until_end(self) -> None:
-        """Take over what happens in etcd, for as long as its watch goes."""
+        """Apply changes from etcd until its watch ends."""
         start = self._layout.prefix.encode()
-        if await self._client.current_revision(start) < self.revision:  # it was restored from a backup
+        if await self._client.current_revision(start) < self.revision:  # etcd was restored from a backup
             await self._reload()
         try:
             async with self._client.watch(start, self._layout.range_end, self.revision + 1) as watch:
                 self._watch, self._watch_error = watch, ""
                 self._watch_started.set()
-                log.info("etcd is watched", revision=self.revision)
+                log.info("etcd watch started", revision=self.revision)
                 while True:
                     self._apply_changes(*await watch.next())
         except HistoryCompacted:
@@ -229,33 +226,33 @@ class EtcdStore(Store):
             self._watch_started.clear()
 
     def _apply_changes(self, changes: list[KeyValue], revision: int) -> None:
-        known = list(
+        decoded = list(
             self._decode_changes(changes)
-        )  # all of it before any of it is shown: what cannot be read comes again
-        for key, kept, new in known:
+        )  # decode all before applying any: an undecodable change is sent again
+        for key, entry, new in decoded:
             old = self.get(*key)
             if new is not None:
-                self._apply_event(key, WatchEvent(kept.revision, old, new, new.raw))
+                self._apply_event(key, WatchEvent(entry.revision, old, new, new.raw))
             elif old is not None:
-                self._apply_event(key, WatchEvent(kept.revision, old, None, with_revision(old.raw, kept.revision)[0]))
+                self._apply_event(key, WatchEvent(entry.revision, old, None, with_revision(old.raw, entry.revision)[0]))
         if revision > self.revision:
             self._advance_revision(revision)
 
     async def _reload(self) -> None:
-        """Have the image as etcd is now, however it came to be so."""
-        found: list[ObjectVersion] = []
+        """Replace the cache with the current content of etcd."""
+        versions: list[ObjectVersion] = []
         revision = 0
-        async for at, page in self._client.list_pages(self._layout.prefix.encode(), self._layout.range_end):
-            revision = at
-            found += (version for _, _, version in self._decode_changes(page) if version is not None)
-        self._replace_all(found, revision)
+        async for page_revision, page in self._client.list_pages(self._layout.prefix.encode(), self._layout.range_end):
+            revision = page_revision
+            versions += (version for _, _, version in self._decode_changes(page) if version is not None)
+        self._replace_all(versions, revision)
 
     def _decode_changes(self, entries: Iterable[KeyValue]) -> Iterator[tuple[Key, KeyValue, ObjectVersion | None]]:
-        """What of it are objects; None is one that was deleted."""
-        for kept in entries:
-            key = self._layout.key(kept.path)
+        """Decode the entries that are objects; the version is None if the object was deleted."""
+        for entry in entries:
+            key = self._layout.key(entry.path)
             if key is not None:
-                yield key, kept, self._decode_version(key, kept) if kept.value is not None else None
+                yield key, entry, self._decode_version(key, entry) if entry.value is not None else None
 
     def _decode_version(self, key: Key, entry: KeyValue) -> ObjectVersion:
         try:
@@ -264,7 +261,7 @@ class EtcdStore(Store):
             path = entry.path.decode(errors="replace")
             raise StorageError(
                 f"etcd: {path} at revision {entry.revision} is not an object in JSON: {error}; if kube-apiserver wrote "
-                "it, run that with --storage-media-type=application/json and have it write all objects once more"
+                "it, run kube-apiserver with --storage-media-type=application/json and rewrite all objects"
             ) from error
 
 

@@ -1,4 +1,4 @@
-"""Plain REST as `tapestry apiserver` mounts it: behind its authentication, in the name of whoever calls."""
+"""Plain REST API mounted in `tapestry apiserver`, with its authentication."""
 
 import json
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ BOB = {"Authorization": "Bearer of-bob"}
 
 
 @asynccontextmanager
-async def ann_at_a_server(tmp_path: Path) -> AsyncIterator[aiohttp.ClientSession]:
+async def session_as_ann(tmp_path: Path) -> AsyncIterator[aiohttp.ClientSession]:
     tokens = tmp_path / "tokens.csv"
     tokens.touch(0o600)
     tokens.write_text(TOKENS)
@@ -38,31 +38,31 @@ async def ann_at_a_server(tmp_path: Path) -> AsyncIterator[aiohttp.ClientSession
 
 @pytest.fixture
 async def session(tmp_path: Path) -> AsyncIterator[aiohttp.ClientSession]:
-    async with ann_at_a_server(tmp_path) as opened:
+    async with session_as_ann(tmp_path) as opened:
         yield opened
 
 
-async def test_it_is_at_its_place_and_nowhere_else(session: aiohttp.ClientSession) -> None:
-    made = await session.post("/apiext/v1/configmaps", json={"name": "c", "data": {"a": "b"}})
-    assert made.status == 201
-    assert (await session.get(made.headers["Location"])).status == 200
+async def test_api_is_served_only_at_its_path(session: aiohttp.ClientSession) -> None:
+    created = await session.post("/apiext/v1/configmaps", json={"name": "c", "data": {"a": "b"}})
+    assert created.status == 201
+    assert (await session.get(created.headers["Location"])).status == 200
     assert (await session.get("/apiext")).status == 404
     assert (await (await session.get("/apiext/v2")).json())["message"].endswith("/apiext/v1 and /apiext/openapi.json")
     assert (await (await session.get("/apiextra/v1")).json())["kind"] == "Status"
 
 
-async def test_the_caller_has_their_own_rights_and_those_they_may_assume(session: aiohttp.ClientSession) -> None:
+async def test_caller_has_own_and_impersonated_rights(session: aiohttp.ClientSession) -> None:
     await session.get("/apiext/v1/configmaps")
-    refused = await session.get("/apiext/v1/configmaps", headers=BOB)
-    assert refused.status == 403
-    assert 'User "bob" cannot list' in (await refused.json())["message"]
+    rejected = await session.get("/apiext/v1/configmaps", headers=BOB)
+    assert rejected.status == 403
+    assert 'User "bob" cannot list' in (await rejected.json())["message"]
     as_bob = await session.get("/apiext/v1/configmaps", headers={"Impersonate-User": "bob"})
     assert as_bob.status == 403
     assert (await session.get("/apiext/v1/configmaps", headers={"Impersonate-User": "ann", **BOB})).status == 403
 
 
-async def test_what_is_written_by_it_is_in_the_audit_log_as_any_other_write(tmp_path: Path) -> None:
-    async with ann_at_a_server(tmp_path) as session:
+async def test_writes_are_audited_like_any_other(tmp_path: Path) -> None:
+    async with session_as_ann(tmp_path) as session:
         await session.post("/apiext/v1/configmaps", json={"name": "c"})
     entries = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
     (written,) = [each for each in entries if (each["verb"], each["stage"]) == ("create", "ResponseComplete")]
@@ -70,9 +70,9 @@ async def test_what_is_written_by_it_is_in_the_audit_log_as_any_other_write(tmp_
     assert written["user"]["username"] == "ann"
 
 
-async def test_a_page_in_a_browser_on_this_machine_is_nobody(session: aiohttp.ClientSession) -> None:
-    async with aiohttp.ClientSession(session._base_url) as stranger:
-        assert (await stranger.get("/apiext/v1/configmaps")).status == 200  # this machine is trusted
-        refused = await stranger.get("/apiext/v1/configmaps", headers={"Origin": "https://page.example"})
-        assert refused.status == 403
-        assert "Access-Control-Allow-Origin" not in refused.headers
+async def test_web_page_on_this_machine_is_anonymous(session: aiohttp.ClientSession) -> None:
+    async with aiohttp.ClientSession(session._base_url) as client:
+        assert (await client.get("/apiext/v1/configmaps")).status == 200  # this machine is trusted
+        rejected = await client.get("/apiext/v1/configmaps", headers={"Origin": "https://page.example"})
+        assert rejected.status == 403
+        assert "Access-Control-Allow-Origin" not in rejected.headers

@@ -1,4 +1,4 @@
-"""Limit ranges: what is not said is filled in, and what is said has bounds."""
+"""LimitRanger: default resources and limits of containers, pods and claims."""
 
 from typing import Any
 
@@ -14,32 +14,32 @@ RANGES = "/api/v1/namespaces/default/limitranges"
 CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
 
 
-def a_range(*limits: Object) -> Object:
+def range_body(*limits: Object) -> Object:
     return {"metadata": {"name": "r"}, "spec": {"limits": list(limits)}}
 
 
-def a_container(name: str = "c", **resources: Any) -> Object:
+def container_body(name: str = "c", **resources: Any) -> Object:
     return {"name": name, "image": "i", "resources": resources}
 
 
-def a_pod(*containers: Object, **spec: Any) -> Object:
-    return {"metadata": {"name": "p"}, "spec": {"containers": list(containers) or [a_container()], **spec}}
+def pod_body(*containers: Object, **spec: Any) -> Object:
+    return {"metadata": {"name": "p"}, "spec": {"containers": list(containers) or [container_body()], **spec}}
 
 
-async def refusal(call: Hand, path: str, body: Object) -> str:
-    status, found = await call("POST", path, body)
-    assert (status, found["reason"]) == (403, "Forbidden")
-    message: str = found["message"]
+async def forbidden_message(call: Hand, path: str, body: Object) -> str:
+    status, response = await call("POST", path, body)
+    assert (status, response["reason"]) == (403, "Forbidden")
+    message: str = response["message"]
     return message
 
 
-async def test_a_container_gets_the_defaults_that_it_does_not_state(call: Hand) -> None:
+async def test_container_gets_missing_defaults(call: Hand) -> None:
     defaults = {"default": {"cpu": "500m", "memory": "1Gi"}, "defaultRequest": {"cpu": "100m"}}
-    await call.made(RANGES, a_range({"type": "Container", **defaults}))
-    pod = await call.made(PODS, a_pod(a_container(limits={"cpu": "2"}), initContainers=[a_container("i")]))
+    await call.made(RANGES, range_body({"type": "Container", **defaults}))
+    pod = await call.made(PODS, pod_body(container_body(limits={"cpu": "2"}), initContainers=[container_body("i")]))
     assert pod["spec"]["containers"][0]["resources"] == {
         "limits": {"cpu": "2", "memory": "1Gi"},
-        "requests": {"cpu": "2", "memory": "1Gi"},  # who states a limit asks for as much
+        "requests": {"cpu": "2", "memory": "1Gi"},  # requests default to the limits
     }
     assert pod["spec"]["initContainers"][0]["resources"]["requests"] == {"cpu": "100m", "memory": "1Gi"}
     assert pod["metadata"]["annotations"]["kubernetes.io/limit-ranger"] == (
@@ -49,9 +49,9 @@ async def test_a_container_gets_the_defaults_that_it_does_not_state(call: Hand) 
     assert pod["status"]["qosClass"] == "Burstable"
 
 
-async def test_a_range_says_itself_what_follows_from_it(call: Hand) -> None:
-    made = await call.made(RANGES, a_range({"type": "Container", "max": {"cpu": "1"}, "min": {"memory": "1Mi"}}))
-    assert made["spec"]["limits"] == [
+async def test_limit_range_gets_derived_defaults(call: Hand) -> None:
+    created = await call.made(RANGES, range_body({"type": "Container", "max": {"cpu": "1"}, "min": {"memory": "1Mi"}}))
+    assert created["spec"]["limits"] == [
         {
             "type": "Container",
             "max": {"cpu": "1"},
@@ -63,7 +63,7 @@ async def test_a_range_says_itself_what_follows_from_it(call: Hand) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "resources", "why"),
+    ("limit", "resources", "reason"),
     [
         (
             {"min": {"cpu": "1"}},
@@ -92,55 +92,59 @@ async def test_a_range_says_itself_what_follows_from_it(call: Hand) -> None:
         ),
     ],
 )
-async def test_a_container_out_of_bounds_is_refused(call: Hand, limit: Object, resources: Object, why: str) -> None:
-    await call.made(RANGES, a_range({"type": "Container", **limit}))
-    assert await refusal(call, PODS, a_pod(a_container(**resources))) == f'pods "p" is forbidden: {why}'
+async def test_container_outside_limits_is_forbidden(call: Hand, limit: Object, resources: Object, reason: str) -> None:
+    await call.made(RANGES, range_body({"type": "Container", **limit}))
+    assert (
+        await forbidden_message(call, PODS, pod_body(container_body(**resources))) == f'pods "p" is forbidden: {reason}'
+    )
 
 
-async def test_the_containers_of_a_pod_count_together(call: Hand) -> None:
-    await call.made(RANGES, a_range({"type": "Pod", "max": {"cpu": "1", "memory": "1Gi"}}))
+async def test_pod_limit_sums_containers(call: Hand) -> None:
+    await call.made(RANGES, range_body({"type": "Pod", "max": {"cpu": "1", "memory": "1Gi"}}))
     one = {"limits": {"cpu": "600m"}}
-    assert await refusal(call, PODS, a_pod(a_container("a", **one), a_container("b", **one))) == (
+    assert await forbidden_message(call, PODS, pod_body(container_body("a", **one), container_body("b", **one))) == (
         'pods "p" is forbidden: [maximum cpu usage per Pod is 1, but limit is 1200m, '
         "maximum memory usage per Pod is 1Gi.  No limit is specified]"
     )
 
 
-async def test_init_containers_count_only_where_they_need_more(call: Hand) -> None:
-    await call.made(RANGES, a_range({"type": "Pod", "max": {"cpu": "1"}}))
-    fits = a_pod(a_container(limits={"cpu": "600m"}), initContainers=[a_container("i", limits={"cpu": "900m"})])
+async def test_pod_limit_uses_largest_init_container(call: Hand) -> None:
+    await call.made(RANGES, range_body({"type": "Pod", "max": {"cpu": "1"}}))
+    fits = pod_body(
+        container_body(limits={"cpu": "600m"}), initContainers=[container_body("i", limits={"cpu": "900m"})]
+    )
     await call.made(PODS, fits)
-    sidecar = {**a_container("s", limits={"cpu": "500m"}), "restartPolicy": "Always"}
-    too_much = a_pod(a_container(limits={"cpu": "600m"}), initContainers=[sidecar])
-    assert "but limit is 1100m" in await refusal(call, PODS, too_much)
+    sidecar = {**container_body("s", limits={"cpu": "500m"}), "restartPolicy": "Always"}
+    too_much = pod_body(container_body(limits={"cpu": "600m"}), initContainers=[sidecar])
+    assert "but limit is 1100m" in await forbidden_message(call, PODS, too_much)
 
 
-async def test_a_claim_has_bounds_as_well(call: Hand) -> None:
+async def test_claim_outside_limits_is_forbidden(call: Hand) -> None:
     await call.made(
         RANGES,
-        a_range({"type": "PersistentVolumeClaim", "min": {"storage": "1Gi"}, "max": {"storage": "2Gi"}}),
+        range_body({"type": "PersistentVolumeClaim", "min": {"storage": "1Gi"}, "max": {"storage": "2Gi"}}),
     )
 
-    def a_claim(storage: str) -> Object:
+    def claim_body(storage: str) -> Object:
         resources = {"requests": {"storage": storage}}
         return {"metadata": {"name": "v"}, "spec": {"accessModes": ["ReadWriteOnce"], "resources": resources}}
 
-    assert await refusal(call, CLAIMS, a_claim("5Gi")) == (
+    assert await forbidden_message(call, CLAIMS, claim_body("5Gi")) == (
         'persistentvolumeclaims "v" is forbidden: '
         "maximum storage usage per PersistentVolumeClaim is 2Gi, but request is 5Gi"
     )
-    assert "minimum storage usage" in await refusal(call, CLAIMS, a_claim("1Mi"))
-    await call.made(CLAIMS, a_claim("2Gi"))
+    assert "minimum storage usage" in await forbidden_message(call, CLAIMS, claim_body("1Mi"))
+    await call.made(CLAIMS, claim_body("2Gi"))
 
 
-async def test_other_namespaces_have_their_own_ranges(call: Hand) -> None:
-    await call.made(RANGES, a_range({"type": "Container", "max": {"cpu": "1"}}))
-    there = await call.made("/api/v1/namespaces/kube-public/pods", a_pod(a_container(limits={"cpu": "3"})))
-    assert there["spec"]["containers"][0]["resources"]["limits"] == {"cpu": "3"}
+async def test_limit_range_applies_to_its_namespace_only(call: Hand) -> None:
+    await call.made(RANGES, range_body({"type": "Container", "max": {"cpu": "1"}}))
+    pod = await call.made("/api/v1/namespaces/kube-public/pods", pod_body(container_body(limits={"cpu": "3"})))
+    assert pod["spec"]["containers"][0]["resources"]["limits"] == {"cpu": "3"}
 
 
 @pytest.mark.parametrize(
-    ("spec", "quality"),
+    ("spec", "expected"),
     [
         ({"containers": [{"resources": {"requests": {"cpu": "0", "memory": "0"}}}]}, "BestEffort"),
         ({"containers": [{"resources": {"requests": {"example.com/dongle": "1"}}}]}, "BestEffort"),
@@ -162,5 +166,5 @@ async def test_other_namespaces_have_their_own_ranges(call: Hand) -> None:
         ),
     ],
 )
-def test_amounts_of_zero_do_not_count_for_the_qos_class(spec: Object, quality: str) -> None:
-    assert core_plugins.qos_class(spec) == quality
+def test_qos_class_ignores_zero_amounts(spec: Object, expected: str) -> None:
+    assert core_plugins.qos_class(spec) == expected

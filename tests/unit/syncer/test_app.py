@@ -1,4 +1,4 @@
-"""A whole syncer between two clusters of this process: what the parts do together when something is in the way."""
+"""A whole syncer between two in-process clusters: interaction of its parts under faults."""
 
 import asyncio
 from typing import Any
@@ -16,7 +16,7 @@ from tapestry.kube.resources import LEASES, NAMESPACES, NODE_LEASE_NAMESPACE, NO
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.virtual_nodes import taint_named
 
-from .world import MOUNT, World, a_world, nothing
+from .world import MOUNT, World, a_world, accept_all
 
 WEB = [{"containerPort": 80, "hostPort": 80}]
 
@@ -32,26 +32,26 @@ def no_host_ports_namespace(request: Request) -> ApiError | None:
 
 
 @in_virtual_time
-async def test_where_the_namespace_for_host_ports_is_missing_they_are_not_shown_and_all_else_goes_on(
+async def test_missing_host_port_namespace_blocks_nothing_else(
     caplog: Any,
 ) -> None:
     world = await a_world("east")
-    world.up.refusal = no_host_ports_namespace
+    world.up.rejection = no_host_ports_namespace
     await world.add_foreign_pod("web", "n1", ports=WEB)
     async with world.syncer("east"):
         await asyncio.sleep(60)
         assert await placeholders(world) == []
-        assert any("`tapestry manifests` has it" in str(record.__dict__) for record in caplog.records)
+        assert any("`tapestry manifests` contains it" in str(record.__dict__) for record in caplog.records)
         await world.physical.patch(NODES, object_named("n1"), {"spec": {"unschedulable": True}})
         cordoned = lambda node: taint_named(node, keys.PHYSICAL_NODE_UNSCHEDULABLE_TAINT) is not None  # noqa: E731
         await wait_for(world.virtual, NODES, "vnode-east-n1", until=cordoned, timeout=5)
-        world.up.refusal = nothing  # somebody makes it
+        world.up.rejection = accept_all  # created later
         await asyncio.sleep(600)
         assert len(await placeholders(world)) == 1
 
 
 @in_virtual_time
-async def test_an_unbinding_does_not_wait_for_the_host_ports_of_another_binding() -> None:
+async def test_unbinding_ignores_host_ports_of_other_bindings() -> None:
     world = await a_world("east", "west")
     await world.add_foreign_pod("web", "n1", ports=WEB)
     async with world.syncer("east"), world.syncer("west"):
@@ -63,14 +63,14 @@ async def test_an_unbinding_does_not_wait_for_the_host_ports_of_another_binding(
 
 
 @in_virtual_time
-async def test_one_pod_whose_going_is_refused_keeps_no_other_and_is_tried_again() -> None:
+async def test_rejected_deletion_does_not_block_other_pods() -> None:
     world = await a_world("east")
     async with world.syncer("east"):
         for name in ("a", "b", "c"):
             await world.add_pod(name)
         await asyncio.sleep(5)
         assert len(await world.twins()) == 3
-        world.up.refusal = lambda request: (
+        world.up.rejection = lambda request: (
             Forbidden(403, "Forbidden", "a webhook says no")
             if (request.method, request.path) == ("DELETE", "/api/v1/namespaces/default/pods/a")
             else None
@@ -79,16 +79,16 @@ async def test_one_pod_whose_going_is_refused_keeps_no_other_and_is_tried_again(
             NODES, object_named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}}
         )
         await asyncio.sleep(2)
-        assert await world.staying() == ["a"]
-        world.up.refusal = nothing
+        assert await world.remaining_pods() == ["a"]
+        world.up.rejection = accept_all
         await asyncio.sleep(300)
-        assert await world.staying() == []
+        assert await world.remaining_pods() == []
 
 
 @in_virtual_time
-async def test_a_node_lease_without_its_node_is_swept_when_it_is_seen_so_twice() -> None:
+async def test_node_lease_without_node_is_deleted_after_two_checks() -> None:
     world = await a_world("east")
-    await world.virtual.create(NODES, {"metadata": {"name": "vnode-east-2-n1"}})  # of the binding east-2
+    await world.virtual.create(NODES, {"metadata": {"name": "vnode-east-2-n1"}})  # belongs to the binding east-2
     async with world.syncer("east"):
         for name in ("vnode-east-gone", "vnode-east-2-n1", "vnode-west-gone"):
             owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": f"uid of {name}"}
@@ -104,7 +104,7 @@ async def test_a_node_lease_without_its_node_is_swept_when_it_is_seen_so_twice()
 
 
 @in_virtual_time
-async def test_pods_under_a_gentle_policy_outlive_it_beside_a_forceful_one_that_closed_long_before() -> None:
+async def test_pods_of_unforced_policy_survive_a_forced_one() -> None:
     world = await a_world("east")
     window = {"start": "03:00", "end": "03:01"}
     spec = {"cluster": "east", "timeWindows": [window], "forceReclaim": True}
@@ -119,20 +119,20 @@ async def test_pods_under_a_gentle_policy_outlive_it_beside_a_forceful_one_that_
         await asyncio.sleep(3600)
         node = await world.virtual.get(NODES, "vnode-east-n1")
         assert taint_named(node, keys.OUT_OF_TIME_WINDOWS_TAINT) is not None
-        assert await world.staying() == ["work"]
-        await asyncio.sleep(2 * 3600)  # the window opens, and closes with force
-        assert await world.staying() == []
+        assert await world.remaining_pods() == ["work"]
+        await asyncio.sleep(2 * 3600)  # the forced window opens and closes
+        assert await world.remaining_pods() == []
 
 
 async def leasing(world: World) -> str:
-    """Why the binding lends, or does not."""
+    """Return status and reason of the binding's Leasing condition."""
     binding = await world.virtual.get(CLUSTER_BINDINGS, "east")
     found = find_condition(value_at(binding, "status", "conditions"), "Leasing")
     return f"{found['reason']}: {found['message']}" if found else ""
 
 
 @in_virtual_time
-async def test_a_binding_says_that_its_owner_took_everything_back_or_that_its_cluster_is_silent() -> None:
+async def test_binding_reports_kill_switch_and_unreachable_cluster() -> None:
     world = await a_world("east")
     async with world.syncer("east", silence_seconds=20):
         await asyncio.sleep(5)
@@ -146,7 +146,7 @@ async def test_a_binding_says_that_its_owner_took_everything_back_or_that_its_cl
         world.down.cut()
         await asyncio.sleep(60)
         assert (await leasing(world)).startswith("PhysicalClusterUnreachable: the physical cluster has not answered")
-        world.down.mend()
+        world.down.restore()
         await asyncio.sleep(60)
         assert (await leasing(world)).startswith("Leasing:")
 
@@ -157,20 +157,20 @@ async def set_switch(world: World, value: str | None) -> None:
 
 
 @in_virtual_time
-async def test_rule_1_only_a_twin_that_is_ours_and_of_this_very_pod_speaks_for_it() -> None:
+async def test_safety_rule_1_only_the_pods_own_twin_sets_its_status() -> None:
     world = await a_world("east")
-    async with world.syncer("east") as site:
+    async with world.syncer("east") as context:
         await world.add_pod()
         await world.add_pod("lost", node="vnode-east-ghost")
         twin = await world.wait_for_twin()
         await asyncio.sleep(1)
-        assert site.pod_on_our_nodes("default/lost") is None
-        pod = site.pod_on_our_nodes("default/work")
+        assert context.pod_on_our_nodes("default/lost") is None
+        pod = context.pod_on_our_nodes("default/work")
         assert pod is not None
-        found = site.twin_of_pod(pod)
+        found = context.twin_of_pod(pod)
         assert found is not None
         assert name_of(found) == name_of(twin)
-        assert site.twin_of_pod({**pod, "metadata": {**pod["metadata"], "uid": "of a namesake"}}) is None
+        assert context.twin_of_pod({**pod, "metadata": {**pod["metadata"], "uid": "of a namesake"}}) is None
         await world.set_twin({"metadata": {"labels": {keys.CLUSTER_BINDING_UID: "another"}}})
         await asyncio.sleep(1)
-        assert site.twin_of_pod(pod) is None
+        assert context.twin_of_pod(pod) is None

@@ -1,4 +1,4 @@
-"""What a cache says may be old, and what does not answer may be well: no pod is run, failed or ended because of it."""
+"""Pods with stale caches or unreachable clusters: none is run, failed or ended because of them."""
 
 import asyncio
 
@@ -14,17 +14,17 @@ from tapestry.syncer.context import SyncContext
 from tapestry.syncer.topdown.orphans import CONFIRMATION_DELAY
 from tapestry.syncer.topdown.pods import FRESH_POD_AGE
 
-from ..world import MAPPED, NO_ROOM, World, a_world, phase, said
+from ..world import INSUFFICIENT_CPU, MAPPED, World, a_world, has_condition, phase
 
 SILENCE = 20.0
 
 
-async def look_again(site: SyncContext, seconds: int = 15) -> None:
-    """Have every pod looked at again and again, by whatever the caches say."""
+async def requeue_pods(context: SyncContext, seconds: int = 15) -> None:
+    """Requeue every pod repeatedly."""
     for _ in range(seconds):
-        for controller in site.manager.controllers:
+        for controller in context.manager.controllers:
             if controller.name in ("pods", "pod-status"):
-                for key in ("default/work", *site.virtual_pods.store):
+                for key in ("default/work", *context.virtual_pods.store):
                     controller.queue.add(key)
         await asyncio.sleep(1)
 
@@ -33,39 +33,39 @@ def creations(world: World) -> int:
     return len(world.down.writes("POST", "/pods"))
 
 
-# -- caches that are behind
+# -- stale caches
 
 
 @in_virtual_time
-async def test_rule_2_a_virtual_cache_that_is_behind_runs_no_finished_pod_again() -> None:
+async def test_safety_rule_2_stale_cache_reruns_no_finished_pod() -> None:
     world = await a_world()
-    async with world.syncer() as site:
+    async with world.syncer() as context:
         await world.add_pod()
         await world.wait_for_twin()
-        world.up.api.freeze()  # nothing that is written above comes back from now on
+        world.up.api.freeze()  # the cache sees no writes from now on
         await asyncio.sleep(1)
         await world.end("Succeeded")
         await asyncio.sleep(1)
         await world.stop()
-        await look_again(site)
+        await requeue_pods(context)
         assert creations(world) == 1
         world.up.api.thaw()
         await asyncio.sleep(60)
-        assert (await world.ended())[0] == "Succeeded"
+        assert (await world.phase_and_reason())[0] == "Succeeded"
         assert creations(world) == 1
 
 
 @in_virtual_time
-async def test_rule_2_a_virtual_cache_that_is_behind_runs_no_pod_that_is_gone() -> None:
+async def test_safety_rule_2_stale_cache_runs_no_deleted_pod() -> None:
     world = await a_world()
     await world.add_pod()
     await asyncio.sleep(FRESH_POD_AGE.total_seconds())
-    async with world.syncer() as site:
+    async with world.syncer() as context:
         await world.wait_for_pod(MAPPED)
         world.up.api.freeze()
         await world.delete_pod(grace=0)
         await world.stop()
-        await look_again(site)
+        await requeue_pods(context)
         assert creations(world) == 1
         world.up.api.thaw()
         await asyncio.sleep(60)
@@ -74,14 +74,14 @@ async def test_rule_2_a_virtual_cache_that_is_behind_runs_no_pod_that_is_gone() 
 
 @pytest.mark.parametrize("truth", ["mapped", "finished", "going", "replaced"])
 @in_virtual_time
-async def test_rule_2_a_pod_that_has_been_there_for_a_while_is_read_again_before_it_is_run(truth: str) -> None:
-    """A process that has just begun to lead may know of less than the one before it did."""
+async def test_safety_rule_2_old_pod_is_read_before_it_runs(truth: str) -> None:
+    """A new leader may know less than the previous one."""
     world = await a_world()
-    async with world.syncer() as site:
+    async with world.syncer() as context:
         await world.add_pod()
         await world.wait_for_pod(MAPPED)
         waiting = {"phase": "Pending", "conditions": [], "types": [], "shown": ""}
-        then = {**site.virtual_pods.store.get("default/work"), "status": waiting}
+        then = {**context.virtual_pods.store.get("default/work"), "status": waiting}
         await asyncio.sleep(FRESH_POD_AGE.total_seconds())
         if truth == "finished":
             await world.end("Succeeded")
@@ -93,41 +93,41 @@ async def test_rule_2_a_pod_that_has_been_there_for_a_while_is_read_again_before
         await world.stop()
     else:
         await world.add_pod(hostNetwork=True)
-    async with world.syncer() as site:
+    async with world.syncer() as context:
         await asyncio.sleep(1)
         world.up.api.freeze()
         if truth == "going":
             await world.delete_pod(grace=300)
-        site.virtual_pods.store.put(then)
-        await look_again(site)
+        context.virtual_pods.store.put(then)
+        await requeue_pods(context)
         assert creations(world) == 1
 
 
 @in_virtual_time
-async def test_rule_2_a_pod_that_is_missing_from_a_cache_is_read_before_its_twin_goes() -> None:
+async def test_safety_rule_2_missing_pod_is_read_before_twin_deletion() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod()
-    async with world.syncer() as site:
+    async with world.syncer() as context:
         await asyncio.sleep(1)
-        site.virtual_pods.store.remove("default/work")
-        await look_again(site, int(3 * CONFIRMATION_DELAY.total_seconds()))
+        context.virtual_pods.store.remove("default/work")
+        await requeue_pods(context, int(3 * CONFIRMATION_DELAY.total_seconds()))
         assert not is_deleting(await world.twin())
 
 
 @in_virtual_time
-async def test_rule_2_a_twin_that_is_missing_from_a_cache_is_read_before_its_pod_fails_or_goes() -> None:
+async def test_safety_rule_2_missing_twin_is_read_before_pod_fails() -> None:
     world = await a_world()
-    async with world.syncer() as site:
+    async with world.syncer() as context:
         await world.run_pod("work")
         await world.run_pod("going")
         world.down.api.freeze()
         for name in ("work", "going"):
-            place = await world.twin_place(name)
-            site.physical_pods.store.remove(f"{place['metadata']['namespace']}/{place['metadata']['name']}")
+            place = await world.twin_ref(name)
+            context.physical_pods.store.remove(f"{place['metadata']['namespace']}/{place['metadata']['name']}")
         await world.delete_pod("going", grace=300)
-        await look_again(site)
-        assert (await world.ended("work"))[0] == "Running"
+        await requeue_pods(context)
+        assert (await world.phase_and_reason("work"))[0] == "Running"
         assert is_deleting(await world.pod("going"))
         assert is_deleting(await world.twin("going"))
         assert not is_deleting(await world.twin("work"))
@@ -135,43 +135,43 @@ async def test_rule_2_a_twin_that_is_missing_from_a_cache_is_read_before_its_pod
 
 
 @in_virtual_time
-async def test_rule_2_a_physical_cache_that_is_behind_fails_no_pod_that_has_found_its_place() -> None:
+async def test_safety_rule_2_stale_cache_fails_no_scheduled_pod() -> None:
     world = await a_world()
-    async with world.syncer() as site:
+    async with world.syncer() as context:
         await world.add_pod()
         await world.wait_for_pod(MAPPED)
-        await world.refuse_place(message=NO_ROOM)
+        await world.mark_unschedulable(message=INSUFFICIENT_CPU)
         await asyncio.sleep(250)
         world.down.api.freeze()
         await world.start()
         await asyncio.sleep(100)
-        await look_again(site)
-        assert (await world.ended())[0] == "Pending"
+        await requeue_pods(context)
+        assert (await world.phase_and_reason())[0] == "Pending"
         world.down.api.thaw()
         await world.wait_for_pod(phase("Running"))
 
 
 @in_virtual_time
-async def test_rule_2_a_namesakes_twin_goes_only_when_its_own_pod_is_gone() -> None:
+async def test_safety_rule_2_stale_twin_waits_for_its_pods_deletion() -> None:
     world = await a_world()
-    async with world.syncer() as site:
+    async with world.syncer() as context:
         await world.run_pod()
         await asyncio.sleep(1)
         world.up.api.freeze()
-        first = site.virtual_pods.store.get("default/work")
+        first = context.virtual_pods.store.get("default/work")
         assert first is not None
         older = {**first, "metadata": {**first["metadata"], "uid": "of an older pod"}}
-        site.virtual_pods.store.put(older)
-        await look_again(site)
+        context.virtual_pods.store.put(older)
+        await requeue_pods(context)
         assert not is_deleting(await world.twin())
         assert creations(world) == 1
 
 
-# -- clusters that do not answer
+# -- unreachable clusters
 
 
 @in_virtual_time
-async def test_rule_3_while_the_physical_cluster_is_silent_no_pod_fails_or_goes_and_no_twin_is_missed() -> None:
+async def test_safety_rule_3_unreachable_physical_cluster_ends_nothing() -> None:
     world = await a_world()
     async with world.syncer(silence_seconds=SILENCE):
         for name in ("running", "going", "ends", "lost"):
@@ -182,23 +182,23 @@ async def test_rule_3_while_the_physical_cluster_is_silent_no_pod_fails_or_goes_
         await world.end("Succeeded", "ends")
         await world.stop("lost")
         await asyncio.sleep(1800)
-        assert [(await world.ended(name))[0] for name in ("running", "ends", "lost", "new")] == [
+        assert [(await world.phase_and_reason(name))[0] for name in ("running", "ends", "lost", "new")] == [
             *["Running"] * 3,
             "Pending",
         ]
         assert is_deleting(await world.pod("going"))
         assert not is_deleting(await world.twin("running"))
-        world.down.mend()
+        world.down.restore()
         await world.wait_for_pod(phase("Succeeded"), "ends", timeout=400)
         await world.wait_for_pod(phase("Failed"), "lost", timeout=400)
-        assert await world.ended("lost") == ("Failed", "PhysicalPodLost")
+        assert await world.phase_and_reason("lost") == ("Failed", "PhysicalPodLost")
         await world.wait_for_pod(MAPPED, "new", timeout=400)
         await world.wait_for_twin(is_deleting, "going", timeout=400)
-        assert (await world.ended("running"))[0] == "Running"
+        assert (await world.phase_and_reason("running"))[0] == "Running"
 
 
 @in_virtual_time
-async def test_rule_3_what_was_said_of_pods_during_the_silence_is_put_right_on_heal_and_not_before() -> None:
+async def test_safety_rule_3_statuses_are_corrected_after_partition() -> None:
     world = await a_world()
     unready = {"type": "Ready", "status": "False", "reason": "NodeNotReady"}
     async with world.syncer(silence_seconds=SILENCE):
@@ -206,14 +206,14 @@ async def test_rule_3_what_was_said_of_pods_during_the_silence_is_put_right_on_h
             await world.run_pod(name)
         world.down.cut()
         await asyncio.sleep(2 * SILENCE)
-        for name in ("a", "b"):  # as a node lifecycle controller does
-            patch = {"status": {"conditions": [{**unready, "lastTransitionTime": world.moment()}]}}
+        for name in ("a", "b"):  # like a node lifecycle controller
+            patch = {"status": {"conditions": [{**unready, "lastTransitionTime": world.timestamp()}]}}
             await world.virtual.patch(
                 PODS, object_named(name, "default"), patch, type=PatchType.STRATEGIC, subresource="status"
             )
         await asyncio.sleep(600)
         assert [await world.condition("Ready", name) for name in ("a", "b")] == [("False", "NodeNotReady")] * 2
-        world.down.mend()
+        world.down.restore()
         await asyncio.sleep(SILENCE)
         for name in ("a", "b"):
             ready = find_condition(value_at(await world.pod(name), "status", "conditions"), "Ready")
@@ -221,7 +221,7 @@ async def test_rule_3_what_was_said_of_pods_during_the_silence_is_put_right_on_h
 
 
 @in_virtual_time
-async def test_rule_3_a_silent_virtual_cluster_ends_no_twin() -> None:
+async def test_safety_rule_3_unreachable_virtual_cluster_ends_no_twin() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod()
@@ -230,21 +230,21 @@ async def test_rule_3_a_silent_virtual_cluster_ends_no_twin() -> None:
         await asyncio.sleep(3600)
         assert await world.twin() == twin
         await world.set_twin_status(message="all is well")
-        world.up.mend()
+        world.up.restore()
         await world.wait_for_pod(lambda pod: pod["status"].get("message") == "all is well", timeout=300)
         assert uid_of(await world.twin()) == uid_of(twin)
 
 
 @pytest.mark.parametrize("direct", [True, False])
 @in_virtual_time
-async def test_nothing_new_goes_to_a_node_that_its_owner_cordoned_whatever_a_pod_tolerates(direct: bool) -> None:
+async def test_cordoned_node_takes_no_pods_despite_tolerations(direct: bool) -> None:
     world = await a_world(directScheduling=direct)
     async with world.syncer():
         await world.run_pod("before")
         await world.physical.patch(NODES, object_named("n1"), {"spec": {"unschedulable": True}})
         await asyncio.sleep(5)
         await world.add_pod("after", tolerations=[{"operator": "Exists"}])
-        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "Cordoned"), "after")
+        await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "Cordoned"), "after")
         assert [value_at(twin, "metadata", "annotations", keys.VIRTUAL_POD_NAME) for twin in await world.twins()] == [
             "before"
         ]

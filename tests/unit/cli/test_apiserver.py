@@ -1,4 +1,4 @@
-"""The flags of `tapestry apiserver`: those of the requirement as it writes them, and what they come to."""
+"""Flags of `tapestry apiserver` and the resulting configuration."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tapestry.cli import apiserver
 
 @pytest.fixture
 def settings(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What a command line comes to: the settings, or the refusal."""
+    """Parse a command line into a configuration or an error message."""
 
     def settings_of(*arguments: str) -> ApiServerConfig | str:
         found: list[ApiServerConfig] = []
@@ -22,7 +22,7 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Any:
     return settings_of
 
 
-def test_the_command_of_the_requirement_is_understood(settings: Any) -> None:
+def test_required_command_line_is_accepted(settings: Any) -> None:
     found = settings(
         "--backend=etcd",
         "--etcd-servers=http://127.0.0.1:2379",
@@ -40,12 +40,12 @@ def test_the_command_of_the_requirement_is_understood(settings: Any) -> None:
     assert (found.kubectl_disabled, found.kubectl_ephemeral_token) == (False, False)
 
 
-def test_a_switch_needs_no_value(settings: Any) -> None:
+def test_boolean_flag_needs_no_value(settings: Any) -> None:
     found = settings("--authn-allow-localhost", "--kubectl-ephemeral-token", "--backend", "memory")
     assert (found.authn_allow_localhost, found.kubectl_ephemeral_token, found.backend) == (True, True, "memory")
 
 
-def test_users_and_audit_are_set_by_kubernetes_names(settings: Any) -> None:
+def test_user_and_audit_flags_have_kubernetes_names(settings: Any) -> None:
     found = settings(
         "--anonymous-auth=false",
         "--api-audiences=a,b",
@@ -75,7 +75,7 @@ def test_users_and_audit_are_set_by_kubernetes_names(settings: Any) -> None:
         ("--max-connections=0", "maxConnections"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_its_name(settings: Any, flag: str, fault: str) -> None:
+def test_invalid_value_is_rejected_with_flag_name(settings: Any, flag: str, fault: str) -> None:
     found = settings(flag)
     assert isinstance(found, str)
     assert fault in found

@@ -1,6 +1,6 @@
-"""Statuses of pods as a stranger may send them: each under the name of what is wrong with it.
+"""Untrusted pod statuses, each named after its defect.
 
-The unit tests look at what is shown of them, the integration tests have a real API server take it.
+Unit tests check the sanitized result; integration tests write it to a real API server.
 """
 
 from collections.abc import Iterator
@@ -75,7 +75,7 @@ HONEST: Object = {
     "resize": "InProgress",
     "resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "gpu-1"}],
 }
-"""With every field that there is."""
+"""A status with every field."""
 
 
 def nested(depth: int) -> Any:
@@ -109,16 +109,16 @@ ODD: dict[str, Any] = {
 }
 
 
-def places(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+def paths_of(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
     if path:
         yield path
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for step, inner in pairs:
-        yield from places(inner, (*path, step))
+        yield from paths_of(inner, (*path, step))
 
 
 def with_odd(value: Any, path: tuple[str | int, ...], odd: Any) -> Any:
-    """A copy of `value` that has `odd` at `path`."""
+    """Return a copy of `value` with `odd` at `path`."""
     step, *rest = path
     inner = with_odd(value[step], tuple(rest), odd) if rest else odd
     if isinstance(value, dict):
@@ -129,7 +129,7 @@ def with_odd(value: Any, path: tuple[str | int, ...], odd: Any) -> Any:
 def of_other_types() -> Iterator[tuple[str, Any]]:
     for kind, odd in ODD.items():
         yield f"status: {kind}", odd
-        for path in places(HONEST):
+        for path in paths_of(HONEST):
             yield f"{'.'.join(map(str, path))}: {kind}", with_odd(HONEST, path, odd)
 
 
@@ -165,7 +165,7 @@ ADDRESSES = {
     "a long one": "1" * 10_000,
     "of another script": "１０.0.0.1",
 }
-"""None of these is shown."""
+"""Addresses that must be dropped."""
 
 
 def of_addresses() -> Iterator[tuple[str, Object]]:

@@ -1,4 +1,4 @@
-"""Policies as they are read: an invalid one changes nothing, and nobody is evicted because it could not be read."""
+"""Parsing of policies: an invalid one changes nothing and evicts no pod."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -33,7 +33,7 @@ def a_policy(name: str = "p", last_good: Object | None = None, **spec: Any) -> O
     return {"metadata": metadata, "spec": {"cluster": "east", **spec}, "status": status}
 
 
-def reading(policy: Object, side: PolicySide = PolicySide.OPERATOR) -> ParsedPolicy:
+def parsed(policy: Object, side: PolicySide = PolicySide.OPERATOR) -> ParsedPolicy:
     return parsed_policy(policy, side, "UTC")
 
 
@@ -64,7 +64,7 @@ INVALID = [
 ]
 
 
-def test_a_policy_is_read_with_its_windows_and_its_selector() -> None:
+def test_policy_is_parsed_with_windows_and_selector() -> None:
     policy = parse_policy(a_policy(nodeSelector=GPU, timeZone="Asia/Shanghai", **NIGHT), PolicySide.OWNER, "UTC")
     assert str(policy) == "owner/p"
     assert policy.is_valid
@@ -74,55 +74,53 @@ def test_a_policy_is_read_with_its_windows_and_its_selector() -> None:
     assert not policy.selector.matches({"metadata": {"name": "n2"}})
 
 
-@pytest.mark.parametrize(("spec", "complaint"), INVALID)
-def test_a_complaint_names_the_field(spec: Object, complaint: str) -> None:
-    assert reading(a_policy(**spec)).error.startswith(complaint)
+@pytest.mark.parametrize(("spec", "error"), INVALID)
+def test_error_names_the_field(spec: Object, error: str) -> None:
+    assert parsed(a_policy(**spec)).error.startswith(error)
 
 
-@pytest.mark.parametrize(("spec", "complaint"), INVALID)
-def test_an_invalid_policy_goes_on_with_its_last_good_spec(spec: Object, complaint: str) -> None:
+@pytest.mark.parametrize(("spec", "error"), INVALID)
+def test_invalid_policy_keeps_its_last_valid_spec(spec: Object, error: str) -> None:
     good = {"cluster": "east", "resourceLimits": [{"resource": "cpu", "quantity": "3"}], **NIGHT}
-    found = reading(a_policy(last_good=good, **{"forceReclaim": True, **spec}))
-    assert found.error.startswith(complaint)
-    assert found.policy == reading(a_policy(**good)).policy
+    found = parsed(a_policy(last_good=good, **{"forceReclaim": True, **spec}))
+    assert found.error.startswith(error)
+    assert found.policy == parsed(a_policy(**good)).policy
     assert str(lease(found, now=datetime(2026, 3, 2, 23, tzinfo=UTC)).amounts["cpu"]) == "3"
 
 
-@pytest.mark.parametrize(("spec", "complaint"), INVALID)
+@pytest.mark.parametrize(("spec", "error"), INVALID)
 @pytest.mark.parametrize("last_good", [None, {"cluster": "east", "timeZone": "Mars/Phobos"}])
-def test_without_a_good_spec_it_offers_nothing_and_evicts_nobody(
-    spec: Object, complaint: str, last_good: Object | None
-) -> None:
-    found = reading(a_policy(last_good=last_good, **{"forceReclaim": True, **spec}))
-    assert found.error.startswith(complaint)
-    lent = lease(found)
-    assert (lent.state, lent.reason, str(lent.amounts["cpu"])) == (LeaseState.CLOSED, "InvalidPolicy", "0")
-    assert reclaim_for(lent, [a_pod()], NOON) == Reclaim(terms=lent.terms)
+def test_invalid_policy_leases_and_evicts_nothing(spec: Object, error: str, last_good: Object | None) -> None:
+    found = parsed(a_policy(last_good=last_good, **{"forceReclaim": True, **spec}))
+    assert found.error.startswith(error)
+    leased = lease(found)
+    assert (leased.state, leased.reason, str(leased.amounts["cpu"])) == (LeaseState.CLOSED, "InvalidPolicy", "0")
+    assert reclaim_for(leased, [a_pod()], NOON) == Reclaim(terms=leased.terms)
 
 
-def test_an_owners_policy_with_an_error_does_not_leave_the_node_to_the_operators() -> None:
-    operators, typo = reading(a_policy()), reading(a_policy(timeZone="Mars/Olympus"), PolicySide.OWNER)
-    lent = lease(operators, typo, owner_required=True)
-    assert (lent.state, str(lent.amounts["cpu"])) == (LeaseState.CLOSED, "0")
+def test_invalid_owner_policy_still_limits_the_node() -> None:
+    operators, typo = parsed(a_policy()), parsed(a_policy(timeZone="Mars/Olympus"), PolicySide.OWNER)
+    leased = lease(operators, typo, owner_required=True)
+    assert (leased.state, str(leased.amounts["cpu"])) == (LeaseState.CLOSED, "0")
 
 
-def test_a_policy_that_cannot_be_read_is_about_the_nodes_that_it_selects_if_that_is_clear() -> None:
-    typo = reading(a_policy(timeZone="Mars/Olympus", nodeSelector=GPU))
+def test_invalid_policy_keeps_its_readable_selector() -> None:
+    typo = parsed(a_policy(timeZone="Mars/Olympus", nodeSelector=GPU))
     assert typo.policy.selector.matches(NODE)
     assert not typo.policy.selector.matches({"metadata": {"name": "n2"}})
-    worse = reading(a_policy(nodeSelector={"nodeSelectorTerms": "all"}))
+    worse = parsed(a_policy(nodeSelector={"nodeSelectorTerms": "all"}))
     assert worse.policy.selector is EVERY_NODE
 
 
-# -- which policies
+# -- matching
 
 
 @pytest.mark.parametrize(("cluster", "about"), [("east", True), ("c-east", True), ("west", False), (None, False)])
-def test_a_policy_names_the_binding_or_its_cluster_id(cluster: str | None, about: bool) -> None:
+def test_policy_names_binding_or_cluster_id(cluster: str | None, about: bool) -> None:
     assert applies_to_binding({"metadata": {"name": "p"}, "spec": {"cluster": cluster}}, BINDING) is about
 
 
-def test_policies_come_in_the_order_of_their_names_whatever_the_store_says() -> None:
+def test_policies_are_sorted_by_name() -> None:
     policies = [a_policy("c"), a_policy("a"), a_policy("elsewhere", cluster="west"), a_policy("b")]
     for given in (policies, policies[::-1]):
         assert [each.policy.name for each in parsed_policies(given, PolicySide.OPERATOR, BINDING, "UTC")] == [
@@ -132,13 +130,13 @@ def test_policies_come_in_the_order_of_their_names_whatever_the_store_says() -> 
         ]
 
 
-def test_a_policy_that_is_being_deleted_counts_no_more() -> None:
+def test_deleting_policy_does_not_count() -> None:
     going = a_policy("going")
     going["metadata"]["deletionTimestamp"] = "2026-03-02T11:00:00Z"
     assert parsed_policies([going], PolicySide.OWNER, BINDING, "UTC") == []
 
 
-# -- since when
+# -- time of the last change
 
 
 def an_entry(time: str, **rest: str) -> Object:
@@ -150,7 +148,7 @@ def with_entries(*entries: Object) -> Object:
     return {**policy, "metadata": {**policy["metadata"], "managedFields": list(entries)}}
 
 
-def test_a_spec_is_as_it_is_since_the_last_write_that_was_not_to_the_status() -> None:
+def test_spec_time_is_the_last_non_status_write() -> None:
     policy = with_entries(
         an_entry("2026-02-01T08:00:00Z"),
         an_entry("2026-02-03T08:00:00Z"),
@@ -161,13 +159,13 @@ def test_a_spec_is_as_it_is_since_the_last_write_that_was_not_to_the_status() ->
     assert parse_policy(policy, PolicySide.OWNER, "UTC").changed_at == datetime(2026, 2, 3, 8, tzinfo=UTC)
 
 
-def test_a_policy_that_nobody_has_touched_is_as_old_as_it_is() -> None:
+def test_untouched_policy_has_its_creation_time() -> None:
     assert changed_at(a_policy()) == datetime(2026, 1, 1, tzinfo=UTC)
     assert changed_at(with_entries({"manager": "old"})) == datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def test_the_cache_keeps_the_moment_and_not_the_managed_fields() -> None:
-    kept = with_changed_at(with_entries(an_entry("2026-02-03T08:00:00Z")))
-    assert "managedFields" not in kept["metadata"]
-    assert changed_at(kept) == datetime(2026, 2, 3, 8, tzinfo=UTC)
-    assert parse_policy(kept, PolicySide.OWNER, "UTC").changed_at == datetime(2026, 2, 3, 8, tzinfo=UTC)
+def test_cache_keeps_time_without_managed_fields() -> None:
+    remaining = with_changed_at(with_entries(an_entry("2026-02-03T08:00:00Z")))
+    assert "managedFields" not in remaining["metadata"]
+    assert changed_at(remaining) == datetime(2026, 2, 3, 8, tzinfo=UTC)
+    assert parse_policy(remaining, PolicySide.OWNER, "UTC").changed_at == datetime(2026, 2, 3, 8, tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""Tokens in kubeconfigs: what they say, and their renewal, on virtual time."""
+"""Renewal of the token in a kubeconfig, on virtual time."""
 
 import asyncio
 import base64
@@ -47,7 +47,7 @@ def a_kubeconfig(token: str) -> dict[str, Any]:
     }
 
 
-def test_a_service_account_token_says_whose_it_is_and_when_to_renew_it() -> None:
+def test_token_names_account_and_renewal_time() -> None:
     token = parse_token(a_kubeconfig(a_token()))
     assert token is not None
     assert token.kubernetes.serviceaccount.name == "east"
@@ -55,7 +55,7 @@ def test_a_service_account_token_says_whose_it_is_and_when_to_renew_it() -> None
     assert token.renewal.isoformat() == "2024-01-25T19:12:00+00:00"
 
 
-def test_other_credentials_are_left_alone() -> None:
+def test_other_credentials_are_not_renewed() -> None:
     for kubeconfig in (
         {},
         a_kubeconfig("opaque"),
@@ -67,14 +67,14 @@ def test_other_credentials_are_left_alone() -> None:
         assert parse_token(kubeconfig) is None
 
 
-def test_a_new_token_changes_nothing_else() -> None:
+def test_new_token_changes_nothing_else() -> None:
     before = a_kubeconfig(a_token())
     after = with_token(before, "new")
     assert after["users"][0] == {"name": "u", "user": {"token": "new"}}
     assert {**after, "users": 0} == {**before, "users": 0}
 
 
-def test_a_kubeconfig_that_cannot_be_read_is_empty() -> None:
+def test_unreadable_kubeconfig_is_empty() -> None:
     data = base64.b64encode(yaml.safe_dump(a_kubeconfig("t")).encode()).decode()
     assert parse_kubeconfig({"data": {"kubeconfig": data}}) == a_kubeconfig("t")
     for broken in ("???", base64.b64encode(b"[").decode(), base64.b64encode(b"- 1").decode()):
@@ -99,15 +99,15 @@ async def populate(virtual: Client, physical: Client) -> None:
 
 
 async def secret_after(minutes: float) -> Object:
-    """The kubeconfig's Secret after a syncer has worked for so long."""
+    """Return the kubeconfig Secret after a syncer has run for that many minutes."""
     clock = running_clock()
-    above, below = (InProcessApi(SERVED, now=clock.now) for _ in range(2))
-    virtual = Client(above.connect())
-    await populate(virtual, Client(below.connect()))
+    virtual_api, physical_api = (InProcessApi(SERVED, now=clock.now) for _ in range(2))
+    virtual = Client(virtual_api.connect())
+    await populate(virtual, Client(physical_api.connect()))
     quiet = {"metrics": Metrics(address=""), "probes": Probes(address="")}
     config = SyncerConfig(binding="east", silence_seconds=86_400, leader_election=LeaderElection(), **quiet)
-    manager = Manager(config, above.connect, identity="one", now=clock.now, monotonic=clock.monotonic)
-    await build_syncer(config, manager, connect=lambda _: below.connect(), monotonic=clock.monotonic)
+    manager = Manager(config, virtual_api.connect, identity="one", now=clock.now, monotonic=clock.monotonic)
+    await build_syncer(config, manager, connect=lambda _: physical_api.connect(), monotonic=clock.monotonic)
     async with asyncio.TaskGroup() as group:
         group.create_task(manager.run())
         await asyncio.sleep(minutes * 60)
@@ -116,7 +116,7 @@ async def secret_after(minutes: float) -> Object:
     return found
 
 
-def test_a_token_is_replaced_at_four_fifths_of_its_life_and_not_before() -> None:
+def test_token_is_renewed_after_80_percent() -> None:
     assert parse_kubeconfig(run(secret_after(47))) == a_kubeconfig(OF_AN_HOUR)
     renewed = parse_kubeconfig(run(secret_after(49)))
     assert renewed["users"][0]["user"]["token"] != OF_AN_HOUR

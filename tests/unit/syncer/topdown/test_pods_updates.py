@@ -1,4 +1,4 @@
-"""What changes of a pod that runs changes of its twin; what was added below stays."""
+"""Changes of a running pod are applied to its twin; additions in the physical cluster stay."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from tapestry.kube.errors import Invalid
 from tapestry.kube.objects import Object, annotations_of, labels_of
 from tapestry.kube.resources import PODS
 
-from ..world import MAPPED, MOUNT, World, a_world, forbidden, nothing, refusing, said
+from ..world import MAPPED, MOUNT, World, a_world, accept_all, forbidden, has_condition, rejecting
 
 DEBUGGER = {"name": "debugger", "image": "busybox:1", "env": [{"name": "X", "value": "y"}]}
 
@@ -27,7 +27,7 @@ async def set_resources(world: World, resources: Object) -> None:
 
 
 @in_virtual_time
-async def test_labels_and_annotations_follow_and_what_was_added_below_stays() -> None:
+async def test_metadata_follows_and_additions_stay() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod(metadata={"labels": {"app": "web", "old": "x"}, "annotations": {"note": "1"}})
@@ -44,29 +44,29 @@ async def test_labels_and_annotations_follow_and_what_was_added_below_stays() ->
 
 
 @in_virtual_time
-async def test_one_change_is_one_write_below_and_none_above() -> None:
+async def test_one_change_is_one_physical_write() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod()
-        above, below = len(world.up.writes("/pods/")), len(world.down.writes("/pods"))
+        virtual, physical = len(world.up.writes("/pods/")), len(world.down.writes("/pods"))
         await world.change_pod({"metadata": {"labels": {"a": "b"}}})
         await asyncio.sleep(60)
-        assert world.down.writes("/pods")[below:] == [f"PATCH {PODS.path(MOUNT, (await place(world)))}"]
-        assert world.up.writes("/pods/")[above:] == []
+        assert world.down.writes("/pods")[physical:] == [f"PATCH {PODS.path(MOUNT, (await place(world)))}"]
+        assert world.up.writes("/pods/")[virtual:] == []
 
 
 async def place(world: World) -> str:
-    found: str = (await world.twin_place())["metadata"]["name"]
+    found: str = (await world.twin_ref())["metadata"]["name"]
     return found
 
 
 @in_virtual_time
-async def test_a_twin_that_waits_for_its_place_follows_too() -> None:
+async def test_unscheduled_twin_follows_too() -> None:
     world = await a_world()
     async with world.syncer():
         await world.add_pod()
         await world.wait_for_pod(MAPPED)
-        await world.refuse_place()
+        await world.mark_unschedulable()
         await world.change_pod({"metadata": {"labels": {"a": "b"}}})
         await world.wait_for_twin(lambda twin: labels_of(twin).get("a") == "b")
 
@@ -81,7 +81,7 @@ async def test_images_follow() -> None:
 
 
 @in_virtual_time
-async def test_what_an_owners_webhook_made_of_a_twin_is_left_as_it_is() -> None:
+async def test_webhook_changes_of_twin_stay() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod()
@@ -92,7 +92,7 @@ async def test_what_an_owners_webhook_made_of_a_twin_is_left_as_it_is() -> None:
 
 
 @in_virtual_time
-async def test_a_debugging_container_that_comes_later_comes_below_too() -> None:
+async def test_ephemeral_container_is_added_to_twin() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod()
@@ -106,21 +106,21 @@ async def test_a_debugging_container_that_comes_later_comes_below_too() -> None:
 
 
 @in_virtual_time
-async def test_a_debugging_container_that_pod_security_refuses_stays_above_and_the_pod_runs_on() -> None:
+async def test_rejected_ephemeral_container_keeps_pod_running() -> None:
     world = await a_world()
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "u", "controller": True}
     async with world.syncer():
         await world.run_pod(metadata={"ownerReferences": [owner]})
         await add_debugger(world, {**DEBUGGER, "securityContext": {"privileged": True}})
-        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
+        await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
         await asyncio.sleep(60)
-        assert (await world.ended())[0] == "Running"
+        assert (await world.phase_and_reason())[0] == "Running"
         assert "ephemeralContainers" not in (await world.twin())["spec"]
         assert len(await world.events("PodSecurity")) == 1
 
 
 @in_virtual_time
-async def test_a_resize_goes_through_its_own_door() -> None:
+async def test_resize_uses_its_subresource() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod(requests={"cpu": "1"})
@@ -131,36 +131,36 @@ async def test_a_resize_goes_through_its_own_door() -> None:
 
 
 @in_virtual_time
-async def test_a_change_that_is_refused_below_is_told_and_tried_again_and_the_pod_runs_on() -> None:
+async def test_rejected_change_is_reported_and_retried() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod()
-        world.down.refusal = refusing("PATCH", await place(world), forbidden("a webhook says no"))
+        world.down.rejection = rejecting("PATCH", await place(world), forbidden("a webhook says no"))
         await world.change_pod({"metadata": {"labels": {"a": "b"}}})
         await asyncio.sleep(60)
-        assert (await world.ended())[0] == "Running"
+        assert (await world.phase_and_reason())[0] == "Running"
         [event] = await world.events("RefusedBelow")
         assert event["message"] == "a webhook says no"
-        world.down.refusal = nothing
+        world.down.rejection = accept_all
         await world.wait_for_twin(lambda twin: labels_of(twin).get("a") == "b", timeout=300)
 
 
 @in_virtual_time
-async def test_where_one_of_several_changes_is_refused_none_is_forgotten() -> None:
+async def test_one_rejected_change_repeats_all() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod(requests={"cpu": "1"})
-        world.down.refusal = refusing("PATCH", "/resize", Invalid(422, "Invalid", "no room on the node"))
+        world.down.rejection = rejecting("PATCH", "/resize", Invalid(422, "Invalid", "no room on the node"))
         await set_resources(world, {"requests": {"cpu": "2"}})
         await world.change_pod({"metadata": {"labels": {"a": "b"}}})
         await asyncio.sleep(60)
-        world.down.refusal = nothing
+        world.down.rejection = accept_all
         twin = await world.wait_for_twin(lambda twin: labels_of(twin).get("a") == "b", timeout=300)
         assert twin["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "2"
 
 
 @in_virtual_time
-async def test_a_change_made_while_nobody_looked_follows_when_somebody_does() -> None:
+async def test_change_during_downtime_follows_later() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod(metadata={"labels": {"old": "x"}})

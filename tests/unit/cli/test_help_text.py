@@ -1,4 +1,4 @@
-"""What `--help` says, of every command that there is."""
+"""`--help` of every command."""
 
 import re
 import shlex
@@ -24,7 +24,7 @@ contexts: [{name: c, context: {cluster: c}}]
 
 
 def commands(command: click.Command = main, words: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
-    """Every command that does something, by the words that call it."""
+    """Yield every executable command by its words."""
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
@@ -47,12 +47,12 @@ def examples(command: click.Command) -> list[str]:
     return [line.strip() for line in rest.partition("\n\n")[0].splitlines()]
 
 
-def test_help_shows_the_commands_in_groups() -> None:
-    shown = CliRunner().invoke(main, ["--help"]).output
-    places = [shown.index(f"\n{title}:\n") for title in GROUPS]
-    assert places == sorted(places)
-    assert shown.index("\n  up ") < shown.index("Clusters that lend") < shown.index("\n  join ")
-    assert "Exit codes: 0" in shown
+def test_help_groups_commands() -> None:
+    help_output = CliRunner().invoke(main, ["--help"]).output
+    positions = [help_output.index(f"\n{title}:\n") for title in GROUPS]
+    assert positions == sorted(positions)
+    assert help_output.index("\n  up ") < help_output.index("Physical clusters") < help_output.index("\n  join ")
+    assert "Exit codes: 0" in help_output
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -65,7 +65,7 @@ def test_every_command_has_help_examples_and_exit_codes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_example_can_be_typed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_example_parses(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("backup.tar").touch()
     Path("tapestry-data").mkdir()
@@ -74,20 +74,20 @@ def test_every_example_can_be_typed(name: str, tmp_path: Path, monkeypatch: pyte
         typed = [shlex.split(part) for part in parts if part.startswith("tapestry ")]
         assert typed, example
         for words in typed:
-            command, rest = called(main, words[1:])
+            command, rest = resolve(main, words[1:])
             command.make_context(name, rest)
 
 
-def called(command: click.Command, words: list[str]) -> tuple[click.Command, list[str]]:
-    """The command that is called, and what is left for it."""
+def resolve(command: click.Command, words: list[str]) -> tuple[click.Command, list[str]]:
+    """Return the called command and its remaining words."""
     if isinstance(command, click.Group) and words:
         found = command.get_command(click.Context(command), words[0])
         if found is not None:
-            return called(found, words[1:])
+            return resolve(found, words[1:])
     return command, words
 
 
-def test_options_that_mean_the_same_are_called_the_same() -> None:
+def test_same_options_have_same_names() -> None:
     short = {"--kubeconfig": None, "--namespace": "-n", "--output": "-o", "--all-namespaces": "-A"}
     for name, command in ALL.items():
         found = options(command)
@@ -100,22 +100,22 @@ def test_options_that_mean_the_same_are_called_the_same() -> None:
 @pytest.mark.parametrize(
     "name", ["status", "nodes", "pods", "policies", "tree", "top", "explain pod", "doctor", "repair"]
 )
-def test_what_asks_a_cluster_takes_the_same_options_and_needs_none(name: str) -> None:
+def test_query_commands_take_same_optional_options(name: str) -> None:
     assert {"--kubeconfig", "--context", "--output"} <= options(ALL[name]).keys()
     assert not [each for each in options(ALL[name]).values() if each.required]
 
 
-def test_options_that_do_not_go_together_are_wrong_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incompatible_options_are_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "kubeconfig"
     file.write_text(KUBECONFIG % 1)
     monkeypatch.setenv("KUBECONFIG", str(file))
     done = CliRunner().invoke(main, ["top", "nodes", "-n", "team-a"])
     assert done.exit_code == USAGE_ERROR
-    assert "-n and -A choose pods; nodes have no namespace" in done.output
+    assert "-n and -A select pods; nodes have no namespace" in done.output
 
 
 @pytest.mark.parametrize("words", [["version"], ["--help"], ["completion", "--help"], ["dance"]])
-def test_what_must_be_quick_imports_nothing_heavy(words: list[str]) -> None:
+def test_fast_commands_import_nothing_heavy(words: list[str]) -> None:
     heavy = {"aiohttp", "asyncio", "cryptography", "msgspec", "rich", "tapestry.client", "tapestry.kube", "yaml"}
     code = (
         "import sys\nfrom tapestry.cli.main import main\n"
@@ -125,7 +125,7 @@ def test_what_must_be_quick_imports_nothing_heavy(words: list[str]) -> None:
     assert done.stdout.endswith("imported set()\n"), done.stdout + done.stderr
 
 
-def test_what_kubectl_runs_says_kubectl_tapestry(
+def test_plugin_help_names_kubectl_tapestry(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["kubectl-tapestry", "status", "--help"])
@@ -135,8 +135,8 @@ def test_what_kubectl_runs_says_kubectl_tapestry(
     assert capsys.readouterr().out.startswith("Usage: kubectl tapestry status [OPTIONS]\n")
 
 
-def test_ctrl_c_ends_a_command_with_130(tmp_path: Path) -> None:
-    """Of one that waits for a server that accepts, and never says a word."""
+def test_ctrl_c_exits_with_130(tmp_path: Path) -> None:
+    """Interrupt a command that waits for a server that accepts connections but never responds."""
     code = (
         "import os, signal, socket, sys, threading\n"
         "server = socket.create_server(('127.0.0.1', 0))\n"

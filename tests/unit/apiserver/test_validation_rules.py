@@ -1,4 +1,4 @@
-"""Rules of custom resources; tools/cel_cases.py recorded what a kube-apiserver says to those in tests/golden/cel."""
+"""CEL validation rules, compared with the responses of a kube-apiserver in tests/golden/cel."""
 
 import json
 import re
@@ -26,13 +26,13 @@ def cases(name: str) -> list[Any]:
     return [json.loads(line) for line in (GOLDEN / name).read_text().splitlines()]
 
 
-def about(message: str) -> str:
-    """What is said, without the value that it is said of, or which function had no overload."""
+def comparable(message: str) -> str:
+    """The message without the value and without the name of the function that has no overload."""
     without_value = re.sub(r'^Invalid value: ("object"|\{.*?"OptionalOldSelf":\w+\}): ', "", message)
     return re.sub("no such overload: [a-z]+", "no such overload", without_value)
 
 
-def test_expressions_mean_what_they_mean_to_kubernetes() -> None:
+def test_expressions_behave_as_in_kubernetes() -> None:
     subject = json.loads((GOLDEN / "subject.json").read_text())
     different = []
     for case in cases("expressions.jsonl"):
@@ -43,16 +43,16 @@ def test_expressions_mean_what_they_mean_to_kubernetes() -> None:
             rules = compile_rules(schema)
             assert rules is not None
             faults = rules.faults({"e": subject["value"]}, None, [], [])
-        said = about(faults[0].message).replace("selfType.e", "selfType") if faults else ""
-        # what follows the first syntax error is guesswork, ours and theirs
-        alike = "Syntax error" in case["said"] and said.startswith("compilation failed")
-        if said != about(case["said"]) and not alike:
-            different.append((case["rule"], case["said"], said))
+        message = comparable(faults[0].message).replace("selfType.e", "selfType") if faults else ""
+        # after the first syntax error, the messages differ
+        is_syntax_error = "Syntax error" in case["said"] and message.startswith("compilation failed")
+        if message != comparable(case["said"]) and not is_syntax_error:
+            different.append((case["rule"], case["said"], message))
     assert not different
 
 
 @pytest.mark.parametrize("case", cases("rules.jsonl"))
-def test_rules_refuse_what_kubernetes_refuses_in_the_same_words(case: Object) -> None:
+def test_rules_report_same_faults_as_kubernetes(case: Object) -> None:
     rules = compile_rules({"type": "object", "properties": {"e": case["schema"]}})
     assert rules is not None
     old = {"e": case["old"]} if case["old"] is not None else {}
@@ -60,7 +60,7 @@ def test_rules_refuse_what_kubernetes_refuses_in_the_same_words(case: Object) ->
     assert [f"{each.path[1:]}: {each.message}" for each in faults] == case["said"]
 
 
-def test_what_was_wrong_before_and_stays_is_warned_of() -> None:
+def test_unchanged_violation_causes_warning() -> None:
     rules = compile_rules({"type": "object", "properties": {"e": {**TEXT, RULES: [{"rule": "self == 'good'"}]}}})
     assert rules is not None
     warnings: list[str] = []
@@ -68,7 +68,7 @@ def test_what_was_wrong_before_and_stays_is_warned_of() -> None:
     assert warnings == ["e: Invalid value: \"string\": failed rule: self == 'good'"]
 
 
-def test_a_rule_that_takes_too_long_is_the_last_one() -> None:
+def test_expensive_rule_stops_evaluation() -> None:
     numbers = {"type": "array", "items": {"type": "integer"}}
     slow = "self.all(a, self.all(b, self.all(c, a + b + c >= 0)))"
     rules = compile_rules(
@@ -79,12 +79,12 @@ def test_a_rule_that_takes_too_long_is_the_last_one() -> None:
     assert "no further validation rules will be run due to call cost exceeds limit" in fault.message
 
 
-def test_a_schema_without_rules_has_nothing_to_ask() -> None:
+def test_schema_without_rules_compiles_to_none() -> None:
     assert compile_rules({"type": "object", "properties": {"e": TEXT}}) is None
 
 
 @pytest.mark.parametrize(
-    ("rule", "field", "words"),
+    ("rule", "field", "message"),
     [
         ({"rule": "self.nope == 1"}, "rule", "compilation failed: ERROR: <input>:1:5: undefined field 'nope'"),
         ({"rule": ""}, "rule", "Required value: rule is not specified"),
@@ -101,20 +101,20 @@ def test_a_schema_without_rules_has_nothing_to_ask() -> None:
         ({"rule": "self.a"}, "rule", "cel expression must evaluate to a bool"),
     ],
 )
-def test_a_rule_that_cannot_be_meant_is_refused_with_its_place(rule: Object, field: str, words: str) -> None:
+def test_invalid_rule_is_reported_with_path(rule: Object, field: str, message: str) -> None:
     schema = {"type": "object", "properties": {"spec": {"type": "object", "properties": {"a": TEXT}, RULES: [rule]}}}
     [fault] = rule_faults(schema, "schema")
     assert fault.path == f"schema.properties[spec].{RULES}[0].{field}"
-    assert words in fault.message
+    assert message in fault.message
 
 
-def test_items_of_a_list_without_keys_cannot_be_compared_with_what_they_were() -> None:
+def test_old_self_is_rejected_in_unkeyed_list() -> None:
     items = {"type": "array", "items": {**TEXT, RULES: [{"rule": "self == oldSelf"}]}}
     [fault] = rule_faults({"type": "object", "properties": {"a": items}}, "schema")
     assert fault.message.endswith("the uncorrelatable portion of the schema within schema.properties[a]")
 
 
-def test_a_rule_that_could_become_far_too_dear_is_refused_when_it_is_written() -> None:
+def test_rule_with_excessive_estimated_cost_is_rejected() -> None:
     rule = {"rule": "self.all(s, s == 'x')"}
     texts = {"type": "array", "items": TEXT, RULES: [rule]}
     [fault] = rule_faults({"type": "object", "properties": {"a": {"type": "array", "items": texts}}}, "schema")
@@ -124,13 +124,13 @@ def test_a_rule_that_could_become_far_too_dear_is_refused_when_it_is_written() -
     assert not list(rule_faults({"type": "object", "properties": {"a": bounded}}, "schema"))
 
 
-def test_a_pattern_that_is_none_is_refused() -> None:
+def test_invalid_pattern_is_rejected() -> None:
     [fault] = rule_faults({"type": "object", "properties": {"a": {**TEXT, "pattern": "[a"}}}, "schema")
-    why = "must be a valid regular expression, but isn't: error parsing regexp: missing closing ]: `[a`"
-    assert (fault.path, fault.message) == ("schema.properties[a].pattern", f'Invalid value: "[a": {why}')
+    message = "must be a valid regular expression, but isn't: error parsing regexp: missing closing ]: `[a`"
+    assert (fault.path, fault.message) == ("schema.properties[a].pattern", f'Invalid value: "[a": {message}')
 
 
-def test_branches_have_no_rules() -> None:
+def test_rules_in_branches_are_rejected() -> None:
     branch = {"properties": {"a": {RULES: [{"rule": "true"}]}}}
     [fault] = rule_faults({"type": "object", "properties": {"a": TEXT}, "allOf": [branch]}, "schema")
     assert (fault.path, fault.message) == (
@@ -139,7 +139,7 @@ def test_branches_have_no_rules() -> None:
     )
 
 
-def test_names_that_are_no_identifiers_have_one() -> None:
+def test_field_names_are_escaped() -> None:
     names = ("plain", "a-b", "a.b/c", "a__b", "namespace", "1a", "ü")
     assert [escaped_name(each) for each in names] == [
         *("plain", "a__dash__b", "a__dot__b__slash__c", "a__underscores__b", "__namespace__"),
@@ -147,18 +147,18 @@ def test_names_that_are_no_identifiers_have_one() -> None:
     ]
 
 
-def test_a_path_is_followed_through_the_schema() -> None:
+def test_field_path_is_resolved_in_schema() -> None:
     schema = {"properties": {"a-b": {"additionalProperties": {"properties": {"c": TEXT}}}}}
     assert normalized_path("['a-b']['k k'].c", schema) == ".a-b[k k].c"
-    for wrong in ("a", ".nope", "['a-b'", "['a-b'].k.nope", ".a-b[0]"):
+    for invalid in ("a", ".nope", "['a-b'", "['a-b'].k.nope", ".a-b[0]"):
         with pytest.raises(PathError):
-            normalized_path(wrong, schema)
+            normalized_path(invalid, schema)
 
 
-# -- on a server
+# -- with a server
 
 
-def a_definition(schema: Object) -> Object:
+def definition_body(schema: Object) -> Object:
     version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
     names = {"plural": "widgets", "kind": "Widget"}
     return {
@@ -167,46 +167,50 @@ def a_definition(schema: Object) -> Object:
     }
 
 
-def a_schema(*rules: Object) -> Object:
+def schema_body(*rules: Object) -> Object:
     spec = {"type": "object", "properties": {"size": {"type": "integer"}, "owner": TEXT}, RULES: list(rules)}
     return {"type": "object", "properties": {"spec": spec}}
 
 
-async def test_a_definition_with_a_rule_that_cannot_be_meant_is_refused(call: Hand) -> None:
-    status, found = await call("POST", DEFINITIONS, a_definition(a_schema({"rule": "self.weight > 1"})))
+async def test_definition_with_invalid_rule_is_rejected(call: Hand) -> None:
+    status, response = await call("POST", DEFINITIONS, definition_body(schema_body({"rule": "self.weight > 1"})))
     assert status == 422
-    [cause] = found["details"]["causes"]
+    [cause] = response["details"]["causes"]
     assert cause["field"] == f"spec.validation.openAPIV3Schema.properties[spec].{RULES}[0].rule"
     assert "undefined field 'weight'" in cause["message"]
 
 
-async def test_an_object_that_a_rule_is_false_of_is_refused(call: Hand) -> None:
-    up = {"rule": "!has(oldSelf.size) || self.size >= oldSelf.size", "message": "only grows", "fieldPath": ".size"}
-    await call.made(DEFINITIONS, a_definition(a_schema({"rule": "self.size < 10"}, up)))
-    status, found = await call("POST", WIDGETS, {"metadata": {"name": "a"}, "spec": {"size": 10}})
+async def test_object_that_violates_rule_is_rejected(call: Hand) -> None:
+    only_grows = {
+        "rule": "!has(oldSelf.size) || self.size >= oldSelf.size",
+        "message": "only grows",
+        "fieldPath": ".size",
+    }
+    await call.made(DEFINITIONS, definition_body(schema_body({"rule": "self.size < 10"}, only_grows)))
+    status, response = await call("POST", WIDGETS, {"metadata": {"name": "a"}, "spec": {"size": 10}})
     assert status == 422
-    assert found["message"] == (
+    assert response["message"] == (
         'Widget.example.com "a" is invalid: spec: Invalid value: "object": failed rule: self.size < 10'
     )
     await call.made(WIDGETS, {"metadata": {"name": "a"}, "spec": {"size": 5}})
     smaller = {"spec": {"size": 4}}
-    status, found = await call("PATCH", f"{WIDGETS}/a", smaller, kind="application/merge-patch+json")
-    assert (status, found["details"]["causes"][0]["field"]) == (422, "spec.size")
+    status, response = await call("PATCH", f"{WIDGETS}/a", smaller, kind="application/merge-patch+json")
+    assert (status, response["details"]["causes"][0]["field"]) == (422, "spec.size")
 
 
-async def test_rules_are_not_asked_about_what_the_schema_refuses(call: Hand) -> None:
-    await call.made(DEFINITIONS, a_definition(a_schema({"rule": "self.size < 10"})))
-    status, found = await call("POST", WIDGETS, {"metadata": {"name": "a"}, "spec": {"size": "big"}})
+async def test_rules_are_skipped_if_schema_is_violated(call: Hand) -> None:
+    await call.made(DEFINITIONS, definition_body(schema_body({"rule": "self.size < 10"})))
+    status, response = await call("POST", WIDGETS, {"metadata": {"name": "a"}, "spec": {"size": "big"}})
     assert status == 422
-    assert "some validation rules were not checked because the object was invalid" in found["message"]
+    assert "some validation rules were not checked because the object was invalid" in response["message"]
 
 
-async def test_new_rules_hold_from_the_next_write_on(call: Hand) -> None:
-    made = await call.made(DEFINITIONS, a_definition(a_schema()))
+async def test_new_rules_apply_to_changed_values_only(call: Hand) -> None:
+    definition = await call.made(DEFINITIONS, definition_body(schema_body()))
     await call.made(WIDGETS, {"metadata": {"name": "a"}, "spec": {"size": 50}})
-    changed = {**made, "spec": a_definition(a_schema({"rule": "self.size < 10"}))["spec"]}
+    changed = {**definition, "spec": definition_body(schema_body({"rule": "self.size < 10"}))["spec"]}
     assert (await call("PUT", f"{DEFINITIONS}/widgets.example.com", changed))[0] == 200
-    labelled = {"metadata": {"labels": {"a": "b"}}}
-    assert (await call("PATCH", f"{WIDGETS}/a", labelled, kind="application/merge-patch+json"))[0] == 200
+    relabeled = {"metadata": {"labels": {"a": "b"}}}
+    assert (await call("PATCH", f"{WIDGETS}/a", relabeled, kind="application/merge-patch+json"))[0] == 200
     bigger = {"spec": {"size": 51}}
     assert (await call("PATCH", f"{WIDGETS}/a", bigger, kind="application/merge-patch+json"))[0] == 422

@@ -1,4 +1,4 @@
-"""Classes: what objects get from them."""
+"""Defaults from RuntimeClasses, PriorityClasses, StorageClasses and IngressClasses."""
 
 from typing import Any
 
@@ -18,23 +18,23 @@ INGRESS_CLASSES = "/apis/networking.k8s.io/v1/ingressclasses"
 DEFAULT = "is-default-class"
 
 
-def a_pod(**spec: Any) -> Object:
+def pod_body(**spec: Any) -> Object:
     return {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}], **spec}}
 
 
-def a_claim(name: str, **spec: Any) -> Object:
+def claim_body(name: str, **spec: Any) -> Object:
     resources = {"requests": {"storage": "1Gi"}}
     return {"metadata": {"name": name}, "spec": {"accessModes": ["ReadWriteOnce"], "resources": resources, **spec}}
 
 
-async def refusal(call: Hand, body: Object) -> str:
-    status, found = await call("POST", PODS, body)
-    assert status == 403, found
-    message: str = found["message"]
+async def forbidden_message(call: Hand, body: Object) -> str:
+    status, response = await call("POST", PODS, body)
+    assert status == 403, response
+    message: str = response["message"]
     return message
 
 
-async def test_a_pod_gets_what_its_runtime_needs(call: Hand) -> None:
+async def test_runtime_class_sets_overhead_and_scheduling(call: Hand) -> None:
     runtime = {
         "metadata": {"name": "kata"},
         "handler": "kata",
@@ -45,37 +45,37 @@ async def test_a_pod_gets_what_its_runtime_needs(call: Hand) -> None:
         },
     }
     await call.made(RUNTIMES, runtime)
-    pod = await call.made(PODS, a_pod(runtimeClassName="kata", nodeSelector={"zone": "a"}))
+    pod = await call.made(PODS, pod_body(runtimeClassName="kata", nodeSelector={"zone": "a"}))
     assert pod["spec"]["overhead"] == {"cpu": "250m"}
     assert pod["spec"]["nodeSelector"] == {"zone": "a", "kata": "yes"}
     assert "kata" in {each["key"] for each in pod["spec"]["tolerations"]}
-    assert await refusal(call, a_pod(runtimeClassName="kata", overhead={"cpu": "1"})) == (
+    assert await forbidden_message(call, pod_body(runtimeClassName="kata", overhead={"cpu": "1"})) == (
         "pods \"p\" is forbidden: pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead"
     )
     assert "conflict: runtimeClass.scheduling.nodeSelector[kata] = yes; pod.spec.nodeSelector[kata] = no" in (
-        await refusal(call, a_pod(runtimeClassName="kata", nodeSelector={"kata": "no"}))
+        await forbidden_message(call, pod_body(runtimeClassName="kata", nodeSelector={"kata": "no"}))
     )
 
 
-async def test_a_pod_that_is_replaced_keeps_its_priority(call: Hand) -> None:
+async def test_replaced_pod_keeps_its_priority(call: Hand) -> None:
     await call.made(PRIORITIES, {"metadata": {"name": "urgent"}, "value": 7, "preemptionPolicy": "Never"})
-    await call.made(PODS, a_pod(priorityClassName="urgent"))
-    body = a_pod(priorityClassName="urgent", activeDeadlineSeconds=60)
+    await call.made(PODS, pod_body(priorityClassName="urgent"))
+    body = pod_body(priorityClassName="urgent", activeDeadlineSeconds=60)
     status, pod = await call("PUT", f"{PODS}/p", body)
     assert (status, pod["spec"]["priority"], pod["spec"]["preemptionPolicy"]) == (200, 7, "Never")
     status, _ = await call("PUT", f"{PODS}/p", {**body, "spec": {**body["spec"], "priority": 8}})
     assert status == 422
 
 
-async def test_a_pod_without_a_priority_class_gets_the_default_one(call: Hand) -> None:
+async def test_pod_gets_default_priority_class(call: Hand) -> None:
     for name, value, default in (("high", 9, True), ("low", 5, True), ("lowest", 1, False)):
         await call.made(PRIORITIES, {"metadata": {"name": name}, "value": value, "globalDefault": default})
-    pod = await call.made(PODS, a_pod())
+    pod = await call.made(PODS, pod_body())
     assert (pod["spec"]["priorityClassName"], pod["spec"]["priority"]) == ("low", 5)
 
 
 @pytest.mark.parametrize(
-    ("version", "kind", "complaint"),
+    ("version", "kind", "error"),
     [
         ("v1", "ReplicationController", ""),
         ("", "ReplicationController", ""),
@@ -84,34 +84,38 @@ async def test_a_pod_without_a_priority_class_gets_the_default_one(call: Hand) -
         ("a/b/c", "ReplicationController", "unexpected GroupVersion string: a/b/c"),
     ],
 )
-async def test_what_an_autoscaler_may_scale(call: Hand, version: str, kind: str, complaint: str) -> None:
+async def test_autoscaler_target_reference_is_validated(call: Hand, version: str, kind: str, error: str) -> None:
     target = {"apiVersion": version, "kind": kind, "name": "x"}
     body = {"metadata": {"name": "h"}, "spec": {"maxReplicas": 2, "scaleTargetRef": target}}
-    status, found = await call("POST", "/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers", body)
-    assert status == (422 if complaint else 201)
-    assert complaint in found.get("message", "")
+    status, response = await call("POST", "/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers", body)
+    assert status == (422 if error else 201)
+    assert error in response.get("message", "")
 
 
-async def test_a_runtime_that_is_not_there_runs_nothing(call: Hand) -> None:
-    assert await refusal(call, a_pod(runtimeClassName="kata")) == (
+async def test_pod_with_unknown_runtime_class_is_forbidden(call: Hand) -> None:
+    assert await forbidden_message(call, pod_body(runtimeClassName="kata")) == (
         'pods "p" is forbidden: pod rejected: RuntimeClass "kata" not found'
     )
-    assert "Pod Overhead set without corresponding RuntimeClass" in await refusal(call, a_pod(overhead={"cpu": "1"}))
+    assert "Pod Overhead set without corresponding RuntimeClass" in await forbidden_message(
+        call, pod_body(overhead={"cpu": "1"})
+    )
 
 
-async def test_a_claim_without_a_class_gets_the_default(call: Hand) -> None:
-    assert "storageClassName" not in (await call.made(CLAIMS, a_claim("before")))["spec"]
-    mark = {f"storageclass.kubernetes.io/{DEFAULT}": "true"}
+async def test_claim_gets_default_storage_class(call: Hand) -> None:
+    assert "storageClassName" not in (await call.made(CLAIMS, claim_body("before")))["spec"]
+    annotations = {f"storageclass.kubernetes.io/{DEFAULT}": "true"}
     await call.made(STORAGE, {"metadata": {"name": "slow"}, "provisioner": "x"})
-    await call.made(STORAGE, {"metadata": {"name": "fast", "annotations": mark}, "provisioner": "x"})
-    assert (await call.made(CLAIMS, a_claim("after")))["spec"]["storageClassName"] == "fast"
-    assert (await call.made(CLAIMS, a_claim("own", storageClassName="slow")))["spec"]["storageClassName"] == "slow"
-    assert (await call.made(CLAIMS, a_claim("none", storageClassName="")))["spec"]["storageClassName"] == ""
+    await call.made(STORAGE, {"metadata": {"name": "fast", "annotations": annotations}, "provisioner": "x"})
+    assert (await call.made(CLAIMS, claim_body("after")))["spec"]["storageClassName"] == "fast"
+    assert (await call.made(CLAIMS, claim_body("own", storageClassName="slow")))["spec"]["storageClassName"] == "slow"
+    assert (await call.made(CLAIMS, claim_body("none", storageClassName="")))["spec"]["storageClassName"] == ""
 
 
-async def test_an_ingress_without_a_class_gets_the_default(call: Hand) -> None:
-    mark = {f"ingressclass.kubernetes.io/{DEFAULT}": "true"}
-    await call.made(INGRESS_CLASSES, {"metadata": {"name": "edge", "annotations": mark}, "spec": {"controller": "x/y"}})
+async def test_ingress_gets_default_ingress_class(call: Hand) -> None:
+    annotations = {f"ingressclass.kubernetes.io/{DEFAULT}": "true"}
+    await call.made(
+        INGRESS_CLASSES, {"metadata": {"name": "edge", "annotations": annotations}, "spec": {"controller": "x/y"}}
+    )
     backend = {"service": {"name": "s", "port": {"number": 80}}}
     plain = {"metadata": {"name": "a"}, "spec": {"defaultBackend": backend}}
     assert (await call.made(INGRESSES, plain))["spec"]["ingressClassName"] == "edge"
@@ -122,7 +126,7 @@ async def test_an_ingress_without_a_class_gets_the_default(call: Hand) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "finalizer"),
     [
-        (CLAIMS, a_claim("v"), "kubernetes.io/pvc-protection"),
+        (CLAIMS, claim_body("v"), "kubernetes.io/pvc-protection"),
         (
             "/api/v1/persistentvolumes",
             {
@@ -137,7 +141,7 @@ async def test_an_ingress_without_a_class_gets_the_default(call: Hand) -> None:
         ),
     ],
 )
-async def test_storage_is_protected_from_the_first_moment(call: Hand, path: str, body: Object, finalizer: str) -> None:
+async def test_new_storage_has_protection_finalizer(call: Hand, path: str, body: Object, finalizer: str) -> None:
     assert (await call.made(path, body))["metadata"]["finalizers"] == [finalizer]
     await call("DELETE", f"{path}/v")
     assert "deletionTimestamp" in (await call("GET", f"{path}/v"))[1]["metadata"]

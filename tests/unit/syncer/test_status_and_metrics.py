@@ -1,4 +1,4 @@
-"""Figures in status and metrics: what is in effect, and when the physical cluster last answered; on virtual time."""
+"""Status and metrics of a binding: leased amounts and last response, on virtual time."""
 
 import asyncio
 from datetime import datetime, timedelta
@@ -33,8 +33,8 @@ def age(moment: datetime | None) -> float:
     return (running_clock().now() - moment).total_seconds()
 
 
-async def shown(world: World) -> Any:
-    """The binding as `tapestry status` shows it."""
+async def binding_row(world: World) -> Any:
+    """Return the binding as `tapestry status` shows it."""
     questions = Queries(world.virtual, lambda _: world.down.connect(), running_clock().now())
     (found,) = await questions.bindings()
     return found
@@ -50,16 +50,16 @@ async def set_switch(world: World, value: str | None) -> None:
 
 
 @in_virtual_time
-async def test_last_seen_is_never_ten_seconds_off_while_a_cluster_answers() -> None:
+async def test_last_seen_is_at_most_ten_seconds_old() -> None:
     world = await a_world("east")
     async with world.syncer("east", silence_seconds=SILENCE):
         await asyncio.sleep(20)
         written = len(world.up.writes("clusterbindings/east/status"))
         for _ in range(24):
             await asyncio.sleep(7)
-            found = await shown(world)
+            found = await binding_row(world)
             assert found.last_seen_exact
-            assert age(found.last_seen) <= 15  # ten of a Lease, and the answer before its renewal
+            assert age(found.last_seen) <= 15  # ten seconds of a Lease, plus the response before its renewal
             assert age(datetime.fromtimestamp(last_seen(), found.last_seen.tzinfo)) <= SILENCE / 4
         assert len(world.up.writes("clusterbindings/east/status")) == written
 
@@ -71,7 +71,7 @@ def last_seen() -> float:
 
 
 @in_virtual_time
-async def test_last_seen_of_a_silent_cluster_is_the_time_of_its_last_answer() -> None:
+async def test_last_seen_stops_when_the_cluster_is_unreachable() -> None:
     world = await a_world("east")
     async with world.syncer("east", silence_seconds=SILENCE):
         await asyncio.sleep(33)
@@ -79,12 +79,12 @@ async def test_last_seen_of_a_silent_cluster_is_the_time_of_its_last_answer() ->
         cut = running_clock().now()
         for waited in (12, 18, 60):
             await asyncio.sleep(waited)
-            found = await shown(world)
+            found = await binding_row(world)
             assert timedelta() <= cut - found.last_seen <= timedelta(seconds=15)
             assert cut.timestamp() - last_seen() <= SILENCE / 4
         assert await status(world, "lastSeen") == value_at(await lease(world), *LAST_SEEN)
-        told = next(each for each in await status(world, "conditions") if each["type"] == "Leasing")
-        assert cut - parse_time(told["message"].rpartition(" ")[2]) <= timedelta(seconds=SILENCE / 4 + 1)
+        reported = next(each for each in await status(world, "conditions") if each["type"] == "Leasing")
+        assert cut - parse_time(reported["message"].rpartition(" ")[2]) <= timedelta(seconds=SILENCE / 4 + 1)
 
 
 LAST_SEEN = ("metadata", "annotations", keys.LAST_SEEN)
@@ -95,27 +95,27 @@ async def lease(world: World) -> Object:
 
 
 @in_virtual_time
-async def test_whether_a_cluster_is_out_of_reach_is_told_from_the_start() -> None:
+async def test_unreachable_metric_exists_from_the_start() -> None:
     world = await a_world("east")
     async with world.syncer("east", silence_seconds=SILENCE):
         assert metric("physical_cluster_unreachable") == 0
         world.down.cut()
         await asyncio.sleep(2 * SILENCE)
         assert metric("physical_cluster_unreachable") == 1
-    assert metric("physical_cluster_unreachable") is None  # it works no more, and would never say otherwise
+    assert metric("physical_cluster_unreachable") is None  # the syncer stopped and would never correct the value
 
 
 @in_virtual_time
-async def test_nothing_is_leased_while_the_kill_switch_is_on_though_the_node_keeps_its_room() -> None:
+async def test_kill_switch_leases_nothing_but_keeps_allocatable() -> None:
     world = await a_world("east")
     async with world.syncer("east"):
         await asyncio.sleep(5)
         assert (await status(world, "leased"))["cpu"] == "4"
         await set_switch(world, keys.RECLAIM_NOW)
         assert (await status(world, "leased"))["cpu"] == "0"
-        assert (await shown(world)).leased["cpu"] == "0"
+        assert (await binding_row(world)).leased["cpu"] == "0"
         assert metric("leased", resource="cpu") == 0
-        assert await world.lent() == "4"
+        assert await world.allocatable() == "4"
         policy = await world.virtual.get(POLICIES, "east-all")
         assert (policy["status"]["nodes"], policy["status"].get("leased") or {}) == (0, {})
         questions = Queries(world.virtual, lambda _: world.down.connect(), running_clock().now())
@@ -129,13 +129,13 @@ async def test_nothing_is_leased_while_the_kill_switch_is_on_though_the_node_kee
 
 
 @in_virtual_time
-async def test_nothing_is_leased_while_the_window_is_closed() -> None:
+async def test_closed_window_leases_nothing() -> None:
     now = running_clock().now()
     opens = (now + timedelta(minutes=3)).strftime("%H:%M")
     world = await a_world("east", policy={"timeWindows": [{"start": opens, "end": "24:00"}]})
     async with world.syncer("east"):
         await asyncio.sleep(5)
-        assert ((await status(world, "leased"))["cpu"], await world.lent()) == ("0", "4")
+        assert ((await status(world, "leased"))["cpu"], await world.allocatable()) == ("0", "4")
         questions = Queries(world.virtual, lambda _: world.down.connect(), running_clock().now())
         (answer,) = await questions.node(NODE)
         assert [each.leased for each in answer.resources] == ["0"] * 3
@@ -147,7 +147,7 @@ async def test_nothing_is_leased_while_the_window_is_closed() -> None:
 
 
 @in_virtual_time
-async def test_pods_are_counted_once_by_how_they_fared() -> None:
+async def test_each_pod_counts_once_per_outcome() -> None:
     before = {outcome: count(*outcome) for outcome in OUTCOMES}
     world = await a_world("east")
     async with world.syncer("east"):
@@ -169,7 +169,7 @@ def count(outcome: str, reason: str) -> float:
 
 
 @in_virtual_time
-async def test_each_cache_tells_its_own_size() -> None:
+async def test_each_cache_reports_its_size() -> None:
     world = await a_world("east")
     async with world.syncer("east"):
         await world.add_foreign_pod("shop", "n1")

@@ -1,4 +1,4 @@
-"""Pods that may not or need not run below, or whose name is taken there: what they say, and what becomes of them."""
+"""Pods that get no twin: rejected, excluded, or with a taken name."""
 
 import asyncio
 
@@ -12,49 +12,49 @@ from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, object_named, uid_of
 from tapestry.kube.resources import NAMESPACES, PODS
 
-from ..world import MAPPED, MOUNT, a_world, nothing, phase, refusing, said
+from ..world import MAPPED, MOUNT, a_world, accept_all, has_condition, phase, rejecting
 
 FIVE_MINUTES = 300.0
 
 
-# -- not for us to run
+# -- rejected and excluded pods
 
 
 @in_virtual_time
-async def test_a_pod_that_pod_security_refuses_says_so_once_and_is_never_created() -> None:
+async def test_rejected_pod_reports_once_and_gets_no_twin() -> None:
     world = await a_world()
     async with world.syncer():
         await world.add_pod(hostNetwork=True)
-        pod = await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
+        pod = await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
         assert "hostNetwork" in find_condition(pod["status"]["conditions"], keys.ACCEPTED_CONDITION)["message"]
         await asyncio.sleep(3600)
         await world.change_pod({"metadata": {"labels": {"app": "web"}}})
         await asyncio.sleep(60)
-        assert await world.ended() == ("Pending", None)
+        assert await world.phase_and_reason() == ("Pending", None)
         assert world.down.writes("/pods") == []
         assert [event.get("count", 1) for event in await world.events("PodSecurity")] == [1]
         assert len(world.up.writes("/pods/work/status")) == 1
 
 
 @in_virtual_time
-async def test_a_refused_pod_runs_when_its_binding_changes_its_mind_and_nothing_is_said_against_it_any_more() -> None:
+async def test_rejected_pod_runs_when_binding_allows_it() -> None:
     world = await a_world()
     async with world.syncer():
         await world.add_pod(hostNetwork=True)
-        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
+        await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
         await world.set_binding(podSecurity="privileged")
         await world.wait_for_pod(MAPPED)
         assert await world.condition(keys.ACCEPTED_CONDITION) is None
 
 
 @in_virtual_time
-async def test_a_refused_pod_of_a_job_has_failed() -> None:
+async def test_rejected_pod_of_job_fails() -> None:
     world = await a_world()
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "u", "controller": True}
     async with world.syncer():
         await world.add_pod(metadata={"ownerReferences": [owner]}, hostPID=True)
         await world.wait_for_pod(phase("Failed"))
-        assert await world.ended() == ("Failed", "PodSecurity")
+        assert await world.phase_and_reason() == ("Failed", "PodSecurity")
         assert "hostPID" in (await world.pod())["status"]["message"]
         assert world.down.writes("/pods") == []
 
@@ -65,7 +65,7 @@ def of_a_daemon_set(annotations: Object | None = None) -> Object:
 
 
 @in_virtual_time
-async def test_a_pod_of_a_daemon_set_runs_only_where_somebody_wants_it_to() -> None:
+async def test_daemon_set_pod_runs_only_on_request() -> None:
     world = await a_world()
     async with world.syncer():
         await world.add_pod("wanted", metadata=of_a_daemon_set({keys.RUNNING_DAEMONSET: "true"}))
@@ -82,8 +82,8 @@ async def test_a_pod_of_a_daemon_set_runs_only_where_somebody_wants_it_to() -> N
 
 
 @in_virtual_time
-async def test_a_pod_of_a_daemon_set_that_does_not_run_goes_when_it_is_deleted() -> None:
-    """There is no kubelet for its node but us."""
+async def test_excluded_daemon_set_pod_can_be_deleted() -> None:
+    """Its node has no other kubelet."""
     world = await a_world()
     async with world.syncer():
         await world.add_pod(metadata=of_a_daemon_set())
@@ -94,7 +94,7 @@ async def test_a_pod_of_a_daemon_set_that_does_not_run_goes_when_it_is_deleted()
 
 @pytest.mark.parametrize("namespace", ["kube-system", "kube-public", "kube-node-lease", keys.SYSTEM_NAMESPACE])
 @in_virtual_time
-async def test_pods_of_the_virtual_clusters_own_are_left_alone(namespace: str) -> None:
+async def test_system_pods_are_excluded(namespace: str) -> None:
     world = await a_world()
     async with world.syncer():
         await world.add_pod("proxy", namespace=namespace)
@@ -104,7 +104,7 @@ async def test_pods_of_the_virtual_clusters_own_are_left_alone(namespace: str) -
 
 
 @in_virtual_time
-async def test_nothing_is_mapped_for_a_binding_that_is_going() -> None:
+async def test_deleting_binding_maps_no_pods() -> None:
     world = await a_world(unbindGraceSeconds=3600)
     async with world.syncer():
         await world.add_pod("before")
@@ -117,52 +117,52 @@ async def test_nothing_is_mapped_for_a_binding_that_is_going() -> None:
         assert len(await world.twins()) == 1
 
 
-# -- the name is taken
+# -- taken names
 
 
 @in_virtual_time
-async def test_rule_1_a_stranger_that_has_the_twins_name_is_left_alone_and_the_pod_waits_for_it_to_go() -> None:
+async def test_safety_rule_1_foreign_pod_keeps_the_twins_name() -> None:
     world = await a_world()
-    place = await world.twin_place()
-    stranger = await world.physical.create(
+    place = await world.twin_ref()
+    foreign = await world.physical.create(
         PODS, {**place, "spec": {"containers": [{"name": "c", "image": "busybox:1"}]}}
     )
     async with world.syncer():
         await world.add_pod()
-        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "NameTaken"))
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "NameTaken"))
         await asyncio.sleep(600)
-        assert await world.twins() == [stranger]
+        assert await world.twins() == [foreign]
         assert len(world.up.writes("/pods/work/status")) == 1
         await world.delete_pod()
         await world.wait_until_pod_is_gone()
-        assert await world.twins() == [stranger]
+        assert await world.twins() == [foreign]
         await world.add_pod()
-        await world.physical.delete(PODS, stranger)
+        await world.physical.delete(PODS, foreign)
         await world.wait_for_pod(MAPPED, timeout=61)
 
 
 @in_virtual_time
-async def test_rule_1_what_has_only_one_of_our_two_labels_is_a_stranger() -> None:
+async def test_safety_rule_1_one_of_two_labels_is_foreign() -> None:
     world = await a_world()
-    place = await world.twin_place()
+    place = await world.twin_ref()
     labels = {keys.CLUSTER_BINDING_UID: uid_of(await world.virtual.get(CLUSTER_BINDINGS, "east"))}
     forged = {
         "metadata": {**place["metadata"], "labels": labels},
         "spec": {"containers": [{"name": "c", "image": "busybox:1"}]},
     }
-    stranger = await world.physical.create(PODS, forged)
+    foreign = await world.physical.create(PODS, forged)
     async with world.syncer():
         pod = await world.add_pod()
-        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "NameTaken"))
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "NameTaken"))
         note = {"metadata": {"annotations": {keys.VIRTUAL_POD_UID: uid_of(pod)}}}
-        stranger = await world.physical.patch(PODS, stranger, note)
+        foreign = await world.physical.patch(PODS, foreign, note)
         await world.delete_pod()
         await world.wait_until_pod_is_gone()
-        assert await world.twins() == [stranger]
+        assert await world.twins() == [foreign]
 
 
 @in_virtual_time
-async def test_a_pod_waits_for_the_twin_of_a_namesake_to_go() -> None:
+async def test_pod_waits_for_twin_of_earlier_pod() -> None:
     world = await a_world()
     async with world.syncer():
         first = await world.add_pod()
@@ -173,9 +173,12 @@ async def test_a_pod_waits_for_the_twin_of_a_namesake_to_go() -> None:
         await world.wait_for_twin(lambda twin: "deletionTimestamp" in twin["metadata"])
         await asyncio.sleep(20)
         assert await world.condition(keys.MAPPED_CONDITION) is None
-        asked = len(world.up.asked), len(world.down.asked)
+        before = len(world.up.requests), len(world.down.requests)
         await asyncio.sleep(20)
-        assert sum("/pods" in each.path for each in [*world.up.asked[asked[0] :], *world.down.asked[asked[1] :]]) == 0
+        assert (
+            sum("/pods" in each.path for each in [*world.up.requests[before[0] :], *world.down.requests[before[1] :]])
+            == 0
+        )
         await world.stop()
         await world.wait_for_pod(MAPPED)
         [twin] = await world.twins()
@@ -183,15 +186,15 @@ async def test_a_pod_waits_for_the_twin_of_a_namesake_to_go() -> None:
 
 
 @in_virtual_time
-async def test_a_mount_namespace_that_comes_late_is_enough() -> None:
+async def test_late_mount_namespace_is_enough() -> None:
     world = await a_world()
     going = await world.physical.delete(NAMESPACES, object_named(MOUNT))
     assert going is not None
     await world.physical.replace(NAMESPACES, {**going, "spec": {}}, subresource="finalize")
-    world.down.refusal = refusing("POST", "/pods", NotFound(404, "NotFound", f'namespaces "{MOUNT}" not found'))
+    world.down.rejection = rejecting("POST", "/pods", NotFound(404, "NotFound", f'namespaces "{MOUNT}" not found'))
     async with world.syncer():
         await world.add_pod()
-        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "NotPermitted"))
-        world.down.refusal = nothing
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "NotPermitted"))
+        world.down.rejection = accept_all
         await world.physical.create(NAMESPACES, object_named(MOUNT))
         await world.wait_for_pod(MAPPED, timeout=FIVE_MINUTES)

@@ -1,3 +1,5 @@
+"""Command line: the table of commands, and errors as one line."""
+
 import errno
 import gc
 import logging
@@ -32,7 +34,7 @@ contexts: [{name: here, context: {cluster: here, user: me}}]
 
 @pytest.fixture
 def tapestry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Tapestry]:
-    """Runs the command line, in a home with nothing in it; what belongs to the whole process is put back."""
+    """Run the command line with an empty home, and restore process-wide state."""
     for variable in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -51,8 +53,8 @@ def kubeconfig(tmp_path: Path) -> Path:
     return file
 
 
-def complaint(result: Result) -> str:
-    """The one line that a command that failed has printed."""
+def error_line(result: Result) -> str:
+    """Return the single line that a failed command printed."""
     assert result.exit_code == 1, result.output
     assert isinstance(result.exception, SystemExit)
     (line,) = result.output.splitlines()
@@ -60,7 +62,7 @@ def complaint(result: Result) -> str:
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])
-def test_help_lists_every_command_with_a_summary(tapestry: Tapestry, option: str) -> None:
+def test_help_lists_every_command_with_summary(tapestry: Tapestry, option: str) -> None:
     result = tapestry(option)
     assert result.exit_code == 0
     for name, entry in COMMANDS.items():
@@ -69,30 +71,30 @@ def test_help_lists_every_command_with_a_summary(tapestry: Tapestry, option: str
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_of_the_table_is_there_and_has_help(tapestry: Tapestry, name: str) -> None:
+def test_every_listed_command_exists_with_help(tapestry: Tapestry, name: str) -> None:
     assert isinstance(main.get_command(click.Context(main), name), click.Command)
     result = tapestry(name, "--help")
     assert result.exit_code == 0
     assert f"{name} [OPTIONS]" in result.output
 
 
-def test_the_version_is_printed(tapestry: Tapestry) -> None:
+def test_version_is_printed(tapestry: Tapestry) -> None:
     assert tapestry("version").output == f"tapestry {__version__}\n"
 
 
-def test_a_command_that_is_not_there_is_an_error(tapestry: Tapestry) -> None:
+def test_unknown_command_is_an_error(tapestry: Tapestry) -> None:
     result = tapestry("dance")
     assert result.exit_code == 2
     assert "No such command 'dance'" in result.output
 
 
-def test_only_the_command_that_is_called_is_imported() -> None:
+def test_only_called_command_is_imported() -> None:
     code = "import sys, tapestry.cli.main; print({'aiohttp', 'tapestry.controller', 'yaml'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
 
-def test_crd_prints_a_definition_for_every_registered_kind(tapestry: Tapestry) -> None:
+def test_crd_prints_definition_of_every_registered_kind(tapestry: Tapestry) -> None:
     found = {each["metadata"]["name"]: each for each in yaml.safe_load_all(tapestry("crd").output)}
     assert {"ats.demo.wukong.com", "redismigrations.database.cloud.tencent.com"} <= found.keys()
     for definition in found.values():
@@ -105,28 +107,26 @@ def test_crd_prints_a_definition_for_every_registered_kind(tapestry: Tapestry) -
         assert version["subresources"] == {"status": {}}
 
 
-def test_every_option_stands_for_a_setting() -> None:
+def test_every_option_sets_a_setting() -> None:
     assert {path for path, _ in FLAGS.values()} <= settings(ManagerConfig).keys()
 
 
-# -- what cannot run says why, in one line
+# -- startup errors are one line
 
 
-def test_a_controller_that_is_not_there_is_an_error_that_names_those_that_are(
-    tapestry: Tapestry, kubeconfig: Path
-) -> None:
-    line = complaint(tapestry("run", "nobody", "--kubeconfig", kubeconfig))
+def test_unknown_controller_error_names_known_ones(tapestry: Tapestry, kubeconfig: Path) -> None:
+    line = error_line(tapestry("run", "nobody", "--kubeconfig", kubeconfig))
     problem, _, known = line.partition("; known are: ")
     assert problem == "there is no controller 'nobody'"
     assert {"at", "redismigration"} <= set(known.split(", "))
 
 
-def test_without_a_cluster_there_is_nothing_to_run_against(tapestry: Tapestry) -> None:
-    assert complaint(tapestry("run", "at")).startswith("no kubeconfig: ")
+def test_run_fails_without_cluster(tapestry: Tapestry) -> None:
+    assert error_line(tapestry("run", "at")).startswith("no kubeconfig: ")
 
 
-def test_a_context_that_is_not_there_is_an_error(tapestry: Tapestry, kubeconfig: Path) -> None:
-    line = complaint(tapestry("hub", "--kubeconfig", kubeconfig, "--context", "elsewhere"))
+def test_unknown_context_is_an_error(tapestry: Tapestry, kubeconfig: Path) -> None:
+    line = error_line(tapestry("hub", "--kubeconfig", kubeconfig, "--context", "elsewhere"))
     assert "elsewhere" in line
 
 
@@ -143,37 +143,37 @@ def test_a_context_that_is_not_there_is_an_error(tapestry: Tapestry, kubeconfig:
         ("audit: /nowhere/at/all\n", "No such file or directory: '/nowhere/at/all'"),
     ],
 )
-def test_a_configuration_that_cannot_be_used_is_one_clear_line(
+def test_invalid_configuration_is_one_line_error(
     tapestry: Tapestry, kubeconfig: Path, tmp_path: Path, text: str, reason: str
 ) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(text)
-    assert reason in complaint(tapestry("run", "at", "--kubeconfig", kubeconfig, "--config", file))
+    assert reason in error_line(tapestry("run", "at", "--kubeconfig", kubeconfig, "--config", file))
 
 
-def test_a_configuration_file_that_is_not_there_is_one_clear_line(tapestry: Tapestry, tmp_path: Path) -> None:
-    line = complaint(tapestry("run", "at", "--config", tmp_path / "missing.yaml"))
+def test_missing_configuration_file_is_one_line_error(tapestry: Tapestry, tmp_path: Path) -> None:
+    line = error_line(tapestry("run", "at", "--config", tmp_path / "missing.yaml"))
     assert line.endswith("missing.yaml: cannot be read: No such file or directory")
 
 
-def test_an_option_wins_over_the_file(tapestry: Tapestry, kubeconfig: Path, tmp_path: Path) -> None:
+def test_option_overrides_file(tapestry: Tapestry, kubeconfig: Path, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(f"kubeconfig: {kubeconfig}\n")
-    line = complaint(tapestry("run", "at", "--config", file, "--kubeconfig", tmp_path / "other"))
+    line = error_line(tapestry("run", "at", "--config", file, "--kubeconfig", tmp_path / "other"))
     assert line.endswith("other: no such file; name a kubeconfig that exists")
 
 
-def test_an_address_that_is_taken_is_one_clear_line(tapestry: Tapestry, kubeconfig: Path) -> None:
+def test_used_address_is_one_line_error(tapestry: Tapestry, kubeconfig: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         addresses = ("--metrics-bind-address", "", "--health-probe-bind-address", f"127.0.0.1:{port}")
         options = ("--kubeconfig", kubeconfig, *addresses)
         result = tapestry("run", "at", "--log-level", "error", *options)
-    assert f"Address already in use (while attempting to bind on address ('127.0.0.1', {port}))" in complaint(result)
+    assert f"Address already in use (while attempting to bind on address ('127.0.0.1', {port}))" in error_line(result)
 
 
 @pytest.mark.parametrize("option", ["--bind-address", "--local-address"])
-def test_an_api_server_whose_address_is_taken_says_so_in_one_line(tmp_path: Path, option: str) -> None:
+def test_api_server_with_used_address_prints_one_line(tmp_path: Path, option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         free = {"--bind-address": "127.0.0.1:0", "--local-address": "127.0.0.1:0", option: address}
@@ -186,17 +186,17 @@ def test_an_api_server_whose_address_is_taken_says_so_in_one_line(tmp_path: Path
     assert "Traceback" not in result.stderr
 
 
-def test_a_name_that_is_nearly_right_is_answered_with_the_right_one(tapestry: Tapestry) -> None:
+def test_misspelled_command_gets_suggestion(tapestry: Tapestry) -> None:
     result = tapestry("statsu")
     assert (result.exit_code, "'status'" in result.output) == (2, True)
 
 
-def test_the_version_is_an_option_too(tapestry: Tapestry) -> None:
+def test_version_is_also_an_option(tapestry: Tapestry) -> None:
     assert tapestry("--version").output == tapestry("version").output
 
 
 @pytest.mark.parametrize("command", ["crd", "manifests", "version"])
-def test_output_that_nobody_can_take_is_one_clear_line(command: str) -> None:
+def test_unwritable_output_is_one_line_error(command: str) -> None:
     with Path("/dev/full").open("w") as full:
         ran = subprocess.run(
             [sys.executable, "-c", "from tapestry.cli.main import main; main()", command],
@@ -208,61 +208,61 @@ def test_output_that_nobody_can_take_is_one_clear_line(command: str) -> None:
     assert (ran.returncode, ran.stderr) == (1, "Error: [Errno 28] No space left on device\n")
 
 
-def test_a_world_that_is_not_running_is_not_taken_for_another_cluster(
+def test_stopped_world_is_not_replaced_by_another_cluster(
     tapestry: Tapestry, tmp_path: Path, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though there is a ~/.kube/config: what is meant for a world here is not done to somebody's cluster."""
+    """Even if ~/.kube/config exists, no other cluster is used."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".kube").mkdir()
     kubeconfig.rename(tmp_path / ".kube" / "config")
     (tmp_path / ".tapestry").mkdir()
     (tmp_path / ".tapestry" / "pid").touch()
-    said = complaint(tapestry("k", "get", "pods"))
-    assert said.startswith(f"the world in {tmp_path / '.tapestry'} is not running; `tapestry up` starts it")
-    assert "127.0.0.1:1 cannot be reached" in complaint(tapestry("k", "get", "pods", "--kubeconfig", ".kube/config"))
+    error = error_line(tapestry("k", "get", "pods"))
+    assert error.startswith(f"the world in {tmp_path / '.tapestry'} is not running; `tapestry up` starts it")
+    assert "127.0.0.1:1 cannot be reached" in error_line(tapestry("k", "get", "pods", "--kubeconfig", ".kube/config"))
 
 
-def test_who_asks_from_nowhere_is_told_where_a_world_is_found(
+def test_missing_kubeconfig_error_mentions_world(
     tapestry: Tapestry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    said = complaint(tapestry("status"))
-    assert said.startswith("no kubeconfig: ")
-    assert said.endswith("or go to the folder of a world that `tapestry up` runs")
+    error = error_line(tapestry("status"))
+    assert error.startswith("no kubeconfig: ")
+    assert error.endswith("or go to the folder of a world that `tapestry up` runs")
 
 
 @pytest.mark.parametrize("words", [["create", "--user", "ada"], ["list"], ["revoke", "x"]])
-def test_a_token_is_of_a_server_that_is_there(
+def test_token_needs_existing_server_folder(
     tapestry: Tapestry, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else it is worth nothing, and nobody says so."""
+    """Otherwise the token would be useless, without a message."""
     monkeypatch.chdir(tmp_path)
     result = tapestry("token", *words)
     assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
     assert "'--file-rootpath': Directory 'tapestry-data' does not exist" in result.output
 
 
-def test_policies_are_not_blamed_for_a_zone_that_was_mistyped(tapestry: Tapestry, kubeconfig: Path) -> None:
+def test_unknown_time_zone_is_usage_error(tapestry: Tapestry, kubeconfig: Path) -> None:
     result = tapestry("policies", "--kubeconfig", kubeconfig, "--time-zone", "Mars/X")
     assert result.exit_code == 2
     assert "--time-zone: 'Mars/X' is not a time zone; give an IANA name" in result.output
 
 
-def test_a_reader_that_has_enough_is_no_reason_to_complain() -> None:
-    async def telling() -> None:
+def test_closed_pipe_is_no_error() -> None:
+    async def write() -> None:
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
-    with pytest.raises(BrokenPipeError):  # which click ends without a word
-        run_async(telling())
+    with pytest.raises(BrokenPipeError):  # click exits silently
+        run_async(write())
 
 
-def test_who_cannot_reach_a_cluster_is_told_who_looks_further(tapestry: Tapestry, kubeconfig: Path) -> None:
-    said = complaint(tapestry("status", "--kubeconfig", kubeconfig))
-    assert "https://127.0.0.1:1 cannot be reached" in said
-    assert said.endswith("; `tapestry doctor` looks further")
+def test_connection_error_refers_to_doctor(tapestry: Tapestry, kubeconfig: Path) -> None:
+    error = error_line(tapestry("status", "--kubeconfig", kubeconfig))
+    assert "https://127.0.0.1:1 cannot be reached" in error
+    assert error.endswith("; `tapestry doctor` checks the connection")
 
 
-def test_an_address_that_is_taken_is_named_with_what_to_do(tapestry: Tapestry) -> None:
+def test_used_address_error_gives_advice(tapestry: Tapestry) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         done = tapestry("apiserver", "--backend", "memory", "--bind-address", address, "--local-address", "")
@@ -271,7 +271,7 @@ def test_an_address_that_is_taken_is_named_with_what_to_do(tapestry: Tapestry) -
     assert "choose another address" in done.output
 
 
-def test_an_error_of_the_server_is_told_in_its_own_words() -> None:
+def test_server_error_keeps_its_own_message() -> None:
     refusal = NotFound(404, "NotFound", 'pods "web" not found', action="GET /api/v1/namespaces/default/pods/web")
     assert error_message(refusal) == 'pods "web" not found (NotFound)'
     misspelt = ApiError(500, "Unknown", ".spec.replica: field not declared in schema", action="PATCH /apis/apps/v1")

@@ -1,4 +1,4 @@
-"""Where webhooks are called."""
+"""The URL of a webhook."""
 
 import pytest
 
@@ -15,5 +15,5 @@ from tapestry.apiserver.admission.webhook_client import webhook_url
         ({"service": {"name": "hook", "namespace": "here", "port": 8443}}, "https://hook.here.svc:8443/"),
     ],
 )
-def test_the_path_of_a_webhook_is_tidied_as_kubernetes_does(client: dict[str, object], url: str) -> None:
+def test_webhook_path_is_normalized(client: dict[str, object], url: str) -> None:
     assert webhook_url(client) == url

@@ -1,4 +1,4 @@
-"""Reclaim by a whole syncer: nothing of a tenant's outlasts the deadline by more than 30 seconds."""
+"""Reclaim by a whole syncer: no twin outlasts its deadline by more than 30 seconds."""
 
 import asyncio
 
@@ -27,7 +27,7 @@ def grace(obj: Object) -> int:
     return found
 
 
-async def pull_switch(world: World) -> None:
+async def set_kill_switch(world: World) -> None:
     await world.physical.patch(
         NODES, object_named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}}
     )
@@ -42,13 +42,13 @@ async def wait_for_end_of_twin(world: World, timeout: float = 2) -> None:
 
 
 @in_virtual_time
-async def test_kill_switch_shortens_the_grace_of_a_pod_that_its_tenant_deleted() -> None:
+async def test_kill_switch_shortens_grace_of_deleted_pod() -> None:
     world = await a_world()
     async with world.syncer():
         await run_lasting_pod(world)
         await world.delete_pod()
         await world.wait_for_twin(lambda twin: grace(twin) == A_WEEK)
-        await pull_switch(world)
+        await set_kill_switch(world)
         await wait_for_end_of_twin(world)
         assert grace(await world.pod()) == GRACE
         assert await world.condition("DisruptionTarget") == ("True", "Reclaimed")
@@ -59,30 +59,30 @@ async def test_kill_switch_shortens_the_grace_of_a_pod_that_its_tenant_deleted()
 
 @pytest.mark.parametrize("finalizers", [[], ["example.com/keep"]], ids=["gone", "kept by a finalizer"])
 @in_virtual_time
-async def test_kill_switch_ends_the_twin_of_a_pod_that_was_deleted_by_force(finalizers: list[str]) -> None:
+async def test_kill_switch_ends_twin_of_force_deleted_pod(finalizers: list[str]) -> None:
     world = await a_world()
     async with world.syncer():
         await run_lasting_pod(world, metadata={"finalizers": finalizers})
         await world.delete_pod(grace=0)
         await world.wait_for_twin(lambda twin: grace(twin) == A_WEEK)
-        await pull_switch(world)
+        await set_kill_switch(world)
         await wait_for_end_of_twin(world)
 
 
 @in_virtual_time
-async def test_kill_switch_shortens_the_grace_of_a_twin_that_was_deleted_below() -> None:
+async def test_kill_switch_shortens_grace_of_deleted_twin() -> None:
     world = await a_world()
     async with world.syncer():
         await run_lasting_pod(world)
         await world.physical.delete(PODS, await world.twin())
         await asyncio.sleep(5)
         assert grace(await world.twin()) == A_WEEK
-        await pull_switch(world)
+        await set_kill_switch(world)
         await wait_for_end_of_twin(world)
 
 
 @in_virtual_time
-async def test_deadline_of_a_window_shortens_the_grace_of_deleted_pods_and_not_before() -> None:
+async def test_window_deadline_shortens_grace_of_deleted_pods() -> None:
     terms = {"forceReclaim": True, "gracefulReclaimPeriodSeconds": 60}
     world = await a_world(policy={"timeWindows": [{"start": "00:00", "end": "00:10"}], **terms})
     async with world.syncer():
@@ -94,7 +94,7 @@ async def test_deadline_of_a_window_shortens_the_grace_of_deleted_pods_and_not_b
 
 
 @in_virtual_time
-async def test_deleted_pod_keeps_its_grace_where_nothing_is_forced() -> None:
+async def test_deleted_pod_keeps_grace_without_force() -> None:
     world = await a_world(policy={"timeWindows": [{"start": "00:00", "end": "00:10"}]})
     async with world.syncer():
         await run_lasting_pod(world)
@@ -104,36 +104,36 @@ async def test_deleted_pod_keeps_its_grace_where_nothing_is_forced() -> None:
 
 
 @in_virtual_time
-async def test_deleted_pods_leave_in_time_when_the_virtual_api_is_unreachable() -> None:
+async def test_deleted_pods_leave_while_virtual_api_is_unreachable() -> None:
     world = await a_world()
     async with world.syncer():
         await run_lasting_pod(world)
         await world.delete_pod()
         await world.wait_for_twin(lambda twin: grace(twin) == A_WEEK)
         world.up.cut()
-        await pull_switch(world)
+        await set_kill_switch(world)
         await wait_for_end_of_twin(world, timeout=30)
 
 
-@pytest.mark.parametrize("grace_above", [None, 0], ids=["with grace", "by force"])
+@pytest.mark.parametrize("pod_grace", [None, 0], ids=["with grace", "by force"])
 @in_virtual_time
-async def test_process_that_lost_its_lease_shortens_the_grace_of_deleted_twins(grace_above: int | None) -> None:
+async def test_former_leader_shortens_grace_of_deleted_twins(pod_grace: int | None) -> None:
     world = await a_world()
-    async with world.syncer() as site:
+    async with world.syncer() as context:
         await run_lasting_pod(world)
-        await world.delete_pod(grace=grace_above)
+        await world.delete_pod(grace=pod_grace)
         await world.wait_for_twin(lambda twin: grace(twin) == A_WEEK)
         world.up.cut()
-        unfenced = Client(site.read_transport, identity=site.manager.identity)
-        watch = OfflineReclaim(site, NodeReconciler(site, LeaseCache(site)), unfenced)
-        await pull_switch(world)
+        unfenced = Client(context.read_transport, identity=context.manager.identity)
+        watch = OfflineReclaim(context, NodeReconciler(context, LeaseCache(context)), unfenced)
+        await set_kill_switch(world)
         await asyncio.sleep(0.01)
         await watch.reclaim_due()
         assert grace(await world.twin()) == GRACE
 
 
 @in_virtual_time
-async def test_withdrawal_with_force_shortens_the_grace_of_deleted_pods() -> None:
+async def test_forced_withdrawal_shortens_grace_of_deleted_pods() -> None:
     world = await a_world(policy={"forceReclaim": True, "gracefulReclaimPeriodSeconds": 5})
     async with world.syncer():
         await run_lasting_pod(world)
@@ -145,25 +145,25 @@ async def test_withdrawal_with_force_shortens_the_grace_of_deleted_pods() -> Non
 
 @pytest.mark.parametrize("finalizers", [[], ["example.com/keep"]], ids=["gone", "kept by a finalizer"])
 @in_virtual_time
-async def test_kill_switch_shortens_the_grace_of_a_twin_that_comes_after_it(finalizers: list[str]) -> None:
+async def test_kill_switch_shortens_grace_of_later_twin(finalizers: list[str]) -> None:
     world = await a_world(directScheduling=True)
     async with world.syncer():
         world.down.before = gate = Gate("POST", "/pods")
         await world.add_pod(terminationGracePeriodSeconds=A_WEEK, metadata={"finalizers": finalizers})
         await gate.reached()
         await world.delete_pod(grace=0)
-        await pull_switch(world)
+        await set_kill_switch(world)
         await asyncio.sleep(5)
         gate.open()
         await wait_for_end_of_twin(world)
 
 
 @in_virtual_time
-async def test_unbinding_shortens_the_grace_of_twins_that_are_being_deleted() -> None:
+async def test_unbinding_shortens_grace_of_deleting_twins() -> None:
     world = await a_world()
     async with world.syncer():
         await run_lasting_pod(world)
-        place = await world.twin_place()
+        place = await world.twin_ref()
         await world.delete_pod(grace=0)
         await world.wait_for_twin(lambda twin: grace(twin) == A_WEEK)
         await world.virtual.delete(CLUSTER_BINDINGS, object_named("east"))
@@ -180,7 +180,7 @@ async def test_unbinding_shortens_the_grace_of_twins_that_are_being_deleted() ->
 
 
 @in_virtual_time
-async def test_unbinding_a_silent_cluster_keeps_no_virtual_node() -> None:
+async def test_unbinding_unreachable_cluster_deletes_virtual_nodes() -> None:
     world = await a_world()
     async with world.syncer():
         await run_lasting_pod(world)
@@ -188,7 +188,7 @@ async def test_unbinding_a_silent_cluster_keeps_no_virtual_node() -> None:
         await world.virtual.delete(CLUSTER_BINDINGS, object_named("east"))
         await world.delete_pod(grace=0)
         await wait_for(world.virtual, NODES, NODE, until=lambda node: node is None, timeout=60)
-        world.down.mend()
+        world.down.restore()
         await world.wait_for_twin(is_deleting)
         await world.stop()
         await wait_for(world.virtual, CLUSTER_BINDINGS, "east", until=lambda binding: binding is None, timeout=600)

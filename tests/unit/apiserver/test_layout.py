@@ -1,4 +1,4 @@
-"""The keys that etcd has objects under."""
+"""The layout of keys in etcd."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from tapestry.apiserver.resource_registry import published_api
 from tapestry.apiserver.storage.etcd.layout import KeyLayout
 from tapestry.apiserver.storage.log import Key
 
-BUILT_IN = sorted({row.storage for row in published_api().resources})
+BUILT_IN = sorted({info.storage for info in published_api().resources})
 LAYOUT = KeyLayout("/registry", BUILT_IN)
 SEGMENTS = st.from_regex(r"[a-z0-9]([-a-z0-9.:]*[a-z0-9])?", fullmatch=True)
 
@@ -40,20 +40,20 @@ SEGMENTS = st.from_regex(r"[a-z0-9]([-a-z0-9.:]*[a-z0-9])?", fullmatch=True)
         (Key("clusterwidgets.example.com", "", "w"), "/registry/example.com/clusterwidgets/w"),
     ],
 )
-def test_keys_are_those_of_kube_apiserver(key: Key, path: str) -> None:
+def test_keys_match_kube_apiserver(key: Key, path: str) -> None:
     assert LAYOUT.path(key) == path.encode()
     assert LAYOUT.key(path.encode()) == key
 
 
 @given(st.sampled_from([*BUILT_IN, "widgets.example.com"]), st.just("") | SEGMENTS, SEGMENTS)
-def test_every_key_is_found_again_and_lies_below_the_prefix(resource: str, namespace: str, name: str) -> None:
+def test_key_round_trips_below_prefix(resource: str, namespace: str, name: str) -> None:
     key = Key(resource, namespace, name)
     path = LAYOUT.path(key)
     assert LAYOUT.key(path) == key
     assert LAYOUT.prefix.encode() < path < LAYOUT.range_end
 
 
-def test_no_two_built_in_resources_share_a_place() -> None:
+def test_built_in_resources_have_distinct_paths() -> None:
     assert len({LAYOUT.path(Key(name, "x", "y")) for name in BUILT_IN}) == len(BUILT_IN)
 
 
@@ -70,15 +70,15 @@ def test_no_two_built_in_resources_share_a_place() -> None:
         b"/registry/pods/\xff\xfe/\x00/x",
     ],
 )
-def test_what_is_no_object_is_nobodys(path: bytes) -> None:
+def test_path_of_no_object_has_no_key(path: bytes) -> None:
     assert LAYOUT.key(path) is None
 
 
 @pytest.mark.parametrize("prefix", ["registry", "/registry", "/registry/"])
-def test_a_prefix_is_the_same_however_it_is_written(prefix: str) -> None:
+def test_prefix_is_normalized(prefix: str) -> None:
     assert KeyLayout(prefix, BUILT_IN).prefix == "/registry/"
 
 
-def test_a_server_without_etcd_does_not_load_grpc() -> None:
+def test_server_without_etcd_does_not_load_grpc() -> None:
     code = "import sys, tapestry.cli.apiserver; sys.exit(bool({'grpc', 'google.protobuf'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -1,4 +1,4 @@
-"""How pods and their twins end by somebody's word: a user's, or an owner's."""
+"""Ends of pods and twins that a user or an owner requests."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.objects import is_deleting, object_named, value_at
 from tapestry.kube.resources import LEASES, NODES, PODS
 
-from ..world import MOUNT, World, a_world, forbidden, phase, refusing, said
+from ..world import MOUNT, World, a_world, forbidden, has_condition, phase, rejecting
 
 ELECTION = LeaderElection(enabled=True, name="syncer")
 
@@ -29,18 +29,16 @@ def node_passes() -> float:
     return sum(REGISTRY.get_sample_value("tapestry_reconcile_seconds_count", labels) or 0 for labels in series)
 
 
-# -- deleted above
+# -- deletion
 
 
-@pytest.mark.parametrize(("own", "asked", "grace"), [(None, None, 30), (90, None, 90), (90, 5, 5)])
+@pytest.mark.parametrize(("own", "requested", "grace"), [(None, None, 30), (90, None, 90), (90, 5, 5)])
 @in_virtual_time
-async def test_a_deleted_pod_goes_after_its_twin_which_has_the_same_time_to_stop(
-    own: int | None, asked: int | None, grace: int
-) -> None:
+async def test_deleted_pod_waits_for_twin_with_its_grace(own: int | None, requested: int | None, grace: int) -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod(**({} if own is None else {"terminationGracePeriodSeconds": own}))
-        await world.delete_pod(grace=asked)
+        await world.delete_pod(grace=requested)
         await world.wait_for_twin(is_deleting)
         assert await grace_of_twin(world) == grace
         await asyncio.sleep(3)
@@ -50,20 +48,20 @@ async def test_a_deleted_pod_goes_after_its_twin_which_has_the_same_time_to_stop
 
 
 @in_virtual_time
-async def test_a_reported_deletion_of_a_twin_needs_no_further_read() -> None:
+async def test_reported_twin_deletion_needs_no_read() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod()
         await world.delete_pod()
         await world.wait_for_twin(is_deleting)
-        world.down.asked.clear()
+        world.down.requests.clear()
         await world.stop()
         await world.wait_until_pod_is_gone()
-        assert [str(request) for request in world.down.asked if "/pods/" in request.path] == []
+        assert [str(request) for request in world.down.requests if "/pods/" in request.path] == []
 
 
 @in_virtual_time
-async def test_a_pod_on_an_open_lease_calls_for_no_pass_over_its_node() -> None:
+async def test_pod_on_open_lease_needs_no_node_pass() -> None:
     world = await a_world()
     async with world.syncer():
         await asyncio.sleep(10)
@@ -78,7 +76,7 @@ async def test_a_pod_on_an_open_lease_calls_for_no_pass_over_its_node() -> None:
 
 
 @in_virtual_time
-async def test_a_second_deletion_that_is_more_urgent_is_passed_on_and_one_that_is_not_is_not() -> None:
+async def test_only_shorter_second_grace_is_propagated() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod(terminationGracePeriodSeconds=600)
@@ -95,7 +93,7 @@ async def test_a_second_deletion_that_is_more_urgent_is_passed_on_and_one_that_i
 
 
 @in_virtual_time
-async def test_a_pod_that_is_deleted_by_force_takes_its_twin_along() -> None:
+async def test_force_deleted_pod_deletes_its_twin() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod()
@@ -105,7 +103,7 @@ async def test_a_pod_that_is_deleted_by_force_takes_its_twin_along() -> None:
 
 
 @in_virtual_time
-async def test_a_finished_twin_is_kept_for_its_logs_until_its_pod_is_deleted() -> None:
+async def test_finished_twin_stays_until_pod_deletion() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod()
@@ -118,19 +116,19 @@ async def test_a_finished_twin_is_kept_for_its_logs_until_its_pod_is_deleted() -
 
 
 @in_virtual_time
-async def test_a_pod_that_never_had_a_twin_goes_when_it_is_deleted() -> None:
+async def test_pod_without_twin_is_deleted() -> None:
     world = await a_world()
     async with world.syncer():
         await world.add_pod(hostNetwork=True)
-        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
+        await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
         await world.delete_pod()
         await world.wait_until_pod_is_gone()
 
 
 @pytest.mark.parametrize("end", ["Succeeded", None])
 @in_virtual_time
-async def test_a_pod_that_somebody_holds_by_a_finalizer_says_that_it_has_ended(end: str | None) -> None:
-    """Else its node would be held for ever, and a Job would wait for a word from a kubelet that there is not."""
+async def test_pod_with_finalizer_reports_its_end(end: str | None) -> None:
+    """Otherwise its node would wait forever, and a Job would wait for a kubelet that does not exist."""
     world = await a_world()
     async with world.syncer():
         await world.run_pod(metadata={"finalizers": ["example.com/held"]})
@@ -141,18 +139,18 @@ async def test_a_pod_that_somebody_holds_by_a_finalizer_says_that_it_has_ended(e
         await world.stop()
         await world.wait_for_pod(phase(end or "Failed"))
         await asyncio.sleep(60)
-        asked = len(world.up.writes("/pods/"))
+        writes_before = len(world.up.writes("/pods/"))
         await asyncio.sleep(3600)
-        assert len(world.up.writes("/pods/")) == asked
+        assert len(world.up.writes("/pods/")) == writes_before
         await world.virtual.patch(PODS, await world.pod(), {"metadata": {"finalizers": None}})
         await world.wait_until_pod_is_gone()
 
 
-# -- taken back
+# -- reclaim
 
 
 @in_virtual_time
-async def test_a_reclaimed_pod_has_its_own_time_to_stop_but_no_more_than_thirty_seconds_and_says_why() -> None:
+async def test_reclaimed_pod_has_at_most_thirty_seconds_grace() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod(terminationGracePeriodSeconds=3600)
@@ -167,7 +165,7 @@ async def test_a_reclaimed_pod_has_its_own_time_to_stop_but_no_more_than_thirty_
 
 
 @in_virtual_time
-async def test_where_the_virtual_cluster_cannot_be_told_twins_go_in_time_and_pods_are_marked_later() -> None:
+async def test_twins_are_reclaimed_while_virtual_cluster_is_unreachable() -> None:
     world = await a_world()
     async with world.syncer():
         for name in ("a", "b"):
@@ -182,24 +180,24 @@ async def test_where_the_virtual_cluster_cannot_be_told_twins_go_in_time_and_pod
             await world.stop(name)
         await asyncio.sleep(600)
         assert [await world.pod(name) for name in ("a", "b")] == pods
-        world.up.mend()
+        world.up.restore()
         async with asyncio.TaskGroup() as group:
-            seen = [group.create_task(world.wait_for_pod(is_deleting, name, timeout=300)) for name in ("a", "b")]
-        assert all(said("DisruptionTarget", "True", "Reclaimed")(pod.result()) for pod in seen)
+            observed = [group.create_task(world.wait_for_pod(is_deleting, name, timeout=300)) for name in ("a", "b")]
+        assert all(has_condition("DisruptionTarget", "True", "Reclaimed")(pod.result()) for pod in observed)
         for name in ("a", "b"):
             await world.wait_until_pod_is_gone(name)
         assert await world.twins() == []
 
 
 @in_virtual_time
-async def test_rule_4_whoever_led_last_frees_nodes_in_time_while_nobody_reaches_the_virtual_cluster() -> None:
+async def test_safety_rule_4_last_leader_reclaims_while_virtual_unreachable() -> None:
     world = await a_world()
-    async with world.syncer(leader_election=ELECTION) as site:
+    async with world.syncer(leader_election=ELECTION) as context:
         await world.run_pod()
         world.up.cut()
         await asyncio.sleep(3600)
-        assert site.manager.elector is not None
-        assert not site.manager.elector.is_leading
+        assert context.manager.elector is not None
+        assert not context.manager.elector.is_leading
         await world.change_pod({"metadata": {"labels": {"any": "change"}}})
         assert not is_deleting(await world.twin())
         await world.physical.patch(
@@ -207,14 +205,14 @@ async def test_rule_4_whoever_led_last_frees_nodes_in_time_while_nobody_reaches_
         )
         await world.wait_for_twin(is_deleting, timeout=2)
         await world.stop()
-        world.up.mend()
+        world.up.restore()
         marked = await world.wait_for_pod(is_deleting, timeout=300)
-        assert said("DisruptionTarget", "True", "Reclaimed")(marked)
+        assert has_condition("DisruptionTarget", "True", "Reclaimed")(marked)
         await world.wait_until_pod_is_gone()
 
 
 @in_virtual_time
-async def test_rule_4_whoever_knows_of_another_leader_ends_no_twin() -> None:
+async def test_safety_rule_4_former_leader_with_successor_deletes_nothing() -> None:
     world = await a_world()
     async with world.syncer(leader_election=ELECTION):
         await world.run_pod()
@@ -228,18 +226,18 @@ async def test_rule_4_whoever_knows_of_another_leader_ends_no_twin() -> None:
         )
         await asyncio.sleep(600)
         assert not is_deleting(await world.twin())
-        world.up.mend()
+        world.up.restore()
 
 
 @in_virtual_time
-async def test_a_twin_that_cannot_be_taken_back_just_then_keeps_no_other() -> None:
+async def test_failed_twin_deletion_does_not_block_others() -> None:
     world = await a_world()
     async with world.syncer():
         for name in ("a", "b"):
             await world.run_pod(name)
         world.up.cut()
-        held = (await world.twin_place("a"))["metadata"]["name"]
-        world.down.refusal = refusing("DELETE", held, forbidden("a webhook says no"))
+        held = (await world.twin_ref("a"))["metadata"]["name"]
+        world.down.rejection = rejecting("DELETE", held, forbidden("a webhook says no"))
         await world.physical.patch(
             NODES, object_named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}}
         )
@@ -248,10 +246,10 @@ async def test_a_twin_that_cannot_be_taken_back_just_then_keeps_no_other() -> No
 
 
 @in_virtual_time
-async def test_the_end_of_a_binding_leaves_nothing_of_ours_and_everything_of_others() -> None:
+async def test_unbinding_deletes_exactly_our_objects() -> None:
     world = await a_world()
-    stranger = await world.physical.create(
-        PODS, {**object_named("stranger", MOUNT), "spec": {"containers": [{"name": "c", "image": "busybox:1"}]}}
+    foreign = await world.physical.create(
+        PODS, {**object_named("foreign", MOUNT), "spec": {"containers": [{"name": "c", "image": "busybox:1"}]}}
     )
     async with world.syncer():
         await world.run_pod("running")
@@ -262,4 +260,4 @@ async def test_the_end_of_a_binding_leaves_nothing_of_ours_and_everything_of_oth
         await world.wait_for_twin(is_deleting, "running")
         await world.stop("running")
         await wait_for(world.virtual, CLUSTER_BINDINGS, "east", until=lambda obj: obj is None, timeout=60)
-    assert await world.twins() == [stranger]
+    assert await world.twins() == [foreign]

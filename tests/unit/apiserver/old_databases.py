@@ -1,4 +1,4 @@
-"""Files as earlier versions of this program wrote them."""
+"""Writers of database files in the schemas of earlier versions."""
 
 import zlib
 from collections.abc import Iterable
