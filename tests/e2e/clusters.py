@@ -1,4 +1,4 @@
-"""Clusters whose pods are real, as tests look at them: with kubectl, which shares no code with us."""
+"""Clusters with real pods, accessed with kubectl, which shares no code with Tapestry."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,8 @@ class Cluster:
     def kubectl(self, *arguments: object) -> str:
         return run(self.assets / "kubectl", f"--kubeconfig={self.plane.kubeconfig}", *arguments)
 
-    def picture(self) -> str:
-        """Its pods, and the last that was said of anything: for a reader who wonders."""
+    def diagnostics(self) -> str:
+        """Return all pods and the latest events, to explain failures."""
         pods = self.kubectl("get", "pods", "--all-namespaces", "-o", "wide")
         events = self.kubectl("get", "events", "--all-namespaces", "--sort-by=.metadata.creationTimestamp")
         return "\n".join([*pods.splitlines(), *events.splitlines()[-20:]])

@@ -1,4 +1,4 @@
-"""Physical clusters with real nodes, for the tests that run containers."""
+"""Fixtures: physical clusters with real nodes, for tests that run containers."""
 
 import os
 import shutil
@@ -12,16 +12,16 @@ from tapestry.local.kubernetes import ControlPlane
 
 from .clusters import PhysicalCluster
 from .images import write_image
-from .nodes import MACHINE, Kit, RealNode, missing, network
+from .nodes import MACHINE, Kit, RealNode, missing_requirements, network
 
 
 @pytest.fixture(scope="session")
 def node_kit(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Kit:
-    """What real nodes are made of.  Where something is missing a test is skipped, but fails in CI."""
-    if lacking := missing(kube_assets):
+    """Files for real nodes. If a requirement is missing, tests are skipped, but fail in CI."""
+    if problem := missing_requirements(kube_assets):
         if os.environ.get("CI") == "true":
-            pytest.fail(lacking, pytrace=False)
-        pytest.skip(lacking)
+            pytest.fail(problem, pytrace=False)
+        pytest.skip(problem)
     image = tmp_path_factory.mktemp("image") / "image.tar"
     write_image(image, Path(shutil.which("busybox") or ""), kube_assets / "kubectl")
     return Kit(kube_assets, image)
@@ -29,7 +29,7 @@ def node_kit(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Kit
 
 @pytest.fixture(scope="module")
 def node_network(node_kit: Kit) -> Iterator[None]:
-    """What real nodes are connected by; only one test module on this machine has it at a time."""
+    """Network of real nodes. Only one test module on this machine has it at a time."""
     with network():
         yield
 

@@ -1,12 +1,12 @@
-"""Documents that are followed: their commands, typed in order by somebody who has just cloned the repository.
+"""Run the commands of a document in order, in a folder that looks like a fresh clone.
 
-What a document shows right after its commands, in a block of `text`, is then to be seen, line for line.  Spaces count
-once; `...` is anything, in a line or in place of lines; a number that stands alone is any number but zero, and zero is
-zero.  What is not seen yet may take a moment: the last command of a block, a line of its own, is typed again.  All
-others, and those of a block of which nothing is shown, have to go well at once.
+If a `text` block follows the commands, their output must match it line by line. Runs of spaces match each other. `...`
+matches anything, within a line or in place of lines. A separate number matches any number except zero, and zero matches
+only zero. If the output does not match yet, the last command of the block (its last line) is repeated until a timeout.
+All other commands, and blocks without expected output, must succeed at once.
 
-Commands that serve until Ctrl-C get a terminal of their own, and are at work once what the document shows is seen, or
-once they say how to stop them.
+A command that serves until Ctrl-C gets its own terminal. It is ready when the expected output appears, or when it
+prints how to stop it.
 """
 
 import os
@@ -29,21 +29,21 @@ ROOT = Path(__file__).parents[2]
 RUNNER = "tests/e2e/test_documents.py"
 SERVING = re.compile(r"^(make up|(\S*/)?tapestry (up|apiserver(?! [a-z])|cluster|run)\b[^&|\n]*)\n?\Z", re.MULTILINE)
 WORLD = re.compile(r"^(make up|(\S*/)?tapestry up\b)", re.MULTILINE)
-AT_WORK = "...\nCtrl-C stops...\n..."
-PATIENCE = 90.0
-"""Seconds for commands to end, and for what they are to show."""
+SERVING_OUTPUT = "...\nCtrl-C stops...\n..."
+TIMEOUT_SECONDS = 90.0
+"""Seconds for commands to end, and for the expected output to appear."""
 PAUSE = 0.3
 CLONED = ("Makefile", "examples", "docs", "README.md")
 
 
 def blocks_of(document: Path) -> list[CommandBlock]:
-    """The commands of a document that are typed here."""
+    """Return the command blocks of a document that name this runner."""
     return [block for block in command_blocks(document.read_text()) if block.runner == RUNNER]
 
 
-def pattern_of(shown: str) -> re.Pattern[str]:
-    """What is on a terminal where a document shows this."""
-    lines = [r"(.*\n)*?" if line.strip() == "..." else line_pattern(line) + r"\n" for line in shown.splitlines()]
+def pattern_of(expected: str) -> re.Pattern[str]:
+    """Return a pattern that matches the output for a `text` block of a document."""
+    lines = [r"(.*\n)*?" if line.strip() == "..." else line_pattern(line) + r"\n" for line in expected.splitlines()]
     return re.compile("".join(lines))
 
 
@@ -58,19 +58,19 @@ def word_pattern(word: str) -> str:
 
 
 def clone(folder: Path) -> None:
-    """A folder that looks like a clone in which `make setup` was run."""
+    """Fill a folder like a clone in which `make setup` was run."""
     for name in CLONED:
         (folder / name).symlink_to(ROOT / name)
     for name in ("requirements.lock", "pyproject.toml"):
         (folder / name).touch()
     (folder / ".venv").mkdir()
     (folder / ".venv" / "bin").symlink_to(Path(sys.executable).parent)
-    (folder / ".venv" / "installed").touch()  # after everything that it depends on
+    (folder / ".venv" / "installed").touch()  # newer than everything that it depends on
 
 
 @dataclass
 class Reader:
-    """Somebody who follows a document: in one shell, and in more terminals for what serves."""
+    """Runs the commands of a document in one shell, and each serving command in its own terminal."""
 
     folder: Path
     environment: Mapping[str, str]
@@ -78,57 +78,57 @@ class Reader:
     serving: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def follow(self, block: CommandBlock) -> None:
-        """Type the commands of a block, and see what the document shows."""
+        """Run the commands of a block and wait for the expected output."""
         serves = SERVING.search(block.script) is not None
-        look = self.serve(block.script) if serves else self.look(block)
-        pattern = pattern_of(block.shown or (AT_WORK if serves else "..."))
-        due = time.monotonic() + (PATIENCE if block.shown or serves else 0)
+        attempt = self.serve(block.script) if serves else self.attempts(block)
+        pattern = pattern_of(block.shown or (SERVING_OUTPUT if serves else "..."))
+        due = time.monotonic() + (TIMEOUT_SECONDS if block.shown or serves else 0)
         while True:
-            went_well, seen = look()
-            if went_well and pattern.fullmatch(seen):
+            succeeded, output = attempt()
+            if succeeded and pattern.fullmatch(output):
                 return
-            wanted = f"and shows not\n{block.shown}" if went_well else "and fails"
-            assert time.monotonic() < due, f"line {block.line} says\n{seen}\n{wanted}"
+            wanted = f"instead of\n{block.shown}" if succeeded else "and fails"
+            assert time.monotonic() < due, f"line {block.line} prints\n{output}\n{wanted}"
             threading.Event().wait(PAUSE)
 
-    def look(self, block: CommandBlock) -> Callable[[], tuple[bool, str]]:
-        """Type what a block does, once; a look at what its last command then says, after what all others said."""
+    def attempts(self, block: CommandBlock) -> Callable[[], tuple[bool, str]]:
+        """Run all but the last command once. Return a function that runs the last one and returns all output."""
         if not block.shown:
             return lambda: self.type(block.script)
         before, _, last = block.script.rstrip("\n").rpartition("\n")
-        went_well, said = self.type(before)
-        assert went_well, f"line {block.line} says\n{said}\nand fails"
+        succeeded, setup_output = self.type(before)
+        assert succeeded, f"line {block.line} prints\n{setup_output}\nand fails"
 
-        def look() -> tuple[bool, str]:
-            went_well, seen = self.type(last)
-            return went_well, said + seen
+        def attempt() -> tuple[bool, str]:
+            succeeded, output = self.type(last)
+            return succeeded, setup_output + output
 
-        return look
+        return attempt
 
     def type(self, script: str) -> tuple[bool, str]:
-        """Whether commands all end well, and what they say."""
+        """Run commands in the shell. Return True if all succeeded, and their output."""
         assert self.shell.stdin is not None
         assert self.shell.stdout is not None
         typed, screen = self.folder / ".typed", self.folder / ".screen"
         typed.write_text(script)
         line = f"failed=no; source {typed} < /dev/null > {screen} 2>&1; echo $failed"
         print(line, file=self.shell.stdin, flush=True)
-        watchdog = threading.Timer(PATIENCE, os.killpg, (self.shell.pid, signal.SIGKILL))
+        watchdog = threading.Timer(TIMEOUT_SECONDS, os.killpg, (self.shell.pid, signal.SIGKILL))
         watchdog.start()
         failed = self.shell.stdout.readline()
         watchdog.cancel()
-        seen = screen.read_text()
-        assert failed, f"this ended the shell:\n{script}\n{seen}"
-        return failed == "no\n", seen
+        output = screen.read_text()
+        assert failed, f"this ended the shell:\n{script}\n{output}"
+        return failed == "no\n", output
 
     def serve(self, script: str) -> Callable[[], tuple[bool, str]]:
-        """Have commands serve in a terminal of their own; a look at what they have said so far.
+        """Run serving commands in their own terminal. Return a function that returns their output so far.
 
-        A world is told to a file: on a terminal it is a screen that is drawn again and again.
+        The output of `tapestry up` is redirected to a file: on a terminal it would redraw a screen.
         """
         screen = self.folder / f".screen-{len(self.serving)}"
-        shown = nullcontext if WORLD.search(script) else terminal
-        with screen.open("wb") as output, shown(output) as out:
+        capture = nullcontext if WORLD.search(script) else terminal
+        with screen.open("wb") as file, capture(file) as out:
             process = subprocess.Popen(
                 ["bash", "-euo", "pipefail", "-c", script],
                 cwd=self.folder,
@@ -140,54 +140,56 @@ class Reader:
             )
         self.serving.append(process)
 
-        def look() -> tuple[bool, str]:
-            seen = screen.read_text().replace("\r\n", "\n")
-            assert process.poll() is None, f"this ended:\n{script}\n{seen}"
-            return True, seen
+        def attempt() -> tuple[bool, str]:
+            output = screen.read_text().replace("\r\n", "\n")
+            assert process.poll() is None, f"this ended:\n{script}\n{output}"
+            return True, output
 
-        return look
+        return attempt
 
-    def leave(self) -> None:
-        """Close the shell with what runs behind it, and press Ctrl-C in the other terminals."""
+    def close(self) -> None:
+        """End the shell with its background jobs, and send SIGINT to the serving commands."""
         self.shell.communicate(
-            "kill $(jobs -p) 2> /dev/null; wait\n" if self.shell.poll() is None else None, timeout=PATIENCE
+            "kill $(jobs -p) 2> /dev/null; wait\n" if self.shell.poll() is None else None, timeout=TIMEOUT_SECONDS
         )
         for process in reversed(self.serving):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGINT)
-            process.wait(PATIENCE)
+            process.wait(TIMEOUT_SECONDS)
 
 
 @contextmanager
 def terminal(screen: IO[bytes]) -> Iterator[int]:
-    """The descriptor of a terminal whose output goes into `screen` until everyone who writes there has ended."""
-    ours, theirs = pty.openpty()
+    """Open a terminal and yield its descriptor. Output is copied to `screen` until the last writer closes it."""
+    controller, terminal_end = pty.openpty()
     copy = os.dup(screen.fileno())
 
     def follow() -> None:
         with suppress(OSError):  # the other end is closed
-            while chunk := os.read(ours, 1 << 16):
+            while chunk := os.read(controller, 1 << 16):
                 os.write(copy, chunk)
-        for descriptor in (ours, copy):
+        for descriptor in (controller, copy):
             os.close(descriptor)
 
     threading.Thread(target=follow, daemon=True).start()
     try:
-        yield theirs
+        yield terminal_end
     finally:
-        os.close(theirs)
+        os.close(terminal_end)
 
 
 @contextmanager
-def reader(folder: Path) -> Iterator[Reader]:
-    """A reader who has cloned the repository into `folder`."""
+def open_reader(folder: Path) -> Iterator[Reader]:
+    """Open a Reader whose clone of the repository is `folder`."""
     clone(folder)
-    ours = str(Path(sys.executable).parent)
+    bin_folder = str(Path(sys.executable).parent)
     environment = {
         "HOME": str(folder),
         "LANG": "C.UTF-8",
-        "PATH": os.pathsep.join(each for each in os.get_exec_path() if each != ours),
-        **{f"TAPESTRY_{name}_ADDRESS": "127.0.0.1:0" for name in ("LOCAL", "SECURE")},  # the usual ones may be taken
+        "PATH": os.pathsep.join(each for each in os.get_exec_path() if each != bin_folder),
+        **{
+            f"TAPESTRY_{name}_ADDRESS": "127.0.0.1:0" for name in ("LOCAL", "SECURE")
+        },  # the default ports may be in use
     }
     shell = subprocess.Popen(
         ["bash", "-uo", "pipefail"],
@@ -204,4 +206,4 @@ def reader(folder: Path) -> Iterator[Reader]:
     try:
         yield found
     finally:
-        found.leave()
+        found.close()

@@ -1,8 +1,7 @@
-"""An image for containers, made of what is on this machine: there is no registry to pull from.
+"""Container image built from programs of this machine, because no registry is available.
 
-It has busybox under the names of all its commands, and kubectl, which in a container is a client like any other: it
-finds its API server by the environment, its token and its authority in the mounted service account.  The same image
-serves as the sandbox of pods, whose whole work is to be there.
+It contains busybox with links for all its commands, and kubectl as an in-cluster client: it finds its API server in the
+environment, and token and CA in the mounted service account. The same image is the sandbox image of pods.
 """
 
 import hashlib
@@ -18,7 +17,7 @@ IDLE = ["sleep", "infinity"]
 
 
 def write_image(path: Path, busybox: Path, kubectl: Path) -> None:
-    """Write a docker-archive, as `docker save` and `ctr images import` know it, of the one image."""
+    """Write the image as a docker-archive, the format of `docker save` and `ctr images import`."""
     layer = path.with_suffix(".layer")
     write_layer(layer, busybox, kubectl)
     with layer.open("rb") as file:
@@ -51,24 +50,24 @@ def write_layer(path: Path, busybox: Path, kubectl: Path) -> None:
 
 
 def entry(name: str, kind: bytes) -> tarfile.TarInfo:
-    made = tarfile.TarInfo(name)
-    made.type, made.mode = kind, 0o755
-    return made
+    info = tarfile.TarInfo(name)
+    info.type, info.mode = kind, 0o755
+    return info
 
 
 def add_document(archive: tarfile.TarFile, name: str, document: object) -> None:
     content = json.dumps(document).encode()
-    made = tarfile.TarInfo(name)
-    made.size = len(content)
-    archive.addfile(made, io.BytesIO(content))
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    archive.addfile(info, io.BytesIO(content))
 
 
 def architecture() -> str:
-    """This machine's, in the words of images."""
+    """Return the architecture of this machine as image configurations name it."""
     return {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
 
 
 def is_static(program: Path) -> bool:
-    """Whether a program runs without libraries; any other names its loader near its beginning."""
+    """Return True if a program is statically linked: it does not name a loader in its first bytes."""
     with program.open("rb") as file:
         return b"/ld-" not in file.read(4096)

@@ -1,6 +1,6 @@
-"""Tapestry in a cluster, at work as its manifests say, with nobody's rights but those that were granted.
+"""Tapestry installed from its manifests, with only the permissions that they grant.
 
-A node of this machine runs its pods as processes; the cluster's own controllers and scheduler do the rest.
+A node on this machine runs the pods as processes. The cluster has its own controllers and scheduler.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ from tapestry.local.kubernetes import ControlPlane
 TAPESTRY = Path(sys.executable).with_name("tapestry")
 SYSTEM = "tapestry-system"
 OFF_LOOPBACK = "--metrics-bind-address=0.0.0.0:0"
-"""The address of a pod is on loopback here, where anybody may read metrics."""
+"""On loopback, where pods have their addresses here, metrics need no authorization."""
 
 
 def tapestry(*command: object) -> str:
-    """What the command line prints; it has to succeed."""
+    """Return the output of a tapestry command that must succeed."""
     done = subprocess.run([TAPESTRY, *map(str, command)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -54,35 +54,35 @@ def apply(manifests: str, plane: ControlPlane, assets: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Installed:
-    """What runs for Tapestry."""
+class Installation:
+    """The running pods of Tapestry."""
 
     virtual: Client
     folder: Path
-    """Of the pods."""
+    """Parent of the folders of the pods."""
 
     async def pods(self, deployment: str) -> list[Object]:
         found = await self.virtual.list(PODS, SYSTEM)
         return [pod for pod in found if name_of(pod).startswith(f"{deployment}-")]
 
     async def logs(self, deployment: str) -> list[str]:
-        """What each process of a Deployment has said; the last is the one that was started last."""
+        """Return the log of each process of a Deployment, in the order in which the processes started."""
         files = [log for pod in await self.pods(deployment) for log in (self.folder / uid_of(pod)).rglob("*.log")]
         return [log.read_text() for log in sorted(files, key=lambda log: log.stat().st_ctime)]
 
     async def pids(self, deployment: str) -> list[int]:
-        """The processes of a Deployment, by where they are."""
+        """Return the processes of a Deployment: those whose working folder belongs to one of its pods."""
         homes = tuple(str(self.folder / uid_of(pod)) for pod in await self.pods(deployment))
-        return [pid for pid, place in places().items() if place.startswith(homes)]
+        return [pid for pid, path in process_folders().items() if path.startswith(homes)]
 
     def denials(self) -> list[str]:
-        """What the logs say about rights that were missing."""
+        """Return the log lines about missing permissions."""
         logs = self.folder.rglob("*.log")
         return [line for log in logs for line in log.read_text().splitlines() if "Forbidden" in line]
 
 
-def places() -> dict[int, str]:
-    """Where every process of this machine is."""
+def process_folders() -> dict[int, str]:
+    """Return the working folder of every process on this machine."""
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -91,32 +91,32 @@ def places() -> dict[int, str]:
 
 
 @asynccontextmanager
-async def at_work(
+async def running_installation(
     plane: ControlPlane,
     assets: Path,
     folder: Path,
     manager: Mapping[str, str] | None = None,
     syncer: Mapping[str, Any] | None = None,
-) -> AsyncIterator[Installed]:
-    """`tapestry manifests` applied, and a node for the pods that come of it: first of all the manager's.
+) -> AsyncIterator[Installation]:
+    """Apply `tapestry manifests` and run a node for the pods.
 
-    `manager` are variables of the manager, `syncer` is the configuration of syncers.
+    `manager` holds environment variables of the manager, `syncer` is the configuration of syncers.
     """
     (folder / "syncer.json").write_text(json.dumps(syncer or {}))
     args = f"--config={folder / 'syncer.json'},{OFF_LOOPBACK}"
     manifests = list(yaml.safe_load_all(tapestry("manifests")))
     variables = {**(manager or {}), "TAPESTRY_SYNCER_ARGS": args, "TAPESTRY_ALLOW_LOOPBACK": "true"}
-    told = [with_settings(each, variables) for each in manifests]
-    await asyncio.to_thread(apply, yaml.safe_dump_all(told), plane, assets)
+    configured = [with_settings(each, variables) for each in manifests]
+    await asyncio.to_thread(apply, yaml.safe_dump_all(configured), plane, assets)
     plan = ClusterPlan(folder, process_node=True, run_pods=True)  # syncers have a configuration file
     async with kubelet_manager(plane) as served:
         async with run_kubelets(plan, served):
-            yield Installed(served.client, folder / "pods")
+            yield Installation(served.client, folder / "pods")
         await served.client.delete(NODES, {"metadata": {"name": "this-machine"}})
 
 
 def with_settings(manifest: Object, variables: Mapping[str, str]) -> Object:
-    """The manager's Deployment with these variables, and metrics for whoever may read them, as in a pod."""
+    """Add variables to the manager's Deployment, and serve its metrics off loopback, as in a real pod."""
     if manifest["kind"] != "Deployment":
         return manifest
     container = manifest["spec"]["template"]["spec"]["containers"][0]

@@ -1,12 +1,11 @@
-"""Real nodes for control planes of this machine: containerd, kubelet and kube-proxy, and containers in their care.
+"""Real nodes on this machine: containerd, kubelet, kube-proxy and containers.
 
-A node is a tree of processes below an init of its own, in network, mount and process namespaces of its own.  It lives
-as long as that init, and the init as long as somebody holds the other end of its input.  Then the kernel ends every
-process of the tree, and drops its mounts, interfaces and rules with the last of them: after a test, and as well after
-one that was killed.  A bridge and empty cgroups are all that can be left; `network` removes them, also those of others
-that could not.
+A node is a process tree below its own init, in its own network, mount and process namespaces. The init ends when the
+other end of its standard input is closed. Then the kernel kills every process of the tree and removes its mounts,
+interfaces and rules. This also happens if the test is killed. Only a bridge and empty cgroups can be left; `network`
+removes them, including those of tests that were killed.
 
-Nodes and control planes are neighbours on the bridge, and there is no way out of it.
+Nodes and control planes are connected by the bridge. Nothing outside the machine is reachable.
 
     the machine    198.18.0.1     kube-apiservers listen here
     node N         198.18.0.1N    its pods have 198.18.N.2 and up
@@ -30,11 +29,11 @@ from ..integration.servers import OwnServer
 from .images import IMAGE, is_static
 
 MACHINE = "198.18.0.1"
-"""Of a range that is set apart for trying networks: nobody's addresses are in it."""
+"""Address in 198.18.0.0/15, which is reserved for network tests."""
 NUMBERS = range(1, 5)
 BRIDGE = "tapestry-nodes"
 PORTS = {number: f"tapestry-{number}" for number in NUMBERS}
-"""The interfaces by which nodes are plugged into the bridge."""
+"""Interfaces that connect nodes to the bridge."""
 
 CGROUPS = Path("/sys/fs/cgroup")
 CGROUP = "tapestry-nodes"
@@ -43,7 +42,7 @@ LOCK = Path("/run/lock/tapestry-nodes")
 COMMANDS = ("containerd", "ctr", "runc", "ip", "iptables", "busybox", "unshare", "nsenter")
 PLUGINS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
 OWN_FOLDERS = ("run", "var/lib", "var/log")
-"""Where a node has files of its own in place of the machine's: all that its programs write, they write there."""
+"""Folders in which a node has its own files instead of the machine's. Its programs write only there."""
 
 KERNEL_SETTINGS = {
     "vm/overcommit_memory": 1,
@@ -53,12 +52,12 @@ KERNEL_SETTINGS = {
     "kernel/keys/root_maxkeys": 1_000_000,
     "kernel/keys/root_maxbytes": 25_000_000,
 }
-"""What a kubelet sets where it is not so.  It is shown that it is so: these belong to the whole machine."""
+"""Settings that a kubelet enforces. It sees copies with these values, because the real ones are machine-wide."""
 
 READY_SECONDS = 60
 
 INIT = """
-read -r pid _ < /proc/self/stat  # before it changes: the number that the machine knows us by
+read -r pid _ < /proc/self/stat  # the PID outside of the new namespace
 mount -t proc proc /proc
 for each in $OWN; do mount --bind "$FOLDER/$each" "/$each"; done
 echo "$pid"
@@ -68,34 +67,34 @@ read -r _
 
 @dataclass(frozen=True, slots=True)
 class Kit:
-    """What nodes are made of."""
+    """Files from which nodes are built."""
 
     assets: Path
-    """The folder with the programs of Kubernetes."""
+    """Folder with the Kubernetes binaries."""
     image: Path
-    """The archive of the image that all containers run."""
+    """Archive of the image that all containers run."""
 
 
-def missing(assets: Path) -> str | None:
-    """What this machine lacks for real nodes, in one line that says what to do."""
+def missing_requirements(assets: Path) -> str | None:
+    """Return one line that names missing requirements and a remedy; None if real nodes can run."""
     if os.geteuid() != 0:
         return "real nodes need root: they have namespaces of their own"
-    if absent := [name for name in ("kubelet", "kube-proxy") if not (assets / name).exists()]:
-        return f"no {', '.join(absent)} in {assets}: run make node-assets (needs Go 1.24+), or put them there"
-    absent = [name for name in COMMANDS if shutil.which(name) is None]
-    if "busybox" not in absent and not is_static(Path(shutil.which("busybox") or "")):
-        absent.append("a static busybox")
+    if names := [name for name in ("kubelet", "kube-proxy") if not (assets / name).exists()]:
+        return f"no {', '.join(names)} in {assets}: run make node-assets (needs Go 1.24+), or put them there"
+    names = [name for name in COMMANDS if shutil.which(name) is None]
+    if "busybox" not in names and not is_static(Path(shutil.which("busybox") or "")):
+        names.append("a static busybox")
     if not any(folder.exists() for folder in PLUGINS):
-        absent.append("CNI plugins")
-    return f"real nodes need {', '.join(absent)}: install the packages that .ci/run installs" if absent else None
+        names.append("CNI plugins")
+    return f"real nodes need {', '.join(names)}: install the packages that .ci/run installs" if names else None
 
 
 @contextlib.contextmanager
 def network() -> Iterator[None]:
-    """The bridge between nodes.  A machine has one at a time: whoever comes second waits here."""
+    """Create the bridge between nodes. A machine has one at a time: a second caller waits."""
     LOCK.parent.mkdir(parents=True, exist_ok=True)
     with LOCK.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel drops it with the process
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it with the process
         remove_leftovers()
         try:
             run("ip", "link", "add", BRIDGE, "type", "bridge")
@@ -107,7 +106,7 @@ def network() -> Iterator[None]:
 
 
 def remove_leftovers() -> None:
-    """Who holds the lock knows that they are nobody's."""
+    """Remove the bridge, interfaces and cgroups of earlier runs. The caller holds the lock, so none are in use."""
     for link in (BRIDGE, *PORTS.values()):
         remove_link(link)
     for hierarchy in cgroup_hierarchies():
@@ -116,18 +115,18 @@ def remove_leftovers() -> None:
 
 
 def remove_link(name: str) -> None:
-    # It may not be there, or go this moment: the kernel takes its time with those of a namespace that has ended.
+    # It may be missing or vanish meanwhile: the kernel removes interfaces of ended namespaces asynchronously.
     subprocess.run(["ip", "link", "delete", name], stderr=subprocess.DEVNULL, check=False)
 
 
 def cgroup_hierarchies() -> list[Path]:
-    """One in all, or one for each controller: version 2 of cgroups or version 1."""
-    is_one = (CGROUPS / "cgroup.procs").exists()
-    return [CGROUPS] if is_one else [folder for folder in CGROUPS.iterdir() if (folder / "cgroup.procs").exists()]
+    """Return the single hierarchy of cgroups v2, or one per controller for v1."""
+    is_unified = (CGROUPS / "cgroup.procs").exists()
+    return [CGROUPS] if is_unified else [folder for folder in CGROUPS.iterdir() if (folder / "cgroup.procs").exists()]
 
 
 def run(*command: object) -> str:
-    """What a command printed; RuntimeError with what it said if it failed."""
+    """Return the output of a command. Raise RuntimeError with its stderr if it fails."""
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
@@ -135,7 +134,7 @@ def run(*command: object) -> str:
 
 
 class RealNode:
-    """A node of a cluster whose API server listens on MACHINE.  There has to be a `network`."""
+    """A node of a cluster whose API server listens on MACHINE. It needs a `network`."""
 
     def __init__(
         self,
@@ -147,9 +146,9 @@ class RealNode:
         *,
         bootstrap: Path | None = None,
     ) -> None:
-        """`number` is one of NUMBERS, and no other node has it now.
+        """Prepare a node. `number` is one of NUMBERS and unique among running nodes.
 
-        With `bootstrap`, a kubeconfig, the kubelet asks for its certificates by it; otherwise it is an administrator.
+        With the kubeconfig `bootstrap`, the kubelet requests its certificates. Otherwise it uses the administrator's.
         """
         self.name = name
         self.number = number
@@ -171,20 +170,20 @@ class RealNode:
         self.stop()
 
     def start(self) -> None:
-        """Set the node going; on failure nothing is left running."""
+        """Start all programs of the node. On failure nothing is left running."""
         try:
             self._open_namespaces()
-            self._plug_in()
+            self._connect_to_bridge()
             self._run_containerd()
             self._run_kubelet()
             self._run_kube_proxy()
         except BaseException as error:
-            error.add_note(self.last_words())
+            error.add_note(self.log_tails())
             self.stop()
             raise
 
     def stop(self) -> None:
-        """Pull the plug: once this returns, no process of the node is left.  The second call does nothing."""
+        """Kill all processes of the node and wait for them. The second call does nothing."""
         init, self._init = self._init, None
         if init is not None:
             init.communicate()
@@ -199,32 +198,32 @@ class RealNode:
             for state in ("create", "condition=Ready"):
                 run(*command, f"--for={state}", f"--timeout={READY_SECONDS}s")
         except RuntimeError as error:
-            error.add_note(self.last_words())
+            error.add_note(self.log_tails())
             raise
 
-    def last_words(self) -> str:
-        """The end of what each program of the node has said."""
+    def log_tails(self) -> str:
+        """Return the last lines of each log of the node."""
         logs = sorted(self.folder.glob("*.log"))
         return "\n".join(line for log in logs for line in [f"{log}:", *log.read_text().splitlines()[-10:]])
 
     @property
     def certificate(self) -> Path:
-        """The file with the certificate and the key by which the kubelet is known, if it asked for one."""
+        """File with the client certificate and key of a kubelet that was started with `bootstrap`."""
         return max((self.folder / "var/lib/kubelet/pki").glob("kubelet-client-2*.pem"))
 
     @property
     def guard(self) -> int:
-        """The process that ends when the last of the node has ended."""
+        """PID of the process that ends after all others of the node."""
         if self._init is None:
             raise ValueError(f"{self.name} is not running")
         return self._init.pid
 
     def run(self, *command: object) -> str:
-        """What a command of the machine prints where the node is."""
+        """Return the output of a command run in the namespaces of the node."""
         return run(*self._inside(), *command)
 
     def containers(self) -> list[str]:
-        """Those that have processes, sandboxes included, as the container runtime tells."""
+        """Return the IDs of running containers, sandboxes included, from containerd."""
         return self.run("ctr", "--namespace=k8s.io", "tasks", "list", "--quiet").split()
 
     # -- the parts
@@ -243,13 +242,13 @@ class RealNode:
             text=True,
         )
         assert self._init.stdout is not None
-        said = self._init.stdout.readline()
-        if not said:
-            raise RuntimeError(f"{self.name} could not have namespaces of its own; what was in the way is on stderr")
-        self._pid = int(said)
+        line = self._init.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.name}: could not create namespaces; see stderr")
+        self._pid = int(line)
 
-    def _plug_in(self) -> None:
-        """Join the bridge, and show the machine and this node the way to everyone's pods."""
+    def _connect_to_bridge(self) -> None:
+        """Connect the node to the bridge, and add routes to all pods on the machine and on the node."""
         port = PORTS[self.number]
         run("ip", "link", "add", port, "master", BRIDGE, "type", "veth", "peer", "name", "eth0", "netns", self._pid)
         run("ip", "link", "set", port, "up")
@@ -261,8 +260,8 @@ class RealNode:
             self.run("ip", "route", "add", f"198.18.{other}.0/24", "via", f"198.18.0.1{other}")
 
     def _run_containerd(self) -> None:
-        # Each pod is at the end of a wire of its own, and the node routes: so that what pods send each other meets the
-        # rules of kube-proxy.  On a bridge that takes a kernel module which not every machine has.
+        # Point-to-point links: the node routes all traffic of pods, so that the rules of kube-proxy apply. A bridge
+        # would need a kernel module that not every machine has.
         addresses = {"type": "host-local", "ranges": [[{"subnet": self.pods}]], "routes": [{"dst": "0.0.0.0/0"}]}
         wires = {"cniVersion": "0.4.0", "name": "pods", "plugins": [{"type": "ptp", "ipam": addresses}]}
         self._write("cni/pods.conflist", json.dumps(wires))
@@ -272,12 +271,12 @@ class RealNode:
             "version = 2",
             f"[{cri}]",
             f'sandbox_image = "{IMAGE}"',
-            "restrict_oom_score_adj = true",  # to go lower takes a capability that root in a container may lack
+            "restrict_oom_score_adj = true",  # a lower score needs a capability that root in a container may lack
             f"[{cri}.cni]",
             f'bin_dir = "{plugins}"',
             f'conf_dir = "{self.folder}/cni"',
         ]
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices:  # as systemd would be told that it is ready
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices:  # readiness as reported to systemd
             notices.bind(str(self.folder / "run" / "notices"))
             notices.settimeout(READY_SECONDS)
             toml = self._write("containerd.toml", "\n".join(config))
@@ -294,7 +293,7 @@ class RealNode:
             "kind": "KubeletConfiguration",
             "address": self.address,
             "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
-            "authorization": {"mode": "AlwaysAllow"},  # only this machine can come here
+            "authorization": {"mode": "AlwaysAllow"},  # reachable only from this machine
             "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
             "cgroupDriver": "cgroupfs",
             "cgroupRoot": f"/{CGROUP}/{self.number}",
@@ -302,7 +301,7 @@ class RealNode:
             "failSwapOn": False,
             "resolvConf": "",
             "volumePluginDir": "/var/lib/kubelet/volume-plugins",
-            # However full the disk is: the image cannot be pulled again, and the pods are what the node is for.
+            # Never evict, however full the disk is: the image cannot be pulled again.
             "evictionHard": {},
             "imageGCHighThresholdPercent": 100,
             "localStorageCapacityIsolation": False,
@@ -329,7 +328,7 @@ class RealNode:
             "hostnameOverride": self.name,
             "detectLocalMode": "ClusterCIDR",
             "clusterCIDR": self.pods,
-            "conntrack": {"maxPerCore": 0},  # how many there may be is the machine's business
+            "conntrack": {"maxPerCore": 0},  # a machine-wide limit; leave it unchanged
         }
         self._launch("kube-proxy", f"--config={self._write('kube-proxy.json', json.dumps(config))}")
 

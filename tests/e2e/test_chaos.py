@@ -1,10 +1,10 @@
-"""Two physical clusters, pods that come and go, and a fault every five seconds: nothing is lost and nothing is left.
+"""Random faults on two physical clusters while pods are created and deleted.
 
-A fault may be a process killed or stopped, silence, broken connections, refusals, or watches that end; `chaos.gates`
-and `chaos.faults` have them.  When all is over and quiet, each pod has the one twin that it ever had, both say the
-same, nothing else of ours is below, and nothing that is not ours has changed.
+A fault kills or stops a process, blocks or resets connections, returns errors, or ends watches; see `chaos.proxies` and
+`chaos.faults`. After the last fault, each pod has the only twin that it ever had and the same status as the twin.
+Nothing else of ours is left in the physical clusters, and no foreign object has changed.
 
-The faults follow from a seed, which is told with the result; TAPESTRY_CHAOS_SEED has those of an earlier run again.
+A seed determines the faults. It is reported with the result; set TAPESTRY_CHAOS_SEED to repeat a run.
 """
 
 import asyncio
@@ -33,18 +33,18 @@ from ..integration.crowds import wait_until_lent
 from ..integration.lending import TAPESTRY, Lending, an_object, install_kinds, lending, wait_until
 from ..integration.processes import running
 from .chaos.churn import DAY, NIGHT, Churn
-from .chaos.faults import EVERY, Storm, Target
-from .chaos.gates import gate
-from .chaos.replicas import Replica, at_work
-from .chaos.witness import Witness, binding_of_site, phase_of, witness
+from .chaos.faults import INTERVAL_SECONDS, FaultInjector, Target
+from .chaos.observer import Observer, binding_of_site, observing, phase_of
+from .chaos.proxies import fault_proxy
+from .chaos.replicas import Replica, running_replicas
 
 CLUSTERS = {"east": 2, "west": 1}
-"""Physical clusters, and how many replicas their syncers have."""
+"""Number of syncer replicas by physical cluster."""
 NODES_EACH, CLOSING = 10, 2
-"""Physical nodes of each cluster, and how many of them have a window."""
+"""Physical nodes of each cluster, and the number of those with a time window."""
 WINDOW_SECONDS = 12.0
 OWNERS = "owners"
-"""A namespace below in which there is nothing of ours."""
+"""A namespace of the physical clusters in which nothing is ours."""
 FOREIGN = (PODS, CONFIGMAPS, SECRETS, SERVICES)
 
 
@@ -53,86 +53,92 @@ class Scale:
     pods: int
     per_second: float
     faults: int
-    heals_in: float
-    """Seconds, for 99 of 100."""
-    rests_in: float
-    """Seconds after the last fault has healed."""
+    heal_seconds: float
+    """Seconds within which 99% of the faults must heal."""
+    agreement_seconds: float
+    """Seconds within which both sides must agree after the last fault."""
 
 
-IN_CI = Scale(pods=60, per_second=4, faults=15, heals_in=60, rests_in=90)
-"""On a machine that others use too, and with few faults: it is the rest that counts."""
-WHOLE = Scale(pods=500, per_second=20, faults=120, heals_in=15, rests_in=60)
+QUICK = Scale(pods=60, per_second=4, faults=15, heal_seconds=60, agreement_seconds=90)
+"""Scale for shared machines: few faults and generous limits."""
+FULL = Scale(pods=500, per_second=20, faults=120, heal_seconds=15, agreement_seconds=60)
 
 
 @pytest.mark.timeout(420)
-def test_nothing_is_lost_or_left_by_a_storm_of_faults(
+def test_random_faults_lose_and_leak_nothing(
     kube_assets: Path, tmp_path: Path, record_property: Callable[[str, str], None]
 ) -> None:
-    wrong = endured(IN_CI, kube_assets, tmp_path, record_property)
-    assert not wrong, "\n".join(wrong)
+    errors = errors_after_faults(QUICK, kube_assets, tmp_path, record_property)
+    assert not errors, "\n".join(errors)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_nothing_is_lost_or_left_by_ten_minutes_of_faults(
+def test_ten_minutes_of_faults_lose_and_leak_nothing(
     kube_assets: Path, tmp_path: Path, record_property: Callable[[str, str], None]
 ) -> None:
-    wrong = endured(WHOLE, kube_assets, tmp_path, record_property)
-    assert not wrong, "\n".join(wrong)
+    errors = errors_after_faults(FULL, kube_assets, tmp_path, record_property)
+    assert not errors, "\n".join(errors)
 
 
-def endured(scale: Scale, assets: Path, folder: Path, record_property: Callable[[str, str], None]) -> list[str]:
-    """What is wrong after a storm; the figures are recorded."""
+def errors_after_faults(
+    scale: Scale, assets: Path, folder: Path, record_property: Callable[[str, str], None]
+) -> list[str]:
+    """Inject faults, record the figures, and return the errors found."""
     seed = os.environ.get("TAPESTRY_CHAOS_SEED") or secrets.token_hex(4)
     with ExitStack() as stack:
         planes = [ControlPlane(folder / name, assets, fsync=False) for name in ("virtual", *CLUSTERS)]
         for plane in planes:
             stack.enter_context(plane)
         try:
-            figures, wrong = uvloop.run(storm(scale, planes[0], planes[1:], folder, seed))
+            figures, errors = uvloop.run(inject_faults(scale, planes[0], planes[1:], folder, seed))
         except BaseException as error:
             error.add_note(f"TAPESTRY_CHAOS_SEED={seed}")
             raise
     record_property("figure", f"chaos, seed {seed}: {figures}")
-    return [*wrong, f"TAPESTRY_CHAOS_SEED={seed}: {figures}"] if wrong else []
+    return [*errors, f"TAPESTRY_CHAOS_SEED={seed}: {figures}"] if errors else []
 
 
-async def storm(
+async def inject_faults(
     scale: Scale, virtual: ControlPlane, physical: Sequence[ControlPlane], folder: Path, seed: str
 ) -> tuple[str, list[str]]:
-    """The figures, and what is wrong."""
+    """Inject faults and return the figures and the errors found."""
     for plane in (virtual, *physical):
         await install_kinds(plane)
     async with AsyncExitStack() as stack:
         targets = [
-            await opened(stack, virtual, plane, folder / name, count, seed)
+            await open_target(stack, virtual, plane, folder / name, count, seed)
             for plane, (name, count) in zip(physical, CLUSTERS.items(), strict=True)
         ]
         sites = [target.site for target in targets]
         above = sites[0].virtual
-        before = [await foreign(site) for site in sites]
+        before = [await foreign_versions(site) for site in sites]
         replicas = [replica for target in targets for replica in target.replicas]
-        async with at_work(replicas), witness(above, sites) as seen:
+        async with running_replicas(replicas), observing(above, sites) as observer:
             for site in sites:
                 await wait_until_lent(site, NODES_EACH)
             nodes = [site.above(f"{site.name}-{number}") for site in sites for number in range(NODES_EACH)]
             churn = Churn(above, random.Random(f"churn {seed}"), sites, nodes, scale.pods, scale.per_second)
-            raging = Storm(targets, seen, random.Random(f"faults {seed}"), folder / "story.log")
-            seconds, unrest = await weathered(scale, churn, raging)
-            garbage = [line for site in sites for line in await asyncio.to_thread(repairs, site)]
-        changed = [line for site, was in zip(sites, before, strict=True) for line in changes(was, await foreign(site))]
+            injector = FaultInjector(targets, observer, random.Random(f"faults {seed}"), folder / "story.log")
+            seconds, disagreements_left = await run_until_agreement(scale, churn, injector)
+            leftovers = [line for site in sites for line in await asyncio.to_thread(repairs, site)]
+        changed = [
+            line
+            for site, was in zip(sites, before, strict=True)
+            for line in foreign_changes(was, await foreign_versions(site))
+        ]
     crashes = [f"a syncer of {each.binding} ended by itself with {code}" for each in replicas for code in each.crashes]
     tracebacks = [line for each in replicas for line in each.tracebacks()]
-    wrong = [*unrest, *verdict(seen), *garbage, *changed, *crashes, *tracebacks]
-    if raging.healed_within(0.99) > scale.heals_in:
-        wrong.append(f"99 of 100 should heal in {scale.heals_in:g} s: {sorted(raging.healed)[-5:]}")
-    return figures_of(scale, churn, raging, seconds, sum(map(len, before))), wrong
+    errors = [*disagreements_left, *observed_errors(observer), *leftovers, *changed, *crashes, *tracebacks]
+    if injector.healed_within(0.99) > scale.heal_seconds:
+        errors.append(f"99 of 100 should heal in {scale.heal_seconds:g} s: {sorted(injector.healed)[-5:]}")
+    return figures_of(scale, churn, injector, seconds, sum(map(len, before))), errors
 
 
-async def opened(
+async def open_target(
     stack: AsyncExitStack, virtual: ControlPlane, physical: ControlPlane, folder: Path, replicas: int, seed: str
 ) -> Target:
-    """A binding with a physical cluster of its own, with things of its owner's in it, and nobody at work yet."""
+    """Create a binding with its own physical cluster and foreign objects in it. Its syncers do not run yet."""
     rng = random.Random(f"gates {seed}")
     site = await stack.enter_async_context(
         lending(virtual, physical, folder, name=folder.name, directScheduling=True, disableNodeDefaultTaint=True)
@@ -140,7 +146,7 @@ async def opened(
     stack.enter_context(
         running([sys.executable, "-m", "tests.integration.kubelet", physical.kubeconfig], folder / "kubelet.log")
     )
-    below = await stack.enter_async_context(gate(physical, rng))
+    below = await stack.enter_async_context(fault_proxy(physical, rng))
     await site.set_kubeconfig(below.kubeconfig)
     for number in range(NODES_EACH):
         policy = DAY if number < NODES_EACH - CLOSING else NIGHT
@@ -150,47 +156,47 @@ async def opened(
         only = {"matchExpressions": [{"key": "policy", "operator": "In", "values": [policy]}]}
         await site.add_policy(policy, nodeSelector={"nodeSelectorTerms": [only]}, **terms)
     await add_foreign(site)
-    made = []
+    syncers = []
     for number in range(replicas):
-        way = await stack.enter_async_context(gate(virtual, rng))
+        proxy = await stack.enter_async_context(fault_proxy(virtual, rng))
         name = f"syncer-{number}"
-        made.append(Replica(site.name, way, folder / f"{name}.kubeconfig", folder / f"{name}.log"))
-    days = [site.above(f"{site.name}-{number}") for number in range(NODES_EACH - CLOSING)]
-    return Target(site, below, made, days)
+        syncers.append(Replica(site.name, proxy, folder / f"{name}.kubeconfig", folder / f"{name}.log"))
+    open_nodes = [site.above(f"{site.name}-{number}") for number in range(NODES_EACH - CLOSING)]
+    return Target(site, below, syncers, open_nodes)
 
 
-async def weathered(scale: Scale, churn: Churn, raging: Storm) -> tuple[float, list[str]]:
-    """Seconds from the end of it all until both sides agreed, and what they still disagreed about after some time."""
-    seen = raging.witness
-    seen.above.on_change(churn.see)
+async def run_until_agreement(scale: Scale, churn: Churn, injector: FaultInjector) -> tuple[float, list[str]]:
+    """Inject all faults. Return the seconds until both sides agreed, and the disagreements left after a timeout."""
+    observer = injector.observer
+    observer.above.on_change(churn.record)
     async with asyncio.TaskGroup() as group:
-        finishing = group.create_task(finish_twins(seen, churn.sites))
+        finishing = group.create_task(finish_twins(observer, churn.sites))
         await churn.prepare()
-        assert await seen.wait_for_agreement(scale.rests_in), seen.complaints()[:20]
-        working = [group.create_task(churn.run()), group.create_task(churn.turn_windows(WINDOW_SECONDS))]
-        await raging.rage(scale.faults)
-        for task in working:
+        assert await observer.wait_for_agreement(scale.agreement_seconds), observer.disagreements()[:20]
+        tasks = [group.create_task(churn.run()), group.create_task(churn.toggle_windows(WINDOW_SECONDS))]
+        await injector.run(scale.faults)
+        for task in tasks:
             task.cancel()
-        await asyncio.wait(working)
-        await churn.close(False)
-        began = time.monotonic()
-        await seen.wait_for_agreement(scale.rests_in)
+        await asyncio.wait(tasks)
+        await churn.set_closed(False)
+        started = time.monotonic()
+        await observer.wait_for_agreement(scale.agreement_seconds)
         finishing.cancel()
-    return time.monotonic() - began, seen.complaints()
+    return time.monotonic() - started, observer.disagreements()
 
 
-async def finish_twins(seen: Witness, sites: Sequence[Lending]) -> None:
-    """What a kubelet does with pods that finish by themselves."""
+async def finish_twins(observer: Observer, sites: Sequence[Lending]) -> None:
+    """Report twins that should finish as succeeded, as a kubelet would."""
     clients = {site.name: site.physical for site in sites}
     while True:
-        site, twin = await seen.to_finish.get()
+        site, twin = await observer.to_finish.get()
         done = [{**each, "ready": False, "state": {"terminated": {"exitCode": 0}}} for each in statuses(twin)]
         patch = {"metadata": {"uid": uid_of(twin)}, "status": {"phase": "Succeeded", "containerStatuses": done}}
         try:
             await clients[site].patch(
                 PODS, object_named(name_of(twin), namespace_of(twin)), patch, subresource="status"
             )
-        except (NotFound, Conflict):  # it is gone, or another has taken its name
+        except (NotFound, Conflict):  # deleted, or another pod has its name
             continue
 
 
@@ -199,40 +205,43 @@ def statuses(pod: Object) -> list[Object]:
     return found
 
 
-def verdict(seen: Witness) -> list[str]:
-    """What should never have happened.  Only where windows close may a pod fail: it was taken back in a bad moment."""
-    nights = tuple(str(number) for number in range(NODES_EACH - CLOSING, NODES_EACH))
-    failed = [said for node, said in seen.failed.values() if not node.endswith(nights)]
-    unseen = [f"{seen.began_anew()} watches of the witness began anew"] if seen.began_anew() else []
-    return [*seen.ran_twice(), *seen.revived, *failed, *unseen]
+def observed_errors(observer: Observer) -> list[str]:
+    """Return observed violations. Pods may fail only on nodes whose windows close, because they are reclaimed there."""
+    closing_nodes = tuple(str(number) for number in range(NODES_EACH - CLOSING, NODES_EACH))
+    failed = [message for node, message in observer.failed.values() if not node.endswith(closing_nodes)]
+    missed = (
+        [f"{observer.restarted_watches()} watches of the observer restarted"] if observer.restarted_watches() else []
+    )
+    return [*observer.duplicate_twins(), *observer.resurrected, *failed, *missed]
 
 
-def figures_of(scale: Scale, churn: Churn, raging: Storm, seconds: float, foreign: int) -> str:
-    heals = [f"{name} {raging.healed_within(share):.1f} s" for name, share in (("p50", 0.5), ("p99", 0.99))]
-    worst, after = max(raging.healed)
+def figures_of(scale: Scale, churn: Churn, injector: FaultInjector, seconds: float, foreign_count: int) -> str:
+    heals = [f"{name} {injector.healed_within(share):.1f} s" for name, share in (("p50", 0.5), ("p99", 0.99))]
+    worst, after = max(injector.healed)
     return (
-        f"{scale.faults} faults in {scale.faults * EVERY:g} s on {scale.pods} pods, {churn.created} came and "
-        f"{churn.deleted} went; healed {', '.join(heals)}, at worst {worst:.1f} s ({after}), of {len(raging.healed)}; "
-        f"at rest {seconds:.1f} s after; of {foreign} foreign objects none changed"
+        f"{scale.faults} faults in {scale.faults * INTERVAL_SECONDS:g} s on {scale.pods} pods, "
+        f"{churn.created} created, {churn.deleted} deleted; "
+        f"healed {', '.join(heals)}, at worst {worst:.1f} s ({after}), of {len(injector.healed)}; "
+        f"at rest {seconds:.1f} s after; of {foreign_count} foreign objects none changed"
     )
 
 
-# -- what is not ours
+# -- foreign objects
 
 
 async def add_foreign(site: Lending) -> None:
-    """Things of the owner's, here and there; some look as if they were ours."""
+    """Create objects of the owner, some with labels that resemble ours."""
     await site.physical.create(NAMESPACES, an_object("Namespace", {"name": OWNERS}))
     ours = (await binding_of_site(site)).owner_labels()
-    disguises: list[dict[str, str]] = [{}, {keys.MANAGED_BY: keys.TAPESTRY}, {**ours, keys.VIRTUAL_CLUSTER: "another"}]
+    label_sets: list[dict[str, str]] = [{}, {keys.MANAGED_BY: keys.TAPESTRY}, {**ours, keys.VIRTUAL_CLUSTER: "another"}]
     for namespace in (site.mount, OWNERS):
-        for number, labels in enumerate(disguises):
-            said = {keys.VIRTUAL_POD_NAMESPACE: "default", keys.VIRTUAL_POD_NAME: f"pod-{number}"}
+        for number, labels in enumerate(label_sets):
+            annotations = {keys.VIRTUAL_POD_NAMESPACE: "default", keys.VIRTUAL_POD_NAME: f"pod-{number}"}
             metadata: Object = {
                 "name": f"owners-{number}",
                 "namespace": namespace,
                 "labels": labels,
-                "annotations": said,
+                "annotations": annotations,
             }
             await site.physical.create(CONFIGMAPS, an_object("ConfigMap", metadata, data={"key": "owner's"}))
             await site.physical.create(SECRETS, an_object("Secret", metadata, stringData={"key": "owner's"}))
@@ -244,8 +253,8 @@ async def add_foreign(site: Lending) -> None:
             await wait_until(site.physical, PODS, metadata["name"], lambda pod: phase_of(pod) == "Running", namespace)
 
 
-async def foreign(site: Lending) -> dict[str, tuple[str, str]]:
-    """The UID and the version of everything that is not ours."""
+async def foreign_versions(site: Lending) -> dict[str, tuple[str, str]]:
+    """Return UID and resourceVersion of every object that is not ours."""
     binding = await binding_of_site(site)
     found = {}
     for kind in (*FOREIGN, NODES, NAMESPACES):
@@ -256,13 +265,13 @@ async def foreign(site: Lending) -> dict[str, tuple[str, str]]:
     return found
 
 
-def changes(before: dict[str, tuple[str, str]], after: dict[str, tuple[str, str]]) -> list[str]:
+def foreign_changes(before: dict[str, tuple[str, str]], after: dict[str, tuple[str, str]]) -> list[str]:
     names = sorted(before.keys() | after.keys())
     return [f"{name} is not ours, and changed" for name in names if before.get(name) != after.get(name)]
 
 
 def repairs(site: Lending) -> list[str]:
-    """What `tapestry repair` would do."""
+    """Return the actions that `tapestry repair` would take."""
     environ = {**os.environ, "KUBECONFIG": str(site.virtual_plane.kubeconfig)}
     command = [str(TAPESTRY), "repair", site.name, "--dry-run", "-o", "json"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""`tapestry top`, `tapestry debug collect` and `kubectl tapestry`, typed in a folder where a small world is up."""
+"""`tapestry top`, `tapestry debug collect` and `kubectl tapestry` in the folder of a running world."""
 
 import json
 import os
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from .worlds import LONGEST, ROOT, up
+from .worlds import ROOT, TIMEOUT_SECONDS, running_world
 
-ASKS_FOR_HALF_A_CORE = """
+BUSY_DEPLOYMENT = """
 apiVersion: apps/v1
 kind: Deployment
 metadata: {name: busy}
@@ -31,38 +31,38 @@ spec:
         env: [{name: PASSWORD, value: correct-horse-battery-staple}]
         resources: {requests: {cpu: 500m, memory: 256Mi}}
 """
-Typed = Callable[[str], str]
+Shell = Callable[[str], str]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where a world is up, and our programs are in `bin`, made as installers make them."""
-    here = tmp_path_factory.mktemp("world")
+    """Folder of a running world. Its `bin` has the console scripts as an installer writes them."""
+    root = tmp_path_factory.mktemp("world")
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     for name, target in scripts.items():
         module, _, function = target.partition(":")
-        file = here / "bin" / name
+        file = root / "bin" / name
         file.parent.mkdir(exist_ok=True)
         file.write_text(f"#!{sys.executable}\nfrom {module} import {function}\n{function}()\n")
         file.chmod(0o755)
-    with up(here / ".tapestry", "--clusters", "1", "--nodes", "2"):
-        yield here
+    with running_world(root / ".tapestry", "--clusters", "1", "--nodes", "2"):
+        yield root
 
 
 @pytest.fixture(scope="module")
-def typed(folder: Path, kube_assets: Path) -> Typed:
-    """What a shell in that folder shows."""
-    known = {key: value for key, value in os.environ.items() if key != "KUBECONFIG"}
+def shell(folder: Path, kube_assets: Path) -> Shell:
+    """Function that runs a line in a shell in that folder and returns its output."""
+    environment = {key: value for key, value in os.environ.items() if key != "KUBECONFIG"}
     path = f"{folder / 'bin'}:{kube_assets}:{os.environ['PATH']}"
 
     def run(line: str) -> str:
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", line],
             cwd=folder,
-            env={**known, "PATH": path},
+            env={**environment, "PATH": path},
             capture_output=True,
             text=True,
-            timeout=LONGEST,
+            timeout=TIMEOUT_SECONDS,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
@@ -72,30 +72,30 @@ def typed(folder: Path, kube_assets: Path) -> Typed:
 
 
 @pytest.fixture(scope="module")
-def busy(folder: Path, typed: Typed) -> None:
-    (folder / "busy.yaml").write_text(ASKS_FOR_HALF_A_CORE)
-    typed("tapestry k apply -f busy.yaml && tapestry k wait deploy/busy --for condition=Available --timeout 60s")
+def busy(folder: Path, shell: Shell) -> None:
+    (folder / "busy.yaml").write_text(BUSY_DEPLOYMENT)
+    shell("tapestry k apply -f busy.yaml && tapestry k wait deploy/busy --for condition=Available --timeout 60s")
 
 
-def test_in_the_folder_of_a_world_nothing_has_to_be_said(typed: Typed) -> None:
-    assert "cluster-1" in typed("tapestry status")
-    assert "vnode-cluster-1-cluster-1-2" in typed("tapestry tree")
-    assert "cluster-1" in typed("tapestry top")
+def test_commands_find_world_in_current_folder(shell: Shell) -> None:
+    assert "cluster-1" in shell("tapestry status")
+    assert "vnode-cluster-1-cluster-1-2" in shell("tapestry tree")
+    assert "cluster-1" in shell("tapestry top")
 
 
 @pytest.mark.usefixtures("busy")
-def test_top_shows_what_is_leased_requested_and_used_of_it(typed: Typed) -> None:
-    (cluster,) = json.loads(typed("tapestry top -o json"))
+def test_top_shows_leased_requested_and_used(shell: Shell) -> None:
+    (cluster,) = json.loads(shell("tapestry top -o json"))
     assert (cluster["name"], cluster["pods"], cluster["leased"]["cpu"]) == ("cluster-1", 2, "8")
     assert cluster["requested"]["cpu"] == "1"
     assert cluster["used"] == {"cpu": "1", "memory": str(512 << 20)}
-    assert typed("tapestry top nodes").count("vnode-cluster-1-") == 2
-    assert re.search(r"busy-\S+ +vnode-\S+ +500m/500m +256Mi/256Mi", typed("tapestry top pods"))
+    assert shell("tapestry top nodes").count("vnode-cluster-1-") == 2
+    assert re.search(r"busy-\S+ +vnode-\S+ +500m/500m +256Mi/256Mi", shell("tapestry top pods"))
 
 
 @pytest.mark.usefixtures("busy")
-def test_rule_7_a_bundle_has_everything_but_secrets(typed: Typed, folder: Path) -> None:
-    assert "could not be read" not in typed("tapestry debug collect -o trouble.tar.gz")
+def test_safety_rule_7_bundle_contains_no_secrets(shell: Shell, folder: Path) -> None:
+    assert "could not be read" not in shell("tapestry debug collect -o trouble.tar.gz")
     file = folder / "trouble.tar.gz"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     with tarfile.open(file) as archive:
@@ -112,10 +112,10 @@ def test_rule_7_a_bundle_has_everything_but_secrets(typed: Typed, folder: Path) 
         assert secret not in everything
 
 
-def test_kubectl_finds_its_plugin_and_completes_it(typed: Typed) -> None:
+def test_kubectl_finds_and_completes_the_plugin(shell: Shell) -> None:
     kubeconfig = "KUBECONFIG=$PWD/.tapestry/virtual/kubeconfig"
-    assert "kubectl-tapestry" in typed("kubectl plugin list 2>/dev/null")
-    assert "cluster-1" in typed(f"{kubeconfig} kubectl tapestry status")
-    assert typed("kubectl tapestry status --help").startswith("Usage: kubectl tapestry status [OPTIONS]\n")
-    assert typed("kubectl __complete tapestry sta 2>/dev/null").startswith("status\t")
-    assert typed(f"{kubeconfig} kubectl __complete tapestry unjoin c 2>/dev/null") == "cluster-1\n:4\n"
+    assert "kubectl-tapestry" in shell("kubectl plugin list 2>/dev/null")
+    assert "cluster-1" in shell(f"{kubeconfig} kubectl tapestry status")
+    assert shell("kubectl tapestry status --help").startswith("Usage: kubectl tapestry status [OPTIONS]\n")
+    assert shell("kubectl __complete tapestry sta 2>/dev/null").startswith("status\t")
+    assert shell(f"{kubeconfig} kubectl __complete tapestry unjoin c 2>/dev/null") == "cluster-1\n:4\n"

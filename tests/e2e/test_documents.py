@@ -1,14 +1,14 @@
-"""The README and the tutorials, followed to the letter."""
+"""Run the commands of the README and the tutorials, and compare their output."""
 
 from pathlib import Path
 
 import pytest
 
-from .documents import ROOT, blocks_of, pattern_of, reader
-from .worlds import left_behind
+from .documents import ROOT, blocks_of, open_reader, pattern_of
+from .worlds import leftover_processes
 
 TRANSLATION = ".zh-CN.md"
-"""Has the commands of its original; tests/unit/test_documentation.py sees to it."""
+"""Suffix of translations. tests/unit/test_documentation.py checks that they have the same commands."""
 DOCUMENTS = [
     path
     for path in (ROOT / "README.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md")))
@@ -18,17 +18,17 @@ DOCUMENTS = [
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)
-def test_a_document_does_what_it_says(document: Path, tmp_path: Path) -> None:
+def test_document_commands_print_expected_output(document: Path, tmp_path: Path) -> None:
     blocks = blocks_of(document)
     assert blocks
-    with reader(tmp_path) as somebody:
+    with open_reader(tmp_path) as reader:
         for block in blocks:
-            somebody.follow(block)
-    assert left_behind(tmp_path) == []
+            reader.follow(block)
+    assert leftover_processes(tmp_path) == []
 
 
 @pytest.mark.parametrize(
-    ("shown", "seen"),
+    ("expected", "output"),
     [
         ("a  b\n", "a b   \n"),
         ("a ...\n", "a anything at all\n"),
@@ -37,12 +37,12 @@ def test_a_document_does_what_it_says(document: Path, tmp_path: Path) -> None:
         ("a\n...\nb\n", "a\nb\n"),
     ],
 )
-def test_what_a_document_shows_is_recognized(shown: str, seen: str) -> None:
-    assert pattern_of(shown).fullmatch(seen)
+def test_matching_output_is_accepted(expected: str, output: str) -> None:
+    assert pattern_of(expected).fullmatch(output)
 
 
 @pytest.mark.parametrize(
-    ("shown", "seen"),
+    ("expected", "output"),
     [
         ("a b\n", "a c\n"),
         ("pods 5\n", "pods 0\n"),
@@ -52,5 +52,5 @@ def test_what_a_document_shows_is_recognized(shown: str, seen: str) -> None:
         ("a\n...\nb\n", "b\na\n"),
     ],
 )
-def test_what_a_document_does_not_show_is_not(shown: str, seen: str) -> None:
-    assert not pattern_of(shown).fullmatch(seen)
+def test_different_output_is_rejected(expected: str, output: str) -> None:
+    assert not pattern_of(expected).fullmatch(output)

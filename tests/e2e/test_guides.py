@@ -1,4 +1,4 @@
-"""The guides' commands, typed in the folder of a world that `tapestry up` runs, and what they are said to show."""
+"""Run the commands of the guides in the folder of a running world, and compare their output."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from smells import CommandBlock, command_blocks
 
-from .documents import ROOT, Reader, reader
+from .documents import ROOT, Reader, open_reader
 
 RUNNER = "tests/e2e/test_guides.py"
 WORLD = CommandBlock(0, None, ". .venv/bin/activate\ntapestry up\n", "...\nCtrl-C stops everything...\n...\n")
@@ -21,22 +21,22 @@ GUIDES = [path for path in sorted((ROOT / "docs" / "guides").glob("*.md")) if bl
 
 
 @pytest.fixture(scope="module")
-def somebody(tmp_path_factory: pytest.TempPathFactory, kube_assets: Path) -> Iterator[Reader]:
-    """Somebody with kubectl, who has a world up."""
-    with reader(tmp_path_factory.mktemp("guides")) as found:
-        found.follow(WORLD)
-        found.type(f'. .venv/bin/activate\nexport PATH="{kube_assets}:$PATH"\n')
-        yield found
+def reader(tmp_path_factory: pytest.TempPathFactory, kube_assets: Path) -> Iterator[Reader]:
+    """Reader with kubectl and a running world."""
+    with open_reader(tmp_path_factory.mktemp("guides")) as opened:
+        opened.follow(WORLD)
+        opened.type(f'. .venv/bin/activate\nexport PATH="{kube_assets}:$PATH"\n')
+        yield opened
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
-def test_a_guide_does_what_it_says(guide: Path, somebody: Reader) -> None:
+def test_guide_commands_print_expected_output(guide: Path, reader: Reader) -> None:
     blocks = blocks_of(guide)
     assert blocks
     for block in blocks:
-        somebody.follow(block)
+        reader.follow(block)
 
 
-def test_the_guides_for_operators_owners_and_users_are_followed() -> None:
+def test_important_guides_have_commands_that_run() -> None:
     followed = {path.stem for path in GUIDES}
     assert followed >= {"joining", "policies", "jobs", "gpus", "storage", "services", "api-access", "upgrading"}

@@ -1,4 +1,4 @@
-"""The guide "Kueue on leased nodes", followed with a real Kueue manager at the API server of `tapestry up`."""
+"""Run the commands of the Kueue guide with a real Kueue manager on the API server of `tapestry up`."""
 
 import base64
 import os
@@ -18,7 +18,7 @@ from smells import command_blocks
 from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.kube.objects import Object
 
-from .documents import ROOT, Reader, reader
+from .documents import ROOT, Reader, open_reader
 from .test_guides import WORLD
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
@@ -26,9 +26,9 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 GUIDE = ROOT / "docs" / "guides" / "kueue.md"
 NAMESPACE = "kueue-system"
 SECRET = "kueue-webhook-server-cert"
-"""Where Kueue puts certificates of its own; it serves those that it finds in a folder, which are ours."""
+"""Secret for Kueue's own certificates. Kueue serves with ours instead, from `certDir`."""
 USED = ("-kueue-x-k8s-io-", "-batch-v1-job")
-"""Parts of the paths of webhooks: others are about kinds that the world does not have, or about plain pods."""
+"""Parts of webhook paths in use. Other webhooks are for kinds that the world does not have, or for plain pods."""
 STARTING = 60.0
 
 
@@ -36,7 +36,7 @@ STARTING = 60.0
 def kueue(kube_assets: Path) -> Path:
     found = kube_assets / "kueue"
     if not found.exists():
-        pytest.skip("kueue is not there: make queue-assets builds it")
+        pytest.skip("kueue is missing: make queue-assets builds it")
     return found
 
 
@@ -46,16 +46,16 @@ def free_port() -> int:
         return port
 
 
-def installed(manifests: Path, authority: str, port: int) -> Iterator[Object]:
-    """What Kueue consists of, but its Deployment: the webhooks are called at a port of this machine."""
+def kueue_objects(manifests: Path, authority: str, port: int) -> Iterator[Object]:
+    """Yield the objects of Kueue except its Deployment, with webhooks at a port of this machine."""
     yield {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     yield {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET, "namespace": NAMESPACE}}
     for obj in yaml.safe_load_all(manifests.read_text()):
         if obj is None:
             continue
         if "webhooks" in obj:
-            obj["webhooks"] = [called_at(port, authority, each) for each in obj["webhooks"] if is_used(each)]
-        else:  # Kueue wants to see that; objects of v1beta2, in which they are stored, are not converted
+            obj["webhooks"] = [with_local_url(port, authority, each) for each in obj["webhooks"] if is_used(each)]
+        else:  # Kueue requires it; objects are stored as v1beta2 and never converted
             config = {"url": f"https://127.0.0.1:{port}/convert"}
             webhook = {"conversionReviewVersions": ["v1"], "clientConfig": config}
             obj["spec"]["conversion"] = {"strategy": "Webhook", "webhook": webhook}
@@ -71,7 +71,7 @@ def is_used(webhook: Object) -> bool:
     return any(part in path_of(webhook) for part in USED)
 
 
-def called_at(port: int, authority: str, webhook: Object) -> Object:
+def with_local_url(port: int, authority: str, webhook: Object) -> Object:
     bundle = base64.b64encode(authority.encode()).decode()
     config = {"url": f"https://127.0.0.1:{port}{path_of(webhook)}", "caBundle": bundle}
     return {**webhook, "clientConfig": config}
@@ -88,41 +88,41 @@ def configuration(port: int, certificates: Path) -> Object:
         "leaderElection": {"leaderElect": False},
         "internalCertManagement": {"enable": True, "webhookSecretName": SECRET},
         "integrations": {"frameworks": ["batch/job"]},
-        "featureGates": {"VisibilityOnDemand": False},  # it needs a cluster around it, and writes to /visibility
+        "featureGates": {"VisibilityOnDemand": False},  # it needs to run in a cluster, and writes to /visibility
     }
 
 
 @contextmanager
-def manager(program: Path, somebody: Reader) -> Iterator[None]:
-    """Kueue installed in the world, and its manager as a process."""
-    folder = somebody.folder / "kueue"
+def running_kueue(program: Path, reader: Reader) -> Iterator[None]:
+    """Install Kueue in the world and run its manager as a process."""
+    folder = reader.folder / "kueue"
     authority, port = CertificateAuthority(folder), free_port()
     certificate, key = authority.server_certificate(["127.0.0.1"])
     for source, name in ((certificate, "tls.crt"), (key, "tls.key")):
         (folder / name).write_bytes(source.read_bytes())
-    objects = list(installed(program.with_suffix(".yaml"), authority.certificate_pem(), port))
+    objects = list(kueue_objects(program.with_suffix(".yaml"), authority.certificate_pem(), port))
     (folder / "kinds.yaml").write_text(yaml.safe_dump_all(each for each in objects if "webhooks" not in each))
     (folder / "webhooks.yaml").write_text(yaml.safe_dump_all(each for each in objects if "webhooks" in each))
     (folder / "config.yaml").write_text(yaml.safe_dump(configuration(port, folder)))
-    apply(somebody, "kinds.yaml")
-    environment: dict[str, Any] = {**os.environ, "KUBECONFIG": str(somebody.folder / ".tapestry/virtual/kubeconfig")}
+    apply(reader, "kinds.yaml")
+    environment: dict[str, Any] = {**os.environ, "KUBECONFIG": str(reader.folder / ".tapestry/virtual/kubeconfig")}
     with (folder / "log").open("w") as output:
         command = [program, "--config", folder / "config.yaml"]
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
     try:
         wait_for_port(process, port, folder / "log")
-        apply(somebody, "webhooks.yaml")
+        apply(reader, "webhooks.yaml")
         yield
     finally:
         process.terminate()
         process.wait(STARTING)
 
 
-def apply(somebody: Reader, name: str) -> None:
-    went_well, said = somebody.type(
+def apply(reader: Reader, name: str) -> None:
+    succeeded, output = reader.type(
         f"kubectl --kubeconfig .tapestry/virtual/kubeconfig apply --server-side -f kueue/{name}\n"
     )
-    assert went_well, said
+    assert succeeded, output
 
 
 def wait_for_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
@@ -135,12 +135,12 @@ def wait_for_port(process: subprocess.Popen[bytes], port: int, log: Path) -> Non
         threading.Event().wait(0.2)
 
 
-def test_the_guide_does_what_it_says(tmp_path: Path, kube_assets: Path, kueue: Path) -> None:
+def test_guide_commands_print_expected_output(tmp_path: Path, kube_assets: Path, kueue: Path) -> None:
     blocks = command_blocks(GUIDE.read_text())
     assert all(block.runner == "tests/e2e/test_kueue.py" for block in blocks)
-    with reader(tmp_path) as somebody:
-        somebody.follow(WORLD)
-        somebody.type(f'. .venv/bin/activate\nexport PATH="{kube_assets}:$PATH"\n')
-        with manager(kueue, somebody):
+    with open_reader(tmp_path) as reader:
+        reader.follow(WORLD)
+        reader.type(f'. .venv/bin/activate\nexport PATH="{kube_assets}:$PATH"\n')
+        with running_kueue(kueue, reader):
             for block in blocks:
-                somebody.follow(block)
+                reader.follow(block)

@@ -1,7 +1,8 @@
-"""Two real `tapestry run` processes and one Lease: who writes when one of them is killed, stopped or asked to go.
+"""Leader election with two `tapestry run` processes: only the holder of the Lease writes.
 
-The scribe (scribe/scribe.py) writes without pause.  Etcd numbers every change of the ConfigMaps and of the Lease in one
-sequence, so whether a write was made by the holder of the Lease is not a matter of timing: it can be looked up.
+The leader is killed, stopped or terminated while the writer (writer/writer.py) writes continuously. Etcd numbers all
+changes of the ConfigMaps and of the Lease in one sequence. The test looks up the holder at the revision of each write,
+so it does not depend on timing.
 """
 
 import asyncio
@@ -22,44 +23,44 @@ from tapestry.client.watch import Changes, ListPage, Watch
 from tapestry.kube.objects import Object, value_at, version_of
 from tapestry.kube.resources import CONFIGMAPS, LEASES
 
-SCRIBE = Path(__file__).parent / "scribe"
+WRITER = Path(__file__).parent / "writer"
 LEASE_SECONDS = 3
-PAGES = 4
+CONFIGMAP_COUNT = 4
 
 
 @dataclass
 class Replica:
-    """One `tapestry run scribe`."""
+    """One `tapestry run writer`."""
 
     process: asyncio.subprocess.Process
     name: str = ""
-    said: list[str] = field(default_factory=list)
-    _news: asyncio.Condition = field(default_factory=asyncio.Condition)
+    messages: list[str] = field(default_factory=list)
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
-    async def listen(self) -> None:
+    async def read_log(self) -> None:
         assert self.process.stderr is not None
         async for line in self.process.stderr:
-            said = json.loads(line)
-            self.name = said.get("identity", self.name)
-            async with self._news:
-                self.said.append(said["message"])
-                self._news.notify_all()
+            record = json.loads(line)
+            self.name = record.get("identity", self.name)
+            async with self._changed:
+                self.messages.append(record["message"])
+                self._changed.notify_all()
 
-    async def wait_for_word(self, phrase: str, *, times: int = 1) -> None:
-        async with asyncio.timeout(30), self._news:
-            await self._news.wait_for(lambda: self.said.count(phrase) >= times)
+    async def wait_for_message(self, message: str, *, times: int = 1) -> None:
+        async with asyncio.timeout(30), self._changed:
+            await self._changed.wait_for(lambda: self.messages.count(message) >= times)
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
 
 @dataclass
-class Chronicle:
-    """Everything that happened to the Lease and to the pages, by revision."""
+class History:
+    """All changes of the Lease and of the ConfigMaps, by revision."""
 
     holders: dict[int, str] = field(default_factory=dict)
     writers: dict[int, str] = field(default_factory=dict)
-    _news: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def follow(self, watch: Watch, into: dict[int, str], value: Callable[[Object], str]) -> None:
         async with aclosing(watch.events()) as events:
@@ -71,20 +72,20 @@ class Chronicle:
                         seen = [change.object for change in changes]
                     case _:
                         continue
-                async with self._news:
+                async with self._changed:
                     into.update((int(version_of(obj)), value(obj)) for obj in seen)
-                    self._news.notify_all()
+                    self._changed.notify_all()
 
     async def wait_for_holder(self, wanted: Callable[[str], bool]) -> str:
-        async with asyncio.timeout(30), self._news:
-            await self._news.wait_for(lambda: bool(self.holders) and wanted(self.holder))
+        async with asyncio.timeout(30), self._changed:
+            await self._changed.wait_for(lambda: bool(self.holders) and wanted(self.holder))
             return self.holder
 
     async def wait_for_writes_of(self, name: str) -> None:
-        """Until `name` has written more than it had when we asked."""
-        had = self.count(name)
-        async with asyncio.timeout(30), self._news:
-            await self._news.wait_for(lambda: self.count(name) > had + PAGES)
+        """Wait until `name` has written more than at the time of the call."""
+        before = self.count(name)
+        async with asyncio.timeout(30), self._changed:
+            await self._changed.wait_for(lambda: self.count(name) > before + CONFIGMAP_COUNT)
 
     @property
     def holder(self) -> str:
@@ -94,7 +95,7 @@ class Chronicle:
         return list(self.writers.values()).count(name)
 
     def stale_writes(self) -> list[tuple[int, str, str]]:
-        """Writes by anyone but the holder of the Lease at that revision, as (revision, writer, holder)."""
+        """Return writes by others than the holder of the Lease, as (revision, writer, holder)."""
         found = []
         terms = sorted(self.holders)
         for revision, writer in self.writers.items():
@@ -106,32 +107,32 @@ class Chronicle:
 
 @dataclass
 class World:
-    """A Lease, four pages, and as many replicas as are started; all of them end with it."""
+    """A Lease, ConfigMaps, and replicas that end with the test."""
 
     client: Client
     namespace: str
     config: Path
     tasks: asyncio.TaskGroup
-    chronicle: Chronicle = field(default_factory=Chronicle)
+    history: History = field(default_factory=History)
     replicas: list[Replica] = field(default_factory=list)
 
     async def start(self) -> Replica:
-        """One more replica, its caches warm."""
-        command = [Path(sys.executable).with_name("tapestry"), "run", "scribe", "--config", self.config]
-        environ = {**os.environ, "PYTHONPATH": str(SCRIBE)}
+        """Start a replica and wait until its caches are filled."""
+        command = [Path(sys.executable).with_name("tapestry"), "run", "writer", "--config", self.config]
+        environ = {**os.environ, "PYTHONPATH": str(WRITER)}
         process = await asyncio.create_subprocess_exec(*command, env=environ, stderr=asyncio.subprocess.PIPE)
         replica = Replica(process)
         self.replicas.append(replica)
-        self.tasks.create_task(replica.listen())
-        await replica.wait_for_word("caches filled")
+        self.tasks.create_task(replica.read_log())
+        await replica.wait_for_message("caches synced")
         return replica
 
     async def start_pair(self) -> tuple[Replica, Replica]:
-        """A leader that writes, and a standby."""
+        """Start a leader, wait for its writes, and start a standby."""
         leader = await self.start()
-        await leader.wait_for_word("leading")
+        await leader.wait_for_message("leader lease acquired")
         standby = await self.start()
-        await self.chronicle.wait_for_writes_of(leader.name)
+        await self.history.wait_for_writes_of(leader.name)
         return leader, standby
 
 
@@ -139,7 +140,7 @@ class World:
 async def world(client: Client, kubeconfig: Path, namespace: str, tmp_path: Path) -> AsyncIterator[World]:
     election = {"leaseSeconds": LEASE_SECONDS, "deadlineSeconds": 2, "retrySeconds": 0.5}
     settings = {
-        "name": "scribe",
+        "name": "writer",
         "kubeconfig": str(kubeconfig),
         "filter": {"namespaces": [namespace]},
         "leaderElection": {"enabled": True, "namespace": namespace, **election},
@@ -148,18 +149,16 @@ async def world(client: Client, kubeconfig: Path, namespace: str, tmp_path: Path
     }
     config = tmp_path / "config.yaml"
     config.write_text(json.dumps(settings))
-    for number in range(PAGES):
-        metadata = {"name": f"page-{number}", "namespace": namespace, "labels": {"scribe": "yes"}}
+    for number in range(CONFIGMAP_COUNT):
+        metadata = {"name": f"written-{number}", "namespace": namespace, "labels": {"written-by": "writer"}}
         await client.create(CONFIGMAPS, {"metadata": metadata, "data": {"count": "0"}})
     async with asyncio.TaskGroup() as tasks:
         world = World(client, namespace, config, tasks)
         following = [
+            tasks.create_task(world.history.follow(Watch(client, LEASES, namespace), world.history.holders, holder_of)),
             tasks.create_task(
-                world.chronicle.follow(Watch(client, LEASES, namespace), world.chronicle.holders, holder_of)
-            ),
-            tasks.create_task(
-                world.chronicle.follow(
-                    Watch(client, CONFIGMAPS, namespace, labels="scribe"), world.chronicle.writers, writer_of
+                world.history.follow(
+                    Watch(client, CONFIGMAPS, namespace, labels="written-by=writer"), world.history.writers, writer_of
                 )
             ),
         ]
@@ -176,57 +175,57 @@ def holder_of(lease: Object) -> str:
     return str(value_at(lease, "spec", "holderIdentity", default=""))
 
 
-def writer_of(page: Object) -> str:
-    return str(page["data"].get("writer", ""))
+def writer_of(configmap: Object) -> str:
+    return str(configmap["data"].get("writer", ""))
 
 
-async def test_a_killed_leader_is_replaced_within_the_lease_duration_and_a_second(world: World) -> None:
+async def test_killed_leader_is_replaced_within_lease_duration(world: World) -> None:
     leader, _ = await world.start_pair()
 
     leader.signal(signal.SIGKILL)
     killed = time.monotonic()
-    heir = await world.chronicle.wait_for_holder(lambda holder: holder not in ("", leader.name))
+    successor = await world.history.wait_for_holder(lambda holder: holder not in ("", leader.name))
 
     assert time.monotonic() - killed <= LEASE_SECONDS + 1
-    await world.chronicle.wait_for_writes_of(heir)
-    assert world.chronicle.stale_writes() == []
+    await world.history.wait_for_writes_of(successor)
+    assert world.history.stale_writes() == []
 
 
-async def test_a_leader_asked_to_go_hands_over_within_a_second_and_exits(world: World) -> None:
+async def test_terminated_leader_hands_over_within_a_second(world: World) -> None:
     leader, _ = await world.start_pair()
 
     leader.signal(signal.SIGTERM)
-    asked = time.monotonic()
-    heir = await world.chronicle.wait_for_holder(lambda holder: holder not in ("", leader.name))
+    signalled = time.monotonic()
+    successor = await world.history.wait_for_holder(lambda holder: holder not in ("", leader.name))
 
-    assert time.monotonic() - asked <= 1
+    assert time.monotonic() - signalled <= 1
     async with asyncio.timeout(30):
         assert await leader.process.wait() == 0
-    await world.chronicle.wait_for_writes_of(heir)
-    assert world.chronicle.stale_writes() == []
+    await world.history.wait_for_writes_of(successor)
+    assert world.history.stale_writes() == []
 
 
 async def stop_and_continue(world: World, trials: int) -> None:
-    """Stop whoever leads until the other has taken over and written; then let it go on."""
+    """Pause the leader until the other replica has taken over and written, then resume it; repeat."""
     leader, standby = await world.start_pair()
     for _ in range(trials):
-        losses = leader.said.count("lost the lead; campaigning on")
+        losses = leader.messages.count("leader lease lost, campaigning again")
         leader.signal(signal.SIGSTOP)
-        await world.chronicle.wait_for_holder(lambda holder, name=standby.name: holder == name)  # type: ignore[misc]
-        await world.chronicle.wait_for_writes_of(standby.name)
+        await world.history.wait_for_holder(lambda holder, name=standby.name: holder == name)  # type: ignore[misc]
+        await world.history.wait_for_writes_of(standby.name)
         leader.signal(signal.SIGCONT)
-        await leader.wait_for_word("lost the lead; campaigning on", times=losses + 1)
-        await world.chronicle.wait_for_writes_of(standby.name)
+        await leader.wait_for_message("leader lease lost, campaigning again", times=losses + 1)
+        await world.history.wait_for_writes_of(standby.name)
         leader, standby = standby, leader
 
 
-async def test_safety_rule_4_a_leader_that_was_stopped_and_continued_writes_nothing_stale(world: World) -> None:
+async def test_safety_rule_4_resumed_leader_makes_no_stale_write(world: World) -> None:
     await stop_and_continue(world, trials=3)
-    assert world.chronicle.stale_writes() == []
+    assert world.history.stale_writes() == []
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-async def test_safety_rule_4_twenty_stopped_and_continued_leaders_write_nothing_stale(world: World) -> None:
+async def test_safety_rule_4_twenty_resumed_leaders_make_no_stale_write(world: World) -> None:
     await stop_and_continue(world, trials=20)
-    assert world.chronicle.stale_writes() == []
+    assert world.history.stale_writes() == []

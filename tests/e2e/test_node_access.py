@@ -1,4 +1,4 @@
-"""A real kubelet at our API server: it gets certificates, runs a pod, and reaches nothing that is not its own."""
+"""A real kubelet on our API server gets certificates, runs a pod and reaches only its own objects."""
 
 import json
 import subprocess
@@ -14,14 +14,14 @@ from ..integration.servers import TAPESTRY, OwnServer
 from .images import IMAGE
 from .nodes import MACHINE, Kit, RealNode, run
 
-pytestmark = pytest.mark.timeout(300)  # also for waiting until another worker is done with its nodes
+pytestmark = pytest.mark.timeout(300)  # includes waiting until another worker has finished with its nodes
 
 RIGHTS = {
     "bootstrap": ("system:node-bootstrapper", "system:bootstrappers"),
     "approve": ("system:certificates.k8s.io:certificatesigningrequests:nodeclient", "system:bootstrappers"),
     "renew": ("system:certificates.k8s.io:certificatesigningrequests:selfnodeclient", "system:nodes"),
 }
-"""What kubeadm grants for the same: a role and the group that has it."""
+"""Role and group of each binding that kubeadm creates for the same purpose."""
 SERVING = "--field-selector=spec.signerName=kubernetes.io/kubelet-serving"
 WORKLOAD = f"""
 apiVersion: v1
@@ -64,12 +64,12 @@ class Cluster:
         return run(self.assets / "kubectl", f"--kubeconfig={self.server.kubeconfig}", *arguments)
 
     def as_node(self, *arguments: object) -> str:
-        """What kubectl says with the certificate of the kubelet."""
+        """Return the output of kubectl with the certificate of the kubelet."""
         certificate = self.node.certificate
         access = (f"--server={self.server.url}", f"--certificate-authority={self.server.ca}")
-        shown = (f"--client-certificate={certificate}", f"--client-key={certificate}", "--kubeconfig=/dev/null")
+        credentials = (f"--client-certificate={certificate}", f"--client-key={certificate}", "--kubeconfig=/dev/null")
         done = subprocess.run(
-            [self.assets / "kubectl", *access, *shown, *map(str, arguments)],
+            [self.assets / "kubectl", *access, *credentials, *map(str, arguments)],
             capture_output=True,
             text=True,
             check=False,
@@ -98,44 +98,44 @@ def cluster(node_network: None, node_kit: Kit, tmp_path_factory: pytest.TempPath
 
 
 def bootstrap_token(server: OwnServer) -> str:
-    whose = ("--user", "system:bootstrap:n1", "--group", "system:bootstrappers", "--ttl", "10m")
-    return run(TAPESTRY, "token", "create", "--file-rootpath", server.folder, *whose).strip()
+    subject = ("--user", "system:bootstrap:n1", "--group", "system:bootstrappers", "--ttl", "10m")
+    return run(TAPESTRY, "token", "create", "--file-rootpath", server.folder, *subject).strip()
 
 
-def test_a_kubelet_joins_by_a_certificate_and_reaches_only_its_own(cluster: Cluster, tmp_path: Path) -> None:
+def test_kubelet_with_certificate_reaches_only_its_own(cluster: Cluster, tmp_path: Path) -> None:
     try:
-        joins(cluster)
-        serves(cluster)
-        runs_a_pod(cluster, tmp_path)
-        reaches_only_its_own(cluster, tmp_path)
+        check_client_certificate(cluster)
+        check_serving_certificate(cluster)
+        check_pod(cluster, tmp_path)
+        check_isolation(cluster, tmp_path)
     except Exception as error:
-        error.add_note(cluster.node.last_words())
+        error.add_note(cluster.node.log_tails())
         raise
     refusals = [line for line in (cluster.node.folder / "kubelet.log").read_text().splitlines() if "forbidden" in line]
     assert refusals == []
 
 
-def joins(cluster: Cluster) -> None:
-    """By a request that was approved and signed without anybody."""
+def check_client_certificate(cluster: Cluster) -> None:
+    """Check that the client certificate was approved and signed automatically."""
     who = json.loads(cluster.as_node("auth", "whoami", "-o", "json"))["status"]["userInfo"]
     assert who["username"] == "system:node:n1"
     assert "system:nodes" in who["groups"]
 
 
-def serves(cluster: Cluster) -> None:
-    """By a certificate that somebody approves: without it there are no logs."""
-    ticks, end = threading.Event(), time.monotonic() + 30
+def check_serving_certificate(cluster: Cluster) -> None:
+    """Approve the serving certificate, which logs need, and wait until the kubelet has it."""
+    pause, deadline = threading.Event(), time.monotonic() + 30
     while not (names := cluster.kubectl("get", "csr", SERVING, "-o", "name").split()):
-        assert time.monotonic() < end, "the kubelet asks for no certificate to serve with"
-        ticks.wait(0.2)
+        assert time.monotonic() < deadline, "the kubelet requests no serving certificate"
+        pause.wait(0.2)
     cluster.kubectl("certificate", "approve", *names)
     cluster.kubectl("wait", names[0], "--for=jsonpath={.status.certificate}", "--timeout=30s")
     while not list((cluster.node.folder / "var/lib/kubelet/pki").glob("kubelet-server-2*.pem")):
-        assert time.monotonic() < end, "the kubelet does not take its certificate"
-        ticks.wait(0.2)
+        assert time.monotonic() < deadline, "the kubelet does not store its certificate"
+        pause.wait(0.2)
 
 
-def runs_a_pod(cluster: Cluster, folder: Path) -> None:
+def check_pod(cluster: Cluster, folder: Path) -> None:
     manifest = folder / "workload.yaml"
     manifest.write_text(WORKLOAD)
     cluster.kubectl("apply", "-f", manifest)
@@ -143,7 +143,7 @@ def runs_a_pod(cluster: Cluster, folder: Path) -> None:
     assert cluster.kubectl("logs", "clerk") == "1234\n"
 
 
-def reaches_only_its_own(cluster: Cluster, folder: Path) -> None:
+def check_isolation(cluster: Cluster, folder: Path) -> None:
     other = folder / "other.json"
     other.write_text(cluster.kubectl("get", "node", "n2", "-o", "json"))
     assert cluster.as_node("get", "secret", "till", "-o", "name") == "secret/till\n"
@@ -159,7 +159,7 @@ def reaches_only_its_own(cluster: Cluster, folder: Path) -> None:
             *("--patch", '{"spec": {"taints": [{"key": "mine", "effect": "NoSchedule"}]}}'),
         ),
     }
-    for words, command in refused.items():
-        said = cluster.as_node(*command)
-        assert "orbidden" in said
-        assert words in said
+    for message, command in refused.items():
+        output = cluster.as_node(*command)
+        assert "orbidden" in output
+        assert message in output

@@ -1,8 +1,8 @@
-"""What a user of the virtual cluster gets: a Deployment that runs in containers of two clusters, from birth to death.
+"""Lifecycle of a Deployment that runs in containers of two physical clusters.
 
-Above is a real virtual cluster with its own controllers and scheduler, below are two physical ones with a real kubelet,
-containers and kube-proxy each; Tapestry between them runs as its manifests say and as `tapestry join` granted.
-Everything is done and seen with kubectl.  Logs and exec are asked for below, where the twins are.
+The virtual cluster has its own controllers and scheduler. Each physical cluster has a real kubelet, containers and
+kube-proxy. Tapestry is installed from its manifests, with the permissions of `tapestry join`. The test uses only
+kubectl. It runs exec in the physical clusters, where the twins are.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from tapestry.local.kubernetes import ControlPlane
 
 from .clusters import Cluster, PhysicalCluster
 from .images import IMAGE
-from .installation import Installed, at_work, tapestry
+from .installation import Installation, running_installation, tapestry
 from .nodes import MACHINE, Kit
 
 MOUNT = "tapestry-leased"
 SHOP = "shop"
 OURS = f"--selector={keys.CLUSTER_BINDING_UID}"
-"""Of all that lives below because of something above."""
-CROSSING = "pods,configmaps,secrets,services,endpointslices.discovery.k8s.io,persistentvolumeclaims"
+"""Selector of all synced objects in physical clusters."""
+SYNCED_KINDS = "pods,configmaps,secrets,services,endpointslices.discovery.k8s.io,persistentvolumeclaims"
 
 WORKLOAD = f"""
 apiVersion: v1
@@ -101,29 +101,29 @@ spec:
 
 @dataclass(frozen=True)
 class World:
-    """A virtual cluster and those that lend to it."""
+    """A virtual cluster and its physical clusters."""
 
     virtual: Cluster
     physical: dict[str, PhysicalCluster]
 
     def pods(self) -> list[Object]:
-        """The pods of the Deployment that stay."""
+        """Return the pods of the Deployment that are not being deleted."""
         found = json.loads(self.virtual.kubectl("get", "pods", f"--namespace={SHOP}", "-o", "json"))["items"]
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
-    def places(self) -> dict[str, int]:
-        """How many of them each cluster runs."""
-        return Counter(map(place_of, self.pods()))
+    def pods_per_cluster(self) -> dict[str, int]:
+        """Return the number of pods in each physical cluster."""
+        return Counter(map(cluster_of, self.pods()))
 
-    def inside(self, pod: Object, *command: str) -> str:
-        """What a command prints in the container of a pod, wherever that is."""
-        below = self.physical[place_of(pod)]
+    def exec_in(self, pod: Object, *command: str) -> str:
+        """Return the output of a command in the container of a pod's twin."""
+        below = self.physical[cluster_of(pod)]
         return below.kubectl("exec", f"--namespace={MOUNT}", twin_of(pod), "--", *command)
 
-    def picture(self) -> str:
-        """What there is in all clusters, for a reader who wonders why it is not what it should be."""
+    def diagnostics(self) -> str:
+        """Return pods and events of all clusters, to explain failures."""
         clusters = {"virtual": self.virtual, **self.physical}
-        return "\n".join(f"{name}:\n{cluster.picture()}" for name, cluster in clusters.items())
+        return "\n".join(f"{name}:\n{cluster.diagnostics()}" for name, cluster in clusters.items())
 
     def wait_for_rollout(self) -> None:
         self.virtual.kubectl("rollout", "status", "deployment/web", f"--namespace={SHOP}", "--timeout=90s")
@@ -132,13 +132,13 @@ class World:
         above, below = self.virtual.plane.kubeconfig, self.physical[name].plane.kubeconfig
         tapestry("join", name, "--kubeconfig", above, "--cluster-kubeconfig", below, *options)
 
-    def part(self, name: str) -> None:
+    def unjoin(self, name: str) -> None:
         above, below = self.virtual.plane.kubeconfig, self.physical[name].plane.kubeconfig
         tapestry("unjoin", name, "--kubeconfig", above, "--cluster-kubeconfig", below)
 
 
-def place_of(pod: Object) -> str:
-    """The cluster that a pod runs in, by the name of its virtual node."""
+def cluster_of(pod: Object) -> str:
+    """Return the physical cluster of a pod, from the name of its virtual node."""
     _, cluster, _ = pod["spec"]["nodeName"].split("-")
     return cluster
 
@@ -164,34 +164,34 @@ def world(
 
 
 @pytest.mark.timeout(300)
-async def test_a_deployment_lives_in_two_clusters_and_leaves_nothing_behind(world: World, tmp_path: Path) -> None:
-    async with at_work(world.virtual.plane, world.virtual.assets, tmp_path) as installed:
+async def test_deployment_runs_in_two_clusters_and_is_cleaned_up(world: World, tmp_path: Path) -> None:
+    async with running_installation(world.virtual.plane, world.virtual.assets, tmp_path) as installed:
         try:
-            await asyncio.to_thread(the_life_of_a_deployment, world, installed, tmp_path)
+            await asyncio.to_thread(run_deployment_lifecycle, world, installed, tmp_path)
         except Exception as error:
-            error.add_note(await asyncio.to_thread(world.picture))
+            error.add_note(await asyncio.to_thread(world.diagnostics))
             raise
     assert world.virtual.kubectl("get", "nodes", "-o", "name") == ""
 
 
-def the_life_of_a_deployment(world: World, installed: Installed, folder: Path) -> None:
+def run_deployment_lifecycle(world: World, installed: Installation, folder: Path) -> None:
     for name in world.physical:
-        lends(world, name)
+        join_cluster(world, name)
     apply(world, WORKLOAD, folder)
     world.wait_for_rollout()
-    assert world.places() == {"east": 1, "west": 1}
+    assert world.pods_per_cluster() == {"east": 1, "west": 1}
     for pod in world.pods():
-        check_what_is_given(world, pod)
+        check_volumes_and_environment(world, pod)
         check_api_access(world, pod)
         check_service(world, pod)
-    is_scaled(world)
-    is_updated(world)
-    moves_when_a_window_closes(world)
-    goes(world)
-    assert installed.denials() == []  # a syncer that is told to end loses its rights while it does
+    scale(world)
+    update(world)
+    close_window(world)
+    delete_namespace(world)
+    assert installed.denials() == []  # before unjoining: a terminating syncer loses its permissions
     for name in world.physical:
-        world.part(name)
-        assert crossed(world.physical[name]) == []
+        world.unjoin(name)
+        assert synced_objects(world.physical[name]) == []
 
 
 def apply(world: World, manifest: str, folder: Path) -> None:
@@ -199,8 +199,8 @@ def apply(world: World, manifest: str, folder: Path) -> None:
     world.virtual.kubectl("apply", "-f", folder / "manifest.yaml")
 
 
-def lends(world: World, name: str) -> None:
-    """A cluster joins, and is told where its pods reach the virtual cluster and whose Services they know."""
+def join_cluster(world: World, name: str) -> None:
+    """Join a cluster, and set the API endpoint and the Service namespaces of its pods."""
     world.join(name, "--lease=50%", "--force-reclaim")
     reach = {
         "virtualEndpoints": {"api": world.virtual.plane.url.removeprefix("https://")},
@@ -212,79 +212,79 @@ def lends(world: World, name: str) -> None:
         world.virtual.kubectl("wait", f"node/vnode-{name}-n1", f"--for={state}", "--timeout=60s")
 
 
-def check_what_is_given(world: World, pod: Object) -> None:
-    assert world.inside(pod, "cat", "/sign/text") == "open"
-    assert world.inside(pod, "cat", "/till/code") == "1234"
-    assert world.inside(pod, "sh", "-c", "echo $POD $NODE").split() == [name_of(pod), pod["spec"]["nodeName"]]
+def check_volumes_and_environment(world: World, pod: Object) -> None:
+    assert world.exec_in(pod, "cat", "/sign/text") == "open"
+    assert world.exec_in(pod, "cat", "/till/code") == "1234"
+    assert world.exec_in(pod, "sh", "-c", "echo $POD $NODE").split() == [name_of(pod), pod["spec"]["nodeName"]]
 
 
 def check_api_access(world: World, pod: Object) -> None:
-    """kubectl there finds server, token, namespace and authority where every client in a pod does."""
-    who = "{.status.userInfo.username} {.status.userInfo.extra.authentication\\.kubernetes\\.io/pod-name[0]}"
-    said = world.inside(pod, "kubectl", "auth", "whoami", "-o", f"jsonpath={who}")
-    assert said == f"system:serviceaccount:{SHOP}:clerk {name_of(pod)}"
-    assert world.inside(pod, "kubectl", "get", "configmap", "sign", "-o", "jsonpath={.data.text}") == "open"
+    """Check that in-cluster configuration works for kubectl in the container."""
+    fields = "{.status.userInfo.username} {.status.userInfo.extra.authentication\\.kubernetes\\.io/pod-name[0]}"
+    username = world.exec_in(pod, "kubectl", "auth", "whoami", "-o", f"jsonpath={fields}")
+    assert username == f"system:serviceaccount:{SHOP}:clerk {name_of(pod)}"
+    assert world.exec_in(pod, "kubectl", "get", "configmap", "sign", "-o", "jsonpath={.data.text}") == "open"
 
 
 def check_service(world: World, pod: Object) -> None:
-    """It answers to its names, and behind it are the pods of both clusters."""
-    everyone = {name_of(each) for each in world.pods()}
+    """Check that the Service answers to all its names with the pods of both clusters."""
+    pod_names = {name_of(each) for each in world.pods()}
     for name in ("web", f"web.{SHOP}", f"web.{SHOP}.svc.cluster.local"):
-        asking = f'until [ "$(sort -u /tmp/{name} | wc -l)" = 2 ]; do wget -qO- http://{name} >> /tmp/{name}; done'
-        world.inside(pod, "timeout", "30", "sh", "-c", f"touch /tmp/{name}; {asking}")
-        assert set(world.inside(pod, "cat", f"/tmp/{name}").split()) == everyone
+        command = f'until [ "$(sort -u /tmp/{name} | wc -l)" = 2 ]; do wget -qO- http://{name} >> /tmp/{name}; done'
+        world.exec_in(pod, "timeout", "30", "sh", "-c", f"touch /tmp/{name}; {command}")
+        assert set(world.exec_in(pod, "cat", f"/tmp/{name}").split()) == pod_names
 
 
-def is_scaled(world: World) -> None:
+def scale(world: World) -> None:
     world.virtual.kubectl("scale", "deployment/web", f"--namespace={SHOP}", "--replicas=4")
     world.wait_for_rollout()
-    assert world.places() == {"east": 2, "west": 2}
+    assert world.pods_per_cluster() == {"east": 2, "west": 2}
 
 
-def is_updated(world: World) -> None:
-    """The second edition sees what the ConfigMap says by then; of the first, nothing is left below."""
+def update(world: World) -> None:
+    """Change the ConfigMap and roll out new pods, which see it. The old twins are deleted."""
     before = world.pods()
     sign = {"data": {"text": "sale"}}
     world.virtual.kubectl("patch", "configmap/sign", f"--namespace={SHOP}", "--patch", json.dumps(sign))
     for cluster in world.physical.values():
-        [copy] = [name for name in crossed(cluster) if name.startswith("configmap/sign-")]
+        [copy] = [name for name in synced_objects(cluster) if name.startswith("configmap/sign-")]
         follows = ("--for=jsonpath={.data.text}=sale", "--timeout=30s")
         cluster.kubectl("wait", copy, f"--namespace={MOUNT}", *follows)
     world.virtual.kubectl("set", "env", "deployment/web", f"--namespace={SHOP}", "EDITION=second")
     world.wait_for_rollout()
-    assert world.places() == {"east": 2, "west": 2}
+    assert world.pods_per_cluster() == {"east": 2, "west": 2}
     for pod in world.pods():
-        assert world.inside(pod, "sh", "-c", "echo $EDITION; cat /sign/text").split() == ["second", "sale"]
+        assert world.exec_in(pod, "sh", "-c", "echo $EDITION; cat /sign/text").split() == ["second", "sale"]
     for pod in before:
-        wait_until_gone(world.physical[place_of(pod)], MOUNT, [twin_of(pod)])
+        wait_until_gone(world.physical[cluster_of(pod)], MOUNT, [twin_of(pod)])
 
 
-def moves_when_a_window_closes(world: World) -> None:
-    leaving = [pod for pod in world.pods() if place_of(pod) == "east"]
+def close_window(world: World) -> None:
+    reclaimed = [pod for pod in world.pods() if cluster_of(pod) == "east"]
     opening = datetime.now(UTC) + timedelta(hours=12)
     window = f"{opening:%H:00}-{opening:%H:59}"
     world.join("east", f"--window={window}", "--time-zone=UTC", "--force-reclaim", "--grace=2")
-    wait_until_gone(world.virtual, SHOP, [name_of(pod) for pod in leaving])
+    wait_until_gone(world.virtual, SHOP, [name_of(pod) for pod in reclaimed])
     world.wait_for_rollout()
-    assert world.places() == {"west": 4}
-    wait_until_gone(world.physical["east"], MOUNT, [twin_of(pod) for pod in leaving])
+    assert world.pods_per_cluster() == {"west": 4}
+    wait_until_gone(world.physical["east"], MOUNT, [twin_of(pod) for pod in reclaimed])
     reasons = world.virtual.kubectl("get", "events", f"--namespace={SHOP}", "-o", "jsonpath={.items[*].reason}")
     assert "Reclaimed" in reasons.split()
 
 
-def goes(world: World) -> None:
+def delete_namespace(world: World) -> None:
     world.virtual.kubectl("delete", "namespace", SHOP, "--timeout=60s")
     for cluster in world.physical.values():
-        wait_until_gone(cluster, MOUNT, crossed(cluster))
+        wait_until_gone(cluster, MOUNT, synced_objects(cluster))
         assert cluster.node.containers() == []
 
 
-def crossed(cluster: Cluster) -> list[str]:
-    return cluster.kubectl("get", CROSSING, "--all-namespaces", OURS, "-o", "name").split()
+def synced_objects(cluster: Cluster) -> list[str]:
+    return cluster.kubectl("get", SYNCED_KINDS, "--all-namespaces", OURS, "-o", "name").split()
 
 
 def wait_until_gone(cluster: Cluster, namespace: str, names: list[str]) -> None:
-    """`names` are of pods, or say of what they are: `configmap/a`."""
+    """Wait for deletion. A name without a kind, as in `configmap/a`, is a pod."""
     wanted = [name if "/" in name else f"pod/{name}" for name in names]
     if wanted:
         cluster.kubectl("wait", *wanted, f"--namespace={namespace}", "--for=delete", "--timeout=60s")

@@ -1,4 +1,4 @@
-"""The nodes that other tests stand on are real: what Kubernetes promises of a node holds for them."""
+"""Real nodes of other tests behave as Kubernetes nodes do, and leave nothing behind."""
 
 import os
 import select
@@ -12,7 +12,7 @@ from .clusters import PhysicalCluster
 from .images import IMAGE
 from .nodes import BRIDGE, CGROUP, KERNEL_SETTINGS, Kit, cgroup_hierarchies, network
 
-pytestmark = pytest.mark.timeout(300)  # also for waiting until another worker is done with its nodes
+pytestmark = pytest.mark.timeout(300)  # includes waiting until another worker has finished with its nodes
 
 ROOT = Path(__file__).parents[2]
 PAGE = "written in a ConfigMap"
@@ -50,7 +50,7 @@ spec:
         readinessProbe: {{httpGet: {{port: 8080}}, periodSeconds: 1}}
 """
 
-OUTLIVED = """
+NODE_RUNNER = """
 import sys
 from pathlib import Path
 from tapestry.local.kubernetes import ControlPlane
@@ -67,16 +67,16 @@ with (
 """
 
 
-def test_nothing_of_a_node_outlives_the_process_that_ran_it(node_kit: Kit, tmp_path: Path) -> None:
+def test_killed_runner_leaves_nothing_of_its_node(node_kit: Kit, tmp_path: Path) -> None:
     settings = kernel_settings()
-    command = [sys.executable, "-c", OUTLIVED, tmp_path, node_kit.assets, node_kit.image]
+    command = [sys.executable, "-c", NODE_RUNNER, tmp_path, node_kit.assets, node_kit.image]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as runner:
         assert runner.stdout is not None
         guard = os.pidfd_open(int(runner.stdout.readline()))
         runner.kill()
     ended, _, _ = select.select([guard], [], [], 60)
     os.close(guard)
-    assert ended, "the node lives on"
+    assert ended, "the node is still running"
     assert str(tmp_path) not in Path("/proc/mounts").read_text()
     with network():
         pass
@@ -86,13 +86,13 @@ def test_nothing_of_a_node_outlives_the_process_that_ran_it(node_kit: Kit, tmp_p
 
 
 def kernel_settings() -> list[str]:
-    """What the machine has where a kubelet would have something else."""
+    """Return the machine-wide values of the settings that a kubelet enforces."""
     return [Path("/proc/sys", name).read_text() for name in KERNEL_SETTINGS]
 
 
 @pytest.fixture(scope="module")
 def serving(physical_clusters: dict[str, PhysicalCluster]) -> dict[str, PhysicalCluster]:
-    """The clusters, the workload of each being available."""
+    """Clusters with an available workload."""
     for cluster in physical_clusters.values():
         manifest = cluster.node.folder / "workload.yaml"
         manifest.write_text(WORKLOAD)
@@ -107,31 +107,31 @@ def cluster(request: pytest.FixtureRequest, serving: dict[str, PhysicalCluster])
     return serving[request.param]
 
 
-def inside(cluster: PhysicalCluster, *command: str) -> str:
-    """What a command prints in a container of the workload."""
+def run_in_container(cluster: PhysicalCluster, *command: str) -> str:
+    """Return the output of a command in a container of the workload."""
     return cluster.kubectl("exec", "deployment/web", "--", *command)
 
 
-def test_containers_mount_what_they_are_given_and_can_be_looked_into(cluster: PhysicalCluster) -> None:
-    assert inside(cluster, "cat", "/page/index.html") == PAGE
+def test_container_mounts_config_map_and_has_logs(cluster: PhysicalCluster) -> None:
+    assert run_in_container(cluster, "cat", "/page/index.html") == PAGE
     assert cluster.kubectl("logs", "deployment/web").startswith("I am web-")
 
 
-def test_a_service_is_reached_from_a_pod_by_its_cluster_address(cluster: PhysicalCluster) -> None:
-    assert inside(cluster, "wget", "-qO-", f"http://{SERVICE}") == PAGE
+def test_pod_reaches_service_by_cluster_ip(cluster: PhysicalCluster) -> None:
+    assert run_in_container(cluster, "wget", "-qO-", f"http://{SERVICE}") == PAGE
 
 
-def test_a_container_calls_its_api_server_with_its_own_token(cluster: PhysicalCluster) -> None:
-    said = inside(cluster, "kubectl", "auth", "whoami", "-o", "jsonpath={.status.userInfo.username}")
-    assert said == "system:serviceaccount:default:default"
+def test_container_calls_api_server_with_its_token(cluster: PhysicalCluster) -> None:
+    username = run_in_container(cluster, "kubectl", "auth", "whoami", "-o", "jsonpath={.status.userInfo.username}")
+    assert username == "system:serviceaccount:default:default"
 
 
-def test_pods_of_one_cluster_reach_those_of_another(serving: dict[str, PhysicalCluster]) -> None:
+def test_pods_reach_pods_of_another_cluster(serving: dict[str, PhysicalCluster]) -> None:
     [address, *_] = serving["west"].kubectl("get", "pods", "-o", "jsonpath={.items[*].status.podIP}").split()
-    assert inside(serving["east"], "wget", "-qO-", f"http://{address}:8080") == PAGE
+    assert run_in_container(serving["east"], "wget", "-qO-", f"http://{address}:8080") == PAGE
 
 
-def test_no_process_outlives_its_pod(cluster: PhysicalCluster) -> None:
+def test_deleted_pod_leaves_no_process(cluster: PhysicalCluster) -> None:
     cluster.kubectl("run", "brief", f"--image={IMAGE}")
     cluster.kubectl("wait", "pod/brief", "--for=condition=Ready", "--timeout=60s")
     found = cluster.kubectl("get", "pod", "brief", "-o", "jsonpath={.status.containerStatuses[0].containerID}")

@@ -1,4 +1,4 @@
-"""Whatever process of a world is killed: nothing is lost, nothing is left over, and all of it runs again."""
+"""Kill each process of a world: no object is lost, no process is left, and everything restarts."""
 
 import asyncio
 import os
@@ -19,36 +19,38 @@ from tapestry.local.cluster_processes import open_client
 from tapestry.local.readiness import wait_for_nodes
 from tapestry.local.world import World
 
-from .worlds import AT_WORK, Up, nothing_left_of, started, up
+from .worlds import READY_MESSAGE, WorldProcess, expect_processes_to_end, running_world, starting_world
 
 SYSTEM = "tapestry-system"
 REPLICAS = 6
 FLAGS = ("--clusters", "2", "--nodes", "2")
-LONGEST = 90.0
-KEPT = (CLUSTER_BINDINGS, NODES, DEPLOYMENTS, REPLICA_SETS, PODS, SECRETS, CONFIGMAPS, SERVICE_ACCOUNTS)
+TIMEOUT_SECONDS = 90.0
+LASTING_RESOURCES = (CLUSTER_BINDINGS, NODES, DEPLOYMENTS, REPLICA_SETS, PODS, SECRETS, CONFIGMAPS, SERVICE_ACCOUNTS)
 
 
-async def all_there_is(virtual: Client) -> set[tuple[str, str, str]]:
-    """Every object that should last, and which one it is."""
-    return {(each.kind, key_of(obj), uid_of(obj)) for each in KEPT for obj in await virtual.list(each)}
+async def lasting_objects(virtual: Client) -> set[tuple[str, str, str]]:
+    """Return kind, key and UID of every object that must survive."""
+    return {(each.kind, key_of(obj), uid_of(obj)) for each in LASTING_RESOURCES for obj in await virtual.list(each)}
 
 
-async def work(virtual: Client) -> None:
-    """A Deployment, all of whose pods run."""
+async def run_deployment(virtual: Client) -> None:
+    """Create a Deployment and wait until all of its pods run."""
     pod = {"containers": [{"name": "c", "image": "nginx"}]}
     template = {"metadata": {"labels": {"app": "web"}}, "spec": pod}
     spec = {"replicas": REPLICAS, "selector": {"matchLabels": {"app": "web"}}, "template": template}
     await virtual.create(DEPLOYMENTS, {"metadata": {"name": "web", "namespace": "default"}, "spec": spec})
-    await works(virtual)
+    await wait_until_available(virtual)
 
 
-async def works(virtual: Client) -> None:
-    await reaches(virtual, "web", "default", lambda found: value_at(found, "status", "availableReplicas") == REPLICAS)
+async def wait_until_available(virtual: Client) -> None:
+    await wait_for_deployment(
+        virtual, "web", "default", lambda found: value_at(found, "status", "availableReplicas") == REPLICAS
+    )
 
 
-async def reaches(virtual: Client, name: str, namespace: str, until: Callable[[Object], bool]) -> None:
+async def wait_for_deployment(virtual: Client, name: str, namespace: str, until: Callable[[Object], bool]) -> None:
     await wait_for(
-        virtual, DEPLOYMENTS, name, namespace, until=lambda obj: obj is not None and until(obj), timeout=LONGEST
+        virtual, DEPLOYMENTS, name, namespace, until=lambda obj: obj is not None and until(obj), timeout=TIMEOUT_SECONDS
     )
 
 
@@ -63,7 +65,7 @@ def restarts(pod: Object) -> int:
 
 
 async def kill_pod(virtual: Client, deployment: str, victim: int) -> None:
-    """Kill a process of Tapestry's own, or its guard; the same pod runs another."""
+    """Kill a process of Tapestry, or its guard, and wait until its pod has restarted it."""
     before = await pod_of(virtual, deployment)
     os.kill(victim, signal.SIGKILL)
     await wait_for(
@@ -72,76 +74,76 @@ async def kill_pod(virtual: Client, deployment: str, victim: int) -> None:
         name_of(before),
         SYSTEM,
         until=lambda pod: pod is not None and restarts(pod) > restarts(before) and is_condition_true(pod, "Ready"),
-        timeout=LONGEST,
+        timeout=TIMEOUT_SECONDS,
     )
 
 
-async def kill_cluster(world: Up, name: str, victim: int) -> None:
-    """Kill a cluster, or its guard; another process goes on with it."""
+async def kill_cluster(world: WorldProcess, name: str, victim: int) -> None:
+    """Kill the process of a cluster, or its guard, and wait until the cluster answers again."""
     os.kill(victim, signal.SIGKILL)
-    said = await asyncio.to_thread(world.read_until, "restarting")
-    assert f"{name} was killed by SIGKILL" in said
+    output = await asyncio.to_thread(world.read_until, "restarting")
+    assert f"{name} was killed by SIGKILL" in output
     await World(world.folder).wait_for_cluster(name)
 
 
-def guard_of(pid: int) -> int:
-    """The guard of a process: the leader of its group.  Without it, what it guards could outlive us."""
+def guard_pid(pid: int) -> int:
+    """Return the guard of a process: the leader of its process group."""
     return os.getpgid(pid)
 
 
-async def recovered(virtual: Client, since: datetime) -> None:
-    """Syncers lead, which takes as long as a Lease of somebody who was killed; virtual nodes are kept, and pods run."""
+async def wait_for_recovery(virtual: Client, since: datetime) -> None:
+    """Wait until syncers lead, virtual nodes are up to date and pods run. Leases of killed leaders expire first."""
     assert await wait_for_nodes(virtual, 4, since) == 4
     for name in ("tapestry-manager", "tapestry-syncer-cluster-1", "tapestry-syncer-cluster-2"):
-        await reaches(virtual, name, SYSTEM, lambda found: value_at(found, "status", "readyReplicas") == 1)
-    await works(virtual)
+        await wait_for_deployment(virtual, name, SYSTEM, lambda found: value_at(found, "status", "readyReplicas") == 1)
+    await wait_until_available(virtual)
 
 
-async def kill_each(world: Up, virtual: Client) -> None:
-    """Kill every process in turn, or its guard."""
+async def kill_each(world: WorldProcess, virtual: Client) -> None:
+    """Kill every process, or its guard, one after the other."""
 
     def cluster(name: str) -> int:
         return world.pid_of("cluster", "--data", str(world.folder / name))
 
-    before = await all_there_is(virtual)
+    before = await lasting_objects(virtual)
     syncers = [world.pid_of("syncer", "--binding", name) for name in ("cluster-1", "cluster-2")]
     await kill_pod(virtual, "tapestry-syncer-cluster-1", syncers[0])
-    await kill_pod(virtual, "tapestry-syncer-cluster-2", guard_of(syncers[1]))
+    await kill_pod(virtual, "tapestry-syncer-cluster-2", guard_pid(syncers[1]))
     await kill_pod(virtual, "tapestry-manager", world.pid_of("manager"))
     await kill_cluster(world, "cluster-1", cluster("cluster-1"))
-    await kill_cluster(world, "cluster-2", guard_of(cluster("cluster-2")))
+    await kill_cluster(world, "cluster-2", guard_pid(cluster("cluster-2")))
     await kill_cluster(world, "virtual", cluster("virtual"))
-    await recovered(virtual, datetime.now(UTC))
-    assert await all_there_is(virtual) == before
+    await wait_for_recovery(virtual, datetime.now(UTC))
+    assert await lasting_objects(virtual) == before
 
 
 @pytest.mark.timeout(500)
-async def test_whichever_process_is_killed_and_its_runner_too_everything_is_there_and_runs_again(
+async def test_world_recovers_after_any_process_is_killed(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "world"
-    with started(folder, *FLAGS) as world:
-        world.read_until(AT_WORK)
+    with starting_world(folder, *FLAGS) as world:
+        world.read_until(READY_MESSAGE)
         async with open_client(world.kubeconfig) as virtual:
-            await work(virtual)
+            await run_deployment(virtual)
             await kill_each(world, virtual)
-            before = await all_there_is(virtual)
-        with nothing_left_of(world):
+            before = await lasting_objects(virtual)
+        with expect_processes_to_end(world):
             world.process.kill()
             world.process.communicate()
-    with up(folder) as world:
+    with running_world(folder) as world:
         async with open_client(world.kubeconfig) as virtual:
-            await recovered(virtual, datetime.now(UTC))
-            assert await all_there_is(virtual) == before
+            await wait_for_recovery(virtual, datetime.now(UTC))
+            assert await lasting_objects(virtual) == before
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-async def test_a_world_survives_many_rounds_of_kills(tmp_path: Path) -> None:
-    with up(tmp_path / "world", *FLAGS) as world:
+async def test_world_survives_many_rounds_of_kills(tmp_path: Path) -> None:
+    with running_world(tmp_path / "world", *FLAGS) as world:
         async with open_client(world.kubeconfig) as virtual:
-            await work(virtual)
-            before = await all_there_is(virtual)
+            await run_deployment(virtual)
+            before = await lasting_objects(virtual)
             for _ in range(10):
                 await kill_each(world, virtual)
-            assert await all_there_is(virtual) == before
+            assert await lasting_objects(virtual) == before

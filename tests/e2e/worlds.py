@@ -1,4 +1,4 @@
-"""`tapestry up` as a process of a test: what it says, what runs for it, and that nothing is left of it."""
+"""`tapestry up` as a child process: its output, its processes, and a check that all of them end."""
 
 import os
 import re
@@ -17,30 +17,30 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TAPESTRY = Path(sys.executable).with_name("tapestry")
-AT_WORK = "Ctrl-C stops everything"
-LONGEST = 120
-"""Seconds that a world may be silent, and processes may take to end: others use the machine, too."""
-MOMENT = 10.0
-"""Seconds in which the last of what ran for somebody is gone who has just ended."""
+READY_MESSAGE = "Ctrl-C stops everything"
+TIMEOUT_SECONDS = 120
+"""Seconds to wait for output and for processes to end. It is generous because tests share the machine."""
+EXIT_SECONDS = 10.0
+"""Seconds in which the last child processes end after their parent."""
 
 
 @dataclass
-class Up:
-    """A world that was started."""
+class WorldProcess:
+    """A started `tapestry up`."""
 
     folder: Path
     process: subprocess.Popen[str]
-    said: str = ""
-    """Until it was at work."""
+    output: str = ""
+    """The output until the world was ready."""
 
     @property
     def kubeconfig(self) -> Path:
         return self.folder / "virtual" / "kubeconfig"
 
     def read_until(self, pattern: str) -> str:
-        """What it prints up to the line that matches; a watchdog ends a silent one."""
+        """Return the output up to the line that matches. A watchdog kills the process on timeout."""
         assert self.process.stdout is not None
-        watchdog = threading.Timer(LONGEST, self.process.kill)
+        watchdog = threading.Timer(TIMEOUT_SECONDS, self.process.kill)
         watchdog.start()
         text = ""
         for line in self.process.stdout:
@@ -49,27 +49,27 @@ class Up:
                 watchdog.cancel()
                 return text
         watchdog.cancel()
-        pytest.fail(f"it ended without saying {pattern!r}:\n{text}")
+        pytest.fail(f"it ended without printing {pattern!r}:\n{text}")
 
     def processes(self) -> dict[int, str]:
-        """What runs for it, guards and all: their command lines."""
-        parents, found = parents_of_all(), {self.process.pid}
+        """Return the command lines of all descendants, guards included, by PID."""
+        parents, found = parent_pids(), {self.process.pid}
         while more := {pid for pid, parent in parents.items() if parent in found} - found:
             found |= more
         return {pid: command_of(pid) for pid in found - {self.process.pid}}
 
     def pid_of(self, *words: str) -> int:
-        """The one process with these words, one after the other, in its command line."""
+        """Return the only process whose command line contains these words in sequence."""
         (found,) = [pid for pid, command in self.processes().items() if f" {' '.join(words)} " in f"{command} "]
         return found
 
 
-def parents_of_all() -> dict[int, int]:
+def parent_pids() -> dict[int, int]:
     found = {}
     for each in Path("/proc").glob("[0-9]*/stat"):
         try:
             found[int(each.parent.name)] = int(each.read_text().rpartition(")")[2].split()[1])
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
     return found
 
@@ -81,21 +81,21 @@ def command_of(pid: int) -> str:
         return ""
 
 
-def left_behind(folder: Path) -> list[str]:
-    """The processes that still have something in a folder to do, when they have had time to end."""
-    due = time.monotonic() + MOMENT
+def leftover_processes(folder: Path) -> list[str]:
+    """Return the processes whose command lines still name the folder after EXIT_SECONDS."""
+    due = time.monotonic() + EXIT_SECONDS
     while (found := commands_with(str(folder))) and time.monotonic() < due:
-        threading.Event().wait(0.1)  # nothing tells of the end of whatever it may be
+        threading.Event().wait(0.1)  # arbitrary processes cannot be watched
     return found
 
 
 def commands_with(text: str) -> list[str]:
-    return [command for command in map(command_of, parents_of_all()) if text in command]
+    return [command for command in map(command_of, parent_pids()) if text in command]
 
 
 @contextmanager
-def started(folder: Path, *flags: str, **variables: str) -> Iterator[Up]:
-    """A world that is being started; however the test ends, none of its processes outlives it."""
+def starting_world(folder: Path, *flags: str, **variables: str) -> Iterator[WorldProcess]:
+    """Start `tapestry up`. All of its processes have ended on exit, also if the test fails."""
     process = subprocess.Popen(
         [TAPESTRY, "up", "--data", folder, *flags],
         cwd=ROOT,
@@ -105,41 +105,41 @@ def started(folder: Path, *flags: str, **variables: str) -> Iterator[Up]:
         text=True,
         start_new_session=True,
     )
-    world = Up(folder, process)
+    world = WorldProcess(folder, process)
     try:
         yield world
     finally:
         if process.poll() is None:
-            with nothing_left_of(world):
+            with expect_processes_to_end(world):
                 process.kill()
                 process.communicate()
 
 
 @contextmanager
-def up(folder: Path, *flags: str) -> Iterator[Up]:
-    """A world at work, which is ended by Ctrl-C and leaves nothing running."""
-    with started(folder, *flags) as world:
-        world.said = world.read_until(AT_WORK)
+def running_world(folder: Path, *flags: str) -> Iterator[WorldProcess]:
+    """Run a world until it is ready. On exit, end it with SIGINT and check that no process is left."""
+    with starting_world(folder, *flags) as world:
+        world.output = world.read_until(READY_MESSAGE)
         yield world
-        with nothing_left_of(world):
+        with expect_processes_to_end(world):
             world.process.send_signal(signal.SIGINT)
-            rest, _ = world.process.communicate(timeout=LONGEST)
+            rest, _ = world.process.communicate(timeout=TIMEOUT_SECONDS)
         assert "stopping" in rest
         assert world.process.returncode == 0
 
 
 @contextmanager
-def nothing_left_of(world: Up) -> Iterator[None]:
-    """What is done in here ends all processes of a world."""
+def expect_processes_to_end(world: WorldProcess) -> Iterator[None]:
+    """Check that the body ends all processes of a world."""
     ends = {}
     for pid, command in world.processes().items():
         try:
             ends[os.pidfd_open(pid)] = command
-        except ProcessLookupError:  # a probe, which has ended meanwhile
+        except ProcessLookupError:  # a probe that has ended meanwhile
             continue
     try:
         yield
-        left = [command for end, command in ends.items() if not select.select([end], [], [], LONGEST)[0]]
+        left = [command for end, command in ends.items() if not select.select([end], [], [], TIMEOUT_SECONDS)[0]]
         assert left == []
     finally:
         for end in ends:

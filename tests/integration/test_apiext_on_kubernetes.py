@@ -23,7 +23,7 @@ def address(shared_plane: Plane) -> Iterator[str]:
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
-        started = next(line for line in map(json.loads, process.stderr) if line["message"] == "serving")
+        started = next(line for line in map(json.loads, process.stderr) if line["message"] == "apiext server listening")
         yield started["address"]
         process.terminate()
         assert process.wait(30) == 0

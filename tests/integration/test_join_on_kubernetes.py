@@ -213,8 +213,8 @@ async def test_forced_leave_works_without_syncer_and_cluster(owner: Owner, tmp_p
     ("arguments", "line"),
     [
         (("explain", "node", "nobody"), "Error: no cluster that has joined has a node nobody"),
-        (("unjoin", "nobody"), "Error: there is no ClusterBinding nobody; `tapestry status`"),
-        (("status", "--context", "none"), "Error: context: 'none' is not there"),
+        (("unjoin", "nobody"), "Error: ClusterBinding nobody does not exist; `tapestry status`"),
+        (("status", "--context", "none"), "Error: context: 'none' does not exist"),
     ],
 )
 def test_errors_are_one_line(virtual_plane: Plane, arguments: tuple[str, ...], line: str) -> None:

@@ -120,7 +120,7 @@ async def test_kubectl_logs_prints_the_log_or_the_reason(site: Lending, kubelet:
         await site.wait_for_virtual_node(f"{site.name}-n1", tainted(keys.PHYSICAL_NODE_UNSCHEDULABLE_TAINT))
         await site.bind_pod("late", f"{site.name}-n1")
         await site.wait_for_pod("late", lambda found: bool(value_at(found, "status", "conditions")))
-        with pytest.raises(ApiError, match=f"`tapestry explain pod default/{site.name}-late` says why"):
+        with pytest.raises(ApiError, match=f"`tapestry explain pod default/{site.name}-late` explains why"):
             await read(site, f"{site.name}-late")
 
 

@@ -269,7 +269,7 @@ async def test_m4_binding_waits_for_a_kubeconfig_in_its_secret(world: World) -> 
         until = lambda obj: "not YAML" in condition(obj, "Connected").get("message", "")  # noqa: E731
         await wait_for(world.virtual, CLUSTER_BINDINGS, "m4", until=until)
         await world.add_secret("m4", {"kubeconfig": kubeconfig(world.plane, "expired")})
-        until = lambda obj: "refuses the credentials" in condition(obj, "Connected").get("message", "")  # noqa: E731
+        until = lambda obj: "rejects the credentials" in condition(obj, "Connected").get("message", "")  # noqa: E731
         await wait_for(world.virtual, CLUSTER_BINDINGS, "m4", until=until)
         await world.add_secret("m4", {"kubeconfig": await world.account()})
         await world.reaches("m4", "Ready")

@@ -123,7 +123,7 @@ async def test_syncer_processes_are_started_and_restarted(world: World, kube_ass
         found = {}
         for pod in await world.client.list(PODS, SYSTEM):
             text = await kubectl("logs", name_of(pod))
-            entry = next(json.loads(line) for line in text.splitlines() if '"listening"' in line)
+            entry = next(json.loads(line) for line in text.splitlines() if 'listeners started"' in line)
             found[name_of(pod)] = int(entry["identity"].split("-")[-2])
         return found
 
@@ -136,7 +136,7 @@ async def test_syncer_processes_are_started_and_restarted(world: World, kube_ass
     os.kill(pid, signal.SIGKILL)
     await world.wait_for_pod(victim, lambda pod: restarts(pod) == 1 and is_condition_true(pod, "Ready"), SYSTEM)
     assert (await pids())[victim] != pid
-    assert "listening" in await kubectl("logs", victim, "--previous")
+    assert "probe and metrics listeners started" in await kubectl("logs", victim, "--previous")
     assert "syncer" in await kubectl("get", "pods", "-o", "wide")
     await kubectl("scale", "deployment", name, "--replicas=0")
     for pod in running:

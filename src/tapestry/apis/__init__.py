@@ -1,1 +1,1 @@
-"""Our kinds, and every word of the contract between the clusters: keys, names, rights."""
+"""The Tapestry API: custom resource kinds, label keys, object names and permissions."""

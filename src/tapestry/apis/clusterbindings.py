@@ -1,4 +1,4 @@
-"""ClusterBinding: a physical cluster that has joined."""
+"""The ClusterBinding kind: one physical cluster that has joined the virtual cluster."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -15,10 +15,10 @@ from tapestry.kube.resources import Resource
 from tapestry.kube.schemas import to_unstructured
 
 LAST_SEEN_INTERVAL = timedelta(minutes=5)
-"""How old `status.lastSeen` may become while the physical cluster answers and nothing else changes."""
+"""Maximum age of `status.lastSeen` while the physical cluster responds and nothing else changes."""
 
 Name = Annotated[str, Meta(min_length=1, max_length=253)]
-Key = Annotated[str, Meta(min_length=1, max_length=317)]  # a prefix of 253, a slash, a name of 63
+Key = Annotated[str, Meta(min_length=1, max_length=317)]  # prefix (253), slash, name (63)
 MetadataKey = Annotated[
     str,
     Meta(
@@ -31,55 +31,57 @@ HandlePattern = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
 class SecretReference(ApiStruct):
-    """Where the kubeconfig is: under the key `kubeconfig` of this Secret."""
+    """Reference to the Secret that holds the kubeconfig, under the key `kubeconfig`."""
 
-    name: Annotated[Name, Meta(description="Of the Secret.")]
-    namespace: Annotated[DnsLabel, Meta(description="One that the manager reads kubeconfigs from.")]
+    name: Annotated[Name, Meta(description="Name of the Secret.")]
+    namespace: Annotated[DnsLabel, Meta(description="A namespace that the manager reads kubeconfigs from.")]
 
 
 class SelectorRequirement(ApiStruct):
-    key: Annotated[Key, Meta(description="A label, or `metadata.name` among fields.")]
+    key: Annotated[Key, Meta(description="Label key, or `metadata.name` for a field.")]
     operator: Annotated[
-        Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"], Meta(description="How it is compared.")
+        Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"], Meta(description="Comparison operator.")
     ]
-    values: Annotated[tuple[str, ...], Meta(description="With what.")] = ()
+    values: Annotated[tuple[str, ...], Meta(description="Values to compare with.")] = ()
 
 
 class NodeSelectorTerm(ApiStruct):
     match_expressions: Annotated[
-        tuple[SelectorRequirement, ...], Meta(description="What labels must be, all of it.")
+        tuple[SelectorRequirement, ...], Meta(description="Requirements on labels. All must match.")
     ] = ()
-    match_fields: Annotated[tuple[SelectorRequirement, ...], Meta(description="What fields must be, all of it.")] = ()
+    match_fields: Annotated[
+        tuple[SelectorRequirement, ...], Meta(description="Requirements on fields. All must match.")
+    ] = ()
 
 
 class NodeSelector(ApiStruct):
-    """Which nodes, as in a pod's required node affinity: one of the terms must hold."""
+    """Node selector, as in the required node affinity of a pod.  A node matches if one term matches."""
 
     node_selector_terms: Annotated[
-        tuple[NodeSelectorTerm, ...], Meta(min_length=1, description="Of which one must hold.")
+        tuple[NodeSelectorTerm, ...], Meta(min_length=1, description="Terms. At least one must match.")
     ]
 
 
 class AllowedVolumes(ApiStruct):
-    """Which PersistentVolumes may cross: those of a driver and, where classes are named, of a class named here."""
+    """PersistentVolumes that may be used in the physical cluster.  A volume must match the driver and the class."""
 
-    drivers: Annotated[tuple[Name, ...], AS_SET, Meta(description="CSI drivers.")] = ()
-    storage_classes: Annotated[tuple[Name, ...], AS_SET, Meta(description="None is any.")] = ()
+    drivers: Annotated[tuple[Name, ...], AS_SET, Meta(description="Allowed CSI drivers.")] = ()
+    storage_classes: Annotated[tuple[Name, ...], AS_SET, Meta(description="Allowed classes. Empty: any.")] = ()
     volume_handles: Annotated[
         tuple[HandlePattern, ...],
         AS_SET,
         Meta(
             max_length=64,
             description=(
-                "Volume handles that may cross, in which * matches any text. "
-                "Volumes that were provisioned for the claim that is mounted need none."
+                "Patterns of allowed volume handles, in which * matches any text. "
+                "A volume that was provisioned for the mounted claim needs no match."
             ),
         ),
     ] = ()
 
 
 class SyncBack(ApiStruct):
-    """Which changes to copies of ConfigMaps and Secrets in the physical cluster go up to the virtual one."""
+    """Selects the copies of ConfigMaps and Secrets whose changes are synced back to the virtual cluster."""
 
     namespaces: Annotated[
         tuple[DnsLabel, ...],
@@ -89,51 +91,51 @@ class SyncBack(ApiStruct):
 
 
 class VirtualEndpoints(ApiStruct):
-    """Where pods on leased nodes reach the virtual cluster."""
+    """Addresses at which pods on leased nodes reach the virtual cluster."""
 
-    api: Annotated[str, Meta(description="host:port of its API server.")] | None = None
-    dns: Annotated[str, Meta(description="Address of its DNS server.")] | None = None
+    api: Annotated[str, Meta(description="host:port of the virtual API server.")] | None = None
+    dns: Annotated[str, Meta(description="IP address of the virtual DNS server.")] | None = None
 
 
 class ClusterBindingSpec(ApiStruct):
-    """How to reach a physical cluster, and what may be done there."""
+    """Access to a physical cluster and the rules for using it."""
 
     __rules__ = (
         cel_rule(
             "!has(oldSelf.mountNamespace) || has(self.mountNamespace) && self.mountNamespace == oldSelf.mountNamespace",
-            "may not change once it is set: what was mounted there would be lost",
+            "may not change once it is set: objects in the old namespace would be lost",
             field_path=".mountNamespace",
         ),
     )
 
     cluster_id: Annotated[
         str,
-        Meta(max_length=24, pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", description="Unique among the bindings."),
+        Meta(max_length=24, pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", description="ID, unique among bindings."),
         IMMUTABLE,
     ] = field(name="clusterID")
     secret_ref: SecretReference
-    mount_namespace: Annotated[DnsLabel, Meta(description="Where everything of ours lives below.")] | None = None
+    mount_namespace: Annotated[DnsLabel, Meta(description="Physical namespace for all synced objects.")] | None = None
     node_selector: NodeSelector | None = None
     service_namespaces: Annotated[
-        tuple[DnsLabel, ...], AS_SET, Meta(description="Virtual namespaces whose Services are known below.")
+        tuple[DnsLabel, ...], AS_SET, Meta(description="Virtual namespaces whose Services are synced.")
     ] = ()
     disable_node_default_taint: Annotated[
-        bool, Meta(description="Let pods that tolerate nothing run on its virtual nodes, too.")
+        bool, Meta(description="Omit the default taint, so that pods need no toleration for virtual nodes.")
     ] = False
     pod_priority_class_name: (
-        Annotated[str, Meta(max_length=253, description="Of twins; without one, tapestry-leased.")] | None
+        Annotated[str, Meta(max_length=253, description="PriorityClass of twins. Default: tapestry-leased.")] | None
     ) = None
     running_daemonset_by_default: Annotated[
-        bool, Meta(description="Run pods of DaemonSets, unless they say otherwise.")
+        bool, Meta(description="Run pods of DaemonSets unless an annotation overrides it.")
     ] = False
-    direct_scheduling: Annotated[bool, Meta(description="Bind twins by nodeName, past the physical scheduler.")] = False
+    direct_scheduling: Annotated[bool, Meta(description="Set nodeName of twins, bypassing the scheduler.")] = False
     pod_security: Annotated[
         Literal["privileged", "baseline", "restricted"],
-        Meta(description="The Pod Security Standard that pods have to meet."),
+        Meta(description="Pod Security Standard that pods must meet."),
     ] = "baseline"
     on_partition: Annotated[
         Literal["Hold", "Evict"],
-        Meta(description="Pods whose cluster is out of reach: they stay, or go when they tolerate it no longer."),
+        Meta(description="Pods of an unreachable cluster: keep them, or evict them after their tolerationSeconds."),
     ] = "Hold"
     allowed_volumes: AllowedVolumes = AllowedVolumes()
     allowed_metadata: Annotated[
@@ -141,12 +143,12 @@ class ClusterBindingSpec(ApiStruct):
         AS_SET,
         Meta(
             max_length=64,
-            description="Labels and annotations of pods that are also copied below: a key, or `prefix/*`. "
-            "Keys without a prefix are always copied, those under `tapestry.io/` never.",
+            description="Pod labels and annotations to copy to twins in addition: a key, or `prefix/*`. "
+            "Keys without a prefix are always copied. Keys under `tapestry.io/` are never copied.",
         ),
     ] = ()
     unbind_grace_seconds: Annotated[
-        int, Meta(ge=0, le=86400, description="For pods to end, when the binding is deleted.")
+        int, Meta(ge=0, le=86400, description="Seconds for pods to terminate after the binding is deleted.")
     ] = 30
     virtual_endpoints: VirtualEndpoints = VirtualEndpoints()
     sync_back: SyncBack = SyncBack()
@@ -156,24 +158,24 @@ class ClusterBindingStatus(ApiStruct):
     phase: Literal["Pending", "Ready", "Failed", "Deleting"] | None = None
     conditions: Conditions = ()
     observed_generation: int | None = None
-    identity: Annotated[str, Meta(description="UID of kube-system below: which cluster this is.")] | None = None
-    nodes: Annotated[int, Meta(description="Virtual ones.")] | None = None
-    pods: Annotated[int, Meta(description="On these.")] | None = None
-    leased: Annotated[dict[str, str], Meta(description="In all, of nodes that are open now.")] | None = None
-    used: Annotated[dict[str, str], Meta(description="What pods request of it.")] | None = None
+    identity: Annotated[str, Meta(description="UID of the physical kube-system namespace.")] | None = None
+    nodes: Annotated[int, Meta(description="Number of virtual nodes.")] | None = None
+    pods: Annotated[int, Meta(description="Number of pods on virtual nodes.")] | None = None
+    leased: Annotated[dict[str, str], Meta(description="Total leased by nodes that are open now.")] | None = None
+    used: Annotated[dict[str, str], Meta(description="Total requested by pods on virtual nodes.")] | None = None
     last_seen: (
         Annotated[
             datetime,
             Meta(
-                description="When the physical API server last answered: of one that is silent the time itself, else"
-                " one of the last five minutes.  Leases of virtual nodes have it within ten seconds."
+                description="Time of the last response of the physical API server. Exact while it is unreachable,"
+                " otherwise up to five minutes old. Leases of virtual nodes record it within ten seconds."
             ),
         ]
         | None
     ) = None
-    next_change: Annotated[datetime, Meta(description="When a window opens or closes next.")] | None = None
-    credentials_expire: Annotated[datetime, Meta(description="When its token does.")] | None = None
-    time_zone: Annotated[str, Meta(description="Of windows that name none, as its syncer has it.")] | None = None
+    next_change: Annotated[datetime, Meta(description="Next time at which a window opens or closes.")] | None = None
+    credentials_expire: Annotated[datetime, Meta(description="Expiry of the kubeconfig token.")] | None = None
+    time_zone: Annotated[str, Meta(description="Default time zone of windows.")] | None = None
 
 
 CLUSTER_BINDINGS = Resource("cloud.tencent.com", "v1beta1", "ClusterBinding", "clusterbindings", namespaced=False)
@@ -198,21 +200,21 @@ CLUSTER_BINDING: Kind[ClusterBindingSpec] = Kind(
 )
 
 SYNCER_REASONS = frozenset({keys.PRIORITY_CLASS_MISSING, keys.POD_SECURITY_STRICTER})
-"""Reasons of the condition Permitted that the syncer sets and clears.  The manager leaves them as they are."""
+"""Reasons of the condition Permitted that the syncer sets and clears.  The manager does not change them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A ClusterBinding of one virtual cluster, read once per pass."""
+    """A ClusterBinding of one virtual cluster, decoded once per reconcile."""
 
     name: str
     uid: str
     virtual_cluster: str
-    """The label value for the virtual cluster that it binds to."""
+    """Label value of the virtual cluster."""
     spec: ClusterBindingSpec
 
     def owner_labels(self) -> dict[str, str]:
-        """What a physical object of ours carries."""
+        """Return the labels that mark a physical object as owned by this binding."""
         return {
             keys.MANAGED_BY: keys.TAPESTRY,
             keys.VIRTUAL_CLUSTER: self.virtual_cluster,
@@ -220,7 +222,7 @@ class Binding:
         }
 
     def owns(self, obj: Object) -> bool:
-        """Whether a physical object is ours; everything else is foreign, whatever it says of itself."""
+        """Return whether both owner labels match.  Every other physical object is foreign."""
         labels = labels_of(obj)
         return (
             labels.get(keys.VIRTUAL_CLUSTER) == self.virtual_cluster
@@ -229,12 +231,12 @@ class Binding:
 
 
 def binding_of(obj: Object, virtual_cluster_uid: str) -> Binding:
-    """The binding that `obj` describes, in the virtual cluster with that kube-system UID; raises InvalidSpec."""
+    """Return the binding in `obj`.  Raise InvalidSpec if the spec does not decode."""
     return Binding(
         name_of(obj), uid_of(obj), virtual_cluster_label(virtual_cluster_uid), decode_spec(CLUSTER_BINDING, obj)
     )
 
 
 def node_selector_object(selector: NodeSelector | None) -> Any:
-    """A node selector as `tapestry.kube.selectors.node_selector` reads it."""
+    """Return the selector in the form that `tapestry.kube.selectors.node_selector` reads."""
     return to_unstructured(selector)

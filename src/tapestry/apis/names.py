@@ -1,4 +1,4 @@
-"""The names that things of ours have on the other side."""
+"""Names of the objects that Tapestry creates in virtual and physical clusters."""
 
 from functools import lru_cache
 from hashlib import sha256
@@ -7,43 +7,43 @@ from tapestry.kube.names import DNS_1035_LABEL, LABEL_LIMIT, hashed_name
 
 
 def virtual_cluster_label(uid: str) -> str:
-    """A virtual cluster as a label value: a hash of the UID of its kube-system namespace."""
+    """Return the label value of a virtual cluster: a hash of the UID of its kube-system namespace."""
     return sha256(uid.encode()).hexdigest()[:32]
 
 
 def virtual_node_name(cluster_id: str, node: str) -> str:
-    """The virtual node of a physical one; a name that would be too long is cut and hashed."""
+    """Return the name of a physical node's virtual node.  A name that is too long is truncated and hashed."""
     plain = f"vnode-{cluster_id}-{node}"
     return plain if len(plain) <= LABEL_LIMIT else hashed_name(plain, cluster_id, node)
 
 
 def fallback_virtual_node_name(cluster_id: str, node: str, binding_uid: str) -> str:
-    """The virtual node's name where the first choice belongs to another binding."""
+    """Return the virtual node name to use if the first choice belongs to another binding."""
     return hashed_name(f"vnode-{cluster_id}-{node}", cluster_id, node, binding_uid)
 
 
-@lru_cache(maxsize=1 << 15)  # asked at every pass over a pod
+@lru_cache(maxsize=1 << 15)  # called on every reconcile of a pod
 def physical_name(virtual_cluster: str, binding_uid: str, namespace: str, name: str) -> str:
-    """The name below of a namespaced virtual object: no two virtual clusters or bindings ever meet in one."""
+    """Return the physical name of a namespaced virtual object, unique across virtual clusters and bindings."""
     return hashed_name(name, virtual_cluster, binding_uid, namespace, name)
 
 
 def physical_service_name(virtual_cluster: str, binding_uid: str, namespace: str, name: str) -> str:
-    """The name below of a virtual Service; it begins with a letter, as the name of a Service has to."""
+    """Return the physical name of a virtual Service.  It starts with a letter, as Service names must."""
     readable = name if DNS_1035_LABEL.fullmatch(name) else f"service-{name}"
     return hashed_name(readable, virtual_cluster, binding_uid, namespace, name)
 
 
 def syncer_name(cluster_id: str) -> str:
-    """The Deployment, account and roles of the syncer that a manager runs for a binding."""
+    """Return the name of the Deployment, ServiceAccount and roles of a managed syncer."""
     return f"tapestry-syncer-{cluster_id}"
 
 
 def syncer_lease_name(binding: str) -> str:
-    """The Lease that the replicas of a binding's syncer campaign for."""
+    """Return the name of the Lease for the leader election of a binding's syncer."""
     return f"tapestry-syncer-{binding}"
 
 
 def tokens_secret_name(virtual_cluster: str, binding_uid: str, namespace: str, pod: str) -> str:
-    """The Secret below with the service account tokens of a virtual pod."""
+    """Return the name of the physical Secret with the service account tokens of a virtual pod."""
     return hashed_name(f"{pod}-tokens", virtual_cluster, binding_uid, namespace, pod, "tokens")

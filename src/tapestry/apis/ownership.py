@@ -1,8 +1,8 @@
-"""What is ours in a physical cluster, and how it is removed.
+"""Deletion of the objects that a binding owns in a physical cluster.
 
-Each object there belongs to one binding of one virtual cluster and says so in two labels, `Binding.owner_labels`;
-without both of them it is foreign.  Whoever ends a binding removes what carries them, and nothing else: its syncer as
-it unbinds or, where the cluster was left by force, the manager when it is back.
+Each of these objects belongs to one binding of one virtual cluster and carries the two labels of
+`Binding.owner_labels`.  An object without both labels is foreign and never deleted.  The syncer deletes owned objects
+when it unbinds.  After a forced unjoin, the manager deletes them once the cluster is reachable again.
 """
 
 from typing import Protocol
@@ -14,15 +14,15 @@ from tapestry.kube.objects import Object, is_deleting, key_of, value_at
 from tapestry.kube.resources import PODS, Resource
 
 OWNED_RESOURCES = tuple(
-    dict.fromkeys(right.resource for right in (*SYNCER_IN_PHYSICAL, *SYNCER_VOLUMES) if "delete" in right.verbs)
+    dict.fromkeys(rule.resource for rule in (*SYNCER_IN_PHYSICAL, *SYNCER_VOLUMES) if "delete" in rule.verbs)
 )
-"""Every kind that crosses, pods before what they use: what a syncer makes below it may delete there, and no more."""
+"""Resources that a syncer may delete in the physical cluster, pods before the objects that they use."""
 MAX_GRACE_SECONDS = 30
-"""Seconds that a pod gets to end, whatever it asks for, once it has to go."""
+"""Maximum grace period of pods that are deleted, in seconds."""
 
 
 class DeletionClient(Protocol):
-    """What removal needs of a client: this package knows no door to a cluster."""
+    """The client methods that deletion needs.  This package must not depend on `tapestry.client`."""
 
     async def list(self, resource: Resource, namespace: str | None = None, *, labels: str = "") -> list[Object]: ...
 
@@ -30,34 +30,34 @@ class DeletionClient(Protocol):
 
 
 def owner_selector(virtual_cluster: str, binding_uid: str) -> str:
-    """What selects everything that is provably this binding's."""
+    """Return the label selector for all objects that the binding owns."""
     return f"{keys.VIRTUAL_CLUSTER}={virtual_cluster},{keys.CLUSTER_BINDING_UID}={binding_uid}"
 
 
 async def delete_owned(client: DeletionClient, namespace: str, labels: str) -> list[str]:
-    """Remove what `labels` select, in the mount namespace and beyond all namespaces.
+    """Delete the objects that `labels` select, in the mount namespace and among cluster-scoped resources.
 
-    Returns what there was, as in `Pod leased/web`: nothing is left once a call returns nothing.  An object whose
-    removal is refused keeps no other; the first such error is raised in the end.
+    Return the objects found, as in `Pod leased/web`; an empty list means that none are left.  An object that cannot be
+    deleted does not stop the others.  The first error is raised at the end.
     """
-    found: list[str] = []
-    refused: list[KubeError] = []
+    deleted: list[str] = []
+    errors: list[KubeError] = []
     for resource in OWNED_RESOURCES:
         for obj in await selected_objects(client, resource, namespace if resource.namespaced else None, labels):
-            found.append(f"{resource.kind} {key_of(obj)}")
+            deleted.append(f"{resource.kind} {key_of(obj)}")
             try:
                 await delete_object(client, resource, obj)
             except KubeError as error:
-                refused.append(error)
-    if refused:
-        raise refused[0]
-    return found
+                errors.append(error)
+    if errors:
+        raise errors[0]
+    return deleted
 
 
 async def selected_objects(
     client: DeletionClient, resource: Resource, namespace: str | None, labels: str
 ) -> list[Object]:
-    """The objects that `labels` select; of a kind that we may not even see, or that nobody knows, we made none."""
+    """Return the objects that `labels` select, or none if the resource is forbidden or not served."""
     try:
         return await client.list(resource, namespace, labels=labels)
     except (Forbidden, NotFound):
@@ -65,9 +65,9 @@ async def selected_objects(
 
 
 async def delete_object(client: DeletionClient, resource: Resource, obj: Object) -> None:
-    """Delete an object as it was read; one that changed meanwhile is for the next look.
+    """Delete an object as it was read.  If it changed meanwhile, leave it for the next call.
 
-    A pod that is being deleted is deleted again where it would get more time than it may have.
+    A terminating pod is deleted again if its remaining grace period is too long.
     """
     if is_ending_in_time(obj) if resource is PODS else is_deleting(obj):
         return
@@ -78,12 +78,12 @@ async def delete_object(client: DeletionClient, resource: Resource, obj: Object)
 
 
 def capped_grace_seconds(pod: Object) -> int:
-    """Seconds that a pod gets to end."""
+    """Return the grace period for deleting a pod, in seconds."""
     return min(
         int(value_at(pod, "spec", "terminationGracePeriodSeconds", default=MAX_GRACE_SECONDS)), MAX_GRACE_SECONDS
     )
 
 
 def is_ending_in_time(pod: Object) -> bool:
-    """Whether the pod is being deleted, and with no more time to end than `grace_of` gives it."""
+    """Return whether the pod is terminating with a grace period within `capped_grace_seconds`."""
     return is_deleting(pod) and (pod["metadata"].get("deletionGracePeriodSeconds") or 0) <= capped_grace_seconds(pod)

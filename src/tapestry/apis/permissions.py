@@ -1,7 +1,7 @@
-"""What each component may do: one table each, of which roles are made, manifests are printed and rights are checked.
+"""Permission tables of the components, from which roles, manifests and access checks are built.
 
-A table says as little as the component needs.  Where it needs a right in a place that is only known later, the table
-has a word for the place, and `placed` puts the name in.
+A table grants no more than the component needs.  A `Placeholder` stands for a name that is only known later.
+`with_names` replaces the placeholders.
 """
 
 from collections.abc import Iterable, Mapping
@@ -38,16 +38,16 @@ from tapestry.kube.resources import (
 )
 
 SYNCER_ROLE = "tapestry-syncer"
-"""The ClusterRole of every syncer, and the only one that the manager may bind."""
+"""ClusterRole of every syncer, and the only one that the manager may bind."""
 SYNC_BACK_ROLE = "tapestry-sync-back"
-"""The ClusterRole that lets a syncer change ConfigMaps and Secrets.  Nobody is bound to it: a namespace that wants
-changes to come up binds it to the account of the syncer."""
+"""ClusterRole that lets a syncer change ConfigMaps and Secrets.  It is not bound by default: to allow sync-back, bind
+it to the syncer's account in a namespace."""
 IDENTITY_NAMESPACE = "kube-system"
-"""Its UID tells one cluster from another."""
+"""Namespace whose UID identifies a cluster."""
 
 
 class Placeholder(StrEnum):
-    """Words for names that differ from one installation, or one binding, to the next."""
+    """Names that differ between installations or bindings."""
 
     MANAGER_NAMESPACE = "the manager's namespace"
     KUBECONFIG_NAMESPACE = "a namespace of kubeconfigs"
@@ -60,7 +60,7 @@ class Placeholder(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """Verbs on a resource: in one namespace or in all, on the objects named or on all."""
+    """Verbs on a resource, in one namespace or all, and on the named objects or all."""
 
     resource: Resource
     verbs: tuple[str, ...]
@@ -70,11 +70,11 @@ class Permission:
 
     @property
     def rule_resource(self) -> str:
-        """`pods`, `pods/status`: as rules name it."""
+        """Return the resource as RBAC rules name it: `pods`, `pods/status`."""
         return f"{self.resource.plural}/{self.subresource}" if self.subresource else self.resource.plural
 
     def __str__(self) -> str:
-        """`create pods in team-a`, `get namespaces kube-system`: as people say it."""
+        """Return a readable form: `create pods in team-a`, `get namespaces kube-system`."""
         words = [",".join(self.verbs), self.rule_resource, *self.names]
         return " ".join([*words, "in", self.namespace] if self.namespace else words)
 
@@ -86,7 +86,7 @@ CALLER_REVIEWS = (
     Permission(TOKEN_REVIEWS, ("create",)),
     Permission(SUBJECT_ACCESS_REVIEWS, ("create",)),
 )
-"""To tell who calls, and whether they may: who reads /metrics, and who calls a virtual node."""
+"""Permissions to authenticate and authorize clients of /metrics and of virtual nodes."""
 
 LEADER_ELECTION = (
     Permission(LEASES, ("create",), Placeholder.MANAGER_NAMESPACE),
@@ -117,24 +117,24 @@ SYNCER_IN_VIRTUAL = (
     Permission(EVENTS, ("create", "patch")),
     *CALLER_REVIEWS,
 )
-"""Of a syncer in the virtual cluster: the ClusterRole `tapestry-syncer`."""
+"""Permissions of a syncer in the virtual cluster: the ClusterRole `tapestry-syncer`."""
 
 SYNC_BACK_PERMISSIONS = (
     Permission(CONFIGMAPS, ("patch",)),
     Permission(SECRETS, ("patch",)),
 )
-"""Of a syncer in a virtual namespace that takes changes from below: the ClusterRole `tapestry-sync-back`."""
+"""Permissions of a syncer in a virtual namespace with sync-back: the ClusterRole `tapestry-sync-back`."""
 
 SYNCER_LEADER_ELECTION = LEADER_ELECTION
-"""Of a syncer in the manager's namespace."""
+"""Permissions of a syncer in the manager's namespace."""
 
 SYNCER_HOST_PORTS = (Permission(PODS, ("create",), keys.HOST_PORTS_NAMESPACE),)
-"""Of every syncer where pods stand for host ports; installed with the namespace, so that nobody has to hand it on."""
+"""Permissions of every syncer in the host-ports namespace.  Installed with it, so the manager need not grant them."""
 
 SYNCER_KUBECONFIG = (
     Permission(SECRETS, ("list", "watch", "patch"), Placeholder.KUBECONFIG_NAMESPACE, (Placeholder.KUBECONFIG_SECRET,)),
 )
-"""Of a syncer where its kubeconfig is: it follows the Secret, and renews the token in it."""
+"""Permissions of a syncer on its kubeconfig Secret: it watches the Secret and renews the token in it."""
 
 SYNCER_IN_PHYSICAL = (
     Permission(NODES, ("get", "list", "watch")),
@@ -157,16 +157,16 @@ SYNCER_IN_PHYSICAL = (
     Permission(SERVICES, READ_WRITE, Placeholder.MOUNT_NAMESPACE),
     Permission(ENDPOINT_SLICES, READ_WRITE, Placeholder.MOUNT_NAMESPACE),
 )
-"""Of a syncer in the physical cluster."""
+"""Permissions of a syncer in the physical cluster."""
 
 SYNCER_VOLUMES = (
     Permission(PERSISTENT_VOLUME_CLAIMS, ("get", "list", "watch", "create", "delete"), Placeholder.MOUNT_NAMESPACE),
     Permission(PERSISTENT_VOLUMES, READ_WRITE),
 )
-"""Of a syncer in the physical cluster, too, where its binding lets volumes cross: these belong to no namespace."""
+"""More permissions of a syncer in the physical cluster, if its binding allows volumes.  These are cluster-scoped."""
 
-VOLUME_KINDS = frozenset(right.resource for right in SYNCER_VOLUMES)
-"""Kinds without whose rights everything but volumes works."""
+VOLUME_KINDS = frozenset(permission.resource for permission in SYNCER_VOLUMES)
+"""Resources that only volumes need.  Without permissions on them, everything else works."""
 
 MANAGER_PERMISSIONS = (
     Permission(CLUSTER_BINDINGS, ("get", "list", "watch", "patch")),
@@ -186,53 +186,53 @@ MANAGER_PERMISSIONS = (
     Permission(ROLE_BINDINGS, READ_WRITE, Placeholder.KUBECONFIG_NAMESPACE),
     Permission(SECRETS, ("list", "watch", "patch", "delete"), Placeholder.KUBECONFIG_NAMESPACE),
 )
-"""Of the manager.  What it hands on in Roles it has to hold itself: elections at home, and to patch Secrets."""
+"""Permissions of the manager.  They include all that it grants in Roles: leader election and patching Secrets."""
 
 
 def syncer_physical_permissions(allowed: AllowedVolumes) -> tuple[Permission, ...]:
-    """The rights in the physical cluster of the syncer of a binding that lets these volumes cross."""
+    """Return the physical permissions of a syncer whose binding allows these volumes."""
     return (*SYNCER_IN_PHYSICAL, *SYNCER_VOLUMES) if allowed.drivers else SYNCER_IN_PHYSICAL
 
 
 def with_names(permissions: Iterable[Permission], names: Mapping[Placeholder, str]) -> list[Permission]:
-    """`rights` with the names of places; one about a place that has no name here is not needed, and left out."""
+    """Return `permissions` with placeholders replaced.  Permissions with a placeholder that has no name are omitted."""
 
-    def name(word: str) -> str:
-        return names[word] if isinstance(word, Placeholder) else word
+    def name(text: str) -> str:
+        return names[text] if isinstance(text, Placeholder) else text
 
     return [
-        replace(right, namespace=name(right.namespace), names=tuple(map(name, right.names)))
-        for right in permissions
-        if all(word in names for word in (right.namespace, *right.names) if isinstance(word, Placeholder))
+        replace(permission, namespace=name(permission.namespace), names=tuple(map(name, permission.names)))
+        for permission in permissions
+        if all(text in names for text in (permission.namespace, *permission.names) if isinstance(text, Placeholder))
     ]
 
 
 def policy_rules(permissions: Iterable[Permission]) -> list[Object]:
-    """The PolicyRules of a role; which namespace they hold in is for the role to say."""
+    """Return the PolicyRules of a role.  The role determines the namespace in which they apply."""
     return [
         {
-            "apiGroups": [right.resource.group],
-            "resources": [right.rule_resource],
-            "verbs": list(right.verbs),
-            **({"resourceNames": list(right.names)} if right.names else {}),
+            "apiGroups": [permission.resource.group],
+            "resources": [permission.rule_resource],
+            "verbs": list(permission.verbs),
+            **({"resourceNames": list(permission.names)} if permission.names else {}),
         }
-        for right in permissions
+        for permission in permissions
     ]
 
 
 def single_permissions(permissions: Iterable[Permission]) -> list[Permission]:
-    """The same rights, each with one verb and at most one name: what can be asked about in one review."""
+    """Split permissions into one verb and at most one name each, as access reviews require."""
     return [
-        replace(right, verbs=(verb,), names=(name,) if name else ())
-        for right in permissions
-        for verb, name in product(right.verbs, right.names or ("",))
+        replace(permission, verbs=(verb,), names=(name,) if name else ())
+        for permission in permissions
+        for verb, name in product(permission.verbs, permission.names or ("",))
     ]
 
 
 def resource_attributes(permission: Permission) -> Object:
-    """What an access review asks about a single right."""
+    """Return the attributes of an access review for a single permission."""
     (verb,) = permission.verbs
-    found = {
+    attributes = {
         "verb": verb,
         "group": permission.resource.group,
         "version": permission.resource.version,
@@ -241,4 +241,4 @@ def resource_attributes(permission: Permission) -> Object:
         "namespace": permission.namespace,
         "name": "".join(permission.names),
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in attributes.items() if value}

@@ -1,4 +1,4 @@
-"""ResourceLeasingPolicy: what an owner or an operator lends, when, and how it is taken back."""
+"""The ResourceLeasingPolicy kind: leased resources, time windows and reclaim rules."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -17,100 +17,98 @@ DAY_PATTERN = (
     "|[Tt][Hh][Uu]([Rr][Ss][Dd][Aa][Yy])?|[Ff][Rr][Ii]([Dd][Aa][Yy])?|[Ss][Aa][Tt]([Uu][Rr][Dd][Aa][Yy])?"
     "|[Ss][Uu][Nn]([Dd][Aa][Yy])?)$"
 )
-"""An English day, long or short, in any case: patterns have no flag for that."""
+"""English weekday, long or short, case-insensitive: patterns have no flag for that."""
 
 MAX_SECONDS = 2**31 - 1
-"""As many as Kubernetes keeps in a number of seconds."""
+"""Maximum of an int32, which Kubernetes uses for seconds."""
 
-TimeZone = Annotated[str, Meta(min_length=1, max_length=64, description="An IANA name, such as Asia/Shanghai.")]
+TimeZone = Annotated[str, Meta(min_length=1, max_length=64, description="IANA time zone, for example Asia/Shanghai.")]
 Amount = Annotated[int, Meta(ge=0)] | Annotated[str, Meta(pattern=QUANTITY_PATTERN.replace("[+-]?", "[+]?", 1))]
-"""A quantity that is not negative."""
+"""Non-negative quantity."""
 
 
 class TimeWindow(ApiStruct):
-    """From `start` up to `end` on the wall clock; one that ends at or before its start ends on the next day.
+    """Daily time window from `start` to `end`.  If `end` is not after `start`, it ends on the next day.
 
-    It belongs to the day it starts on.  Equal ends are the whole day.
+    It belongs to the day on which it starts.  Equal times mean the whole day.
     """
 
-    start: Annotated[str, Meta(pattern=CLOCK_PATTERN, description="HH:MM.")]
-    end: Annotated[str, Meta(pattern=CLOCK_TO_24_PATTERN, description="HH:MM, up to 24:00.")]
+    start: Annotated[str, Meta(pattern=CLOCK_PATTERN, description="Start time, HH:MM.")]
+    end: Annotated[str, Meta(pattern=CLOCK_TO_24_PATTERN, description="End time, HH:MM, up to 24:00.")]
     days: Annotated[
         tuple[Annotated[str, Meta(pattern=DAY_PATTERN)], ...],
-        Meta(max_length=7, description="English names, long or short; none is every day."),
+        Meta(max_length=7, description="English weekdays, long or short. Empty: every day."),
     ] = ()
     time_zone: TimeZone | None = None
 
 
 class ResourceLimit(ApiStruct):
-    """The most that is lent of one resource: the smaller of a quantity and a part of what is idle.  Zero is zero."""
+    """Limit on the leased amount of one resource: the lower of quantity and percentage.  Zero leases nothing."""
 
-    resource: Annotated[Key, Meta(description="Such as cpu, memory, nvidia.com/gpu.")]
-    quantity: Annotated[Amount, Meta(description="At most so much.")] | None = None
-    percent: Annotated[int, Meta(ge=0, le=100, description="Of what is idle.")] | None = None
+    resource: Annotated[Key, Meta(description="Resource name: cpu, memory, nvidia.com/gpu.")]
+    quantity: Annotated[Amount, Meta(description="Maximum amount.")] | None = None
+    percent: Annotated[int, Meta(ge=0, le=100, description="Maximum share of the idle amount.")] | None = None
 
 
 class TotalLimit(ApiStruct):
-    """The most that is lent of one resource, of all nodes of a binding together."""
+    """Limit on the leased amount of one resource, summed over all nodes of a binding."""
 
-    resource: Annotated[Key, Meta(description="Such as cpu, memory, pods, nvidia.com/gpu.")]
-    quantity: Annotated[Amount, Meta(description="At most so much, of all nodes together.")]
+    resource: Annotated[Key, Meta(description="Resource name: cpu, memory, pods, nvidia.com/gpu.")]
+    quantity: Annotated[Amount, Meta(description="Maximum total amount.")]
 
 
 class ResourceLeasingPolicySpec(ApiStruct):
-    """What is lent of which nodes, when, and on which terms it is taken back."""
+    """Nodes and resources to lease, the times of leasing, and the rules for reclaiming."""
 
-    cluster: Annotated[str, Meta(min_length=1, max_length=253, description="The ClusterBinding's name or clusterID.")]
+    cluster: Annotated[str, Meta(min_length=1, max_length=253, description="Name or clusterID of the ClusterBinding.")]
     node_selector: NodeSelector | None = None
-    time_windows: Annotated[tuple[TimeWindow, ...], Meta(max_length=64, description="None is always.")] = ()
+    time_windows: Annotated[tuple[TimeWindow, ...], Meta(max_length=64, description="Empty: always open.")] = ()
     time_zone: TimeZone | None = None
     resource_limits: Annotated[
         tuple[ResourceLimit, ...],
         as_map("resource"),
-        Meta(max_length=64, description="A resource that is not named is lent whole."),
+        Meta(max_length=64, description="Limits per node. Other resources have no limit."),
     ] = ()
     total_limits: Annotated[
         tuple[TotalLimit, ...],
         as_map("resource"),
         Meta(
             max_length=64,
-            description="The most of all nodes of a binding together, divided in proportion to their leases.",
+            description="Limits on the total of all nodes of a binding, divided in proportion to their leases.",
         ),
     ] = ()
-    force_reclaim: Annotated[bool, Meta(description="At the deadline, take back what pods still hold.")] = False
+    force_reclaim: Annotated[bool, Meta(description="At the deadline, delete remaining pods.")] = False
     graceful_reclaim_period_seconds: Annotated[
-        int, Meta(ge=0, le=MAX_SECONDS, description="From the end of a window to the deadline.")
+        int, Meta(ge=0, le=MAX_SECONDS, description="Seconds from the end of a window to the deadline.")
     ] = 0
-    evict_during_grace: Annotated[bool, Meta(description="From the edge on, try evictions, so that budgets hold.")] = (
-        False
-    )
+    evict_during_grace: Annotated[bool, Meta(description="During the grace period, evict pods within budgets.")] = False
 
 
 class PolicyLease(ApiStruct):
-    """What one virtual cluster has leased under an owner's policy."""
+    """Amount that one virtual cluster leases under an owner's policy."""
 
-    virtual_cluster: Annotated[str, Meta(description="Its hash, as in labels.")]
-    cluster_binding: Annotated[str, Meta(description="Its name for this cluster.")]
-    active: Annotated[bool, Meta(description="Whether a window is open.")]
-    nodes: Annotated[int, Meta(description="That the policy lends now.")]
-    leased: Annotated[dict[str, str], Meta(description="Of these, in all.")]
+    virtual_cluster: Annotated[str, Meta(description="Label value of the virtual cluster.")]
+    cluster_binding: Annotated[str, Meta(description="ClusterBinding of this cluster.")]
+    active: Annotated[bool, Meta(description="True while a window is open.")]
+    nodes: Annotated[int, Meta(description="Number of nodes leased now.")]
+    leased: Annotated[dict[str, str], Meta(description="Total amount leased now.")]
 
 
 class ResourceLeasingPolicyStatus(ApiStruct):
-    phase: Annotated[str, Meta(description="A summary of the conditions.")] | None = None
+    phase: Annotated[str, Meta(description="Summary of the conditions.")] | None = None
     conditions: Conditions = ()
     observed_generation: int | None = None
-    active: Annotated[bool, Meta(description="Whether a window is open.")] | None = None
-    next_change: Annotated[datetime, Meta(description="When one opens or closes next.")] | None = None
-    nodes: Annotated[int, Meta(description="That it lends now; none while it is closed.")] | None = None
-    leased: Annotated[dict[str, str], Meta(description="Of these, in all.")] | None = None
+    active: Annotated[bool, Meta(description="True while a window is open.")] | None = None
+    next_change: Annotated[datetime, Meta(description="Next opening or closing of a window.")] | None = None
+    nodes: Annotated[int, Meta(description="Number of nodes leased now. 0 while closed.")] | None = None
+    leased: Annotated[dict[str, str], Meta(description="Total amount leased now.")] | None = None
     last_good: (
-        Annotated[dict[str, Any], Meta(description="The spec that counts while this one is not valid.")] | None
+        Annotated[dict[str, Any], Meta(description="Last valid spec, in effect while the spec is invalid.")] | None
     ) = None
     leases: Annotated[
         tuple[PolicyLease, ...],
         as_map("virtualCluster", "clusterBinding"),
-        Meta(description="Of an owner's policy: what each virtual cluster has leased."),
+        Meta(description="On an owner's policy: leases of each virtual cluster."),
     ] = ()
 
 

@@ -1,1 +1,1 @@
-"""The only door to an API server."""
+"""The Kubernetes API client, the only code that talks to API servers."""

@@ -1,7 +1,4 @@
-"""Where an API server is and what lets us in: the one value that a connection is made from.
-
-`access_in` makes it of the entries of a kubeconfig.
-"""
+"""Server address and credentials of one API server, built from the entries of a kubeconfig."""
 
 import base64
 import os
@@ -34,15 +31,16 @@ from tapestry.client.urls import host_name, http_proxy_url, server_url
 
 NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 EXEC_CONFIG = "client.authentication.k8s.io/exec"
-"""The extension of a cluster that is meant for the programs of its users."""
+"""Name of the cluster extension that exec plugins receive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """`server` is a URL without a trailing slash; a path in it stands before every path of the API.
+    """Address of an API server and the credentials for it.
 
-    `tls_server_name` is the name to ask for and to verify in place of the host of `server`.  `impersonation` are
-    headers to send with every request, in order; `Impersonate-Group` may come several times.
+    `server` is a URL without a trailing slash; a path in it is a prefix of every API path.  `tls_server_name` replaces
+    the host of `server` in SNI and certificate verification.  `impersonation` holds headers for every request, in
+    order; `Impersonate-Group` may occur several times.
     """
 
     server: str
@@ -53,7 +51,7 @@ class Access:
     proxy_url: str | None = field(default=None, repr=False)  # may hold a password
     impersonation: tuple[tuple[str, str], ...] = ()
     address_policy: AddressPolicy | None = None
-    """Addresses that connections may be made to; any, if None."""
+    """Addresses that connections may use.  None allows any."""
 
 
 def utc_now() -> datetime:
@@ -62,7 +60,7 @@ def utc_now() -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class CredentialEnvironment:
-    """What credentials need of the process they live in."""
+    """Environment variables and clocks that credentials use."""
 
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     monotonic: Callable[[], float] = time.monotonic
@@ -78,8 +76,8 @@ def access_from_kubeconfig(merged: Kubeconfig, context: str | None, environment:
     if not NAMESPACE.fullmatch(namespace):
         raise KubeconfigError(f"{chosen.origin}.namespace: {quoted_name(namespace)} cannot be the name of a namespace")
     cluster = find_entry(merged.clusters, chosen.value.cluster, f"{chosen.origin}.cluster")
-    nobody = Entry(User(), chosen.origin, chosen.directory)
-    user = find_entry(merged.users, chosen.value.user, f"{chosen.origin}.user") if chosen.value.user else nobody
+    anonymous = Entry(User(), chosen.origin, chosen.directory)
+    user = find_entry(merged.users, chosen.value.user, f"{chosen.origin}.user") if chosen.value.user else anonymous
     return access_from_entries(cluster, user, namespace, environment)
 
 
@@ -108,7 +106,7 @@ def access_from_entries(
 
 
 def with_loaded_certificates(access: Access) -> Access:
-    """`access` itself: certificates that do not load are said now and not at the first request."""
+    """Return `access`.  Raise now, not at the first request, if its certificates do not load."""
     try:
         access.credentials.ssl_context()
     except CredentialsError as error:
@@ -152,7 +150,7 @@ def pem_of(kubeconfig_entry: Entry[Any], name: str, file: str, data: str) -> Pem
 def authorization_source(
     user: Entry[User], cluster: Entry[Cluster], environment: CredentialEnvironment
 ) -> AuthorizationSource:
-    """Where the Authorization header comes from; a program is the last resort, as for kubectl."""
+    """Return the source of the Authorization header.  An exec plugin is the last choice, as in kubectl."""
     part, origin = user.value, user.origin
     for name, text in (("token", part.token), ("username", part.username), ("password", part.password)):
         if has_control_characters(text):
@@ -187,10 +185,10 @@ def build_exec_plugin(
 
 
 def exec_cluster_info(cluster: Entry[Cluster]) -> dict[str, Any]:
-    """What a program may be told about the server, with the authority as it is now."""
+    """Return the server information for an exec plugin, with the current certificate authority."""
     part = cluster.value
     authority = server_verification(cluster).authority
-    about = {
+    info = {
         "server": part.server,
         "tls-server-name": part.tls_server_name,
         "insecure-skip-tls-verify": part.insecure_skip_tls_verify,
@@ -198,20 +196,20 @@ def exec_cluster_info(cluster: Entry[Cluster]) -> dict[str, Any]:
         "proxy-url": part.proxy_url,
         "config": next((each.extension for each in part.extensions if each.name == EXEC_CONFIG), None),
     }
-    return {key: value for key, value in about.items() if value}
+    return {key: value for key, value in info.items() if value}
 
 
 def impersonation_of(user: Entry[User]) -> tuple[tuple[str, str], ...]:
     part, origin = user.value, user.origin
-    wanted = [("as", "Impersonate-User", part.as_user)] if part.as_user else []
-    wanted += [("as-uid", "Impersonate-Uid", part.as_uid)] if part.as_uid else []
-    wanted += [(f"as-groups[{index}]", "Impersonate-Group", each) for index, each in enumerate(part.as_groups)]
+    headers = [("as", "Impersonate-User", part.as_user)] if part.as_user else []
+    headers += [("as-uid", "Impersonate-Uid", part.as_uid)] if part.as_uid else []
+    headers += [(f"as-groups[{index}]", "Impersonate-Group", each) for index, each in enumerate(part.as_groups)]
     for key, values in part.as_user_extra.items():
         header = f"Impersonate-Extra-{quote(key, safe='')}"
-        wanted += [("as-user-extra", header, each) for each in values]
-    if wanted and not part.as_user:
-        raise KubeconfigError(f"{origin}.{wanted[0][0]}: nobody is impersonated; set as")
-    for name, _, text in wanted:
+        headers += [("as-user-extra", header, each) for each in values]
+    if headers and not part.as_user:
+        raise KubeconfigError(f"{origin}.{headers[0][0]}: no user is impersonated; set `as`")
+    for name, _, text in headers:
         if not text.strip() or has_control_characters(text):
             raise KubeconfigError(f"{origin}.{name}: empty, or has control characters")
-    return tuple((header, text) for _, header, text in wanted)
+    return tuple((header, text) for _, header, text in headers)

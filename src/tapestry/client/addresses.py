@@ -1,8 +1,8 @@
 """IP addresses that a kubeconfig from a Secret may lead to.
 
-Whoever writes such a kubeconfig chooses where our process connects to.  Loopback addresses lead to listeners that trust
-this machine, link-local ones to the metadata services of clouds, which hand out credentials.  A name is checked when it
-is dialed, by the address that it has then: a check before would miss a name that changes its address.
+The author of such a kubeconfig chooses the address that our process connects to.  Loopback addresses lead to listeners
+that trust this machine.  Link-local addresses lead to the metadata services of clouds, which issue credentials.  A host
+name is checked when it is dialed: an earlier check would miss a name that changes its address.
 """
 
 import ipaddress
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 IPV4_EMBEDDING_NETWORKS = (ipaddress.IPv6Network("::/96"), ipaddress.IPv6Network("64:ff9b::/96"))
-"""Networks of IPv6 whose addresses end in an IPv4 address: the old compatible ones, and those of NAT64."""
+"""IPv6 networks whose addresses end in an IPv4 address: IPv4-compatible addresses and NAT64."""
 
 
 @dataclass(frozen=True, slots=True)
 class AddressPolicy:
-    """Which addresses may be dialed."""
+    """Rules for the addresses that may be dialed."""
 
     allow_loopback: bool = False
 
     def denial_reason(self, host: str) -> str:
-        """Why `host` may not be dialed; empty if it may, or if it is a name that has to be resolved first."""
+        """Return why `host` may not be dialed.  Return "" if it may, or if it is a name to be resolved first."""
         try:
             address: Address = ipaddress.ip_address(host)
         except ValueError:
@@ -39,7 +39,7 @@ class AddressPolicy:
 
 
 def embedded_ipv4(address: Address) -> ipaddress.IPv4Address | None:
-    """The IPv4 address that packets to an IPv6 address may end up at."""
+    """Return the IPv4 address that packets to an IPv6 address may reach."""
     if not isinstance(address, ipaddress.IPv6Address) or address.is_loopback or address.is_unspecified:
         return None
     if any(address in network for network in IPV4_EMBEDDING_NETWORKS):

@@ -1,11 +1,11 @@
-"""The verbs: one set for every kind.
+"""The API client: one set of verbs for every kind.
 
-A `Client` turns verbs into requests and answers into objects or errors of `tapestry.kube.errors`; `attempts` says what
-is sent again.  What keeps coming is not read by a verb: see `watch` and `logs`.
+A `Client` turns verbs into requests, and responses into objects or errors of `tapestry.kube.errors`.  `retries` decides
+which requests are sent again.  For streams, see `watch` and `logs`.
 
-A client made with a `fence` belongs to a leader.  Before each write it asks the fence, and it refuses a write that
-could do harm if it arrived late: every patch and replace must carry a resourceVersion, every delete a UID and a
-resourceVersion, every create a name of its own.
+A client with a `fence` belongs to a leader.  It calls the fence before each write.  It rejects writes that could do
+harm if they arrived late: every patch and replace must carry a resourceVersion, every delete a UID and a
+resourceVersion, every create a name.
 """
 
 import time
@@ -41,17 +41,17 @@ from tapestry.kube.resources import PODS, SERVICE_ACCOUNTS, Resource
 from tapestry.process.audit import AuditLog, WriteRecord
 
 PAGE_SIZE = 500
-"""Objects that a list asks for at a time."""
+"""Number of objects that a list requests per page."""
 
 
 class UnconditionalWrite(ValueError):
-    """A leader's write that could do harm if it arrived late."""
+    """A leader's write without the preconditions that make a late arrival harmless."""
 
 
 class Client:
-    """Talks to one API server through a transport that it owns; as a context, it closes that in the end.
+    """Client of one API server.  It owns its transport; as a context manager, it closes the transport on exit.
 
-    Objects it returns belong to the caller.
+    The caller owns the returned objects.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Client:
         return await self._send_for_object(request, "get", resource_label(resource, subresource))
 
     async def find(self, resource: Resource, name: str, namespace: str | None = None) -> Object | None:
-        """The object, or None where there is none."""
+        """Return the object, or None if it does not exist."""
         try:
             return await self.get(resource, name, namespace)
         except NotFound:
@@ -97,7 +97,7 @@ class Client:
         fields: str = "",
         page_size: int = PAGE_SIZE,
     ) -> list[Object]:
-        """Every object, of one moment.  Raises Gone when the list took longer than the server keeps its pages."""
+        """Return all objects of one snapshot.  Raise Gone if the list took longer than the server keeps its pages."""
         return [
             item
             async for part in self.pages(resource, namespace, labels=labels, fields=fields, page_size=page_size)
@@ -115,42 +115,41 @@ class Client:
         without_managed_fields: bool = False,
         only_metadata: bool = False,
     ) -> AsyncIterator[Page]:
-        """The parts of one consistent list, each decoded only when it is asked for; the server is asked for `page`, or
-        fewer where so many objects are too large for one answer.
+        """Yield the pages of one consistent list, each decoded on demand.
 
-        `lean` leaves out metadata.managedFields: a third of a list, and caches do not read them; `only_metadata` all
-        that differs from kind to kind.
+        The page size is reduced if a response of `page_size` objects is too large.  `without_managed_fields` omits
+        metadata.managedFields, about a third of a list.  `only_metadata` omits spec, status and data.
         """
         query, doing = selector_query(labels, fields), f"list {resource.name}"
         identity = {"apiVersion": resource.api_version, "kind": resource.kind}
         while True:
             request = Request("GET", resource.path(namespace), {**query, "limit": str(page_size)})
             try:
-                answer = await send_with_retries(self.transport, request, "list", resource.name)
+                response = await send_with_retries(self.transport, request, "list", resource.name)
             except AnswerTooLarge:
                 if page_size == 1:
                     raise
                 page_size = max(1, page_size // 4)
                 continue
-            found = decode_response(LIST_DECODER, answer.body, doing)
-            raws = found.items or []
+            decoded = decode_response(LIST_DECODER, response.body, doing)
+            raws = decoded.items or []
             for begin in range(0, len(raws) or 1, DECODE_BATCH_SIZE):
                 with gc_paused(), decoding_errors(doing):
-                    some = raws[begin : begin + DECODE_BATCH_SIZE]
+                    batch = raws[begin : begin + DECODE_BATCH_SIZE]
                     items = [
                         decode_object(raw, without_managed_fields=without_managed_fields, only_metadata=only_metadata)
                         | identity
-                        for raw in some
+                        for raw in batch
                     ]
-                    for each in items:
-                        check_identity(each)
-                yield Page(found.metadata, items)
-            if not found.metadata.continue_:
+                    for item in items:
+                        check_identity(item)
+                yield Page(decoded.metadata, items)
+            if not decoded.metadata.continue_:
                 return
-            query = {**query, "continue": found.metadata.continue_}
+            query = {**query, "continue": decoded.metadata.continue_}
 
     async def server_version(self) -> Object:
-        """What the server says of itself under /version."""
+        """Return the response of /version."""
         return await self._send_for_object(Request("GET", "/version", max_body=SMALL_RESPONSE_BYTES), "get", "version")
 
     # -- writing
@@ -158,7 +157,7 @@ class Client:
     async def create(
         self, resource: Resource, obj: Object, *, subresource: str | None = None, dry_run: bool = False
     ) -> Object:
-        """Create `obj`; with a subresource, post `obj` to that of the object it names."""
+        """Create `obj`.  With a subresource, post `obj` to that subresource of the object it names."""
         if not obj["metadata"].get("name"):
             self._require_precondition("create", resource, "a name of its own, not generateName")
         name = name_of(obj) if subresource else None
@@ -174,7 +173,7 @@ class Client:
     async def replace(
         self, resource: Resource, obj: Object, *, subresource: str | None = None, dry_run: bool = False
     ) -> Object:
-        """Replace the object by `obj`, if it is still at `obj`'s resourceVersion where it has one."""
+        """Replace the object by `obj`.  If `obj` has a resourceVersion, it must still be current."""
         if not version_of(obj):
             self._require_precondition("replace", resource, "metadata.resourceVersion")
         path = resource.path(namespace_of(obj), name_of(obj), subresource)
@@ -196,7 +195,7 @@ class Client:
         subresource: str | None = None,
         dry_run: bool = False,
     ) -> Object:
-        """Patch `target`, if it is still at its resourceVersion; a `target` without one is patched as it stands."""
+        """Patch `target`.  If `target` has a resourceVersion, it must still be current."""
         version = version_of(target)
         if not version:
             self._require_precondition("patch", resource, "metadata.resourceVersion")
@@ -215,7 +214,7 @@ class Client:
         subresource: str | None = None,
         dry_run: bool = False,
     ) -> Object:
-        """Server-side apply: `obj` is what `manager` wants of the object; Conflict names other managers' fields."""
+        """Server-side apply the fields in `obj` as `manager`.  Conflict names fields of other managers."""
         if not version_of(obj):
             self._require_precondition("apply", resource, "metadata.resourceVersion")
         body = {"apiVersion": resource.api_version, "kind": resource.kind, **obj}
@@ -233,15 +232,15 @@ class Client:
         propagation: Propagation | None = None,
         dry_run: bool = False,
     ) -> Object:
-        """Delete `target` and no other: its UID and resourceVersion, where it has them, are preconditions.
+        """Delete `target`.  Its UID and resourceVersion, if set, are preconditions.
 
-        Returns the object as it goes, or the Status that says it is gone.
+        Return the terminating object, or a Status if it was deleted at once.
         """
         if not (uid_of(target) and version_of(target)):
             self._require_precondition("delete", resource, "metadata.uid and metadata.resourceVersion")
         body = delete_options(target, grace_seconds, propagation)
         if dry_run:
-            body["dryRun"] = ["All"]  # a server that finds options in the body does not look at the query
+            body["dryRun"] = ["All"]  # a server ignores the query if the body has options
         path = resource.path(namespace_of(target), name_of(target))
         return await self._write("delete", resource, target, Request("DELETE", path, {}, ENCODER.encode(body)))
 
@@ -253,7 +252,7 @@ class Client:
         grace_seconds: int | None = None,
         propagation: Propagation | None = None,
     ) -> None:
-        """Delete `target`, unless it is gone already."""
+        """Delete `target`.  Do nothing if it does not exist."""
         try:
             await self.delete(resource, target, grace_seconds=grace_seconds, propagation=propagation)
         except NotFound:
@@ -262,7 +261,7 @@ class Client:
     async def delete_collection(
         self, resource: Resource, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> None:
-        """Delete all that the selectors match.  A leader may not: there is nothing to hold a late one back."""
+        """Delete all objects that the selectors match.  Not allowed with a fence: it has no preconditions."""
         self._require_precondition(
             "delete collection of", resource, "one precondition for each object: delete them one by one"
         )
@@ -271,7 +270,7 @@ class Client:
         await self._write("deletecollection", resource, target, Request("DELETE", path, selector_query(labels, fields)))
 
     async def evict(self, pod: Object, *, grace_seconds: int | None = None) -> None:
-        """Ask for the pod's eviction; TooManyRequests when a disruption budget does not allow it now."""
+        """Evict the pod.  Raise TooManyRequests if a disruption budget does not allow it now."""
         if not (uid_of(pod) and version_of(pod)):
             self._require_precondition("evict", PODS, "metadata.uid and metadata.resourceVersion")
         eviction = {
@@ -285,10 +284,10 @@ class Client:
         await self._write("create", PODS, pod, request, subresource="eviction", max_attempts=1)
 
     async def converge(self, resource: Resource, cached: Object | None, desired: Object) -> Object:
-        """Make the object what `wanted` says, with the fewest writes: none where it is so already.
+        """Make the object equal to `desired` with the fewest writes, none if it is equal already.
 
-        `wanted` names only the fields that are ours; a None in it means absent.  `cached` is the object as last seen.
-        Status is written through its subresource, after the rest.
+        `desired` contains only the fields that we own; None means absent.  `cached` is the last known state of the
+        object.  The status is written through its subresource, after the rest.
         """
         if cached is None:
             current = await self.create(resource, without_nones(desired))
@@ -300,7 +299,7 @@ class Client:
             current = await self.patch(resource, current, patch, subresource="status")
         return current
 
-    # -- asking
+    # -- tokens and reviews
 
     async def request_token(
         self,
@@ -311,7 +310,7 @@ class Client:
         seconds: int = 3600,
         bound_to: Object | None = None,
     ) -> Object:
-        """A service account token: the TokenRequest's status, with `token` and `expirationTimestamp`."""
+        """Return a service account token: the TokenRequest's status, with `token` and `expirationTimestamp`."""
         spec: Object = {"expirationSeconds": seconds, "audiences": list(audiences)}
         if bound_to is not None:
             spec["boundObjectRef"] = {
@@ -323,20 +322,20 @@ class Client:
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
         path = SERVICE_ACCOUNTS.path(namespace, name, "token")
         request = Request("POST", path, {}, ENCODER.encode(body))
-        answer = await self._send_for_object(request, "create", resource_label(SERVICE_ACCOUNTS, "token"))
-        status: Object = answer["status"]
+        response = await self._send_for_object(request, "create", resource_label(SERVICE_ACCOUNTS, "token"))
+        status: Object = response["status"]
         return status
 
     async def review(self, resource: Resource, spec: Object) -> Object:
-        """Post a review (access, token); it is answered and not stored, so it needs no leadership."""
+        """Post a review (access, token).  It is not stored, so it needs no leadership."""
         body = {"apiVersion": resource.api_version, "kind": resource.kind, "spec": spec}
         request = Request("POST", resource.path(), {}, ENCODER.encode(body))
         return await self._send_for_object(request, "create", resource.name)
 
-    # -- carrying
+    # -- connections
 
     def abort(self) -> None:
-        """Cut all connections now; what is under way fails."""
+        """Cut all connections now.  Requests in flight fail."""
         self.transport.abort()
 
     async def close(self) -> None:
@@ -345,7 +344,7 @@ class Client:
     def _require_precondition(self, verb: str, resource: Resource, missing: str) -> None:
         if self._fence is not None:
             raise UnconditionalWrite(
-                f"{verb} {resource.name}: a leader's write must have {missing}, so that a late one is refused"
+                f"{verb} {resource.name}: a leader's write must have {missing}, so that a late one is rejected"
             )
 
     async def _write(
@@ -361,7 +360,7 @@ class Client:
         started = time.monotonic()
         outcome: dict[str, Any] = {"error": "Cancelled"}
         try:
-            answer = await send_with_retries(
+            response = await send_with_retries(
                 self.transport,
                 request,
                 verb,
@@ -369,7 +368,7 @@ class Client:
                 fence=self._fence,
                 max_attempts=max_attempts,
             )
-            outcome = {"code": answer.status, "request_id": answer.headers.get("audit-id")}
+            outcome = {"code": response.status, "request_id": response.headers.get("audit-id")}
         except ApiError as error:
             outcome = {"code": error.code}
             raise
@@ -380,9 +379,9 @@ class Client:
             if self._audit is not None:
                 name, namespace = target["metadata"].get("name", ""), namespace_of(target)
                 seconds = round(time.monotonic() - started, 6)
-                who = (self.identity, verb, resource.name, name, namespace, subresource)
-                self._audit.record(WriteRecord(*who, seconds=seconds, **outcome))
-        return decode_response(OBJECT_DECODER, answer.body, str(request))
+                fields = (self.identity, verb, resource.name, name, namespace, subresource)
+                self._audit.record(WriteRecord(*fields, seconds=seconds, **outcome))
+        return decode_response(OBJECT_DECODER, response.body, str(request))
 
     async def _send_for_object(self, request: Request, verb: str, what: str) -> Object:
         return decode_response(
@@ -391,12 +390,12 @@ class Client:
 
 
 def resource_label(resource: Resource, subresource: str | None) -> str:
-    """`pods`, `pods/status`: the words for metrics and the audit log."""
+    """Return the name for metrics and the audit log: `pods`, `pods/status`."""
     return f"{resource.name}/{subresource}" if subresource else resource.name
 
 
 def without_nones(value: Any) -> Any:
-    """`value` without the fields that are to be absent."""
+    """Return `value` without the fields that are None."""
     if isinstance(value, dict):
         return {key: without_nones(child) for key, child in value.items() if child is not None}
     return value

@@ -1,8 +1,8 @@
-"""Credentials that stay current.
+"""Credentials that stay current: Authorization headers and TLS contexts.
 
-A connection asks for the headers to send and for the TLS context to connect with, each time anew; whatever has to be
-reread or refetched happens in here.  The Authorization header comes from one of three sources: fixed text, a file that
-somebody rotates, or a program (`exec_plugin`).
+A connection requests the headers and the TLS context each time it needs them.  The credentials reread files and run
+programs as necessary.  The Authorization header comes from one of three sources: fixed text, a file that is rotated, or
+a program (`exec_plugin`).
 """
 
 import base64
@@ -20,22 +20,22 @@ CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class AuthorizationSource(Protocol):
-    """Where the Authorization header comes from."""
+    """Source of the Authorization header."""
 
     @property
     def key_pair(self) -> KeyPair | None:
-        """The client certificate that came with the last header; the same object until another is issued."""
+        """The client certificate issued with the last header.  The same object until another one is issued."""
         ...
 
     async def authorization(self) -> str | None: ...
 
     def handle_unauthorized(self) -> bool:
-        """The server refused what we gave; whether the next one may differ."""
+        """Record that the server rejected the last header.  Return whether the next one may differ."""
         ...
 
 
 class StaticAuthorization:
-    """The same header for ever, or none."""
+    """A header that never changes, or no header."""
 
     key_pair: KeyPair | None = None
 
@@ -52,7 +52,7 @@ class StaticAuthorization:
 class TokenFile:
     """A bearer token in a file, reread when the file changes.
 
-    While the file cannot be read the last token stays in use (at first `fallback`): a rotation may be under way.
+    If the file cannot be read, the last token stays in use (initially `fallback`): a rotation may be in progress.
     """
 
     key_pair: KeyPair | None = None
@@ -71,10 +71,10 @@ class TokenFile:
         return bearer_header(self._token)
 
     def handle_unauthorized(self) -> bool:
-        """Looks into the file at once, however short ago the last look was."""
-        refused = self._token
+        """Reread the file at once, without waiting for the check interval."""
+        rejected = self._token
         self._reread()
-        return self._token != refused
+        return self._token != rejected
 
     def _reread(self) -> None:
         try:
@@ -92,35 +92,35 @@ class TokenFile:
         except UnicodeDecodeError:
             raise CredentialsError(f"{self._origin}: {self._path}: not text") from None
         if not token or has_control_characters(token):
-            found = "has control characters" if token else "is empty"
-            raise CredentialsError(f"{self._origin}: {self._path}: {found}; it must hold one token")
+            problem = "has control characters" if token else "is empty"
+            raise CredentialsError(f"{self._origin}: {self._path}: {problem}; it must hold one token")
         return token
 
 
 class Credentials:
-    """What lets us in.  Await `headers()` before `ssl_context()`: a program may issue the client certificate."""
+    """Credentials for one server.  Await `headers()` before `ssl_context()`: a program may issue the certificate."""
 
     def __init__(self, source: AuthorizationSource | None = None, tls: TlsContextSource | None = None) -> None:
         self._source = source or StaticAuthorization(None)
         self._tls = tls
 
     async def headers(self) -> list[tuple[str, str]]:
-        """The headers to send now; none for an anonymous user or one with a certificate.
+        """Return the headers to send now.  An anonymous user and a user with a certificate have none.
 
-        Raises CredentialsError when the source gives nothing.
+        Raise CredentialsError if the source gives nothing.
         """
         authorization = await self._source.authorization()
         return [("Authorization", authorization)] if authorization else []
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """The context to connect with now, None for plain HTTP.
+        """Return the context to connect with now, or None for plain HTTP.
 
-        The same object until a certificate, key or authority changed; connections made with an older one should end.
+        The same object until a certificate, key or authority changes.  Close connections made with an older one.
         """
         return self._tls.context(self._source.key_pair) if self._tls else None
 
     def handle_unauthorized(self) -> bool:
-        """Tell that the server answered 401; whether `headers()` may now give something better."""
+        """Record a 401 response.  Return whether `headers()` may now give different credentials."""
         return self._source.handle_unauthorized()
 
 
@@ -133,5 +133,5 @@ def basic_header(username: str, password: str) -> str:
 
 
 def has_control_characters(text: str) -> bool:
-    """Whether `text` could end a header early and begin another one."""
+    """Return whether `text` could end a header early and start another one."""
     return CONTROL_CHARACTER.search(text) is not None

@@ -1,24 +1,24 @@
-"""What can go wrong before a request leaves us.
+"""Errors that occur before a request is sent.
 
-    ValueError ── KubeconfigError         the document is wrong, and stays wrong until somebody changes it
-    TransportError ── CredentialsError    the document is right, but what it points to gave nothing usable this time
+    ValueError ── KubeconfigError         the kubeconfig is wrong and stays wrong until it is changed
+    TransportError ── CredentialsError    the kubeconfig is valid, but its file or program gave nothing usable now
 
-Both name the field of the kubeconfig; neither ever holds the value of a secret.
+Both name the field of the kubeconfig.  Neither contains the value of a secret.
 """
 
 from tapestry.kube.errors import TransportError
 
 
 class KubeconfigError(ValueError):
-    """A kubeconfig that cannot be used; the message says which field and what to write instead."""
+    """A kubeconfig that cannot be used.  The message names the field and what to write instead."""
 
 
 class NoKubeconfig(KubeconfigError):
-    """There is none where one is looked for; the message says where that is."""
+    """No kubeconfig exists in the places where it is looked for.  The message names them."""
 
 
 class CredentialsError(TransportError):
-    """No usable credentials right now, so nothing was sent and nothing is known about any object."""
+    """No usable credentials right now.  Nothing was sent, so nothing is known about any object."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, maybe_sent=False)

@@ -1,8 +1,8 @@
-"""Credentials from a program: the `exec` of a kubeconfig.
+"""Exec plugins: programs that issue credentials, from the `exec` field of a kubeconfig.
 
-The program is told what is wanted in KUBERNETES_EXEC_INFO, prints an ExecCredential, and is not run again until that
-nears its end or the server refuses it.  We trust the program no further than that: it gets no terminal, a time limit
-and a size limit, and what it prints on standard output never shows in an error.
+The program receives its input in KUBERNETES_EXEC_INFO and prints an ExecCredential.  It runs again when that expires
+soon or the server rejects it.  The program is not trusted further: it gets no terminal, a time limit and a size limit,
+and errors never contain its standard output.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from tapestry.client.tls import KeyPair, Pem
 API_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 KIND = "ExecCredential"
 TIME_LIMIT = 60.0
-"""Seconds for one run."""
+"""Time limit of one run, in seconds."""
 OUTPUT_LIMIT = 1 << 20
-"""Bytes on either output; a program that writes more is killed."""
+"""Maximum bytes on each output.  A program that writes more is killed."""
 RETRY_INTERVAL = 5.0
-"""Seconds between two runs after failures, or after refusals by the server."""
+"""Minimum seconds between runs after failures or after rejections by the server."""
 RENEW_BEFORE = timedelta(seconds=30)
-"""How long before its end a credential is replaced; a tenth of its life where that is shorter."""
+"""Time before expiry at which a credential is replaced, or a tenth of its lifetime if that is shorter."""
 
 
 class EnvironmentVariable(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ class EnvironmentVariable(msgspec.Struct, frozen=True):
 
 
 class ExecSpec(msgspec.Struct, frozen=True, rename="camel"):
-    """What a kubeconfig says about the program.  `command` is a path, or a name to be found on PATH."""
+    """The `exec` field of a kubeconfig.  `command` is a path, or a name to find on PATH."""
 
     command: str = ""
     args: list[str] = []
@@ -67,7 +67,7 @@ class ExecCredential(msgspec.Struct, frozen=True, rename="camel"):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class IssuedCredential:
-    """One answer of the program."""
+    """One credential that the program issued."""
 
     token: str | None
     key_pair: KeyPair | None
@@ -75,7 +75,7 @@ class IssuedCredential:
 
 
 class ExecPlugin:
-    """A Source that runs a program.  Whoever asks while it runs waits for the same run."""
+    """An AuthorizationSource that runs a program.  Concurrent callers wait for the same run."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class ExecPlugin:
         monotonic: Callable[[], float],
         now: Callable[[], datetime],
     ) -> None:
-        """`cluster` gives what the program is told about the server if the spec asks; `environ` is passed on."""
+        """`cluster` returns the server information for the program, if the spec requests it; `environ` is inherited."""
         check_spec(spec, origin)
         self._spec = spec
         self._origin = origin
@@ -114,7 +114,7 @@ class ExecPlugin:
         return bearer_header(issued.token) if issued.token else None
 
     def handle_unauthorized(self) -> bool:
-        """Answers to requests sent with the old credential still come in after a new one: they run nothing again."""
+        """Late 401 responses to requests with the old credential do not start another run."""
         now = self._monotonic()
         if now - self._rejected_at >= RETRY_INTERVAL:
             self._is_rejected, self._rejected_at = True, now
@@ -138,12 +138,12 @@ class ExecPlugin:
         return issued
 
     async def _output(self) -> bytes:
-        """What the program prints; raises CredentialsError unless it ends well within its limits."""
+        """Return the program's output.  Raise CredentialsError unless it succeeds within its limits."""
         process = await self._start_process()
         try:
             async with asyncio.timeout(TIME_LIMIT), asyncio.TaskGroup() as group:
                 output = group.create_task(read_bounded(process, process.stdout))
-                complaints = group.create_task(read_bounded(process, process.stderr))
+                stderr = group.create_task(read_bounded(process, process.stderr))
                 group.create_task(process.wait())
         except TimeoutError:
             raise self._error(f"did not end within {TIME_LIMIT:g} s") from None
@@ -151,11 +151,11 @@ class ExecPlugin:
             if process.returncode is None:
                 kill(process)
                 await process.wait()
-        if max(len(output.result()), len(complaints.result())) > OUTPUT_LIMIT:
+        if max(len(output.result()), len(stderr.result())) > OUTPUT_LIMIT:
             raise self._error(f"printed more than {OUTPUT_LIMIT} bytes")
         if process.returncode:
-            complaint = redacted_stderr(complaints.result(), self._secrets())
-            raise self._error(f"ended with {process.returncode}: {complaint or 'it gave no reason'}")
+            reason = redacted_stderr(stderr.result(), self._secrets())
+            raise self._error(f"ended with {process.returncode}: {reason or 'it gave no reason'}")
         return output.result()
 
     async def _start_process(self) -> asyncio.subprocess.Process:
@@ -168,7 +168,7 @@ class ExecPlugin:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,  # no terminal to ask on, and one group to kill
+                start_new_session=True,  # no terminal for prompts, and one process group to kill
             )
         except OSError as error:
             hint = f"; {spec.install_hint.strip()}" if spec.install_hint else "; install it or correct the command"
@@ -178,8 +178,8 @@ class ExecPlugin:
 
     def _exec_info(self) -> str:
         spec = self._spec
-        wanted = {"interactive": False} | ({"cluster": self._cluster()} if spec.provide_cluster_info else {})
-        return msgspec.json.encode({"kind": KIND, "apiVersion": spec.api_version, "spec": wanted}).decode()
+        info = {"interactive": False} | ({"cluster": self._cluster()} if spec.provide_cluster_info else {})
+        return msgspec.json.encode({"kind": KIND, "apiVersion": spec.api_version, "spec": info}).decode()
 
     def _parse_output(self, output: bytes) -> IssuedCredential:
         try:
@@ -187,7 +187,7 @@ class ExecPlugin:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self._error(f"printed no ExecCredential: {error}") from None
         if (credential.kind, credential.api_version) != (KIND, self._spec.api_version):
-            raise self._error(f"did not print an ExecCredential of {self._spec.api_version}, as the kubeconfig asks")
+            raise self._error(f"did not print an ExecCredential of {self._spec.api_version}, the kubeconfig's version")
         status = credential.status
         if has_control_characters(status.token or ""):
             raise self._error("printed a token with control characters")
@@ -198,7 +198,7 @@ class ExecPlugin:
         return IssuedCredential(status.token, self._key_pair(status), self._replace_at(status.expiration_timestamp))
 
     def _key_pair(self, status: ExecStatus) -> KeyPair | None:
-        """The pair in `status`; the one we have if it is the same, so that the TLS context stays."""
+        """Return the pair in `status`.  An equal pair is the same object as before, so that the TLS context stays."""
         if not status.client_certificate_data or not status.client_key_data:
             return None
         pair = KeyPair(
@@ -211,12 +211,12 @@ class ExecPlugin:
         return end - min(RENEW_BEFORE, (end - self._now()) / 10) if end else None
 
     def _secrets(self) -> list[str]:
-        """What we gave it that may be secret: variables, and arguments (or what follows their `=`) if they are long."""
+        """Return inputs that may be secret: variables, and long arguments (or their part after `=`)."""
         values = [each.value for each in self._spec.env if len(each.value) >= 4]
         return values + [part for arg in self._spec.args for part in (arg, arg.partition("=")[2]) if len(part) >= 16]
 
-    def _error(self, what: str) -> CredentialsError:
-        return CredentialsError(f"{self._origin}: {self._spec.command!r} {what}")
+    def _error(self, problem: str) -> CredentialsError:
+        return CredentialsError(f"{self._origin}: {self._spec.command!r} {problem}")
 
 
 def check_spec(spec: ExecSpec, origin: str) -> None:
@@ -226,7 +226,7 @@ def check_spec(spec: ExecSpec, origin: str) -> None:
         raise KubeconfigError(f"{origin}.command: not set; name the program that prints the credential")
     if spec.interactive_mode not in ("Never", "IfAvailable"):
         raise KubeconfigError(
-            f"{origin}.interactiveMode: {spec.interactive_mode!r} cannot be served, nobody is at a terminal here; "
+            f"{origin}.interactiveMode: {spec.interactive_mode!r} is not supported without a terminal; "
             "use Never or IfAvailable"
         )
     for index, each in enumerate(spec.env):
@@ -235,7 +235,7 @@ def check_spec(spec: ExecSpec, origin: str) -> None:
 
 
 async def read_bounded(process: asyncio.subprocess.Process, stream: asyncio.StreamReader | None) -> bytes:
-    """What comes out of `stream` up to a little over OUTPUT_LIMIT; a process that writes more is killed."""
+    """Read `stream` up to a little over OUTPUT_LIMIT.  Kill a process that writes more."""
     assert stream is not None, "both outputs are pipes"
     read = bytearray()
     while chunk := await stream.read(1 << 16):
@@ -247,16 +247,16 @@ async def read_bounded(process: asyncio.subprocess.Process, stream: asyncio.Stre
 
 
 def kill(process: asyncio.subprocess.Process) -> None:
-    """Ends the process and all that it started, if it still runs."""
+    """Kill the process and its children, if it still runs."""
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
 def redacted_stderr(stderr: bytes, secrets: Iterable[str]) -> str:
-    """The end of what a program complained, on one line, without the secrets it was given."""
+    """Return the end of a program's stderr on one line, with its secrets replaced."""
     text = stderr.decode("utf-8", "replace")
-    for secret in sorted(secrets, key=len, reverse=True):  # one may be a part of another
+    for secret in sorted(secrets, key=len, reverse=True):  # one may contain another
         text = text.replace(secret, "***")
     words = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return words if len(words) <= 300 else f"...{words[-300:]}"

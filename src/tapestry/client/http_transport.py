@@ -1,8 +1,8 @@
-"""HTTP to one API server: connections, credentials, limits.
+"""HTTP transport to one API server: connections, credentials, limits.
 
-The transport makes every socket itself.  That gives it keep-alive probes that notice a dead peer in seconds, and lets
-`abort` cut all connections in one synchronous sweep, which a leader that lost its lease relies on.  Nothing that was
-under way then leaves us any more: neither what waited for its turn, nor what was connecting.
+The transport creates every socket itself.  So it can set keep-alive probes that detect a dead peer in seconds, and
+`abort` can cut all connections synchronously.  A leader that lost its lease relies on this.  After `abort`, no earlier
+request is sent any more, whether it was queued or connecting.
 """
 
 import asyncio
@@ -26,19 +26,19 @@ from tapestry.kube.errors import AnswerTooLarge, TransportError
 
 CONNECT_SECONDS = 10.0
 MAX_IN_FLIGHT = 64
-"""Requests under way at once; watches do not count."""
+"""Maximum number of concurrent requests.  Watches do not count."""
 MAX_BODY = 32 << 20
-"""Bytes of an answer that are read before it is given up.  A list that is larger is asked for in smaller pages."""
+"""Maximum bytes of a response body.  A larger list is requested again in smaller pages."""
 
 KEEPALIVE_OPTIONS = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
-"""A peer that vanished without a word is noticed within 30 s.  Names that the platform lacks are left out."""
+"""TCP keep-alive options: a vanished peer is detected within 30 s.  Options that the platform lacks are skipped."""
 
-# What an address look-up gives: family, type, protocol, canonical name, address.
+# Result of an address lookup: family, type, protocol, canonical name, address.
 AddressInfo = tuple[int, int, int, str, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]]
 
 
 class HttpTransport:
-    """A Transport over HTTP/1.1 with a connection pool of its own."""
+    """A Transport over HTTP/1.1 with its own connection pool."""
 
     def __init__(self, access: Access, *, max_in_flight: int = MAX_IN_FLIGHT, max_body: int = MAX_BODY) -> None:
         self._access = access
@@ -53,13 +53,13 @@ class HttpTransport:
         self._base_url = URL(self._base)
 
     async def send(self, request: Request) -> Response:
-        cuts = self._abort_count
+        abort_count = self._abort_count
         try:
             async with asyncio.timeout(request.timeout), self._slots:
-                answer = await self._exchange(request, cuts)
-                if answer.status == 401 and self._access.credentials.handle_unauthorized():
-                    answer = await self._exchange(request, cuts)
-                return answer
+                response = await self._exchange(request, abort_count)
+                if response.status == 401 and self._access.credentials.handle_unauthorized():
+                    response = await self._exchange(request, abort_count)
+                return response
         except TimeoutError as error:
             raise self._timeout_error(request) from error
 
@@ -78,22 +78,22 @@ class HttpTransport:
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator["HttpStream"]:
         async with AsyncExitStack() as stack:
-            # The deadline covers the opening only: how long a stream may be silent is for its reader to say.
+            # The timeout covers opening only.  The reader of a stream limits how long it may be idle.
             try:
                 async with asyncio.timeout(request.timeout):
-                    answer = await stack.enter_async_context(self._open(request, self._abort_count))
+                    response = await stack.enter_async_context(self._open(request, self._abort_count))
             except TimeoutError as error:
                 raise self._timeout_error(request) from error
-            if answer.status == 401:
+            if response.status == 401:
                 self._access.credentials.handle_unauthorized()
-            yield answer
+            yield response
 
     def _timeout_error(self, request: Request) -> TransportError:
-        return TransportError(f"{request} to {self._base}: no answer in {request.timeout:g} s", maybe_sent=True)
+        return TransportError(f"{request} to {self._base}: no response in {request.timeout:g} s", maybe_sent=True)
 
     @asynccontextmanager
     async def _open(self, request: Request, abort_count: int) -> AsyncIterator["HttpStream"]:
-        """The response to a request that began after `abort_count` aborts."""
+        """Send a request that started after `abort_count` aborts, and open its response."""
         try:
             response = await self._start(request, abort_count)
             try:
@@ -114,7 +114,7 @@ class HttpTransport:
         if self._aborted_sessions:
             await self._close_aborted_sessions()
         if abort_count != self._abort_count:
-            raise TransportError(f"{request} to {self._base}: cut before it was sent", maybe_sent=False)
+            raise TransportError(f"{request} to {self._base}: aborted before it was sent", maybe_sent=False)
         response = await self._open_session().request(
             request.method,
             self._url(request),
@@ -127,28 +127,28 @@ class HttpTransport:
         )
         if response.headers.get("Content-Encoding", "identity") != "identity":
             response.close()
-            words = "the answer is compressed, which was not asked for"
-            raise TransportError(f"{request} to {self._base}: {words}", maybe_sent=True)
+            problem = "the response is compressed, although the request did not allow it"
+            raise TransportError(f"{request} to {self._base}: {problem}", maybe_sent=True)
         self._bodies.add(response.content)
         return response
 
     def _raise_transport_error(self, request: Request, error: aiohttp.ClientError | OSError) -> NoReturn:
         if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError):
-            raise error  # the caller's deadline, not an error of the connection, though an OSError by descent
+            raise error  # the caller's timeout, not a connection error, although it is an OSError
         if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-            # aiohttp's own words have the address of an object in memory, which is new each time.
-            why = getattr(error, "strerror", None) or error
-            raise TransportError(f"{request}: {self._base} cannot be reached: {why}", maybe_sent=False) from error
+            # aiohttp's own message contains the memory address of an object, which differs each time.
+            reason = getattr(error, "strerror", None) or error
+            raise TransportError(f"{request}: {self._base} cannot be reached: {reason}", maybe_sent=False) from error
         if isinstance(error, aiohttp.ClientResponseError):
-            # Its text would show the token that we sent and the password in the proxy's URL.
-            refused = isinstance(error, aiohttp.ClientHttpProxyError)
-            what = "the proxy refused" if refused else "the answer is not HTTP"
-            words = f"{request} to {self._base}: {what}: {error.status} {error.message}"
-            raise TransportError(words, maybe_sent=not refused) from None
+            # The full error would reveal the token that we sent and the password in the proxy's URL.
+            by_proxy = isinstance(error, aiohttp.ClientHttpProxyError)
+            problem = "the proxy rejected the request" if by_proxy else "the response is not HTTP"
+            message = f"{request} to {self._base}: {problem}: {error.status} {error.message}"
+            raise TransportError(message, maybe_sent=not by_proxy) from None
         raise TransportError(f"{request} to {self._base}: {type(error).__name__}: {error}", maybe_sent=True) from error
 
     def _url(self, request: Request) -> URL:
-        """The URL of a request.  Its path is quoted already, so nothing is parsed or quoted again."""
+        """Return the URL of a request.  The path is quoted already, so nothing is parsed or quoted again."""
         url = self._base_url.with_path(self._base_url.raw_path.rstrip("/") + request.path, encoded=True)
         return url.with_query(request.query) if request.query else url
 
@@ -159,29 +159,29 @@ class HttpTransport:
                     limit=0, keepalive_timeout=60, socket_factory=partial(self._socket, self._abort_count)
                 ),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
-                # identity: between neighbours, packing a list costs the server more than sending it
+                # identity: within a cluster, compressing a list costs the server more than sending it
                 headers={"User-Agent": f"tapestry/{__version__}", "Accept-Encoding": "identity"},
                 cookie_jar=aiohttp.DummyCookieJar(),
                 read_bufsize=1 << 20,
-                auto_decompress=False,  # we ask for none, and a few bytes of it could become any number
+                auto_decompress=False,  # none requested, and a few compressed bytes could expand without limit
                 middlewares=(disable_retries,),
             )
         return self._session
 
     def _socket(self, abort_count: int, address: AddressInfo) -> socket.socket:
         if abort_count != self._abort_count:
-            raise ConnectionAbortedError(errno.ECONNABORTED, "cut while connecting")
-        rule, ip = self._access.address_policy, str(address[4][0])
-        if rule is not None and (problem := rule.denial_reason(ip)):
+            raise ConnectionAbortedError(errno.ECONNABORTED, "aborted while connecting")
+        policy, ip = self._access.address_policy, str(address[4][0])
+        if policy is not None and (problem := policy.denial_reason(ip)):
             raise PermissionError(errno.EACCES, f"{ip} is {problem}, which a kubeconfig from a Secret may not lead to")
-        made = socket.socket(address[0], address[1], address[2])
-        made.setblocking(False)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock = socket.socket(address[0], address[1], address[2])
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in KEEPALIVE_OPTIONS.items():
             if hasattr(socket, name):
-                made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        self._sockets.add(made)
-        return made
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        self._sockets.add(sock)
+        return sock
 
     def abort(self) -> None:
         self._abort_session()
@@ -189,25 +189,25 @@ class HttpTransport:
         for each in list(self._sockets):
             try:
                 each.shutdown(socket.SHUT_RDWR)
-            except OSError:  # gone already
+            except OSError:  # closed already
                 continue
         self._sockets.clear()
-        for body in self._bodies:  # a session that is closed before it notices would leave their readers waiting
-            body.set_exception(aiohttp.ClientConnectionError("cut"))
+        for body in self._bodies:  # else readers hang if the session closes before it notices
+            body.set_exception(aiohttp.ClientConnectionError("aborted"))
 
     async def close(self) -> None:
         sockets = list(self._sockets)
         self.abort()
         await self._close_aborted_sessions()
-        # A TLS connection that was given up waits for the server's goodbye, unknown to its session; now it has been
-        # cut, and takes a few turns of the loop to notice.
+        # An aborted TLS connection waits for the server's close_notify, unknown to its session.  After the shutdown
+        # above, it needs a few iterations of the event loop to notice.
         for _ in range(100):
             if all(each.fileno() < 0 for each in sockets):
                 return
             await asyncio.sleep(0)
 
     def _abort_session(self) -> None:
-        """Its connections are no longer for use; to close it takes waiting."""
+        """Stop using the session.  Closing it takes awaiting, so that happens later."""
         if self._session is not None:
             self._aborted_sessions.append(self._session)
             self._session = None
@@ -218,7 +218,7 @@ class HttpTransport:
 
 
 async def read_body(response: aiohttp.ClientResponse, limit: int) -> bytes:
-    """The whole body of an answer; raises AnswerTooLarge as soon as it is known to be over `limit` bytes."""
+    """Return the whole body.  Raise AnswerTooLarge as soon as it is known to exceed `limit` bytes."""
     announced, size = response.content_length or 0, 0
     chunks: list[bytes] = []
     while max(announced, size) <= limit:
@@ -227,12 +227,12 @@ async def read_body(response: aiohttp.ClientResponse, limit: int) -> bytes:
         chunks.append(chunk)
         size += len(chunk)
         RECEIVED.inc(by=len(chunk))
-    raise AnswerTooLarge(f"{response.method} {response.url.path}: the answer is over {limit} bytes", maybe_sent=True)
+    raise AnswerTooLarge(f"{response.method} {response.url.path}: the response is over {limit} bytes", maybe_sent=True)
 
 
 async def disable_retries(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-    """Left alone, aiohttp repeats a PUT or DELETE whose connection broke: a write that may have happened already, or
-    one that `abort` was meant to stop."""
+    """Stop aiohttp from repeating a PUT or DELETE whose connection broke: the write may have been applied already, or
+    `abort` may have cancelled it."""
     try:
         return await handler(request)
     except aiohttp.ClientConnectorError:
@@ -243,7 +243,7 @@ async def disable_retries(request: aiohttp.ClientRequest, handler: aiohttp.Clien
 
 @dataclass(frozen=True, slots=True)
 class HttpStream:
-    """An answer as it arrives."""
+    """A response as it arrives."""
 
     response: aiohttp.ClientResponse
 
@@ -261,7 +261,7 @@ class HttpStream:
 
 @dataclass(frozen=True, slots=True)
 class CountedChunks:
-    """Chunks that are counted as they come.  No generator: a read that was given up may be tried again."""
+    """Chunks, counted as they arrive.  Not a generator, so that a read that timed out can be repeated."""
 
     chunks: AsyncIterator[bytes]
 

@@ -1,7 +1,6 @@
-"""The kubeconfig of whoever runs us, found and read as kubectl does.
+"""Loading of the current user's kubeconfig, with the same search order as kubectl.
 
-Programs (`exec`) and files that it names are trusted: the kubeconfig is our own.  One that came from somebody else
-goes through `strict_kubeconfig` instead.
+Programs (`exec`) and files that it names are trusted.  Use `strict_kubeconfig` for others.
 """
 
 import os
@@ -47,17 +46,17 @@ def load_access(
     monotonic: Callable[[], float] = time.monotonic,
     now: Callable[[], datetime] = utc_now,
 ) -> Access:
-    """The access that kubeconfig files give: in their current context, or in the one named.
+    """Return the access that kubeconfig files give, in their current context or the named one.
 
-    The first file that has an entry, or a current context, wins.  Relative file names start at the file they stand in.
-    Of several files the missing ones are skipped; a single one must exist.  `environ` is for the programs it names.
+    The first file with an entry, or with a current context, wins.  Relative paths start at the directory of their file.
+    Missing files are skipped, but a single file must exist.  `environ` is passed to exec plugins.
     """
-    found = [parse_file(content, path) for path in paths if (content := read_if_exists(path)) is not None]
-    if not found:
+    documents = [parse_file(content, path) for path in paths if (content := read_if_exists(path)) is not None]
+    if not documents:
         raise KubeconfigError(f"{', '.join(map(str, paths))}: no such file; name a kubeconfig that exists")
     merged = Kubeconfig()
-    for each in found:
-        merged = merged.merged_over(each)
+    for document in documents:
+        merged = merged.merged_over(document)
     return access_from_kubeconfig(merged, context, CredentialEnvironment(environ, monotonic, now))
 
 
@@ -71,19 +70,19 @@ def default_access(
     monotonic: Callable[[], float] = time.monotonic,
     now: Callable[[], datetime] = utc_now,
 ) -> Access:
-    """The access of whoever runs us: the kubeconfig given, that of KUBECONFIG, ~/.kube/config, or that of our pod."""
-    usual = home / ".kube" / "config"
+    """Return the access from `kubeconfig`, KUBECONFIG, ~/.kube/config or the pod's service account, in this order."""
+    config_file = home / ".kube" / "config"
     paths = [kubeconfig] if kubeconfig else kubeconfig_paths(environ.get("KUBECONFIG", ""))
-    if not paths and os.path.isfile(usual):
-        paths = [usual]
+    if not paths and os.path.isfile(config_file):
+        paths = [config_file]
     if paths:
         return load_access(paths, context, environ=environ, monotonic=monotonic, now=now)
     if context:
-        raise KubeconfigError(f"context {quoted_name(context)}: KUBECONFIG is not set and {usual} does not exist")
+        raise KubeconfigError(f"context {quoted_name(context)}: KUBECONFIG is not set and {config_file} does not exist")
     if environ.get("KUBERNETES_SERVICE_HOST"):
         return in_cluster_access(service_account, environ=environ, monotonic=monotonic)
     raise NoKubeconfig(
-        f"no kubeconfig: none was given, KUBECONFIG is not set, {usual} does not exist, and this is not a pod "
+        f"no kubeconfig: none was given, KUBECONFIG is not set, {config_file} does not exist, and this is not a pod "
         "(KUBERNETES_SERVICE_HOST is not set); give a kubeconfig or set KUBECONFIG"
     )
 
@@ -91,7 +90,7 @@ def default_access(
 def in_cluster_access(
     root: Path = SERVICE_ACCOUNT, *, environ: Mapping[str, str], monotonic: Callable[[], float] = time.monotonic
 ) -> Access:
-    """The access of the pod we run in, by its service account; token and authority are followed as they rotate."""
+    """Return the access of the pod's service account.  Token and authority are reread when they rotate."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "")
     if not host or not port:
         raise KubeconfigError("KUBERNETES_SERVICE_HOST, KUBERNETES_SERVICE_PORT: not set, so this is not a pod")
@@ -111,12 +110,11 @@ def in_cluster_access(
 
 
 def kubeconfig_paths(value: str) -> list[Path]:
-    """The files that a value of the variable KUBECONFIG names."""
+    """Return the paths in a value of the variable KUBECONFIG."""
     return [Path(path) for path in value.split(os.pathsep) if path]
 
 
 def read_if_exists(path: Path) -> bytes | None:
-    """What stands in a file; None if there is no such file."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -130,6 +128,6 @@ def parse_file(content: bytes, path: Path) -> Kubeconfig:
         document = yaml.load(content, Loader=yaml.CSafeLoader)
     except yaml.YAMLError as error:
         raise KubeconfigError(f"{path}: {error_location(error)}: not YAML") from None
-    except (ValueError, ArithmeticError, RecursionError):  # dates and numbers that are none, nesting without end
+    except (ValueError, ArithmeticError, RecursionError):  # invalid dates and numbers, unbounded nesting
         raise KubeconfigError(f"{path}: not YAML") from None
     return parse_kubeconfig(document, origin=f"{path}: ", directory=path.absolute().parent)

@@ -1,7 +1,7 @@
-"""The entries of a kubeconfig: clusters, users, and the contexts that pair them.
+"""Data model of kubeconfigs: clusters, users, and the contexts that pair them.
 
-A document is decoded as kubectl does it: unknown keys and nulls are ignored, and of several documents the first that
-has an entry wins.  Every entry remembers where it stood, for errors and for the file names in it.
+A document is decoded as in kubectl: unknown keys and nulls are ignored, and the first of several documents with an
+entry wins.  Every entry records its origin, for errors and for relative paths.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from tapestry.client.exec_plugin import ExecSpec
 
 
 class KubeconfigPart(msgspec.Struct, frozen=True, rename="kebab"):
-    """Unknown keys are ignored.  The values may be secrets, so none of them shows in a repr."""
+    """Base of all parts.  Unknown keys are ignored.  A repr shows no values, because they may be secrets."""
 
     def __repr__(self) -> str:
         return type(self).__name__
@@ -89,7 +89,7 @@ P = TypeVar("P", bound=KubeconfigPart)
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[P]):
-    """A part of a kubeconfig, what errors call it, and where relative file names in it start."""
+    """A part of a kubeconfig, its name in errors, and the directory of relative paths in it."""
 
     value: P
     origin: str
@@ -98,7 +98,7 @@ class Entry(Generic[P]):
 
 @dataclass(frozen=True, slots=True)
 class Kubeconfig:
-    """One kubeconfig, or several merged, by the names of the entries."""
+    """One kubeconfig, or several merged, with entries by name."""
 
     current_context: str = ""
     clusters: Mapping[str, Entry[Cluster]] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class Kubeconfig:
     contexts: Mapping[str, Entry[Context]] = field(default_factory=dict)
 
     def merged_over(self, other: "Kubeconfig") -> "Kubeconfig":
-        """Both merged; what stands here wins, entry by entry."""
+        """Return both merged.  Entries of this one win."""
         return Kubeconfig(
             self.current_context or other.current_context,
             {**other.clusters, **self.clusters},
@@ -116,15 +116,15 @@ class Kubeconfig:
 
 
 def parse_kubeconfig(document: Any, *, origin: str, directory: Path) -> Kubeconfig:
-    """The kubeconfig in a parsed document; `origin` goes before the fields that errors name."""
+    """Return the kubeconfig in a parsed document.  `origin` is the prefix of field names in errors."""
     try:
-        found = msgspec.convert(without_nulls({} if document is None else document), KubeconfigDocument)
+        config = msgspec.convert(without_nulls({} if document is None else document), KubeconfigDocument)
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at ")
         path = place.rpartition("`$")[2].strip("`.") or "document"  # `$.users[0].name`, or `key` in `$.users[0]`
-        advice = "" if place else "; this is no kubeconfig"
+        advice = "" if place else "; this is not a kubeconfig"
         raise KubeconfigError(f"{origin}{path}: {message}{advice}") from None
-    if (found.api_version, found.kind) != ("v1", "Config"):
+    if (config.api_version, config.kind) != ("v1", "Config"):
         raise KubeconfigError(f"{origin}kind: not a kubeconfig, which has kind: Config and apiVersion: v1")
 
     def named(listed: str, parts: Sequence[tuple[str, P]]) -> dict[str, Entry[P]]:
@@ -132,21 +132,21 @@ def parse_kubeconfig(document: Any, *, origin: str, directory: Path) -> Kubeconf
         for index, (name, part) in enumerate(parts):
             if name in entries:
                 raise KubeconfigError(
-                    f"{origin}{listed}s[{index}].name: {quoted_name(name)} is taken by an entry before"
+                    f"{origin}{listed}s[{index}].name: {quoted_name(name)} is already used by an earlier entry"
                 )
             entries[name] = Entry(part, f"{origin}{listed}s[{index}].{listed}", directory)
         return entries
 
     return Kubeconfig(
-        found.current_context,
-        named("cluster", [(each.name, each.cluster) for each in found.clusters]),
-        named("user", [(each.name, each.user) for each in found.users]),
-        named("context", [(each.name, each.context) for each in found.contexts]),
+        config.current_context,
+        named("cluster", [(each.name, each.cluster) for each in config.clusters]),
+        named("user", [(each.name, each.user) for each in config.users]),
+        named("context", [(each.name, each.context) for each in config.contexts]),
     )
 
 
 def without_nulls(value: Any) -> Any:
-    """A null field is one that is not there."""
+    """Return `value` without null fields, which count as absent."""
     if isinstance(value, dict):
         return {key: without_nulls(each) for key, each in value.items() if each is not None}
     return [without_nulls(each) for each in value] if isinstance(value, list) else value
@@ -154,14 +154,14 @@ def without_nulls(value: Any) -> Any:
 
 def find_entry(entries: Mapping[str, Entry[P]], name: str, origin: str) -> Entry[P]:
     if name not in entries:
-        raise KubeconfigError(f"{origin}: {quoted_name(name)} is not there; choose one of {known_names(entries)}")
+        raise KubeconfigError(f"{origin}: {quoted_name(name)} does not exist; choose one of {known_names(entries)}")
     return entries[name]
 
 
 def known_names(entries: Mapping[str, Any]) -> str:
-    return ", ".join(quoted_name(name) for name in list(entries)[:10]) or "none, for there are none"
+    return ", ".join(quoted_name(name) for name in list(entries)[:10]) or "none, there are no entries"
 
 
 def quoted_name(name: str) -> str:
-    """`name` for an error, of bearable length."""
+    """Return a truncated repr of `name` for an error."""
     return repr(name if len(name) <= 100 else f"{name[:100]}...")

@@ -1,4 +1,4 @@
-"""What containers wrote, in pieces as they come."""
+"""Streaming of container logs."""
 
 import dataclasses
 from collections.abc import AsyncIterator, Mapping
@@ -11,16 +11,16 @@ from tapestry.client.transport import Request
 from tapestry.kube.resources import PODS
 
 FOLLOW_TIMEOUT = 24 * 3600.0
-"""Seconds for a log that is followed to begin: some servers say nothing before the container does."""
+"""Seconds until a followed log must start: some servers send nothing before the container writes."""
 
 
 @asynccontextmanager
 async def pod_log(
     client: Client, name: str, namespace: str | None, query: Mapping[str, str]
 ) -> AsyncIterator[AsyncIterator[bytes]]:
-    """The log of a container of a pod; `query` are PodLogOptions.
+    """Open the log of a container.  `query` holds PodLogOptions.
 
-    An error is raised when the context is entered, or by the connection later on.
+    Errors are raised on entering the context, or later by the connection.
     """
     request = Request("GET", PODS.path(namespace, name, "log"), query, accept="*/*")
     if query.get("follow") == "true":

@@ -1,4 +1,4 @@
-"""What is said beside an object: which are meant, what kind of patch it is, on which conditions it counts.  Pure."""
+"""Request options: selectors, patch types, delete preconditions.  Pure."""
 
 from enum import StrEnum
 from typing import Any
@@ -20,7 +20,6 @@ class Propagation(StrEnum):
 
 
 def selector_query(labels: str, fields: str) -> dict[str, str]:
-    """The part of a query that chooses among objects."""
     query = {"labelSelector": labels, "fieldSelector": fields}
     return {key: value for key, value in query.items() if value}
 
@@ -30,7 +29,7 @@ def dry_run_query(enabled: bool) -> dict[str, str]:
 
 
 def delete_options(target: Object, grace_seconds: int | None, propagation: Propagation | None) -> Object:
-    """DeleteOptions that spare whatever took the place of `target`."""
+    """Return DeleteOptions that protect an object created later under the same name as `target`."""
     preconditions = {"uid": uid_of(target), "resourceVersion": version_of(target)}
     options: Object = {
         "apiVersion": "v1",
@@ -43,8 +42,8 @@ def delete_options(target: Object, grace_seconds: int | None, propagation: Propa
 
 
 def with_resource_version(patch: Any, version: str, type: PatchType) -> Any:
-    """`patch`, good only for an object at `version`."""
+    """Return `patch` with the precondition that the object is at `version`."""
     if type is PatchType.JSON:
-        # replaced by itself, not tested: a failed test is Invalid, a wrong version is the Conflict that it should be
+        # "replace", not "test": a failed test is Invalid, but a wrong version must be a Conflict
         return [{"op": "replace", "path": "/metadata/resourceVersion", "value": version}, *patch]
     return {**patch, "metadata": {**(patch.get("metadata") or {}), "resourceVersion": version}}

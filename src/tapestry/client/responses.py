@@ -1,7 +1,7 @@
-"""Answers: from the bytes of an API server to objects.
+"""Decoding of API server responses into objects.
 
-Lists and watches are where most objects come from, many at a time.  They are decoded a few at once, with the cyclic
-collector kept away, and where nobody reads managed fields those are passed over undecoded.
+Most objects arrive in lists and watches.  They are decoded in small batches, with the garbage collector paused.
+Managed fields are skipped without decoding if they are not needed.
 """
 
 import gc
@@ -17,7 +17,7 @@ from tapestry.kube.objects import EMPTY_MAPPING, Object
 T = TypeVar("T")
 
 Fields = dict[str, msgspec.Raw]
-"""An object whose fields are not decoded yet."""
+"""An object whose fields are not yet decoded."""
 
 
 class ListMeta(msgspec.Struct, gc=False, rename="camel"):
@@ -26,26 +26,26 @@ class ListMeta(msgspec.Struct, gc=False, rename="camel"):
 
 
 class Page(msgspec.Struct):
-    """A part of a list.  All pages of one list show the same `metadata.resource_version`."""
+    """A page of a list.  All pages of one list have the same `metadata.resource_version`."""
 
     metadata: ListMeta
     items: list[Object]
 
 
 class ListResponse(msgspec.Struct):
-    """What a server answers to a list, its objects not decoded yet."""
+    """Response to a list request, its objects not yet decoded."""
 
     metadata: ListMeta
     items: list[Fields] | None
 
 
 DECODE_BATCH_SIZE = 20
-"""Objects decoded at a time: few enough to be still in the processor's cache when the reader works on them, and to
-leave no holes in the heap when it keeps little of them."""
+"""Objects decoded per batch: few enough to stay in the processor's cache until the reader uses them, and to avoid heap
+fragmentation when it drops most of them."""
 
 
 class Metadata(TypedDict, total=False):
-    """All that there is to metadata but the managed fields."""
+    """All fields of metadata except the managed fields."""
 
     name: Any
     generateName: Any
@@ -74,7 +74,7 @@ ENCODER = msgspec.json.Encoder()
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Keep the cyclic collector away while many objects are born at once: it would walk them all again and again."""
+    """Pause the garbage collector while many objects are created: it would traverse all of them repeatedly."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -91,17 +91,17 @@ def decode_response(decoder: msgspec.json.Decoder[T], body: bytes, doing: str) -
 
 @contextmanager
 def decoding_errors(doing: str) -> Iterator[None]:
-    """An answer that is not of an API server (a proxy's page) tells nothing about any object."""
+    """Raise TransportError for a response that is not from an API server (a proxy's page)."""
     try:
         yield
     except (ValueError, RecursionError) as error:
-        raise TransportError(f"{doing}: the answer is not Kubernetes' own: {error}", maybe_sent=True) from error
+        raise TransportError(f"{doing}: the response is not from an API server: {error}", maybe_sent=True) from error
 
 
 def decode_object(fields: Fields, *, without_managed_fields: bool, only_metadata: bool = False) -> Object:
-    """An object with all its fields, or with all but the managed ones, or with what is beside spec, status and data.
+    """Decode an object: all fields, all but managed fields, or only apiVersion, kind and metadata.
 
-    Raises what the decoder raises.
+    Errors of the decoder pass through.
     """
     return {
         name: decode_metadata(raw) if without_managed_fields and name == "metadata" else VALUE_DECODER.decode(raw)
@@ -111,18 +111,18 @@ def decode_object(fields: Fields, *, without_managed_fields: bool, only_metadata
 
 
 def check_identity(obj: Object) -> None:
-    """Raises ValueError for what is no object: it has no name, or a name or a version that is no text."""
+    """Raise ValueError if `obj` has no name, or if an identifying field has the wrong type."""
     metadata = obj.get("metadata")
     if type(metadata) is not dict or type(metadata.get("name")) is not str:
         raise ValueError("an object without a name")
     if type(metadata.get("namespace", "")) is not str or type(metadata.get("resourceVersion", "")) is not str:
-        raise ValueError("an object whose namespace or version is no text")
+        raise ValueError("an object whose namespace or resourceVersion is not a string")
     if type(metadata.get("labels", EMPTY_MAPPING)) is not dict and metadata["labels"] is not None:
-        raise ValueError("an object whose labels are no object")
+        raise ValueError("an object whose labels are not an object")
     if type(metadata.get("annotations", EMPTY_MAPPING)) is not dict and metadata["annotations"] is not None:
-        raise ValueError("an object whose annotations are no object")
+        raise ValueError("an object whose annotations are not an object")
 
 
 def decode_metadata(raw: msgspec.Raw) -> Object:
-    found: Object = METADATA_DECODER.decode(raw)
-    return found
+    metadata: Object = METADATA_DECODER.decode(raw)
+    return metadata

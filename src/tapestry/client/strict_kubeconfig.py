@@ -1,9 +1,8 @@
-"""Kubeconfigs out of a Secret: somebody else wrote them, and we run with rights of our own.
+"""Validation of kubeconfigs from Secrets, which are not trusted.
 
-Such a kubeconfig may only say where a server is and hold credentials inline.  Whatever would make us run a program,
-read a file, act as somebody else, or talk to anybody but that server over verified TLS is refused, in every entry of
-the document and not only in those that the current context names.  So are keys that kubectl does not know: they may be
-misspelled ones that matter.
+Such a kubeconfig may only contain a server address and inline credentials.  Fields that would run a program, read a
+file, impersonate another user, or connect to anything but that server over verified TLS are rejected, in every entry of
+the document and not only in those of the current context.  Unknown keys are rejected, too: they may be misspelled.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,7 +28,7 @@ from tapestry.client.urls import server_url
 MAX_BYTES = 1 << 20
 
 AllowedKeys = Mapping[str, "AllowedKeys | None"]
-"""Keys of an object.  Where the value is an object or a list of objects, what keys it may have; None for anything."""
+"""Allowed keys of an object.  The value holds the allowed keys of nested objects, or None for any value."""
 EXTENSION_KEYS: AllowedKeys = {"name": None, "extension": None}
 CLUSTER_KEYS: AllowedKeys = {
     **dict.fromkeys(("server", "certificate-authority", "certificate-authority-data", "insecure-skip-tls-verify")),
@@ -57,11 +56,11 @@ CONFIG_KEYS: AllowedKeys = {
 def strict_access(
     data: bytes, *, allow_insecure: bool = False, allow_loopback: bool = False, max_bytes: int = MAX_BYTES
 ) -> Access:
-    """The access that a kubeconfig out of a Secret gives.  Nothing is run, opened or dialled, whatever it says.
+    """Return the access that a kubeconfig from a Secret gives.  No program is run, no file opened, no address dialed.
 
-    `allow_insecure` admits plain HTTP and unverified TLS: both hand the credentials to whoever is on the way.
-    `allow_loopback` admits servers on this machine.  A connection made with the result checks the address it dials.
-    Raises KubeconfigError naming the first field that is not allowed.
+    `allow_insecure` allows plain HTTP and unverified TLS, which expose the credentials to the network.
+    `allow_loopback` allows servers on this machine.  A connection made with the result checks the address that it
+    dials.  Raise KubeconfigError naming the first field that is not allowed.
     """
     if len(data) > max_bytes:
         raise KubeconfigError(f"document: {len(data)} bytes are over {max_bytes}")
@@ -69,18 +68,18 @@ def strict_access(
         document = parse_strict_yaml(data)
     except StrictYamlError as error:
         raise KubeconfigError(str(error)) from None
-    found = parse_kubeconfig(document, origin="", directory=Path())
+    config = parse_kubeconfig(document, origin="", directory=Path())
     check_keys(document, CONFIG_KEYS, "")
     addresses = AddressPolicy(allow_loopback)
-    for cluster in found.clusters.values():
+    for cluster in config.clusters.values():
         check_cluster(cluster, addresses, allow_insecure)
-    for user in found.users.values():
+    for user in config.users.values():
         check_user(user)
-    return replace(access_from_kubeconfig(found, None, CredentialEnvironment()), address_policy=addresses)
+    return replace(access_from_kubeconfig(config, None, CredentialEnvironment()), address_policy=addresses)
 
 
 def check_keys(value: Any, allowed: AllowedKeys, path: str) -> None:
-    """Raises KubeconfigError for the first key that is not `known`; what has another shape is for the decoder."""
+    """Raise KubeconfigError for the first key that is not in `allowed`.  The decoder has checked the types."""
     if isinstance(value, list):
         for index, item in enumerate(value):
             check_keys(item, allowed, f"{path}[{index}]")
@@ -89,8 +88,8 @@ def check_keys(value: Any, allowed: AllowedKeys, path: str) -> None:
             place = f"{path}.{key if SAFE_KEY.fullmatch(key) else '?'}".lstrip(".")
             if key not in allowed:
                 raise KubeconfigError(f"{place}: not a field of a kubeconfig; remove it")
-            if (inside := allowed[key]) is not None:
-                check_keys(child, inside, place)
+            if (child_keys := allowed[key]) is not None:
+                check_keys(child, child_keys, place)
 
 
 def check_cluster(cluster: Entry[Cluster], addresses: AddressPolicy, allow_insecure: bool) -> None:
@@ -103,10 +102,10 @@ def check_cluster(cluster: Entry[Cluster], addresses: AddressPolicy, allow_insec
         raise not_allowed_error(f"{origin}.insecure-skip-tls-verify", "use certificate-authority-data")
     server = server_url(part.server, f"{origin}.server")
     if problem := addresses.denial_reason(urlsplit(server).hostname or ""):
-        hint = "; start the manager with --allow-loopback if it is meant" if "loopback" in problem else ""
+        hint = "; start the manager with --allow-loopback if this is intended" if "loopback" in problem else ""
         raise not_allowed_error(f"{origin}.server", f"it is {problem}{hint}")
     if not server.startswith("https:") and not allow_insecure:
-        raise not_allowed_error(f"{origin}.server", "plain HTTP would show the credentials to everybody; use https://")
+        raise not_allowed_error(f"{origin}.server", "plain HTTP exposes the credentials; use https://")
     server_verification(cluster)
 
 
@@ -118,7 +117,7 @@ def check_user(user: Entry[User]) -> None:
 
 
 def forbidden_fields(user: User) -> Iterator[str]:
-    """The fields of `user` that would run a program, read a file or act as somebody else."""
+    """Yield the set fields of `user` that would run a program, read a file or impersonate a user."""
     if user.exec is not None:
         yield "exec"
     if user.auth_provider is not None:

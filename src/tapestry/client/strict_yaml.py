@@ -1,8 +1,8 @@
-"""YAML from strangers, read as if it were JSON.
+"""A strict YAML parser for untrusted documents.
 
-One document of mappings, lists, strings, booleans and nulls.  What makes YAML dangerous or ambiguous is refused with
-the place it stands at: anchors and aliases (they explode), tags, merge keys, a key given twice, a second document,
-deep nesting.  Numbers and dates stay strings: nothing is converted, so nothing can be costly to convert.
+It reads one document of mappings, lists, strings, booleans and nulls.  Dangerous or ambiguous features of YAML are
+rejected with their location: anchors and aliases (exponential expansion), tags, merge keys, duplicate keys, a second
+document, deep nesting.  Numbers and dates stay strings, so no conversion can be expensive.
 """
 
 import re
@@ -17,31 +17,31 @@ SAFE_KEY = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,39}")
 
 
 class StrictYamlError(ValueError):
-    """Not plain YAML.  The message names the place, and quotes nothing but short keys that look like keys."""
+    """Not plain YAML.  The message names the location, and quotes only short keys of safe characters."""
 
 
 def parse_strict_yaml(data: bytes) -> Any:
-    """The one document in `data`, None if it is empty."""
+    """Return the only document in `data`, or None if it is empty."""
     events = yaml.parse(data, Loader=yaml.CSafeLoader)
     try:
         return read_document(events)
     except yaml.YAMLError as error:
-        # The error's own words may quote what stands there.
+        # The parser's own message may quote the content.
         raise StrictYamlError(f"{error_location(error)}: not YAML") from None
 
 
 def read_document(events: Iterator[yaml.Event]) -> Any:
-    next(events)  # the stream starts
+    next(events)  # stream start
     start = next(events)
     if not isinstance(start, yaml.DocumentStartEvent):
         return None
     if start.tags:
         raise StrictYamlError("document: tag directives are not allowed")
-    found = read_value(next(events), events, "", 0)
-    next(events)  # the document ends
+    document = read_value(next(events), events, "", 0)
+    next(events)  # document end
     if not isinstance(next(events), yaml.StreamEndEvent):
-        raise StrictYamlError("document: more than one; keep the one that is meant")
-    return found
+        raise StrictYamlError("document: more than one; keep one")
+    return document
 
 
 def read_value(event: yaml.Event, events: Iterator[yaml.Event], path: str, depth: int) -> Any:
@@ -57,26 +57,26 @@ def read_value(event: yaml.Event, events: Iterator[yaml.Event], path: str, depth
 
 
 def read_sequence(events: Iterator[yaml.Event], path: str, depth: int) -> list[Any]:
-    found: list[Any] = []
+    items: list[Any] = []
     while not isinstance(event := next(events), yaml.SequenceEndEvent):
-        found.append(read_value(event, events, f"{path}[{len(found)}]", depth + 1))
-    return found
+        items.append(read_value(event, events, f"{path}[{len(items)}]", depth + 1))
+    return items
 
 
 def read_mapping(events: Iterator[yaml.Event], path: str, depth: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    mapping: dict[str, Any] = {}
     while not isinstance(event := next(events), yaml.MappingEndEvent):
         reject_unsafe_event(event, path)
         if not isinstance(event, yaml.ScalarEvent):
             raise StrictYamlError(f"{path or 'document'}: a key that is not a string")
         key = event.value
         place = f"{path}.{key if SAFE_KEY.fullmatch(key) else '?'}".lstrip(".")
-        if key in found:
-            raise StrictYamlError(f"{place}: given twice; keep the one that is meant")
+        if key in mapping:
+            raise StrictYamlError(f"{place}: given twice; keep one")
         if key == "<<":
             raise StrictYamlError(f"{path or 'document'}: merge keys are not allowed")
-        found[key] = read_value(next(events), events, place, depth + 1)
-    return found
+        mapping[key] = read_value(next(events), events, place, depth + 1)
+    return mapping
 
 
 def reject_unsafe_event(event: yaml.Event, path: str) -> None:
@@ -91,6 +91,6 @@ def reject_unsafe_event(event: yaml.Event, path: str) -> None:
 
 
 def error_location(error: yaml.YAMLError) -> str:
-    """`line 3, column 7` of what a YAML parser stumbled over."""
+    """Return the location of a YAML error, as in `line 3, column 7`."""
     mark = getattr(error, "problem_mark", None)
     return f"line {mark.line + 1}, column {mark.column + 1}" if mark else "document"

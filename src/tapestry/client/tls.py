@@ -1,8 +1,8 @@
-"""TLS towards an API server, following its files.
+"""TLS contexts for connections to an API server, reloaded when their files change.
 
-Certificates come inline or in files; files are replaced under our feet (a kubelet rotates them, a Secret volume swaps
-them).  `Tls.context()` gives the same context as long as nothing changed and a new one afterwards, so a connection
-pool can tell by identity when to connect anew.
+Certificates are inline or in files.  Files may be replaced at any time: a kubelet rotates them, a Secret volume swaps
+them.  `TlsContextSource.context()` returns the same context until something changes, so a connection pool can tell by
+identity when to reconnect.
 """
 
 import os
@@ -18,12 +18,12 @@ from pathlib import Path
 from tapestry.client.errors import CredentialsError
 
 CHECK_INTERVAL = 5.0
-"""Seconds between two looks at a file."""
+"""Minimum seconds between two checks of a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pem:
-    """PEM text, inline or in a file; `origin` is what errors call it."""
+    """PEM text, inline or in a file.  `origin` is its name in errors."""
 
     origin: str
     source: bytes | Path = field(repr=False)
@@ -47,46 +47,46 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class ServerVerification:
-    """Whom we take for the server: holders of a certificate by `authority`, or by the system's if there is none."""
+    """Certificate authority of the server: `authority`, or the system's authorities if it is None."""
 
     authority: Pem | None = None
     insecure: bool = False
 
 
 class FileChanges:
-    """Notices that files changed, with one look (a stat, not a read) in `CHECK_EVERY` seconds."""
+    """Detects changes of files with at most one stat per `CHECK_INTERVAL` seconds."""
 
     def __init__(self, paths: Sequence[Path], monotonic: Callable[[], float]) -> None:
         self._paths = paths
         self._monotonic = monotonic
-        self._next_look = float("-inf")
+        self._next_check = float("-inf")
         self._seen: list[tuple[int, int, int] | None] | None = None
 
     def has_changed(self) -> bool:
-        """Whether they differ from what the last look saw; true at the first look."""
+        """Return whether the files differ from the last check.  True on the first check."""
         now = self._monotonic()
-        if now < self._next_look:
+        if now < self._next_check:
             return False
-        self._next_look = now + CHECK_INTERVAL
+        self._next_check = now + CHECK_INTERVAL
         before, self._seen = self._seen, [file_stamp(path) for path in self._paths]
         return self._seen != before
 
     def reset(self) -> None:
-        """Makes the next look find a change: what the last one announced could not be used."""
+        """Make the next check report a change, because the last change could not be used."""
         self._seen = None
 
 
 def file_stamp(path: Path) -> tuple[int, int, int] | None:
-    """What tells one content of a file from another without reading it; None where there is no file."""
+    """Return a stamp that changes with the content of a file, or None if the file does not exist."""
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    return stat.st_mtime_ns, stat.st_ino, stat.st_size
 
 
 class TlsContextSource:
-    """The TLS side of one access.  Not thread-safe; the files are small and read in place."""
+    """TLS contexts of one access.  Not thread-safe.  The files are small and read synchronously."""
 
     def __init__(
         self,
@@ -104,11 +104,11 @@ class TlsContextSource:
         self._pair: KeyPair | None = None
 
     def context(self, issued: KeyPair | None = None) -> ssl.SSLContext:
-        """The context to connect with now.
+        """Return the context to connect with now.
 
-        A pair of our own wins over an `issued` one.  Changed files that do not load leave the context as it was and
-        are tried again: a certificate may have been replaced a moment before its key.  Without a context to keep, what
-        does not load raises CredentialsError.
+        A configured key pair wins over an `issued` one.  If changed files do not load, the old context stays in use and
+        the files are tried again: a certificate may have been replaced a moment before its key.  Raise CredentialsError
+        if they do not load and there is no old context.
         """
         pair = self._configured_pair or issued
         changed = self._files.has_changed()
@@ -123,10 +123,10 @@ class TlsContextSource:
 
 
 def client_context(verification: ServerVerification, pair: KeyPair | None) -> ssl.SSLContext:
-    # Not ssl.create_default_context(): that one logs session keys where SSLKEYLOGFILE says, and from Python 3.13 on
-    # refuses authorities without key identifiers, which Kubernetes installers make and Go accepts.
+    # Not ssl.create_default_context(): it logs session keys if SSLKEYLOGFILE is set, and since Python 3.13 it rejects
+    # authorities without key identifiers, which Kubernetes installers create and Go accepts.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an intermediate given as the authority is enough, as in Go
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # accept an intermediate as the authority, as in Go
     context.set_alpn_protocols(["http/1.1"])
     if verification.insecure:
         context.check_hostname = False
@@ -145,13 +145,13 @@ def load_authority(context: ssl.SSLContext, authority: Pem) -> None:
         try:
             context.load_verify_locations(path)
         except OSError:
-            raise CredentialsError(f"{authority.origin}: holds no certificate in PEM") from None
+            raise CredentialsError(f"{authority.origin}: contains no certificate in PEM") from None
 
 
 def load_key_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
     with temporary_file(pair.certificate.read()) as certificate, temporary_file(pair.key.read()) as key:
         try:
-            context.load_cert_chain(certificate, key, password="")  # a password of None would ask on the terminal
+            context.load_cert_chain(certificate, key, password="")  # None would prompt on the terminal
         except OSError:
             raise CredentialsError(
                 f"{pair.certificate.origin}, {pair.key.origin}: not a certificate and its private key in PEM; "
@@ -161,9 +161,9 @@ def load_key_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
 
 @contextmanager
 def temporary_file(content: bytes) -> Iterator[str]:
-    """A path to `content` for OpenSSL, which reads keys from files only; nothing is left behind.
+    """Yield a path to `content` for OpenSSL, which reads keys only from files.
 
-    On Linux the file is anonymous memory; elsewhere it is one that only we can open, gone at the end of the block.
+    On Linux the file is anonymous memory.  Elsewhere it is a private file, deleted at the end of the block.
     """
     if sys.platform == "linux":
         with open(os.memfd_create("pem"), "wb") as memory:

@@ -1,4 +1,4 @@
-"""The seam between the verbs of a client and whatever carries them: HTTP, or a server in this process."""
+"""The transport interface of the client, and its request and response types."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -7,12 +7,12 @@ from typing import Protocol
 
 JSON = "application/json"
 SMALL_RESPONSE_BYTES = 1 << 20
-"""Bytes for an answer of a server that nobody knows yet, and for what is always small."""
+"""Maximum bytes of a response from an unknown server, and of responses that are always small."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One exchange with an API server.  `path` is quoted already; `timeout` is in seconds for the whole of it."""
+    """One request to an API server.  `path` is already quoted.  `timeout` is in seconds for the whole exchange."""
 
     method: str
     path: str
@@ -22,7 +22,7 @@ class Request:
     accept: str = JSON
     timeout: float = 30.0
     max_body: int | None = None
-    """Bytes that the body of the answer may have; None for what the transport allows."""
+    """Maximum bytes of the response body.  None means the limit of the transport."""
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
@@ -30,7 +30,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """An answer read to its end.  Headers are looked up in lower case."""
+    """A complete response.  Header names are lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -38,7 +38,7 @@ class Response:
 
 
 class Stream(Protocol):
-    """An answer that is still arriving: its chunks come as they do, split anywhere."""
+    """A response that is still arriving.  Chunks may be split anywhere."""
 
     @property
     def status(self) -> int: ...
@@ -47,14 +47,14 @@ class Stream(Protocol):
 
 
 class Transport(Protocol):
-    """Carries requests; raises TransportError when no answer came, never for what the answer says."""
+    """Sends requests.  Raises TransportError if there is no response, never because of the response's content."""
 
     async def send(self, request: Request) -> Response: ...
 
     def stream(self, request: Request) -> AbstractAsyncContextManager[Stream]: ...
 
     def abort(self) -> None:
-        """Cut every connection at once, without waiting; requests under way fail, later ones connect anew."""
+        """Cut every connection at once, without waiting.  Requests in flight fail, later ones reconnect."""
         ...
 
     async def close(self) -> None: ...
@@ -62,7 +62,7 @@ class Transport(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SmallResponseTransport:
-    """A Transport that takes small answers only: to ask a server that nobody knows yet."""
+    """A Transport that limits responses to a small size, for a server that is not known yet."""
 
     transport: Transport
 

@@ -1,6 +1,6 @@
-"""URLs and host names in a kubeconfig.
+"""Validation of URLs and host names in a kubeconfig.
 
-Errors never quote a URL: people put passwords in there.
+Errors never quote a URL, because it may contain a password.
 """
 
 import ipaddress
@@ -13,7 +13,7 @@ HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
 
 
 def server_url(text: str, origin: str) -> str:
-    """The URL of an API server without its trailing slash; raises unless it is http(s)://host[:port][/prefix]."""
+    """Return the URL of an API server without its trailing slash.  It must be http(s)://host[:port][/prefix]."""
     url = parsed_url(text, origin)
     if "@" in url.netloc:
         raise KubeconfigError(f"{origin}: a URL with a user or password; put them into the user of the kubeconfig")
@@ -23,7 +23,7 @@ def server_url(text: str, origin: str) -> str:
 
 
 def http_proxy_url(text: str, origin: str) -> str:
-    """The URL of an HTTP proxy; user and password may stand in it."""
+    """Return the URL of an HTTP proxy.  It may contain a user and a password."""
     if text.lower().startswith("socks5"):
         raise KubeconfigError(f"{origin}: SOCKS proxies are not supported; give an http:// or https:// proxy")
     parsed_url(text, origin)
@@ -37,7 +37,7 @@ def host_name(text: str, origin: str) -> str:
 
 
 def parsed_url(text: str, origin: str) -> SplitResult:
-    # urlsplit drops line breaks and takes backslashes for letters; others read such a URL differently.
+    # urlsplit drops line breaks and accepts backslashes.  Other parsers read such a URL differently.
     if not text.isascii() or not text.isprintable() or " " in text or "\\" in text:
         raise KubeconfigError(f"{origin}: a URL with spaces, backslashes or characters beyond ASCII")
     try:

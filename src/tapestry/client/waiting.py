@@ -1,4 +1,4 @@
-"""Wait for an object to become something, on a watch: no polling."""
+"""Waiting for the state of one object, on a watch."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,17 +20,17 @@ async def wait_for(
     until: Callable[[Object | None], bool],
     timeout: float = 30.0,
 ) -> Object | None:
-    """The object as soon as `until` holds for it (None: it is not there).
+    """Return the object as soon as `until` holds for it (None means that it does not exist).
 
-    TimeoutError says how it was last, by its status only: it may be a Secret.
+    The TimeoutError shows the last status only, because the object may be a Secret.
     """
-    trouble = ""
+    last_error = ""
 
-    def note(error: KubeError, _pause: float) -> None:
-        nonlocal trouble
-        trouble = f"; the watch broke last with {error}"
+    def record_error(error: KubeError, _pause: float) -> None:
+        nonlocal last_error
+        last_error = f"; the last watch error was {error}"
 
-    watch = Watch(client, resource, namespace, fields=f"metadata.name={name}", on_restart=note)
+    watch = Watch(client, resource, namespace, fields=f"metadata.name={name}", on_restart=record_error)
     last: Object | None = None
     try:
         async with asyncio.timeout(timeout), aclosing(watch.events()) as events:
@@ -51,6 +51,6 @@ async def wait_for(
                         return last
     except TimeoutError:
         place = f"{namespace}/{name}" if namespace else name
-        found = f"was last at version {version_of(last)} with status {last.get('status')}" if last else "was not there"
-        raise TimeoutError(f"{resource.kind} {place} did not get there in {timeout:g} s; it {found}{trouble}") from None
-    raise AssertionError("a watch has no end")
+        state = f"was last at version {version_of(last)} with status {last.get('status')}" if last else "did not exist"
+        raise TimeoutError(f"{resource.kind} {place}: timed out after {timeout:g} s; it {state}{last_error}") from None
+    raise AssertionError("a watch never ends")

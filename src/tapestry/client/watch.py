@@ -1,14 +1,14 @@
-"""List, then watch, for ever, as one async iterator.
+"""An endless list and watch as one async iterator.
 
-    Listing                a list begins: whatever is not shown before the next Synced is gone
-    Page(items)            a part of that list; a later one may show an object again
-    Synced                 the list is whole
-    Changes([...])         what happened since, in order; before Synced only what was deleted while the list came
+    ListStart              a list starts: objects not in it before the next Synced do not exist any more
+    ListPage(items)        a part of that list; a later page may repeat an object
+    Synced                 the list is complete
+    Changes([...])         later changes, in order; before Synced only deletions during the list
 
-The stream survives what happens to watches: it resumes at the last version it saw (bookmarks move it on when nothing
-else does), lists again when the server no longer remembers that version, and gives up a stream that has gone silent.
-Where the server can stream a list (`sendInitialEvents`) it does so, else the list comes in pages; memory is bounded by
-a page or a chunk either way.  The iterator ends only when its reader stops; close it (`aclosing`) to free its stream.
+The iterator handles the failures of watches.  It resumes at the last seen version (bookmarks advance it when nothing
+changes), lists again if the server no longer has that version, and replaces a stream that is idle for too long.  If the
+server can stream a list (`sendInitialEvents`), it does so, otherwise the list arrives in pages.  Memory use is bounded
+by a page or a chunk.  The iterator never ends by itself.  Close it (`aclosing`) to free its stream.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from tapestry.kube.objects import Object, annotations_of, version_of
 from tapestry.kube.resources import Resource
 
 WATCH_LIFETIME_SECONDS = (290, 590)
-"""Seconds after which we ask the server to end a stream, spread so that watches do not all return at once."""
+"""Range of the requested stream lifetime in seconds, random so that watches do not all reconnect at once."""
 MAX_BACKOFF = 30.0
 INITIAL_END = "k8s.io/initial-events-end"
 
@@ -69,7 +69,7 @@ EVENT_DECODER = msgspec.json.Decoder(RawWatchEvent)
 
 @dataclass(slots=True)
 class Watch:
-    """One endless watch; iterate over `events()` once."""
+    """One endless watch.  Iterate over `events()` only once."""
 
     client: Client
     resource: Resource
@@ -79,11 +79,11 @@ class Watch:
     page_size: int = PAGE_SIZE
     idle_timeout: float = IDLE_TIMEOUT
     without_managed_fields: bool = False
-    """Leave out metadata.managedFields, undecoded: a third of what comes."""
+    """Skip metadata.managedFields without decoding, about a third of the data."""
     only_metadata: bool = False
-    """Leave out spec, status and data, undecoded."""
+    """Skip spec, status and data without decoding."""
     on_restart: Callable[[KubeError, float], None] = lambda _error, _pause: None
-    """Told of each error that broke the watch, and of the seconds until it begins again."""
+    """Called with each error that ends a stream and the seconds until the restart."""
     _version: str = field(default="", init=False)
     _can_stream_lists: bool = field(default=True, init=False)
     _failures: int = field(default=0, init=False)
@@ -100,7 +100,7 @@ class Watch:
                         yield event
             except (Invalid, BadRequest) as error:
                 if self._can_stream_lists and not self._version:
-                    self._can_stream_lists = False  # the one refusal we expect: a server that cannot stream lists
+                    self._can_stream_lists = False  # expected from a server that cannot stream lists
                 else:
                     await self._back_off(error)
             except Gone as error:
@@ -127,7 +127,7 @@ class Watch:
         self._version = version
 
     async def _stream(self) -> AsyncGenerator[WatchEvent, None]:
-        """Events of one stream, until the server ends it or it breaks."""
+        """Yield the events of one stream, until the server ends it or it fails."""
         listing = not self._version
         query = selector_query(self.labels, self.fields) | {
             "watch": "1",
@@ -139,27 +139,27 @@ class Watch:
         else:
             query["resourceVersion"] = self._version
         doing = f"watch {self.resource.name}"
-        heard = False
+        received = False
         request = Request("GET", self.resource.path(self.namespace), query)
         async with self.client.transport.stream(request) as opened:
             stream = await require_success(opened, doing, self.idle_timeout)
             if listing:
                 yield ListStart()
-            async with aclosing(read_lines(stream, self.idle_timeout)) as arrivals:
-                async for lines in arrivals:
-                    heard = True
-                    news = decode_chunk(
+            async with aclosing(read_lines(stream, self.idle_timeout)) as batches:
+                async for lines in batches:
+                    received = True
+                    chunk = decode_chunk(
                         lines, without_managed_fields=self.without_managed_fields, only_metadata=self.only_metadata
                     )
-                    for event in chunk_events(news, listing=listing):
+                    for event in chunk_events(chunk, listing=listing):
                         yield event
-                    listing = listing and news.initial is None
-                    if news.version and not listing:
-                        self._version, self._failures = news.version, 0
-                    if news.error is not None:
-                        raise error_from_status(news.error, action=doing)
-        if listing or not heard:
-            raise BrokenStream(f"{doing}: the stream ended before {'its list was whole' if listing else 'it began'}")
+                    listing = listing and chunk.initial is None
+                    if chunk.version and not listing:
+                        self._version, self._failures = chunk.version, 0
+                    if chunk.error is not None:
+                        raise error_from_status(chunk.error, action=doing)
+        if listing or not received:
+            raise BrokenStream(f"{doing}: stream ended before {'its list was complete' if listing else 'any event'}")
 
     async def _back_off(self, error: KubeError) -> None:
         seconds = min(MAX_BACKOFF, 0.2 * 2**self._failures) * random.uniform(0.75, 1.25)
@@ -170,36 +170,36 @@ class Watch:
 
 
 class WatchChunk(NamedTuple):
-    """What one chunk of a stream said."""
+    """The decoded content of one chunk of a stream."""
 
     changes: list[Change]
     version: str
-    """The version it ends at."""
+    """resourceVersion after the chunk."""
     initial: int | None
-    """How many of the changes were still of the initial list, where its end is in here."""
+    """Number of changes that belong to the initial list, if its end is in this chunk."""
     error: Object | None
 
 
 def decode_chunk(lines: list[bytes], *, without_managed_fields: bool, only_metadata: bool = False) -> WatchChunk:
     try:
         with gc_paused():
-            envelopes = [EVENT_DECODER.decode(line) for line in lines]
+            raw_events = [EVENT_DECODER.decode(line) for line in lines]
             events = [
                 (
-                    each.type,
+                    event.type,
                     decode_object(
-                        each.object,
+                        event.object,
                         without_managed_fields=without_managed_fields,
-                        only_metadata=only_metadata and each.type != "ERROR",
+                        only_metadata=only_metadata and event.type != "ERROR",
                     ),
                 )
-                for each in envelopes
+                for event in raw_events
             ]
             for type, obj in events:
                 if type in ("ADDED", "MODIFIED", "DELETED"):
                     check_identity(obj)
     except (ValueError, RecursionError) as error:
-        raise BrokenStream(f"the stream carried what is no event: {error}") from error
+        raise BrokenStream(f"the stream sent an invalid event: {error}") from error
     changes: list[Change] = []
     version, initial = "", None
     for type, obj in events:
@@ -216,18 +216,18 @@ def decode_chunk(lines: list[bytes], *, without_managed_fields: bool, only_metad
 
 
 def chunk_events(chunk: WatchChunk, *, listing: bool) -> Iterator[WatchEvent]:
-    """The events that a chunk makes; `listing` while the list was not whole before it.
+    """Yield the events of a chunk.  `listing` is true if the list was incomplete before it.
 
-    A server may stream the list as it was a moment ago, and then, before its end, what has happened since.
+    A server may stream a slightly old list and then, before its end, the changes since.
     """
-    since = chunk.changes
+    later = chunk.changes
     if listing:
-        for gone, some in groupby(chunk.changes[: chunk.initial], key=lambda change: change.type == "DELETED"):
-            found = list(some)
-            yield Changes(found) if gone else ListPage([change.object for change in found])
+        for deleted, group in groupby(chunk.changes[: chunk.initial], key=lambda change: change.type == "DELETED"):
+            members = list(group)
+            yield Changes(members) if deleted else ListPage([change.object for change in members])
         if chunk.initial is None:
             return
         yield Synced()
-        since = chunk.changes[chunk.initial :]
-    if since:
-        yield Changes(since)
+        later = chunk.changes[chunk.initial :]
+    if later:
+        yield Changes(later)

@@ -1,14 +1,14 @@
-"""The controller framework: write a reconciler, run it anywhere.
+"""The controller framework: reconcilers, informers, leader election and managers.
 
-    App          one process, several managers
-    Manager      informers, controllers, election, probes, orderly end
-    Registry     which reconcilers exist, by name
-    Controller   a keyed function, the changes that call it, its workers
-    Informer     a Store kept equal to what the server has
-    PhaseMachine a reconciler for objects that walk through phases
+    App          one process with several managers
+    Manager      informers, controllers, leader election, probes, graceful shutdown
+    Registry     the reconcilers that exist, by name
+    Controller   a reconcile function, the changes that trigger it, its workers
+    Informer     a Store that follows the objects of a server
+    PhaseMachine a reconciler for objects that pass through phases
 
-These names are the public ones; the modules have the rest.  Each module is imported when one of its names is first
-used: who reads a cluster need not load what serves one.
+These are the public names.  Each module is imported when one of its names is first used, so a process loads only what
+it uses.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""The application: one process, several managers, one orderly end."""
+"""The application: a process that runs several managers and shuts them down gracefully."""
 
 import asyncio
 import gc
@@ -21,7 +21,7 @@ from tapestry.process import logs, metrics, tracing
 from tapestry.process.metrics import watch_loop_lag
 
 GC_THRESHOLDS = (50_000, 20, 50)
-"""Objects of Kubernetes are trees: collecting them often finds nothing and costs more than decoding them."""
+"""Kubernetes objects are trees without cycles: frequent collections find nothing and cost more than decoding."""
 
 
 class App:
@@ -31,7 +31,7 @@ class App:
         self.managers = managers
 
     async def run(self) -> None:
-        """Run every manager.  The first signal asks for an orderly end, the second ends at once."""
+        """Run every manager.  The first signal starts a graceful shutdown, the second one kills the process."""
         loop = asyncio.get_running_loop()
         logs.install_level_signals(loop)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -54,19 +54,19 @@ class App:
 
 
 def freeze_heap() -> None:
-    """What the first lists brought is here to stay: the collector need not walk it again."""
+    """Exclude the objects of the initial lists from garbage collection: they stay for the life of the process."""
     gc.collect()
     gc.freeze()
 
 
 def run_app(start: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run `start()` to its end on the fastest event loop there is here."""
+    """Run `start()` to completion on uvloop."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(start())
 
 
 def manager_for(config: ManagerConfig, environ: Mapping[str, str], home: Path) -> Manager:
-    """A manager for the cluster that the configuration, the environment or the pod we run in names."""
+    """Return a manager for the cluster in the configuration, the environment or the pod's service account."""
     access = default_access(
         Path(config.kubeconfig) if config.kubeconfig else None, config.context or None, environ=environ, home=home
     )
@@ -74,14 +74,14 @@ def manager_for(config: ManagerConfig, environ: Mapping[str, str], home: Path) -
 
 
 def new_identity() -> str:
-    """A name for this process that no other ever had."""
+    """Return a process identity that is unique across restarts."""
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def configure_process(config: ManagerConfig, component: str = "") -> None:
-    """Logs, metrics, traces and the collector, as the configuration says; once, before anything runs.
+    """Configure logs, metrics, tracing and the garbage collector.  Call once, before anything runs.
 
-    `component` is what runs here, where the configuration gives the process no name of its own.
+    `component` is the default name of the process.
     """
     name = component if component and config.name == DEFAULT_NAME else config.name
     gc.set_threshold(*GC_THRESHOLDS)

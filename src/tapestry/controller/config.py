@@ -1,4 +1,4 @@
-"""The configuration of a process that runs controllers: one frozen value, validated once, passed down."""
+"""Configuration of a process that runs controllers."""
 
 from typing import Annotated, Any
 
@@ -10,23 +10,23 @@ from tapestry.process.config import Section
 from tapestry.process.logs import Format, Level
 
 DEFAULT_NAME = "tapestry"
-"""The name of a process that was given none."""
+"""Name of a process without a configured name."""
 
 
 class LeaderElection(Section, frozen=True):
-    """One of several replicas works, the others stand by with warm caches."""
+    """Leader election: one replica works, the others stand by with synced caches."""
 
     enabled: bool = False
     namespace: str = "default"
     name: str = ""
-    """Of the Lease; the name of the process where it is empty."""
+    """Name of the Lease.  Default: the name of the process."""
     lease_seconds: float = 15.0
     deadline_seconds: float = 10.0
     retry_seconds: float = 2.0
 
 
 class Filter(Section, frozen=True):
-    """Shows the reconcilers only a part of the resources."""
+    """Restricts the objects that reconcilers see."""
 
     namespaces: list[str] = field(default_factory=list)
     labels: str = ""
@@ -37,18 +37,18 @@ class Filter(Section, frozen=True):
 
 class Metrics(Section, frozen=True):
     address: str = "127.0.0.1:8080"
-    """Empty serves none.  Off loopback a reader must show a token that may `get /metrics`."""
+    """Listen address.  Empty disables metrics.  Off loopback, clients need permission to `get /metrics`."""
     open: bool = False
-    """Serve anyone, whatever the address."""
+    """Serve metrics without authentication, whatever the address."""
     certificate: str = ""
     key: str = ""
     client_ca: str = ""
-    """A client certificate signed by this CA is as good as a token."""
+    """CA whose client certificates are accepted in place of a token."""
 
     def __post_init__(self) -> None:
         parse_address(self.address)
         if bool(self.certificate) != bool(self.key) or (self.client_ca and not self.certificate):
-            raise ValueError("certificate and key belong together, and clientCa is of no use without them")
+            raise ValueError("certificate and key belong together; clientCa requires both")
 
 
 class Probes(Section, frozen=True):
@@ -65,25 +65,25 @@ class Logs(Section, frozen=True):
 
 class Tracing(Section, frozen=True):
     endpoint: str = ""
-    """Of an OTLP collector, over HTTP; empty traces nothing."""
+    """URL of an OTLP collector (HTTP).  Empty disables tracing."""
     sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.01
 
 
 class ManagerConfig(Section, frozen=True):
-    """Everything `tapestry run` and `tapestry hub` can be told."""
+    """Configuration of `tapestry run` and `tapestry hub`."""
 
     name: str = DEFAULT_NAME
-    """Of the process: in events, in the audit log, and of the Lease."""
+    """Name of the process in events and the audit log, and of its Lease."""
     kubeconfig: str = ""
     context: str = ""
     controllers: list[str] = field(default_factory=lambda: ["*"])
-    """Names and globs of what runs; one that begins with `-` takes away again."""
+    """Names and globs of controllers to run.  A pattern with the prefix `-` excludes."""
     workers: Annotated[int, Meta(ge=1, le=256)] = 4
-    """For each controller."""
+    """Number of workers per controller."""
     resync_seconds: Annotated[float, Meta(ge=0)] = 0.0
-    """Look at everything again this often; 0 never does."""
+    """Interval at which all objects are reconciled again. 0 disables it."""
     shutdown_seconds: Annotated[float, Meta(ge=0, le=60)] = 8.0
-    """How long work under way may take to finish when the process is asked to stop."""
+    """Seconds that reconciles in flight get to finish at shutdown."""
     filter: Filter = field(default_factory=Filter)
     leader_election: LeaderElection = field(default_factory=LeaderElection)
     metrics: Metrics = field(default_factory=Metrics)
@@ -91,6 +91,6 @@ class ManagerConfig(Section, frozen=True):
     log: Logs = field(default_factory=Logs)
     tracing: Tracing = field(default_factory=Tracing)
     audit: str = ""
-    """A file that gets a line for each write; `-` is standard error."""
+    """File that gets one line per write.  `-` is standard error."""
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """For single controllers, by name."""
+    """Options of single controllers, by name."""

@@ -1,7 +1,7 @@
-"""Controllers: a keyed function, the changes that call it, and the workers that run it.
+"""Controllers: a reconcile function, the changes that trigger it, and the workers that run it.
 
-A reconciler is `async (key) -> Result | None`.  It reads caches, decides, and writes little.  It says only when it
-wants to look again; raising asks for another pass after a pause; `Terminal` waits for a change.
+A reconciler is `async (key) -> Result | None`.  It reads caches, decides, and writes little.  The result says when to
+reconcile again.  An exception requeues the key with backoff.  `Terminal` waits for a change of the object.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from tapestry.process.tracing import span
 log = logger(__name__)
 
 KeyMapper = Callable[[Object], Iterable[str]]
-"""The keys to look at when an object changes."""
+"""Maps an object that changed to the keys to reconcile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """When to look again: after so many seconds, or at a moment of the wall clock."""
+    """Time of the next reconcile: after some seconds, or at a wall-clock time."""
 
     requeue_after: float | None = None
     requeue_at: datetime | None = None
@@ -46,7 +46,7 @@ def own_namespace(obj: Object) -> Iterable[str]:
 
 
 def controller_key(resource: Resource) -> KeyMapper:
-    """The key of the `resource` object that is the object's managing controller, as its owner references say."""
+    """Map an object to the `resource` object that is its managing controller, from its owner references."""
 
     def keys(obj: Object) -> Iterable[str]:
         owner = controller_of(obj)
@@ -59,7 +59,7 @@ def controller_key(resource: Resource) -> KeyMapper:
 
 
 def generation_changed(old: Object | None, new: Object | None) -> bool:
-    """Whether anything but the status and the metadata changed; for `Controller.watch(when=...)`."""
+    """Return whether more changed than status and metadata.  For `Controller.watch(when=...)`."""
     if old is None or new is None:
         return True
     before, after = old["metadata"], new["metadata"]
@@ -92,9 +92,10 @@ class Controller:
         when: Callable[[Object | None, Object | None], bool] | None = None,
         after: float = 0.0,
     ) -> None:
-        """Look at `keys` of an object, as it was and as it is, whenever it changes (and `when` agrees).
+        """Enqueue the `keys` of an object, in its old and new state, whenever it changes (and `when` returns true).
 
-        With `after`, so many seconds later, once for all changes until then: for passes that cost more than a change.
+        `after` delays the reconcile by that many seconds, once for all changes until then.  Use it for expensive
+        reconciles.
         """
         self.sources.append((informer, keys))
 
@@ -109,14 +110,14 @@ class Controller:
         informer.on_change(enqueue)
 
     def resync(self) -> None:
-        """Look at every object of the first source again, after all fresh work."""
+        """Enqueue every object of the first source, after all other keys."""
         for informer, keys in self.sources[:1]:
             for obj in informer.store.list():
                 for key in keys(obj):
                     self.queue.add(key, resync=True)
 
     async def run(self) -> None:
-        """Work until the queue is closed, each pass under way to its end; cancelled, drop them at once."""
+        """Run workers until the queue is closed.  Reconciles in flight finish; cancellation stops them at once."""
         loop = asyncio.get_running_loop()
         QUEUE_DEPTH.labels(self.name).set_function(lambda: len(self.queue))
         QUEUE_AGE.labels(self.name).set_function(lambda: self.queue.age(loop.time()))
@@ -134,11 +135,11 @@ class Controller:
                 with log_context(controller=self.name, key=key), span("reconcile", controller=self.name, key=key):
                     await self._reconcile_key(key)
             except asyncio.CancelledError:
-                self.queue.add(key)  # whoever works next must see it: nobody knows how far this pass came
+                self.queue.add(key)  # the next leader must reconcile it: this reconcile may be incomplete
                 raise
             finally:
                 self.queue.done(key)
-            await asyncio.sleep(0)  # passes that never wait must not keep everybody else from running
+            await asyncio.sleep(0)  # reconciles that never await must not block other tasks
 
     async def _reconcile_key(self, key: str) -> None:
         loop = asyncio.get_running_loop()
@@ -151,23 +152,23 @@ class Controller:
             self.queue.forget(key)
             reason = error.reason if isinstance(error, Terminal) else "InvalidSpec"
             ERRORS.labels(self.name, reason).inc()
-            log.warning("waits for a change", reason=reason, error=str(error))
+            log.warning("reconcile stopped until the object changes", reason=reason, error=str(error))
         except NotLeading as error:
-            self.queue.retry(key)  # after a pause, in which the election can take the work away
-            log.debug("gave up a pass", error=str(error))
-        except (Exception, asyncio.CancelledError) as error:  # a worker outlives whatever a reconciler raises
+            self.queue.retry(key)  # with backoff, so that the election can stop the workers meanwhile
+            log.debug("reconcile abandoned: not the leader", error=str(error))
+        except (Exception, asyncio.CancelledError) as error:  # a worker survives any error of a reconciler
             if isinstance(error, asyncio.CancelledError) and is_cancelled():
                 raise
             reason, pause = self._retry(key, error)
-            if isinstance(error, Conflict):  # the object moved on: ordinary
-                log.debug("will try again", reason=reason, error=str(error), pause=pause)
+            if isinstance(error, Conflict):  # expected: the object changed
+                log.debug("reconcile failed, retrying", reason=reason, error=str(error), pause=pause)
             elif isinstance(error, KubeError):
-                log.warning("will try again", reason=reason, error=str(error), pause=pause)
+                log.warning("reconcile failed, retrying", reason=reason, error=str(error), pause=pause)
             else:
-                log.exception("will try again", reason=reason, pause=pause)
+                log.exception("reconcile failed, retrying", reason=reason, pause=pause)
         else:
             outcome = self._requeue(key, result)
-            log.debug("reconciled", seconds=round(loop.time() - started, 4))
+            log.debug("reconcile finished", seconds=round(loop.time() - started, 4))
         finally:
             reconcile_series(self.name, outcome).observe(loop.time() - started)
         if outcome in ("ok", "requeued"):
@@ -175,14 +176,14 @@ class Controller:
 
     def _requeue(self, key: str, result: Result | None) -> str:
         self.queue.forget(key)
-        waits = []
+        delays = []
         if result is not None and result.requeue_after is not None:
-            waits.append(result.requeue_after)
+            delays.append(result.requeue_after)
         if result is not None and result.requeue_at is not None:
-            waits.append((result.requeue_at - self._now()).total_seconds())
-        if not waits:
+            delays.append((result.requeue_at - self._now()).total_seconds())
+        if not delays:
             return "ok"
-        self.queue.add_after(key, min(waits))
+        self.queue.add_after(key, min(delays))
         return "requeued"
 
     def _retry(self, key: str, error: BaseException) -> tuple[str, float]:
@@ -193,6 +194,6 @@ class Controller:
 
 
 def is_cancelled() -> bool:
-    """Whether the running task was asked to end, and not only something it waited for."""
+    """Return whether the running task itself was cancelled, not only something it awaited."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -1,8 +1,8 @@
-"""How a reconciler ends a pass when it does not end well."""
+"""Errors that reconcilers raise."""
 
 
 class Terminal(Exception):
-    """Trying again will not help: the object waits for a change.  `reason` is the word for events and metrics."""
+    """An error that a retry cannot fix: the key waits for a change.  `reason` is used in events and metrics."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(f"{reason}: {message}")
@@ -11,4 +11,4 @@ class Terminal(Exception):
 
 
 class NotLeading(Exception):
-    """A write was refused because the leadership it was made under has ended."""
+    """A write was rejected because this process is no longer the leader."""

@@ -1,8 +1,8 @@
-"""Events: what people see of a controller in `kubectl describe`.
+"""Recorder of Kubernetes Events, shown in `kubectl describe`.
 
-Recording never waits and never fails a reconcile: events go through a bounded buffer to one task.  The same event about
-the same object is one Event whose count grows; many events of one reason about one object become one that says so; an
-object that is talked about too much is talked about less.
+Recording never waits and never fails a reconcile: one task writes the events from a bounded buffer.  Repeated events
+increase the count of one Event.  Many events with one reason about one object are combined.  A token bucket limits the
+events about one object.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ log = logger(__name__)
 
 BUFFER_SIZE = 1000
 CACHE_SIZE = 4096
-"""Events and objects remembered for aggregation."""
+"""Maximum number of cached events and objects for aggregation."""
 MAX_SIMILAR_EVENTS = 10
-"""Messages of one reason about one object, after which they are combined."""
+"""Number of messages with one reason about one object before they are combined."""
 BURST, REFILL_SECONDS = 25, 300.0
-"""Events about one object at once, and the seconds after which it earns one more."""
+"""Token bucket of one object: its size, and the seconds per new token."""
 MAX_MESSAGE_LENGTH = 1024
 
 K = TypeVar("K")
@@ -39,7 +39,7 @@ EventType = Literal["Normal", "Warning"]
 
 
 class PendingEvent(NamedTuple):
-    """Something to say about an object."""
+    """An event that is not written yet."""
 
     reference: Object
     type: EventType
@@ -55,7 +55,7 @@ class TokenBucket:
 
 @dataclass(slots=True)
 class Recorder:
-    """Records events through `client`; `run` must be running for anything to reach the server."""
+    """Records events through `client`.  The task `run` writes them."""
 
     client: Client
     component: str
@@ -82,7 +82,7 @@ class Recorder:
         self._wake.set()
 
     async def run(self) -> None:
-        """Write what is recorded, until cancelled, or closed and empty."""
+        """Write recorded events until cancelled, or until closed and empty."""
         while True:
             await self._flush()
             if self._closed:
@@ -91,25 +91,25 @@ class Recorder:
             await self._wake.wait()
 
     def close(self) -> None:
-        """Let `run` end when it has written what is recorded so far."""
+        """Make `run` return after it has written the events recorded so far."""
         self._closed = True
         self._wake.set()
 
     async def _flush(self) -> None:
         while self._pending:
-            fact = self._aggregated(self._pending.popleft())
-            if not self._take_token(fact):
+            event = self._aggregated(self._pending.popleft())
+            if not self._take_token(event):
                 EVENTS_DROPPED.labels("too many about one object").inc()
                 continue
             try:
-                await self._write(fact)
+                await self._write(event)
             except (KubeError, NotLeading) as error:
                 EVENTS_DROPPED.labels(type(error).__name__).inc()
-                log.debug("event not recorded", reason=fact.reason, error=str(error))
+                log.debug("event not recorded", reason=event.reason, error=str(error))
 
     def _aggregated(self, event: PendingEvent) -> PendingEvent:
-        about = (involved_uid(event), event.type, event.reason)
-        messages = cached_value(self._messages, about, set)
+        key = (involved_uid(event), event.type, event.reason)
+        messages = cached_value(self._messages, key, set)
         if len(messages) < MAX_SIMILAR_EVENTS:
             messages.add(event.message)
         if event.message in messages:
@@ -118,49 +118,49 @@ class Recorder:
 
     def _take_token(self, event: PendingEvent) -> bool:
         now = asyncio.get_running_loop().time()
-        allowance = cached_value(self._token_buckets, involved_uid(event), lambda: TokenBucket(BURST, now))
-        allowance.tokens = min(BURST, allowance.tokens + (now - allowance.refilled_at) / REFILL_SECONDS)
-        allowance.refilled_at = now
-        if allowance.tokens < 1:
+        bucket = cached_value(self._token_buckets, involved_uid(event), lambda: TokenBucket(BURST, now))
+        bucket.tokens = min(BURST, bucket.tokens + (now - bucket.refilled_at) / REFILL_SECONDS)
+        bucket.refilled_at = now
+        if bucket.tokens < 1:
             return False
-        allowance.tokens -= 1
+        bucket.tokens -= 1
         return True
 
     async def _write(self, event: PendingEvent) -> None:
         combined = event.message.startswith("(combined")
         identity = (involved_uid(event), event.type, event.reason, "" if combined else event.message)
-        before = self._written.get(identity)
-        if before is not None:
-            count = value_at(before, "count", default=1) + 1
+        existing = self._written.get(identity)
+        if existing is not None:
+            count = value_at(existing, "count", default=1) + 1
             patch = {
                 "count": count,
                 "message": truncated_message(event.message),
                 "lastTimestamp": timestamp(self.now()),
             }
             try:
-                self._written[identity] = await self.client.patch(EVENTS, before, patch)
+                self._written[identity] = await self.client.patch(EVENTS, existing, patch)
                 return
-            except (NotFound, Conflict):  # it expired (events live an hour), or an answer was lost and it moved on
+            except (NotFound, Conflict):  # it expired (after an hour), or a lost response had changed it
                 del self._written[identity]
         try:
             created = await self.client.create(EVENTS, self._event(event))
-        except AlreadyExists:  # two within a second, of a recorder that forgot: the first stands for both
+        except AlreadyExists:  # same event within a second after eviction from the cache
             return
         cached_value(self._written, identity, lambda: created)
 
     def _event(self, event: PendingEvent) -> Object:
         now = timestamp(self.now())
-        about = event.reference
+        reference = event.reference
         return {
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {
                 "name": hashed_name(
-                    about["name"], involved_uid(event), event.reason, event.message, self.instance, now
+                    reference["name"], involved_uid(event), event.reason, event.message, self.instance, now
                 ),
-                "namespace": about.get("namespace", "default"),
+                "namespace": reference.get("namespace", "default"),
             },
-            "involvedObject": about,
+            "involvedObject": reference,
             "type": event.type,
             "reason": event.reason,
             "message": truncated_message(event.message),
@@ -182,7 +182,7 @@ def truncated_message(message: str) -> str:
 
 
 def cached_value(cache: OrderedDict[K, V], key: K, default: Callable[[], V]) -> V:
-    """The value under `key`, made where there is none; the longest unused is forgotten."""
+    """Return the value of `key`, created if missing.  Evict the least recently used value when the cache is full."""
     value = cache.get(key)
     if value is None:
         value = cache[key] = default()

@@ -1,7 +1,7 @@
-"""Informers: a store kept equal to what the server has, and a word to whoever asked at each change.
+"""Informers: stores that follow the objects of a server, and handlers of their changes.
 
-An informer is shared: everyone who needs a resource with the same selectors reads one store, fed by one watch.  After a
-gap in the watch the list is compared with the store, so an object that went meanwhile is still reported as gone.
+An informer is shared: all users of a resource with the same selectors read one store, fed by one watch.  After a gap in
+the watch, the list is compared with the store, so objects deleted meanwhile are still reported.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ from tapestry.process.logs import logger
 log = logger(__name__)
 
 MAX_ERROR_LENGTH = 300
-"""Characters of what is logged of an object that cannot be read."""
+"""Maximum characters of a key or an error in the log."""
 
 Handler = Callable[[Object | None, Object | None], None]
-"""Told of a change as (before, after); None where the object was not, or is no more."""
+"""Called with the old and new state of an object.  None means that it did not exist or does not exist any more."""
 
 
 class Informer:
-    """Keeps `store` equal to the objects of one resource that the selectors match."""
+    """Keeps `store` equal to the objects of one resource that match the selectors."""
 
     def __init__(
         self,
@@ -46,10 +46,10 @@ class Informer:
     ) -> None:
         self.resource = resource
         self.name = " ".join(filter(None, (resource.name, namespace, labels, fields)))
-        """Of its series in metrics: what it selects, unless it is called something else."""
+        """Label value in metrics.  Default: the resource and its selectors."""
         self.store = Store(indexers)
         self.synced = asyncio.Event()
-        """Set once the store held the whole list; it stays set."""
+        """Set once the store has held the complete list.  Never cleared."""
         self._client = client
         self._is_optional = False
         self._not_found = asyncio.Event()
@@ -63,27 +63,27 @@ class Informer:
         self._after_sync: list[Callable[[], None]] = []
 
     def with_name(self, name: str) -> Self:
-        """Give it a name of its own in metrics."""
+        """Set the name in metrics."""
         self.name = name
         return self
 
     def with_managed_fields(self) -> Self:
-        """Show metadata.managedFields to the transform; they are left out otherwise."""
+        """Pass metadata.managedFields to the transform.  They are omitted by default."""
         self._watch.without_managed_fields = False
         return self
 
     def with_metadata_only(self) -> Self:
-        """Keep nothing of objects but what every kind has; nothing else is decoded."""
+        """Store only metadata.  Other fields are not decoded."""
         self._watch.only_metadata = True
         return self
 
     def allow_missing(self) -> Self:
-        """Take a server that says it does not know the resource for one that has none of it."""
+        """Treat the resource as empty if the server does not serve it."""
         self._is_optional = True
         return self
 
     def on_change(self, handler: Handler) -> None:
-        """Tell `handler` of every change from now on, and first of what the store already holds."""
+        """Call `handler` for every object in the store now, and for every later change."""
         self._handlers.append(handler)
         for obj in self.store.list():
             handler(None, obj)
@@ -91,12 +91,12 @@ class Informer:
     def on_deletion(self, handler: Callable[[Object], None]) -> None:
         """Call `handler` with the last cached state of each object whose deletion the server reports.
 
-        An object that is only missing from a later list is not reported here: that is no proof of its deletion.
+        Objects that are only missing from a later list are not reported here: that does not prove their deletion.
         """
         self._deletion_handlers.append(handler)
 
     def after_sync(self, callback: Callable[[], None]) -> None:
-        """Call back once, when the store has been filled for the first time; at once if it has been."""
+        """Call `callback` once, after the first sync.  If the store is synced already, call it now."""
         if self.synced.is_set():
             callback()
         else:
@@ -114,7 +114,7 @@ class Informer:
             CACHED_OBJECTS.informers.remove(self)
 
     async def _check_absence(self) -> None:
-        """A 404 alone proves nothing: a proxy, or the wrong server, says the same.  Ask what there is."""
+        """Check with API discovery after a 404: a proxy or the wrong server responds with 404, too."""
         while not self.synced.is_set():
             await self._not_found.wait()
             self._not_found.clear()
@@ -122,7 +122,7 @@ class Informer:
                 if not await is_served(self._client, self.resource):
                     self._mark_synced()
             except KubeError as error:
-                log.warning("cannot tell whether a resource exists", resource=self.resource.name, error=str(error))
+                log.warning("resource discovery failed", resource=self.resource.name, error=str(error))
 
     async def _follow(self) -> None:
         seen: set[str] = set()
@@ -155,13 +155,13 @@ class Informer:
         if old is not None and version_of(old) == version_of(obj):
             return key
         if old is not None and uid_of(old) != uid_of(obj):
-            self._forget(key)  # it went and a namesake came, while we were not looking
+            self._forget(key)  # deleted and recreated during a gap of the watch
             old = None
         try:
             new = self._transform(obj)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:  # the others must still be read
-            what = f"{type(error).__name__}: {error}"[:MAX_ERROR_LENGTH]
-            log.warning("object left out", resource=self.resource.name, object=key[:MAX_ERROR_LENGTH], error=what)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:  # other objects must still be cached
+            name, text = key[:MAX_ERROR_LENGTH], f"{type(error).__name__}: {error}"[:MAX_ERROR_LENGTH]
+            log.warning("object not cached: transform failed", resource=self.resource.name, object=name, error=text)
             self._forget(key)
             return None
         self.store.put(new)
@@ -192,6 +192,6 @@ class Informer:
         if self._is_optional and isinstance(error, NotFound):
             self._not_found.set()
             return
-        # A server that starts, or has forgotten our version, is no trouble of anybody's.
-        tell = log.info if isinstance(error, Gone | TooManyRequests) else log.warning
-        tell("watch broke", resource=self.resource.name, error=str(error), pause=round(pause, 3))
+        # A server that is starting, or has compacted our version, is expected.
+        write = log.info if isinstance(error, Gone | TooManyRequests) else log.warning
+        write("watch restarted", resource=self.resource.name, error=str(error), pause=round(pause, 3))

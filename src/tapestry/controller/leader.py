@@ -1,13 +1,13 @@
-"""Leader election on a Lease, with a fence that a sleeping leader cannot slip past.
+"""Leader election on a Lease, with a fence that rejects writes of a former leader.
 
-The clocks of two machines are never compared.  A candidate measures, on its own monotonic clock, how long the Lease has
-not changed; only after a whole lease duration does it take over.  It watches the Lease, so a released one is taken at
-once.  The leader may write until `renew_deadline` after the *start* of its last renewal that succeeded: less than the
-lease duration, so it stops before anybody else can begin.
+The clocks of two machines are never compared.  A candidate measures with its own monotonic clock how long the Lease has
+not changed.  It acquires the Lease only after a full lease duration.  It watches the Lease, so it acquires a released
+one at once.  The leader may write until `renew_deadline` after the *start* of its last successful renewal.  This is
+less than the lease duration, so it stops before another leader starts.
 
-The fence is asked before each write and reads the clock itself.  A process that was stopped and continued therefore
-writes nothing, whichever of its tasks wakes first.  When leadership is lost, every connection of the leader's client is
-cut before anything else runs; then the work is cancelled, and the process campaigns on.
+The fence is called before each write and reads the clock.  So a process that was suspended and resumed writes nothing,
+whichever of its tasks runs first.  When leadership is lost, every connection of the leader's client is cut before
+anything else runs.  Then the work is cancelled, and the process campaigns again.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 
 @dataclass(frozen=True, slots=True)
 class LeaseDurations:
-    """Seconds.  A lease nobody renewed for `lease` is free; its holder writes for `deadline` after a renewal."""
+    """Seconds: the holder may write for `renew_deadline`, the Lease is free after `lease_duration` without renewal."""
 
     lease_duration: float = 15.0
     renew_deadline: float = 10.0
@@ -58,22 +58,22 @@ class Elector:
     """Campaigns for one Lease and runs the leader's work while it holds it."""
 
     client: Client
-    """Not fenced: the election is what the fence stands on."""
+    """Not fenced, because the fence depends on the election."""
     namespace: str
     name: str
     identity: str
     durations: LeaseDurations = LeaseDurations()
     on_loss: Callable[[], None] = lambda: None
-    """Called first of all when leadership is lost: cuts the leader's connections."""
+    """Called first when leadership is lost.  Cuts the leader's connections."""
     owner: Object | None = None
-    """What the Lease goes with when it is deleted."""
+    """Owner of the Lease: when it is deleted, so is the Lease."""
     monotonic: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     _may_write_until: float = field(default=float("-inf"), init=False)
     _held: Object | None = field(default=None, init=False)
-    """The Lease as we last wrote it, while we lead."""
+    """The Lease as last written, while leading."""
     _observed: Object | None = field(default=None, init=False)
-    """The Lease as we last saw it, and since when it has not changed, on our clock."""
+    """The Lease as last observed.  `_observed_at` is the monotonic time of its last change."""
     _observed_at: float = field(default=0.0, init=False)
     _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
@@ -83,16 +83,16 @@ class Elector:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether this process led last, as far as it knows, and may not write: it could not renew its Lease."""
+        """True if this process is the last known holder of the Lease but could not renew it."""
         return not self.is_leading and self._observed is not None and holder_of(self._observed) == self.identity
 
     def fence(self) -> None:
-        """Raise NotLeading unless this process may write at this very moment."""
+        """Raise NotLeading unless this process may write now."""
         if not self.is_leading:
             raise NotLeading(f"{self.identity} does not lead {self.namespace}/{self.name}")
 
     async def run(self, work: Work) -> None:
-        """Campaign, lead, campaign again.  Returns, with the Lease released, when `work` returns of its own accord."""
+        """Campaign and lead, repeatedly.  Return with the Lease released when `work` returns."""
         async with asyncio.TaskGroup() as group:
             observer = group.create_task(self._watch_lease(), name=f"observe-{self.name}")
             try:
@@ -105,7 +105,7 @@ class Elector:
                 await self._release()
 
     async def _watch_lease(self) -> None:
-        """Follow the Lease and note, on our own clock, when it last changed."""
+        """Watch the Lease and record the monotonic time of its last change."""
         watch = Watch(self.client, LEASES, self.namespace, fields=f"metadata.name={self.name}")
         async with aclosing(watch.events()) as events:
             async for event in events:
@@ -122,7 +122,7 @@ class Elector:
             self._changed.set()
 
     async def _campaign(self) -> None:
-        """Wait until the Lease is free, and take it."""
+        """Wait until the Lease is free, and acquire it."""
         while True:
             self._changed.clear()
             wait = self._seconds_until_free()
@@ -137,44 +137,44 @@ class Elector:
                 continue
 
     def _seconds_until_free(self) -> float:
-        """Seconds until the Lease may be taken, as far as we have seen.
+        """Return the seconds until the Lease may be acquired.
 
-        One that we lost and nobody took is free for us: what we did under it has been cut off.
+        A Lease that this process held last is free at once: its connections have been cut.
         """
         if self._observed is None or holder_of(self._observed) in ("", self.identity):
             return 0.0
-        lasts = float(value_at(self._observed, "spec", "leaseDurationSeconds", default=self.durations.lease_duration))
-        return self._observed_at + lasts - self.monotonic()
+        length = float(value_at(self._observed, "spec", "leaseDurationSeconds", default=self.durations.lease_duration))
+        return self._observed_at + length - self.monotonic()
 
     async def _lead(self, work: Work) -> bool:
-        """Run `work` while the Lease is renewed; whether it ended by itself."""
-        log.info("leading", election=self.name, identity=self.identity)
+        """Run `work` while the Lease is renewed.  Return whether it completed."""
+        log.info("leader lease acquired", election=self.name, identity=self.identity)
         ELECTIONS.labels(self.name, "won").inc()
         IS_LEADER.labels(self.name).set(1)
-        working = asyncio.create_task(work(), name=f"lead-{self.name}")
+        task = asyncio.create_task(work(), name=f"lead-{self.name}")
         try:
-            while self.is_leading and not working.done():
-                await asyncio.wait([working], timeout=min(self.durations.retry_period, self._attempt_timeout()))
-                # Asked again after the wait: whoever slept through the deadline must not renew, but campaign.
-                if self.is_leading and not working.done():
+            while self.is_leading and not task.done():
+                await asyncio.wait([task], timeout=min(self.durations.retry_period, self._attempt_timeout()))
+                # Check again after the wait: a process suspended past the deadline must not renew, but campaign.
+                if self.is_leading and not task.done():
                     await self._renew()
-            if working.done():
-                working.result()
+            if task.done():
+                task.result()
                 return True
         finally:
             IS_LEADER.labels(self.name).set(0)
             if not self.is_leading:
                 self._may_write_until = float("-inf")
                 self.on_loss()
-            if not working.done():
-                working.cancel()
-                await asyncio.wait([working])
-        log.error("lost the lead; campaigning on", election=self.name, identity=self.identity)
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+        log.error("leader lease lost, campaigning again", election=self.name, identity=self.identity)
         ELECTIONS.labels(self.name, "lost").inc()
         return False
 
     async def _acquire(self) -> bool:
-        """Make the Lease ours as it was last seen; whether nobody was quicker."""
+        """Write the last observed Lease with this holder.  Return whether that succeeded."""
         now = micro_timestamp(self.now())
         spec = {
             "holderIdentity": self.identity,
@@ -189,26 +189,26 @@ class Elector:
             else {}
         )
         if self._observed is not None:
-            taken = {**self._observed, "metadata": {**self._observed["metadata"], **owners}, "spec": spec}
-            return await self._write("take", self.client.replace, taken)
+            lease = {**self._observed, "metadata": {**self._observed["metadata"], **owners}, "spec": spec}
+            return await self._write("take", self.client.replace, lease)
         metadata = {"name": self.name, "namespace": self.namespace, **owners}
         lease = {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": metadata, "spec": spec}
         return await self._write("take", self.client.create, lease)
 
     async def _renew(self) -> None:
-        """Hold the Lease for longer; again, if it has changed and is still ours: a renewal thought lost had arrived."""
+        """Renew the Lease.  Retry once if it changed and is still ours: a renewal without a response was applied."""
         held = self._held
         if not await self._renew_held() and self._held is not held:
             await self._renew_held()
 
     async def _renew_held(self) -> bool:
-        """Renew the Lease as we last knew it: if it has changed since, this is a Conflict."""
+        """Renew the Lease at the version last written.  Raises no error: a Conflict returns False."""
         assert self._held is not None
         spec = {**self._held["spec"], "renewTime": micro_timestamp(self.now())}
         return await self._write("renew", self.client.replace, {**self._held, "spec": spec})
 
-    async def _write(self, what: str, verb: Callable[[Resource, Object], Awaitable[Object]], lease: Object) -> bool:
-        """Write the Lease; whether that worked.  The right to write counts from before the request."""
+    async def _write(self, action: str, verb: Callable[[Resource, Object], Awaitable[Object]], lease: Object) -> bool:
+        """Write the Lease.  Return whether that succeeded.  The renew deadline counts from before the request."""
         started = self.monotonic()
         try:
             async with asyncio.timeout(self._attempt_timeout()):
@@ -217,19 +217,20 @@ class Elector:
             await self._read_lease()
             return False
         except (KubeError, TimeoutError) as error:
-            log.warning("election failed", election=self.name, doing=what, error=str(error) or "no answer in time")
+            problem = str(error) or "timed out"
+            log.warning("leader lease request failed", election=self.name, doing=action, error=problem)
             ELECTIONS.labels(self.name, "failed").inc()
             return False
         self._may_write_until = started + self.durations.renew_deadline
         return True
 
     def _attempt_timeout(self) -> float:
-        """Seconds for one attempt: a dead connection must leave time for another, a leader must not be late."""
-        left = self._may_write_until - self.monotonic()
-        return min(self.durations.renew_deadline / 2, left if left > 0 else self.durations.renew_deadline)
+        """Return the timeout of one attempt: short enough for a second attempt, and not past the deadline."""
+        remaining = self._may_write_until - self.monotonic()
+        return min(self.durations.renew_deadline / 2, remaining if remaining > 0 else self.durations.renew_deadline)
 
     async def _read_lease(self) -> None:
-        """Read the Lease as it is; if it is somebody else's, we lead no more."""
+        """Read the Lease.  Stop leading if it has another holder."""
         try:
             async with asyncio.timeout(self.durations.retry_period):
                 lease = await self.client.get(LEASES, self.name, self.namespace)
@@ -244,9 +245,9 @@ class Elector:
             self._may_write_until = float("-inf")
 
     async def _release(self) -> None:
-        """Give up the Lease, so that the next leader need not wait until it expires.
+        """Release the Lease, so that the next leader need not wait until it expires.
 
-        A renewal that was cancelled may have reached the server: the Lease is then read again and released as it is.
+        A cancelled renewal may have reached the server.  Then the Lease is read again and released.
         """
         if self._held is None or not self.is_leading:
             return
@@ -260,18 +261,15 @@ class Elector:
                     if holder_of(lease) == self.identity:
                         await self.client.replace(LEASES, released_lease(lease))
         except (KubeError, TimeoutError) as error:
-            log.warning(
-                "could not release the lease; the next leader waits for it", election=self.name, error=str(error)
-            )
+            log.warning("leader lease release failed", election=self.name, error=str(error))
         else:
-            log.info("released the lease", election=self.name, identity=self.identity)
+            log.info("leader lease released", election=self.name, identity=self.identity)
 
 
 def released_lease(lease: Object) -> Object:
-    """The same Lease without a holder."""
     return {**lease, "spec": {**lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}}
 
 
 def holder_of(lease: Object) -> str:
-    """Whose the Lease is; nobody's where it was released."""
+    """Return the identity of the holder, or "" if the Lease was released."""
     return str(value_at(lease, "spec", "holderIdentity", default=""))

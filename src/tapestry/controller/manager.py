@@ -1,11 +1,11 @@
-"""The manager: everything between a set of reconcilers and a running process.
+"""The manager: runs reconcilers with shared informers, leader election, probes and metrics.
 
-    with_      takes a reconciler's set-up function, under a name
-    setup      calls those that the configuration enables; they ask for informers and give controllers
-    run        probes and metrics up, caches filled, callbacks called, then the election (if any), then work
+    register   add the setup function of a reconciler, under a name
+    setup      call the setup functions that the configuration enables; they create informers and controllers
+    run        start probes and metrics, sync the caches, call the callbacks, then campaign (if enabled), then work
 
-Caches are warm before leadership is sought, so a standby takes over without a list.  Asked to stop, a manager takes no
-new work, lets what is under way finish, releases the Lease, and only then closes its connections.
+Caches are synced before the election, so a standby takes over without listing.  On stop, a manager starts no new
+reconciles, lets those in flight finish, releases the Lease, and then closes its connections.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ RESTART_INTERVAL = 1.0
 class Manager:
     """Runs controllers against one API server.
 
-    `connect` opens a transport; a manager opens two, so that cutting the leader's writes does not cut its watches.
+    `connect` opens a transport.  A manager opens two, so that cutting the leader's writes does not cut its watches.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Manager:
         self.identity = identity
         self.audit = AuditLog(config.audit) if config.audit else None
         self.reads = Client(connect(), identity=identity)
-        """For informers and the election."""
+        """Client for informers and the election."""
         self.elector = self._elector(monotonic) if config.leader_election.enabled else None
         self.client = Client(
             connect(),
@@ -69,7 +69,7 @@ class Manager:
             audit=self.audit,
             identity=identity,
         )
-        """For reconcilers: fenced where there is an election."""
+        """Client for reconcilers.  Fenced if leader election is enabled."""
         self.events = Recorder(self.client, config.name, identity, now)
         self.controllers: list[Controller] = []
         self._keep = keep
@@ -84,26 +84,26 @@ class Manager:
         self._stopping = asyncio.Event()
         self._working = False
 
-    # -- for those who assemble
+    # -- assembly
 
     def register(self, name: str, setup: Setup) -> Self:
-        """Take a reconciler; whether it runs is for the configuration to say."""
+        """Add a reconciler.  The configuration decides whether it runs."""
         self._setups[name] = setup
         return self
 
     def setup(self) -> None:
-        """Install every reconciler that is enabled.  The second call does nothing."""
+        """Set up every enabled reconciler.  The second call does nothing."""
         if self._set_up:
             return
         self._set_up = True
-        chosen = [name for name in self._setups if is_enabled(name, self.config.controllers)]
-        if not chosen:
+        enabled = [name for name in self._setups if is_enabled(name, self.config.controllers)]
+        if not enabled:
             known = ", ".join(sorted(self._setups)) or "none"
-            raise ValueError(f"controllers: {self.config.controllers} leaves nothing to run; known are: {known}")
-        for name in chosen:
+            raise ValueError(f"controllers: {self.config.controllers} enables no controller; known: {known}")
+        for name in enabled:
             self._setups[name](self)
 
-    # -- for reconcilers' set-up functions
+    # -- setup functions of reconcilers
 
     def informer(
         self,
@@ -117,22 +117,22 @@ class Manager:
         transform: Transform = slim,
         indexers: dict[str, Indexer] | None = None,
     ) -> Informer:
-        """The shared informer of a resource and selection.
+        """Return the shared informer of a resource and selection.
 
-        The configured filter holds for it; `filtered=False` exempts resources that carry no labels of their owner's.
+        The configured filter applies to it.  `filtered=False` exempts resources that do not carry the filter's labels.
         """
         configured = self.config.filter.namespaces if resource.namespaced else []
         namespaces = [namespace] if namespace is not None else configured
-        chosen = ",".join(part for part in (labels, self.config.filter.labels if filtered else "") if part)
+        selector = ",".join(part for part in (labels, self.config.filter.labels if filtered else "") if part)
         keep = keep or (self._keep if filtered else None)
-        key = (resource, namespace, chosen, fields, keep, transform)
+        key = (resource, namespace, selector, fields, keep, transform)
         informer = self._informers.get(key)
         if informer is None:
             informer = self._informers[key] = Informer(
                 self.reads,
                 resource,
                 namespace=namespaces[0] if len(namespaces) == 1 else None,
-                labels=chosen,
+                labels=selector,
                 fields=fields,
                 keep=namespace_filter(namespaces, keep),
                 transform=transform,
@@ -142,40 +142,40 @@ class Manager:
         return informer
 
     def add_optional_informer(self, informer: Informer) -> Informer:
-        """Run an informer of another cluster too.  Work does not wait for it: that cluster may be out of reach."""
+        """Run an informer of another cluster.  Work does not wait for its sync: that cluster may be unreachable."""
         self._optional_informers.append(informer)
         return informer
 
     def run_always(self, name: str, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run `duty` beside the informers, on a standby too, until it is cancelled; a KubeError begins it again."""
+        """Run `task` with the informers, also on a standby, until cancelled.  It is restarted after a KubeError."""
         self._startup_tasks[name] = task
 
     def run_while_leading(self, name: str, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run `duty` beside the controllers, as long as this process works; a KubeError begins it again."""
+        """Run `task` with the controllers, only while leading.  It is restarted after a KubeError."""
         self._leader_tasks[name] = task
 
     def controller(self, name: str, reconcile: Reconcile, *, workers: int | None = None) -> Controller:
-        """Add a controller; tell it what to watch."""
+        """Add a controller.  The caller adds its watches."""
         controller = Controller(name, reconcile, workers=workers or self.config.workers, now=self.now)
         self.controllers.append(controller)
         return controller
 
     def after_sync(self, callback: Callable[[], None]) -> None:
-        """Call back once, when every cache has been filled and before any work begins."""
+        """Call `callback` once, after every cache is synced and before any work starts."""
         self._after_sync.append(callback)
 
-    def on_loss(self, cut: Callable[[], None]) -> None:
-        """Call `cut` before anything else when the lead is lost: it ends connections that the leader writes over."""
-        self._on_loss.append(cut)
+    def on_loss(self, callback: Callable[[], None]) -> None:
+        """Call `callback` first when leadership is lost, to cut connections that the leader writes over."""
+        self._on_loss.append(callback)
 
     def options(self, name: str) -> dict[str, Any]:
-        """What the configuration says for one controller."""
+        """Return the configured options of one controller."""
         return self.config.options.get(name, {})
 
     # -- running
 
     def stop(self) -> None:
-        """Ask for an orderly end."""
+        """Start a graceful shutdown."""
         self._stopping.set()
 
     async def run(self) -> None:
@@ -193,7 +193,7 @@ class Manager:
                     for informer in (*self._informers.values(), *self._optional_informers)
                 ]
                 background += [
-                    group.create_task(restart_on_error(duty), name=name) for name, duty in self._startup_tasks.items()
+                    group.create_task(restart_on_error(task), name=name) for name, task in self._startup_tasks.items()
                 ]
                 serving = group.create_task(self._serve(), name="serve")
                 await self._wait_for_stop(group, serving)
@@ -206,7 +206,7 @@ class Manager:
         stopping.cancel()
         if serving.done():
             return
-        log.info("stopping", working=self._working)
+        log.info("manager stopping", working=self._working)
         if not self._working:
             serving.cancel()
             return
@@ -214,13 +214,13 @@ class Manager:
             controller.queue.close()
         await asyncio.wait([serving], timeout=self.config.shutdown_seconds)
         if not serving.done():
-            log.warning("work under way did not finish in time", seconds=self.config.shutdown_seconds)
+            log.warning("shutdown timed out, cancelling reconciles", seconds=self.config.shutdown_seconds)
             serving.cancel()
 
     async def _serve(self) -> None:
         for informer in self._informers.values():
             await informer.synced.wait()
-        log.info("caches filled", objects={i.name: len(i.store) for i in self._informers.values()})
+        log.info("caches synced", objects={i.name: len(i.store) for i in self._informers.values()})
         for callback in self._after_sync:
             callback()
         if self.elector is not None:
@@ -233,13 +233,13 @@ class Manager:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.events.run(), name="events")
-                beside = [group.create_task(self._resync(), name="resync")]
-                beside += [
-                    group.create_task(restart_on_error(duty), name=name) for name, duty in self._leader_tasks.items()
+                background = [group.create_task(self._resync(), name="resync")]
+                background += [
+                    group.create_task(restart_on_error(task), name=name) for name, task in self._leader_tasks.items()
                 ]
-                working = [group.create_task(each.run(), name=each.name) for each in self.controllers]
-                await asyncio.wait(working)
-                for task in beside:
+                controllers = [group.create_task(each.run(), name=each.name) for each in self.controllers]
+                await asyncio.wait(controllers)
+                for task in background:
                     task.cancel()
                 self.events.close()
         finally:
@@ -265,22 +265,23 @@ class Manager:
                 else None,
             )
         )
-        log.info("listening", identity=self.identity, probes=str(probes), metrics=str(metrics))
+        addresses = {"probes": str(probes), "metrics": str(metrics)}
+        log.info("probe and metrics listeners started", identity=self.identity, **addresses)
 
     def _unready(self) -> str | None:
         missing = [each.resource.name for each in self._informers.values() if not each.synced.is_set()]
-        return f"not filled yet: {', '.join(missing)}" if missing else None
+        return f"not synced yet: {', '.join(missing)}" if missing else None
 
     async def _may_read_metrics(self, token: str) -> bool:
-        """Whether the API server knows the token and lets its user get /metrics."""
-        callers = DelegatedAuth(self.reads)
-        user = await callers.user_for_token(token)
-        wanted = {"path": "/metrics", "verb": "get"}
-        return user is not None and await callers.is_allowed(user, {"nonResourceAttributes": wanted})
+        """Return whether the API server authenticates the token and authorizes its user to get /metrics."""
+        auth = DelegatedAuth(self.reads)
+        user = await auth.user_for_token(token)
+        attributes = {"path": "/metrics", "verb": "get"}
+        return user is not None and await auth.is_allowed(user, {"nonResourceAttributes": attributes})
 
     def _abort_connections(self) -> None:
-        for cut in self._on_loss:
-            cut()
+        for callback in self._on_loss:
+            callback()
 
     def _elector(self, monotonic: Callable[[], float]) -> Elector:
         config = self.config.leader_election
@@ -297,31 +298,31 @@ class Manager:
 
 
 async def restart_on_error(task: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run `duty` again whenever what goes wrong with API servers ends it."""
+    """Run `task`, and run it again after each KubeError or NotLeading."""
     while True:
         try:
             return await task()
         except (KubeError, NotLeading) as error:
-            log.warning("begins again", duty=task.__qualname__, error=str(error))
+            log.warning("background task restarted", task=task.__qualname__, error=str(error))
             await asyncio.sleep(RESTART_INTERVAL)
 
 
 def is_enabled(name: str, patterns: list[str]) -> bool:
-    """Whether the last pattern that matches `name` lets it run."""
-    verdict = False
+    """Return whether the last pattern that matches `name` includes it."""
+    enabled = False
     for pattern in patterns:
         if fnmatch.fnmatchcase(name, pattern.removeprefix("-")):
-            verdict = not pattern.startswith("-")
-    return verdict
+            enabled = not pattern.startswith("-")
+    return enabled
 
 
 def namespace_filter(namespaces: list[str], keep: Callable[[Object], bool] | None) -> Callable[[Object], bool] | None:
-    """The filter for what the server cannot select: several namespaces, or a rule in code."""
+    """Return the filter for what the server cannot select: several namespaces, or a predicate."""
     if len(namespaces) < 2:
         return keep
-    wanted = frozenset(namespaces)
+    selected = frozenset(namespaces)
 
     def both(obj: Object) -> bool:
-        return obj["metadata"].get("namespace") in wanted and (keep is None or keep(obj))
+        return obj["metadata"].get("namespace") in selected and (keep is None or keep(obj))
 
     return both

@@ -1,4 +1,4 @@
-"""What the framework counts."""
+"""Prometheus metrics of the controller framework."""
 
 from collections import Counter as Sums
 from collections.abc import Iterator, Sized
@@ -14,45 +14,44 @@ from tapestry.process.metrics import LATENCY_BUCKETS
 
 RECONCILES = Histogram(
     "tapestry_reconcile_seconds",
-    "Reconcile passes by controller and outcome (ok, requeued, terminal, error).",
+    "Duration of reconciles by controller and outcome (ok, requeued, terminal, error).",
     ["controller", "outcome"],
     buckets=LATENCY_BUCKETS,
 )
 SYNC = Histogram(
     "tapestry_sync_seconds",
-    "From a change, or the time that a pass was asked for, to the end of the pass that saw to it.",
+    "Seconds from a change, or a requested requeue time, to the end of the reconcile that handled it.",
     ["controller"],
     buckets=LATENCY_BUCKETS,
 )
 ERRORS = Counter(
-    "tapestry_reconcile_errors_total", "Passes that raised, by controller and reason.", ["controller", "reason"]
+    "tapestry_reconcile_errors_total", "Reconciles that failed, by controller and reason.", ["controller", "reason"]
 )
 RETRIES = Counter(
     "tapestry_reconcile_retries_total",
-    "Passes put off after an error, by controller and reason.",
+    "Reconciles retried after an error, by controller and reason.",
     ["controller", "reason"],
 )
-QUEUE_DEPTH = Gauge("tapestry_queue_depth", "Keys that wait for a worker.", ["controller"])
-QUEUE_AGE = Gauge("tapestry_queue_age_seconds", "Seconds that the key in front has waited.", ["controller"])
-IS_LEADER = Gauge("tapestry_is_leader", "1 while this process leads the election.", ["election"])
-ELECTIONS = Counter("tapestry_elections_total", "Elections won, lost and failed, by outcome.", ["election", "outcome"])
-EVENTS_DROPPED = Counter("tapestry_events_dropped_total", "Events not recorded, by why.", ["why"])
+QUEUE_DEPTH = Gauge("tapestry_queue_depth", "Keys waiting for a worker.", ["controller"])
+QUEUE_AGE = Gauge("tapestry_queue_age_seconds", "Seconds that the first key in the queue has waited.", ["controller"])
+IS_LEADER = Gauge("tapestry_is_leader", "1 while this process is the leader, otherwise 0.", ["election"])
+ELECTIONS = Counter("tapestry_elections_total", "Elections by outcome (won, lost, failed).", ["election", "outcome"])
+EVENTS_DROPPED = Counter("tapestry_events_dropped_total", "Events not recorded, by cause.", ["why"])
 
 
 @lru_cache(maxsize=1024)
 def reconcile_series(controller: str, outcome: str) -> Histogram:
-    """The series of `RECONCILES` for a controller and an outcome; looking one up by labels is slow."""
+    """Return the series of `RECONCILES`, cached because a lookup by labels is slow."""
     return RECONCILES.labels(controller, outcome)
 
 
 @lru_cache(maxsize=1024)
 def sync_series(controller: str) -> Histogram:
-    """The series of `SYNC` for a controller."""
     return SYNC.labels(controller)
 
 
 class Cache(Protocol):
-    """What an informer shows of itself here."""
+    """The attributes of an informer that the collector reads."""
 
     name: str
     resource: Resource
@@ -62,7 +61,7 @@ class Cache(Protocol):
 
 
 class CachedObjects(Collector):
-    """Counts, when it is asked, what the informers hold that run now; those of one name are counted together."""
+    """Collects the store sizes of running informers.  Informers with the same name are summed."""
 
     def __init__(self) -> None:
         self.informers: list[Cache] = []

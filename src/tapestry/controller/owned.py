@@ -1,4 +1,4 @@
-"""Objects that a reconciler makes for another: one each, under a name that the next pass finds again."""
+"""Creation of objects that are owned by another object, under deterministic names."""
 
 from tapestry.client.client import Client
 from tapestry.controller.errors import Terminal
@@ -9,16 +9,16 @@ from tapestry.kube.objects import Object, is_owned_by, key_of, owned_object
 async def ensure_owned(
     client: Client, informer: Informer, owner: Object, content: Object, *, name: str | None = None
 ) -> Object:
-    """The object that `owner` controls, as the cache has it; made from `content` where there is none.
+    """Return the cached object that `owner` controls, created from `content` if missing.
 
-    A second call creates nothing: while the cache lags, the name makes it a Conflict.  Raises Terminal if the name
-    belongs to somebody else's object.
+    A second call creates nothing: while the cache lags, the name leads to a Conflict.  Raise Terminal if an object of
+    another owner has the name.
     """
-    wanted = owned_object(owner, informer.resource, content, name=name)
-    found = informer.store.get(key_of(wanted))
-    if found is None:
-        return await client.create(informer.resource, wanted)
-    if not is_owned_by(found, owner):
-        kind, key = informer.resource.kind, key_of(wanted)
-        raise Terminal("NameTaken", f"{kind} {key} is not ours; rename {owner['kind']} {key_of(owner)} or delete it")
-    return found
+    desired = owned_object(owner, informer.resource, content, name=name)
+    existing = informer.store.get(key_of(desired))
+    if existing is None:
+        return await client.create(informer.resource, desired)
+    if not is_owned_by(existing, owner):
+        kind, key = informer.resource.kind, key_of(desired)
+        raise Terminal("NameTaken", f"{kind} {key} has another owner; rename or delete {owner['kind']} {key_of(owner)}")
+    return existing

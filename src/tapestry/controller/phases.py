@@ -1,7 +1,7 @@
-"""PhaseMachine: a reconciler for objects that walk through phases.
+"""PhaseMachine: a reconciler for objects that pass through phases.
 
-A machine is a table: for each phase the handler that works in it, the phases it may go to, how long it may take and how
-often it may fail.  A phase without a handler is terminal: an object that reached it is never worked on again.
+A machine is a table.  Each phase has a handler, the phases that may follow, a timeout and a number of retries.  A phase
+without a handler is terminal: an object in it is not reconciled again.
 
     machine = PhaseMachine(REDIS_MIGRATIONS, "Pending", {
         "Pending":   Phase(pending, to=("Precheck",)),
@@ -10,10 +10,10 @@ often it may fail.  A phase without a handler is terminal: an object that reache
         "Succeeded": Phase(),
     })
 
-A handler is `async (obj) -> Next | Result | None`: the next phase, or stay and perhaps look again later.  The phase
-lives in the object's status and moves by one conditional patch, so a crash at any point resumes in the phase last
-written: a handler may run again and must be idempotent.  `status.conditions` keeps the history, one condition a phase:
-True while the object is in it, False with the time it left.
+A handler is `async (obj) -> Next | Result | None`: the next phase, or stay and perhaps requeue.  The phase is in the
+object's status and changes by one conditional patch, so after a crash the object resumes in the phase last written.  A
+handler may run again and must be idempotent.  `status.conditions` keeps the history, with one condition per phase: True
+while the object is in it, False with the time it left.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from tapestry.kube.times import parse_time
 
 
 class Next(NamedTuple):
-    """Go to another phase; the message says why, to whoever reads the status."""
+    """A transition to another phase.  The message explains it to readers of the status."""
 
     phase: str
     message: str = ""
@@ -54,18 +54,18 @@ class Phase:
     handler: Handler | None = None
     to: tuple[str, ...] = ()
     timeout: float | None = None
-    """Seconds from entering the phase, after which it goes to `on_failure`."""
+    """Seconds in the phase, after which the object moves to `on_failure`."""
     retries: int | None = None
-    """Failed attempts after which it goes to `on_failure`; None tries for ever."""
+    """Failed attempts after which the object moves to `on_failure`.  None means unlimited."""
     on_failure: str = ""
 
 
 class PhaseStatus(ApiStruct):
-    """What a machine keeps in the status of an object; extend it with fields of your own."""
+    """Status fields that a machine maintains.  Subclass it to add fields."""
 
-    phase: Annotated[str, Meta(description="Where the object is on its way.")] = ""
+    phase: Annotated[str, Meta(description="Current phase.")] = ""
     attempts: Annotated[int, Meta(description="Failed attempts in this phase.")] = 0
-    observed_generation: Annotated[int, Meta(description="The generation last worked on.")] = 0
+    observed_generation: Annotated[int, Meta(description="Generation last reconciled.")] = 0
     conditions: Conditions = ()
 
 
@@ -76,11 +76,11 @@ class PhaseMachine:
         self.resource = resource
         self.initial = initial
         self.phases = dict(phases)
-        if complaints := self._table_errors():
-            raise ValueError(f"the phases of {resource.kind}: " + "; ".join(complaints))
+        if errors := self._table_errors():
+            raise ValueError(f"the phases of {resource.kind}: " + "; ".join(errors))
 
     def controller(self, manager: Manager, name: str) -> Controller:
-        """A controller that runs this machine; let it watch what else its handlers wait for."""
+        """Add a controller that runs this machine.  The caller adds watches of other objects that handlers wait for."""
         objects = manager.informer(self.resource)
         run = PhaseReconciler(
             self, manager, objects.store, lambda key, seconds: controller.queue.add_after(key, seconds)
@@ -90,7 +90,7 @@ class PhaseMachine:
         return controller
 
     def mermaid(self) -> str:
-        """The machine as a Mermaid state diagram."""
+        """Return the machine as a Mermaid state diagram."""
         lines = ["stateDiagram-v2", f"    [*] --> {self.initial}"]
         for name, phase in self.phases.items():
             lines += [f"    {name} --> {target}" for target in phase.to]
@@ -99,44 +99,42 @@ class PhaseMachine:
         return "\n".join(lines)
 
     def _table_errors(self) -> list[str]:
-        found = []
+        errors = []
         if self.initial not in self.phases:
-            found.append(f"the initial phase {self.initial!r} is not in the table")
+            errors.append(f"the initial phase {self.initial!r} is not in the table")
         for name, phase in self.phases.items():
             if (phase.handler is None) != (not phase.to):
-                found.append(f"{name}: a phase has a handler and phases to go to, or neither")
-            found += [
-                f"{name}: goes to {target!r}, which is not in the table"
-                for target in phase.to
-                if target not in self.phases
+                errors.append(f"{name}: needs both a handler and next phases, or neither")
+            errors += [
+                f"{name}: next phase {target!r} is not in the table" for target in phase.to if target not in self.phases
             ]
             if phase.on_failure and phase.on_failure not in phase.to:
-                found.append(f"{name}: on_failure is {phase.on_failure!r}, where it may not go")
+                errors.append(f"{name}: on_failure {phase.on_failure!r} is not one of its next phases")
             if not phase.on_failure and (phase.timeout is not None or phase.retries is not None):
-                found.append(f"{name}: a timeout or a number of retries needs an on_failure")
+                errors.append(f"{name}: timeout and retries need on_failure")
         reachable = self._reachable()
-        found += [f"{name}: cannot be reached from {self.initial!r}" for name in self.phases if name not in reachable]
-        return found
+        errors += [f"{name}: cannot be reached from {self.initial!r}" for name in self.phases if name not in reachable]
+        return errors
 
     def _reachable(self) -> set[str]:
-        found, edge = set(), [self.initial]
-        while edge:
-            name = edge.pop()
-            if name not in found and name in self.phases:
-                found.add(name)
-                edge.extend(self.phases[name].to)
-        return found
+        reached, pending = set(), [self.initial]
+        while pending:
+            name = pending.pop()
+            if name not in reached and name in self.phases:
+                reached.add(name)
+                pending.extend(self.phases[name].to)
+        return reached
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseReconciler:
-    """A machine at work in a manager."""
+    """Reconciles the objects of one machine in a manager."""
 
     machine: PhaseMachine
     manager: Manager
     objects: Store
     requeue_after: Callable[[str, float], None]
-    """After so many seconds, whatever the pass comes to: an attempt that fails must not put off a timeout."""
+    """Called with a key and seconds, whatever the reconcile returns: a failed attempt must not delay a timeout."""
 
     async def reconcile(self, key: str) -> Result | None:
         obj = self.objects.get(key)
@@ -145,32 +143,32 @@ class PhaseReconciler:
         name = value_at(obj, "status", "phase") or self.machine.initial
         phase = self.machine.phases.get(name)
         if phase is None:
-            raise Terminal("UnknownPhase", f"{key}: status.phase is {name!r}, which the machine does not have")
+            raise Terminal("UnknownPhase", f"{key}: status.phase is {name!r}, which is not a phase of the machine")
         if phase.handler is None:
             return None
-        left = None
+        remaining = None
         if phase.timeout is not None:
-            left = phase.timeout - (self.manager.now() - entered_at(obj, name)).total_seconds()
-            if left > 0:
-                self.requeue_after(key, left)
-        outcome = await self._outcome(phase, obj, left)
+            remaining = phase.timeout - (self.manager.now() - entered_at(obj, name)).total_seconds()
+            if remaining > 0:
+                self.requeue_after(key, remaining)
+        outcome = await self._outcome(phase, obj, remaining)
         if isinstance(outcome, Next):
             await self._transition(obj, name, outcome)
             return None
         return outcome
 
-    async def _outcome(self, phase: Phase, obj: Object, left: float | None) -> Next | Result | None:
-        """What the handler says within the seconds that are `left`, or where its lateness or its failures lead."""
+    async def _outcome(self, phase: Phase, obj: Object, remaining: float | None) -> Next | Result | None:
+        """Return the handler's result within `remaining` seconds, or the transition after a timeout or failure."""
         assert phase.handler is not None
-        if left is not None and left <= 0:
+        if remaining is not None and remaining <= 0:
             return Next(phase.on_failure, f"not done within {phase.timeout:g} s")
         try:
-            async with asyncio.timeout(left) as patience:
+            async with asyncio.timeout(remaining) as deadline:
                 return await phase.handler(obj)
         except (Conflict, TransportError, NotLeading):
-            raise  # nothing that the phase did wrong
+            raise  # not a failure of the phase
         except Exception as error:
-            if patience.expired():
+            if deadline.expired():
                 return Next(phase.on_failure, f"not done within {phase.timeout:g} s")
             if isinstance(error, Terminal | InvalidSpec) and phase.on_failure:
                 return Next(phase.on_failure, error.message if isinstance(error, Terminal) else str(error))
@@ -179,11 +177,11 @@ class PhaseReconciler:
             return await self._count_failure(phase, obj, error)
 
     async def _count_failure(self, phase: Phase, obj: Object, error: Exception) -> Next:
-        """Count a failed attempt; it is raised again unless it was the last."""
+        """Count a failed attempt.  Raise the error again unless it was the last attempt."""
         attempts = value_at(obj, "status", "attempts", default=0) + 1
         assert phase.retries is not None
         if attempts > phase.retries:
-            return Next(phase.on_failure, f"failed {attempts} times, at last: {error}")
+            return Next(phase.on_failure, f"failed {attempts} times, the last error: {error}")
         await self._write(obj, {"attempts": attempts})
         raise error
 
@@ -195,10 +193,10 @@ class PhaseReconciler:
             raise Terminal("IllegalTransition", message)
         now = self.manager.now()
         conditions = value_at(obj, "status", "conditions", default=[])
-        left = new_condition(name, False, f"To{step.phase}", step.message)
-        come = new_condition(step.phase, True, "Entered", step.message)
-        for each in (left, come):
-            conditions = with_condition(conditions, each, now)
+        exited = new_condition(name, False, f"To{step.phase}", step.message)
+        entered = new_condition(step.phase, True, "Entered", step.message)
+        for condition in (exited, entered):
+            conditions = with_condition(conditions, condition, now)
         await self._write(obj, {"phase": step.phase, "attempts": 0, "conditions": conditions})
         message = f"{name} -> {step.phase}" + (f": {step.message}" if step.message else "")
         self.manager.events.normal(obj, f"Phase{step.phase}", message)
@@ -209,13 +207,13 @@ class PhaseReconciler:
 
 
 def entered_at(obj: Object, phase: str) -> datetime:
-    """When the object came into the phase; into its first one it was born."""
-    found = find_condition(value_at(obj, "status", "conditions", default=[]), phase)
-    return parse_time(found["lastTransitionTime"] if found else obj["metadata"]["creationTimestamp"])
+    """Return the time at which the object entered the phase.  The initial phase starts at creation."""
+    condition = find_condition(value_at(obj, "status", "conditions", default=[]), phase)
+    return parse_time(condition["lastTransitionTime"] if condition else obj["metadata"]["creationTimestamp"])
 
 
 def has_relevant_change(old: Object | None, new: Object | None) -> bool:
-    """Whether more changed than the count of failed attempts: that was our own write, and must not end the pause."""
+    """Return whether more changed than our own count of failed attempts, which must not end the backoff."""
     return old is None or new is None or without_counters(old) != without_counters(new)
 
 

@@ -1,10 +1,10 @@
-"""The work queue: which keys want attention, and when.
+"""The work queue of a controller: keys to reconcile, with deduplication, delays and backoff.
 
-Four properties hold, whatever callers do:
-- a key that waits is held once, however often it is added;
-- a key is in the hands of one worker at a time; added meanwhile, it comes again after `done`;
-- fresh work goes before resync work, and each in the order it came;
-- a key that failed comes back after a pause that doubles each time, up to five minutes; fresh work does not wait.
+It guarantees:
+- a waiting key is in the queue once, however often it is added
+- only one worker at a time processes a key; if it is added meanwhile, it is queued again after `done`
+- fresh keys come before resync keys, each in the order they were added
+- a failed key is queued again after a backoff that doubles each time, up to five minutes; a new change does not wait
 """
 
 import asyncio
@@ -16,15 +16,15 @@ from typing import NamedTuple
 INITIAL_BACKOFF = 0.01
 MAX_BACKOFF = 300.0
 MAX_STALE_ENTRIES = 100
-"""Wishes that no longer count and are not worth the search; keys that wish often and far ahead leave many."""
+"""Stale heap entries that are tolerated before the heap is rebuilt."""
 
 
 class QueueClosed(Exception):
-    """The queue takes and gives no more work."""
+    """The queue was closed."""
 
 
 class DelayedKey(NamedTuple):
-    """A key to be looked at when it is due; of two that are due at once, the first made goes first."""
+    """A key with its due time.  Entries with the same due time keep their order."""
 
     due: float
     number: int
@@ -32,24 +32,24 @@ class DelayedKey(NamedTuple):
 
 
 class Queue:
-    """A queue of keys, for one event loop; every time is that of the loop."""
+    """A queue of keys for one event loop.  All times are `loop.time()`."""
 
     def __init__(self, *, initial_backoff: float = INITIAL_BACKOFF, max_backoff: float = MAX_BACKOFF) -> None:
         self._initial_backoff, self._max_backoff = initial_backoff, max_backoff
-        self._fresh: OrderedDict[str, float] = OrderedDict()  # key -> since when it waits
+        self._fresh: OrderedDict[str, float] = OrderedDict()  # key -> time it was added
         self._resync: OrderedDict[str, float] = OrderedDict()
-        self._dirty: dict[str, float] = {}  # added while a worker has it
-        self._processing: dict[str, float] = {}  # key in hand -> since when it had waited
+        self._dirty: dict[str, float] = {}  # added while being processed
+        self._processing: dict[str, float] = {}  # key -> time it was added
         self._failures: dict[str, int] = {}
         self._delayed: list[DelayedKey] = []
-        self._due: dict[str, DelayedKey] = {}  # key -> the one wish that counts
+        self._due: dict[str, DelayedKey] = {}  # key -> its earliest entry
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self._takers: deque[asyncio.Future[None]] = deque()
         self._closed = False
 
     def __len__(self) -> int:
-        """Keys that could be worked on now."""
+        """Return the number of keys that are ready."""
         return len(self._fresh) + len(self._resync)
 
     @property
@@ -57,11 +57,11 @@ class Queue:
         return len(self._due)
 
     def age(self, now: float) -> float:
-        """Seconds that the key in front has waited; `now` is the loop's time, for metrics are read in a thread."""
+        """Return the seconds that the first key has waited.  `now` is the loop's time: metrics are read in a thread."""
         return now - next(iter((self._fresh or self._resync).values()), now)
 
     def add(self, key: str, *, resync: bool = False) -> None:
-        """Have `key` looked at as soon as a worker is free."""
+        """Queue `key` for the next free worker."""
         if self._closed:
             return
         if key in self._processing:
@@ -76,24 +76,24 @@ class Queue:
             self._wake()
 
     def add_after(self, key: str, seconds: float) -> None:
-        """Have `key` looked at in `seconds`, or sooner if it is added otherwise; the earliest wish counts."""
+        """Queue `key` in `seconds`.  Of several calls, the earliest time counts."""
         if self._closed:
             return
         if seconds <= 0:
             self.add(key)
             return
-        wish = DelayedKey(self._now() + seconds, next(self._numbers), key)
-        if key in self._due and self._due[key].due <= wish.due:
+        entry = DelayedKey(self._now() + seconds, next(self._numbers), key)
+        if key in self._due and self._due[key].due <= entry.due:
             return
-        self._due[key] = wish
-        heapq.heappush(self._delayed, wish)
+        self._due[key] = entry
+        heapq.heappush(self._delayed, entry)
         if len(self._delayed) > 2 * len(self._due) + MAX_STALE_ENTRIES:
             self._delayed = sorted(self._due.values())
-        if self._delayed[0] is wish:
+        if self._delayed[0] is entry:
             self._set_timer()
 
     def retry(self, key: str) -> float:
-        """Have a key that failed looked at again after its pause, which is returned."""
+        """Queue a failed key after its backoff.  Return the backoff in seconds."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         pause = min(self._max_backoff, self._initial_backoff * 2.0 ** min(failures, 40))
@@ -101,21 +101,21 @@ class Queue:
         return pause
 
     def forget(self, key: str) -> None:
-        """`key` did not fail: its next failure is its first."""
+        """Reset the backoff of `key`."""
         self._failures.pop(key, None)
 
     def failures(self, key: str) -> int:
         return self._failures.get(key, 0)
 
     async def take(self) -> str:
-        """The next key, now in the caller's hands until `done`; raises Closed at the end."""
+        """Return the next key, which the caller must pass to `done`.  Raise QueueClosed after `close`."""
         while not (self._fresh or self._resync or self._closed):
             taker = asyncio.get_running_loop().create_future()
             self._takers.append(taker)
             try:
                 await taker
             except asyncio.CancelledError:
-                # Woken and cancelled at once: the next in line must not miss the call.
+                # Woken and cancelled at the same time: pass the wake-up on to the next taker.
                 if taker.done() and not taker.cancelled():
                     self._wake()
                 raise
@@ -125,16 +125,16 @@ class Queue:
         if self._closed:
             raise QueueClosed
         key, since = (self._fresh or self._resync).popitem(last=False)
-        self._due.pop(key, None)  # whoever wished for a later look is served by this one
+        self._due.pop(key, None)  # this reconcile also covers a delayed one
         self._processing[key] = since
         return key
 
     def queued_at(self, key: str) -> float:
-        """When the key, now in somebody's hands, was added: the loop's time."""
+        """Return the time at which a key in processing was added."""
         return self._processing[key]
 
     def done(self, key: str) -> None:
-        """Give `key` back; it is queued again if it was added meanwhile."""
+        """Finish processing `key`.  It is queued again if it was added meanwhile."""
         self._processing.pop(key, None)
         since = self._dirty.pop(key, None)
         if since is not None and not self._closed:
@@ -142,7 +142,7 @@ class Queue:
             self._wake()
 
     def close(self) -> None:
-        """End it: waiting workers get Closed, keys in hand may still be given back."""
+        """Close the queue.  Waiting workers get QueueClosed, keys in processing may still be passed to `done`."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -171,10 +171,10 @@ class Queue:
     def _add_due_keys(self) -> None:
         self._timer = None
         now = self._now()
-        # The loop may call a timer up to its clock's resolution early.
+        # The loop may call a timer early, by up to the resolution of its clock.
         while self._delayed and self._delayed[0].due <= now + 0.001:
-            wish = heapq.heappop(self._delayed)
-            if self._due.get(wish.key) is wish:
-                del self._due[wish.key]
-                self.add(wish.key)
+            entry = heapq.heappop(self._delayed)
+            if self._due.get(entry.key) is entry:
+                del self._due[entry.key]
+                self.add(entry.key)
         self._set_timer()

@@ -1,7 +1,7 @@
-"""The registry: which reconcilers exist, by name.
+"""Registry of reconcilers by name, with entry points for third-party packages.
 
-A registry is an ordinary value, filled in one readable place; nothing registers itself when it is imported.  Packages
-of third parties add theirs through the entry point group `tapestry.controllers`, a function that takes the registry:
+A registry is an ordinary value that is filled in one place.  Nothing registers itself on import.  Third-party packages
+add reconcilers through the entry point group `tapestry.controllers`, a function that takes the registry:
 
     [project.entry-points."tapestry.controllers"]
     at = "at.controller:register"
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "tapestry.controllers"
 
 Setup = Callable[["Manager"], None]
-"""Installs a reconciler: asks the manager for informers and gives it controllers."""
+"""Sets up a reconciler: creates informers and controllers of the manager."""
 
 
 class Registry:
-    """Named reconcilers and the kinds they bring, in the order they were registered."""
+    """Named reconcilers and their kinds, in the order of registration."""
 
     def __init__(self) -> None:
         self._setups: dict[str, Setup] = {}
         self.kinds: list[Kind[Any]] = []
 
     def register(self, name: str, setup: Setup, *, kinds: tuple[Kind[Any], ...] = ()) -> None:
-        """Add a reconciler.  Nothing of it runs before `add_to_manager` and the manager's own set-up."""
+        """Add a reconciler.  It runs only after `add_to_manager` and the manager's setup."""
         if name in self._setups:
             raise ValueError(f"controller {name!r} is registered twice; give one of them another name")
         self._setups[name] = setup
@@ -42,16 +42,16 @@ class Registry:
         return list(self._setups)
 
     def add_to_manager(self, manager: Manager, *, only: str | None = None) -> None:
-        """Hand every reconciler, or the one named `only`, to the manager."""
+        """Register every reconciler, or the one named `only`, with the manager."""
         if only is not None and only not in self._setups:
             known = ", ".join(sorted(self._setups)) or "none"
-            raise ValueError(f"there is no controller {only!r}; known are: {known}")
+            raise ValueError(f"controller {only!r} does not exist; known controllers: {known}")
         for name, setup in self._setups.items():
             if only is None or name == only:
                 manager.register(name, setup)
 
     def load_entry_points(self) -> None:
-        """Add what installed packages offer."""
+        """Add the reconcilers of installed packages."""
         for entry in installed_entry_points():
             register = entry.load()
             register(self)

@@ -6,13 +6,13 @@ from typing import Any
 from tapestry.kube.objects import Object, key_of
 
 Indexer = Callable[[Object], Iterable[str]]
-"""The values under which an object is to be found."""
+"""Maps an object to its values in an index."""
 
 
 class Store:
-    """Objects by key, and by the values that named indexers give them.
+    """Objects by key and by index values.
 
-    What it returns is shared: nobody changes it.  Only the informer that fills a store writes to it.
+    Returned objects are shared and must not be changed.  Only the informer of a store writes to it.
     """
 
     def __init__(self, indexers: Mapping[str, Indexer] | None = None) -> None:
@@ -27,19 +27,19 @@ class Store:
         return list(self._objects.values())
 
     def __iter__(self) -> Iterator[str]:
-        """The keys, as they are now: the store may change under the loop."""
+        """Iterate over a copy of the keys, so that the store may change meanwhile."""
         return iter(list(self._objects))
 
     def by(self, index: str, value: str) -> Sequence[Object]:
-        """The objects that the indexer named `index` put under `value`."""
+        """Return the objects with `value` in the index."""
         return [self._objects[key] for key in self._indexes[index].get(value, ())]
 
     def iter_by(self, index: str, value: str) -> Iterator[Object]:
-        """As `by`, one after the other: for a reader who is done at the first, before the store can change."""
+        """Yield the objects with `value` in the index.  The caller must finish before the store changes."""
         return (self._objects[key] for key in self._indexes[index].get(value, ()))
 
     def index_values(self, index: str) -> Sequence[str]:
-        """All that the indexer named `index` found in any object."""
+        """Return all values in the index."""
         return list(self._indexes[index])
 
     def __len__(self) -> int:
@@ -49,20 +49,20 @@ class Store:
         return key in self._objects
 
     def put(self, obj: Object) -> Object | None:
-        """Keep `obj`; returns what it replaces."""
+        """Store `obj`.  Return the object that it replaces."""
         key = key_of(obj)
         old = self._objects.get(key)
         self._objects[key] = obj
         for name, indexer in self._indexers.items():
             before: Iterable[str] = indexer(old) if old is not None else ()
             after = indexer(obj)
-            if before != after:  # most changes leave every index as it is, and sets take time to make
-                left, entered = set(before), set(after)
-                self._reindex(self._indexes[name], key, left - entered, entered - left)
+            if before != after:  # most changes affect no index, and sets are slow to build
+                removed, added = set(before), set(after)
+                self._reindex(self._indexes[name], key, removed - added, added - removed)
         return old
 
     def remove(self, key: str) -> Object | None:
-        """Forget the object under `key`; returns it."""
+        """Remove and return the object of `key`."""
         old = self._objects.pop(key, None)
         if old is not None:
             for name, indexer in self._indexers.items():
@@ -70,21 +70,21 @@ class Store:
         return old
 
     @staticmethod
-    def _reindex(index: dict[str, set[str]], key: str, left: set[str], entered: set[str]) -> None:
-        for value in left:
+    def _reindex(index: dict[str, set[str]], key: str, removed: set[str], added: set[str]) -> None:
+        for value in removed:
             members = index[value]
             members.discard(key)
             if not members:
                 del index[value]
-        for value in entered:
+        for value in added:
             index.setdefault(value, set()).add(key)
 
     def add_index(self, name: str, indexer: Indexer) -> None:
-        """Index by one more rule; a second indexer of the same name must be the same one."""
-        known = self._indexers.get(name)
-        if known is not None:
-            if known is not indexer:
-                raise ValueError(f"index {name!r} exists already with another indexer; give this one a name of its own")
+        """Add an index.  A second call with the same name must pass the same indexer."""
+        existing = self._indexers.get(name)
+        if existing is not None:
+            if existing is not indexer:
+                raise ValueError(f"index {name!r} already has another indexer; use another name")
             return
         self._indexers[name] = indexer
         index = self._indexes[name] = {}

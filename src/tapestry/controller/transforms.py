@@ -1,11 +1,11 @@
-"""What an informer does to an object on its way into the store.
+"""Transforms that informers apply to objects before they store them.
 
-A transform is given an object that nobody else has seen yet, so it may change it in place, and returns what is kept.
-However little that is, it has the name, namespace, uid and resourceVersion: by these the informer knows a change.
+A transform receives an object that has no other user yet, so it may change it in place.  It returns the object to
+store, which must keep the name, namespace, uid and resourceVersion: the informer detects changes by these.
 
-Most of an object is not its own.  The pods of a Deployment differ in a name, an address and a few times; their labels,
-volumes, tolerations and probes are alike.  `slim` keeps such parts once, however many objects they are in: a cache of
-pods is half as large for it.  That objects are never changed once they are in a store is what makes it safe.
+Objects have many equal parts.  The pods of a Deployment differ in name, address and a few times; their labels, volumes,
+tolerations and probes are equal.  `slim` stores such parts once, which halves the memory of a cache of pods.  This is
+safe because stored objects are never changed.
 """
 
 import sys
@@ -20,11 +20,11 @@ Transform = Callable[[Object], Object]
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 MAX_SHARED_STRING = 64
-"""Characters: longer strings are rarely equal to another object's."""
+"""Maximum characters of shared strings.  Longer strings are rarely equal."""
 MAX_SHARED_BYTES = 256
-"""Bytes of JSON: a part up to this size is shared whole or not at all, in a larger one its parts are."""
+"""Maximum JSON bytes of a part that is shared as a whole.  In a larger part, its parts are shared."""
 MAX_SHARED_PARTS = 10_000
-"""Parts that are looked for; past that all are forgotten, and those that recur are soon known again."""
+"""Maximum number of known parts.  Beyond that, all are dropped and frequent ones are soon known again."""
 
 _shared_parts: dict[bytes, Object] = {}
 _encode = msgspec.json.Encoder().encode
@@ -32,7 +32,7 @@ _intern = sys.intern
 
 
 def slim(obj: Object) -> Object:
-    """Drop what only the server and kubectl read, and share with other objects what is equal in them."""
+    """Remove fields that only the server and kubectl read, and share equal parts with other objects."""
     metadata = obj["metadata"]
     metadata.pop("managedFields", None)
     if (annotations := metadata.get("annotations")) is not None:
@@ -46,7 +46,7 @@ def slim(obj: Object) -> Object:
 
 
 def _share(value: Any) -> None:
-    """Replace strings and small parts of a dict or a list by what is equal to them and known already."""
+    """Replace strings and small parts of a dict or list by equal ones that are already known."""
     items: Any = value.items() if type(value) is dict else enumerate(value)
     for key, child in items:
         kind = type(child)
@@ -54,7 +54,7 @@ def _share(value: Any) -> None:
             if len(child) <= MAX_SHARED_STRING:
                 value[key] = _intern(child)
         elif kind is dict:
-            text = _encode(child)  # tells 1 from true and from 1.0, which == does not
+            text = _encode(child)  # distinguishes 1, true and 1.0, unlike ==
             if len(text) <= MAX_SHARED_BYTES:
                 value[key] = _shared_parts.setdefault(text, child)
             else:

@@ -1,1 +1,1 @@
-"""ClusterBinding -> a running syncer: checks who is behind a binding, and keeps one syncer at work for it."""
+"""The manager: checks the cluster behind each ClusterBinding and deploys a syncer for it."""

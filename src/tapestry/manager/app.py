@@ -1,4 +1,4 @@
-"""The manager: which change is whose business, and a process that sees to it."""
+"""Assembly of the manager: informers, watches, controllers and metrics."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,28 +37,32 @@ from tapestry.manager.syncers import (
 MANAGED = f"{keys.MANAGED_BY}={keys.TAPESTRY}"
 PHASES = ("Pending", "Ready", "Failed", "Deleting")
 BINDINGS = Gauge("tapestry_bindings", "ClusterBindings by phase.", ["phase"])
-LEFTOVERS = Gauge("tapestry_leftovers", "Bindings that were left by force, and are still to be removed below.")
+LEFTOVERS = Gauge("tapestry_leftovers", "Bindings removed by force whose objects still exist in the physical cluster.")
 
 
 @dataclass(frozen=True)
-class RemoteCluster:
-    """Another cluster, for syncers to run in: a connection to watch it, and one to write to it."""
+class SyncerCluster:
+    """A separate cluster that syncers run in, with one transport for reads and one for writes."""
 
     read_transport: Transport
     write_transport: Transport
 
 
 def install(
-    config: BindingsConfig, manager: Manager, *, connect: Connect = HttpTransport, remote: RemoteCluster | None = None
+    config: BindingsConfig,
+    manager: Manager,
+    *,
+    connect: Connect = HttpTransport,
+    syncer_cluster: SyncerCluster | None = None,
 ) -> None:
-    """Give `manager` what there is to do for ClusterBindings; `connect` opens physical clusters."""
+    """Install the controllers of ClusterBindings.  `connect` opens transports to physical clusters."""
     bindings = manager.informer(CLUSTER_BINDINGS, indexers=INDEXERS)
     policies = manager.informer(POLICIES)
     secrets = [
         manager.informer(SECRETS, namespace=namespace, transform=kubeconfig_only)
         for namespace in sorted(config.secret_namespaces)
     ]
-    syncers = build_deployer(config, manager, remote)
+    syncers = build_deployer(config, manager, syncer_cluster)
     reconciler = BindingReconciler(
         config, manager, bindings, secrets, policies, ConnectivityChecker(connect, config.allow_loopback), syncers
     )
@@ -77,21 +81,21 @@ def install(
 def install_leftovers(
     config: BindingsConfig, manager: Manager, bindings: Informer, secrets: Sequence[Informer], connect: Connect
 ) -> None:
-    """What there is to do for clusters that were left by force, beside all else: they may be silent for long."""
+    """Install the controller of forced unjoins.  It has its own workers: their clusters may be unreachable for long."""
     leftovers = LeftoverReconciler(manager, secrets, connect, config.allow_loopback)
     controller = manager.controller("leftovers", leftovers.reconcile, workers=2)
     for informer in secrets:
         controller.watch(informer)
     controller.watch(bindings, secret_keys_of, when=lambda _old, new: new is None)
-    LEFTOVERS.set_function(lambda: sum(len(leftovers_in(each)) for some in secrets for each in some.store.list()))
+    LEFTOVERS.set_function(lambda: sum(len(leftovers_in(each)) for cache in secrets for each in cache.store.list()))
 
 
-def build_deployer(config: BindingsConfig, manager: Manager, remote: RemoteCluster | None) -> SyncerDeployer:
-    """Where the objects of syncers are seen and written: beside the bindings, or in a cluster of their own."""
+def build_deployer(config: BindingsConfig, manager: Manager, syncer_cluster: SyncerCluster | None) -> SyncerDeployer:
+    """Return the deployer of syncers, for the cluster of the bindings or for a separate one."""
     folder = Path(config.template_dir) if config.template_dir else packaged_templates("syncer")
     indexers: dict[str, Indexer] = {BY_BINDING: binding_uid_of}
     caches: dict[Scope, Informer] = {}
-    if remote is None:
+    if syncer_cluster is None:
         client = manager.client
         for resource, namespace in scopes(config):
             caches[resource, namespace] = manager.informer(
@@ -99,65 +103,64 @@ def build_deployer(config: BindingsConfig, manager: Manager, remote: RemoteClust
             )
     else:
         client, reads = (
-            fenced_client(manager, remote.write_transport),
-            Client(remote.read_transport, identity=manager.identity),
+            fenced_client(manager, syncer_cluster.write_transport),
+            Client(syncer_cluster.read_transport, identity=manager.identity),
         )
         for resource, namespace in scopes(config):
             informer = Informer(reads, resource, namespace=namespace, labels=MANAGED, indexers=indexers)
             caches[resource, namespace] = manager.add_optional_informer(informer)
     clients: dict[Resource, Client] = dict.fromkeys((resource for resource, _ in caches), client)
-    return SyncerDeployer(config, partial(load_templates, folder), clients, caches, remote is not None)
+    return SyncerDeployer(config, partial(load_templates, folder), clients, caches, syncer_cluster is not None)
 
 
 def fenced_client(manager: Manager, transport: Transport) -> Client:
-    """A client of another cluster that writes only while the manager leads, and is cut with it."""
+    """Return a client that writes only while the manager leads.  Losing leadership cuts its connections."""
     elector = manager.elector
     if elector is None:
         return Client(transport, audit=manager.audit, identity=manager.identity)
-    cut_first = elector.on_loss
+    previous = elector.on_loss
 
-    def cut() -> None:
-        cut_first()
+    def on_loss() -> None:
+        previous()
         transport.abort()
 
-    elector.on_loss = cut
+    elector.on_loss = on_loss
     return Client(transport, fence=elector.fence, audit=manager.audit, identity=manager.identity)
 
 
 def kubeconfig_only(secret: Object) -> Object:
-    """A Secret as we need it; whatever else is in it, in annotations too, never stays in our memory."""
+    """Keep only the kubeconfig and the leftover annotation of a Secret.  Nothing else stays in memory."""
     metadata = {key: secret["metadata"].get(key) for key in ("name", "namespace", "uid", "resourceVersion")}
-    marks = {key: value for key, value in annotations_of(secret).items() if key == keys.LEFT_BEHIND}
+    annotations = {key: value for key, value in annotations_of(secret).items() if key == keys.LEFT_BEHIND}
     kubeconfig = value_at(secret, "data", KUBECONFIG_KEY)
     return {
-        "metadata": {**metadata, "labels": labels_of(secret), "annotations": marks},
+        "metadata": {**metadata, "labels": labels_of(secret), "annotations": annotations},
         "data": {} if kubeconfig is None else {KUBECONFIG_KEY: kubeconfig},
     }
 
 
 def count(bindings: Store, phase: str) -> float:
-    return float(sum(value_at(each, "status", "phase", default="Pending") == phase for each in bindings.list()))
+    return float(sum(value_at(binding, "status", "phase", default="Pending") == phase for binding in bindings.list()))
 
 
 def with_election_namespace(config: BindingsConfig) -> BindingsConfig:
-    """The configuration with the election in the manager's own namespace, unless it names another."""
+    """Return the configuration with the Lease in the manager's namespace, unless another one is set."""
     election = config.leader_election
-    place = election.namespace or config.namespace
-    return structs.replace(config, leader_election=structs.replace(election, namespace=place))
+    namespace = election.namespace or config.namespace
+    return structs.replace(config, leader_election=structs.replace(election, namespace=namespace))
 
 
 async def run_manager(config: BindingsConfig, environ: Mapping[str, str], home: Path) -> None:
-    """Run the manager until it is told to stop."""
     config = with_election_namespace(config)
     manager = manager_for(config, environ, home)
-    elsewhere = None
+    syncer_cluster = None
     if config.deploy_kubeconfig:
         access = load_access([Path(config.deploy_kubeconfig)], environ=environ)
-        elsewhere = RemoteCluster(HttpTransport(access), HttpTransport(access))
-    manager.register("bindings", lambda each: install(config, each, remote=elsewhere))
+        syncer_cluster = SyncerCluster(HttpTransport(access), HttpTransport(access))
+    manager.register("bindings", lambda target: install(config, target, syncer_cluster=syncer_cluster))
     try:
         await App(manager).run()
     finally:
-        if elsewhere is not None:
-            await elsewhere.read_transport.close()
-            await elsewhere.write_transport.close()
+        if syncer_cluster is not None:
+            await syncer_cluster.read_transport.close()
+            await syncer_cluster.write_transport.close()

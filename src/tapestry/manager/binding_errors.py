@@ -1,20 +1,21 @@
-"""What keeps a binding from being ready: one word, a sentence, and what there is to wait for."""
+"""Errors that keep a ClusterBinding from being ready: reason, message and retry policy."""
 
 from enum import Enum
 
 
 class RetryPolicy(Enum):
-    """When it is worth looking again."""
+    """Time of the next attempt."""
 
     ON_CHANGE = "when something that we watch changes"
-    ON_RECHECK = "now and then: what would help happens where we do not watch"
-    BACKOFF = "soon, then less and less often"
+    ON_RECHECK = "periodically: the fix happens where we do not watch"
+    BACKOFF = "with backoff"
 
 
 class BindingError(Exception):
-    """`reason` is the word for conditions, events and metrics; `condition` the aspect of the binding that it is about.
+    """An error of one aspect of a binding.
 
-    A fault that is about no aspect (`condition` is empty) is one of the binding's own spec.
+    `reason` is used in conditions, events and metrics.  `condition` names the aspect; it is empty for an error in the
+    binding's own spec.
     """
 
     def __init__(

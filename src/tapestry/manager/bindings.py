@@ -1,13 +1,14 @@
-"""ClusterBindings: from a kubeconfig in a Secret to a syncer at work, and back.
+"""Reconciler of ClusterBindings: from a kubeconfig in a Secret to a running syncer, and back.
 
-    only a spec          the finalizer, the phase Pending
-    spec                 is it valid, and the only one of its clusterID?
-    kubeconfig           is it allowed, there, harmless?
-    physical cluster     does it answer, is it the one that was bound and bound once, does it grant every right?
-    syncer               everything that it consists of, as the templates want it
+    initialize           add the finalizer, set the phase Pending
+    spec                 check that it is valid and that its clusterID is unique
+    kubeconfig           check that it exists, is allowed and is safe
+    physical cluster     check that it responds, is the bound cluster, is bound once, and grants all permissions
+    syncer               apply all objects of the syncer's templates
 
-What fails first is the binding's fault: the phase is Failed, a condition and an event say why, and it waits for what
-could help.  A binding that was well before keeps its syncer when its cluster falls silent: then it is needed most.
+The first failed stage determines the error: the phase is Failed, a condition and an event name the reason, and the
+binding waits for a change that could help.  A binding that was accepted before keeps its syncer while its cluster is
+unreachable.
 """
 
 from collections.abc import Iterable, Sequence
@@ -47,20 +48,20 @@ from tapestry.manager.validation import check_identity, validated_spec
 
 IDENTITY = NAMESPACES, IDENTITY_NAMESPACE
 RECHECK_SECONDS = 300.0
-"""How often a binding is looked at again when nothing of what we watch changes."""
+"""Interval of reconciles without a change."""
 FAILED_RECHECK_INTERVAL = 30.0
-"""The same for one with a fault that is mended where we do not watch: whoever mends it is waiting."""
+"""Interval of reconciles of a binding with an error that is fixed where we do not watch."""
 STUCK_SECONDS = 60.0
-"""How long after its grace a binding may take to go before it counts as stuck."""
+"""Seconds after its grace period at which a deleted binding counts as stuck."""
 CLEANUP_POLL_INTERVAL = 5.0
-"""How often a binding that goes is looked at while something of it is still there."""
+"""Interval of reconciles while objects of a deleted binding still exist."""
 KEEP_SYNCER_REASONS = frozenset({"ConnectivityFailed", "PermissionsMissing"})
-"""Faults of a cluster; those of the binding itself say that its syncer may be the wrong one."""
+"""Errors of the cluster, which do not affect the syncer.  Errors of the binding may mean that its syncer is wrong."""
 
 
 @dataclass(frozen=True)
 class BindingReconciler:
-    """Keeps a syncer at work for each ClusterBinding; keyed by its name."""
+    """Keeps one syncer deployed for each ClusterBinding.  Keys are binding names."""
 
     config: BindingsConfig
     manager: Manager
@@ -70,7 +71,7 @@ class BindingReconciler:
     connectivity_checker: ConnectivityChecker
     deployer: SyncerDeployer
     own_label: list[str] = field(default_factory=list)
-    """The mark of this virtual cluster, once it was read."""
+    """Label value of this virtual cluster, once it was read."""
 
     async def reconcile(self, name: str) -> Result | None:
         binding = self.bindings.store.get(name)
@@ -84,65 +85,66 @@ class BindingReconciler:
         )
 
     async def ensure_initialized(self, binding: Object) -> Object:
-        """The binding with our finalizer and a phase: before anything is made for it, it can no longer just vanish."""
+        """Add the finalizer and the initial status, so that nothing created for the binding can be orphaned."""
         finalizers = finalizers_of(binding)
         if keys.MANAGER_FINALIZER not in finalizers:
             patch = {"metadata": {"finalizers": [*finalizers, keys.MANAGER_FINALIZER]}}
             binding = await self.manager.client.patch(CLUSTER_BINDINGS, binding, patch)
         if value_at(binding, "status", "phase") is None:
-            first = new_condition("Ready", False, "Initializing", "the binding has yet to be looked at")
-            binding = await self.update_status(binding, "Pending", [first])
+            initial = new_condition("Ready", False, "Initializing", "the binding is not reconciled yet")
+            binding = await self.update_status(binding, "Pending", [initial])
         return binding
 
     async def bind(self, binding: Object) -> Result | None:
-        fault, finding, deployment = None, None, None
+        error, probe, deployment = None, None, None
         try:
-            finding = await self.probe_cluster(binding)
-            check_cluster(binding, finding, self.others(binding), await self.virtual_cluster())
-        except BindingError as caught:
-            fault = caught
-        if fault is None or (fault.reason in KEEP_SYNCER_REASONS and is_accepted(binding)):
+            probe = await self.probe_cluster(binding)
+            check_cluster(binding, probe, self.others(binding), await self.virtual_cluster())
+        except BindingError as raised:
+            error = raised
+        if error is None or (error.reason in KEEP_SYNCER_REASONS and is_accepted(binding)):
             try:
                 deployment = await self.ensure_syncer(binding)
-            except BindingError as caught:
-                fault = fault or caught
+            except BindingError as raised:
+                error = error or raised
         now = self.manager.now()
-        conditions = [*binding_conditions(fault, finding, deployment, now), *self.no_policy_condition(binding, fault)]
-        facts = status_facts(finding) if fault is None and finding is not None else {}
-        await self.update_status(binding, "Failed" if fault else "Ready", conditions, facts)
+        conditions = [*binding_conditions(error, probe, deployment, now), *self.no_policy_condition(binding, error)]
+        facts = status_facts(probe) if error is None and probe is not None else {}
+        await self.update_status(binding, "Failed" if error else "Ready", conditions, facts)
         if is_accepted(binding) and "identity" in facts and [facts["identity"]] != identity_of(binding):
             self.manager.events.normal(binding, "IdentityApproved", f"the binding is now to {facts['identity']}")
-        return reconcile_result(fault, finding)
+        return reconcile_result(error, probe)
 
     async def virtual_cluster(self) -> str:
-        """The virtual cluster as a label value; it never changes."""
+        """Return the label value of the virtual cluster.  It never changes."""
         if not self.own_label:
             self.own_label.append(virtual_cluster_label(uid_of(await self.manager.client.get(*IDENTITY))))
         return self.own_label[0]
 
     async def probe_cluster(self, binding: Object) -> ProbeResult:
-        """What the cluster behind the binding answers; the Fault of whatever is in the way."""
+        """Validate the binding and probe its cluster.  Raise BindingError if that fails."""
         spec = validated_spec(binding, self.others(binding), self.config.secret_namespaces)
         secret = cached_secret(self.secrets, secret_key_of(binding))
         return await self.connectivity_checker.check(name_of(binding), secret, spec)
 
     async def ensure_syncer(self, binding: Object) -> Object:
-        """The Deployment of the binding's syncer, with all that belongs to it.
+        """Deploy the binding's syncer and return its Deployment.
 
-        Before anything is made the binding is read live: for one that only our cache still has, nobody would clean up.
+        Before creating objects, read the binding from the server: if it exists only in our cache, the new objects would
+        never be cleaned up.
         """
-        wanted = self.deployer.desired_manifests(binding)
-        if self.deployer.has_missing(wanted):
+        manifests = self.deployer.desired_manifests(binding)
+        if self.deployer.has_missing(manifests):
             live = await self.manager.client.get(CLUSTER_BINDINGS, name_of(binding))
             if is_relevant_change(binding, live):
                 raise Conflict(409, "Conflict", f"ClusterBinding {name_of(binding)} has changed since it was read")
-        return await self.deployer.ensure(binding, wanted)
+        return await self.deployer.ensure(binding, manifests)
 
     def others(self, binding: Object) -> list[Object]:
         return [each for each in self.bindings.store.list() if name_of(each) != name_of(binding)]
 
     def no_policy_condition(self, binding: Object, error: BindingError | None) -> Iterable[Object]:
-        """A bound cluster that nobody lends says so from the start; later on that is for its syncer to say."""
+        """Report a bound cluster without a policy from the start.  Later the syncer maintains this condition."""
         conditions = value_at(binding, "status", "conditions", default=[])
         names = {name_of(binding), value_at(binding, "spec", "clusterID")}
         is_named = any(value_at(each, "spec", "cluster") in names for each in self.policies.store.list())
@@ -150,15 +152,15 @@ class BindingReconciler:
             yield new_condition("Leasing", False, "NoPolicy", "no ResourceLeasingPolicy names this binding")
 
     async def unbind(self, binding: Object) -> Result | None:
-        """Wait for the syncer to clean up, unless that is hopeless; then remove it, and let the binding go."""
+        """Wait for the syncer to clean up, unless unbinding is forced.  Then delete it and remove the finalizers."""
         finalizers = finalizers_of(binding)
         if keys.MANAGER_FINALIZER not in finalizers:
             return None
         is_forced = annotations_of(binding).get(keys.FORCE_UNBIND) == "true"
         if keys.SYNCER_FINALIZER in finalizers and not is_forced:
             return await self.wait_for_syncer(binding)
-        going = new_condition("Ready", False, "CleanupInProgress", "what was made for the binding is being removed")
-        binding = await self.update_status(binding, "Deleting", [going])
+        deleting = new_condition("Ready", False, "CleanupInProgress", "the objects of the binding are being deleted")
+        binding = await self.update_status(binding, "Deleting", [deleting])
         if not await remove_syncer(self.deployer, binding):
             return Result(requeue_after=CLEANUP_POLL_INTERVAL)
         if is_forced and not await self.force_cleanup(binding):
@@ -166,36 +168,36 @@ class BindingReconciler:
         ours = (keys.MANAGER_FINALIZER, keys.SYNCER_FINALIZER)
         patch = {"metadata": {"finalizers": [each for each in finalizers if each not in ours]}}
         await self.manager.client.patch(CLUSTER_BINDINGS, binding, patch)
-        how = f"by force; {leftover_message(binding, ())}" if is_forced else "nothing of it is left"
-        self.manager.events.normal(binding, "Deleted", f"the binding is gone: {how}")
+        outcome = f"by force; {leftover_message(binding, ())}" if is_forced else "all of its objects are deleted"
+        self.manager.events.normal(binding, "Deleted", f"the binding is deleted: {outcome}")
         return None
 
     async def wait_for_syncer(self, binding: Object) -> Result:
-        """See to it that there is a syncer to clean up, and say that we wait for it."""
-        message, seconds = "the syncer has yet to clean up", self.seconds_to_stuck(binding)
+        """Ensure that a syncer runs to clean up, and report that the binding waits for it."""
+        message, seconds = "waiting for the syncer to clean up", self.seconds_to_stuck(binding)
         if seconds <= 0:
-            message += f"; if it never will, annotate with {keys.FORCE_UNBIND}=true"
+            message += f"; if it cannot, annotate the binding with {keys.FORCE_UNBIND}=true"
         if is_accepted(binding):
             try:
                 await self.ensure_syncer(binding)
             except (BindingError, InvalidSpec) as error:
-                message = f"{message}; it cannot be started: {error}"
+                message = f"{message}; the syncer cannot be deployed: {error}"
         await self.update_status(binding, "Deleting", [new_condition("Ready", False, "WaitingSyncerCleanup", message)])
         return Result(requeue_after=min(seconds, RECHECK_SECONDS) if seconds > 0 else RECHECK_SECONDS)
 
     def seconds_to_stuck(self, binding: Object) -> float:
-        """How long a syncer that cleans up may still take; then force is worth a word."""
+        """Return the seconds until a deletion counts as stuck.  After that, the status suggests a forced unbinding."""
         grace = value_at(binding, "spec", "unbindGraceSeconds", default=MAX_GRACE_SECONDS)
         due = parse_time(binding["metadata"]["deletionTimestamp"]) + timedelta(seconds=grace + STUCK_SECONDS)
         return (due - self.manager.now()).total_seconds()
 
     async def force_cleanup(self, binding: Object) -> bool:
-        """Whether nothing in the virtual cluster stands for the cluster any more; what it may have is remembered."""
+        """Delete the binding's virtual nodes and record what may be left.  Return whether the nodes are deleted."""
 
-        def tell(pods: Sequence[Object]) -> None:
+        def report_pods(pods: Sequence[Object]) -> None:
             self.manager.events.warning(binding, "LeftBehind", leftover_message(binding, pods))
 
-        if not await remove_virtual_nodes(self.manager.client, binding, tell):
+        if not await remove_virtual_nodes(self.manager.client, binding, report_pods):
             return False
         await record_leftover(self.manager.client, cached_secret(self.secrets, secret_key_of(binding)), binding)
         return True
@@ -203,18 +205,18 @@ class BindingReconciler:
     async def update_status(
         self, binding: Object, phase: str, conditions: Iterable[Object], facts: Object | None = None
     ) -> Object:
-        """Write our part of the status, where it changed, and an event for what is new in it."""
-        wanted = {**binding_status(binding, phase, conditions, self.manager.now()), **(facts or {})}
-        told = await self.manager.client.converge(CLUSTER_BINDINGS, binding, {"status": wanted})
-        for is_warning, reason, message in status_events(binding, told):
+        """Write the manager's part of the status if it changed, and record events for the changes."""
+        status = {**binding_status(binding, phase, conditions, self.manager.now()), **(facts or {})}
+        updated = await self.manager.client.converge(CLUSTER_BINDINGS, binding, {"status": status})
+        for is_warning, reason, message in status_events(binding, updated):
             record = self.manager.events.warning if is_warning else self.manager.events.normal
-            record(told, reason, message)
-        return told
+            record(updated, reason, message)
+        return updated
 
-    # -- whose business a change is
+    # -- mapping of changes to bindings
 
     def affected_bindings(self, binding: Object) -> Iterable[str]:
-        """The binding, and those that want what it has: its clusterID, or the cluster that it is pinned to."""
+        """Return the binding and its rivals: those with the same clusterID or the same cluster."""
         store = self.bindings.store
         rivals = [other for each in cluster_id_of(binding) for other in store.by("clusterID", each)]
         if identities := identity_of(binding):
@@ -222,45 +224,42 @@ class BindingReconciler:
         return {name_of(binding), *map(name_of, rivals)}
 
     def bindings_of_secret(self, secret: Object) -> Iterable[str]:
-        """The bindings whose kubeconfig is in a Secret."""
         key = f"{namespace_of(secret)}/{name_of(secret)}"
         return [name_of(each) for each in self.bindings.store.by("secret", key)]
 
     def bindings_of_object(self, obj: Object) -> Iterable[str]:
-        """The binding that an object was made for."""
         return [name_of(each) for uid in binding_uid_of(obj) for each in self.bindings.store.by("uid", uid)]
 
     def bindings_of_policy(self, policy: Object) -> Iterable[str]:
-        """The bindings that a policy is about."""
         cluster = str(value_at(policy, "spec", "cluster", default=""))
         return {cluster, *(name_of(each) for each in self.bindings.store.by("clusterID", cluster))}
 
 
 def check_cluster(binding: Object, probe: ProbeResult, others: Iterable[Object], virtual_cluster: str) -> None:
-    """Raises the Fault of a cluster that answers, and yet may not be used.
+    """Raise BindingError if a reachable cluster may not be used.
 
-    Rights that only volumes need are no reason: everything else works without them.
+    Missing permissions that only volumes need are not an error: everything else works without them.
     """
     if probe.identity is not None:
         check_identity(binding, probe.identity, others)
     if is_taken(probe.mount, virtual_cluster):
         message = taken_message(str(value_at(binding, "spec", "mountNamespace")), virtual_cluster)
         raise BindingError(keys.MOUNT_NAMESPACE_TAKEN, message, condition=PERMITTED, retry=RetryPolicy.ON_RECHECK)
-    missing = [right for right in probe.missing if right.resource not in VOLUME_KINDS]
+    missing = [permission for permission in probe.missing if permission.resource not in VOLUME_KINDS]
     if missing:
-        rights = ", ".join(map(str, missing))
-        message = f"the kubeconfig does not grant: {rights}"
+        permissions = ", ".join(map(str, missing))
+        message = f"the kubeconfig does not grant: {permissions}"
         raise BindingError("PermissionsMissing", message, condition=PERMITTED, retry=RetryPolicy.ON_RECHECK)
 
 
 def status_facts(probe: ProbeResult) -> Object:
-    """What the status keeps of a finding: which cluster this is, from now on, and how long the credentials last."""
+    """Return the status fields of a successful probe: identity of the cluster and expiry of the credentials."""
     expires = timestamp(probe.expires) if probe.expires else None
     return {"identity": probe.identity, "credentialsExpire": expires}
 
 
 def reconcile_result(error: BindingError | None, probe: ProbeResult | None) -> Result:
-    """How a pass ends whose findings have been told."""
+    """Return the result of a reconcile whose status is written, or raise for a retry with backoff."""
     if error is not None and error.retry is RetryPolicy.ON_CHANGE:
         raise Terminal(error.reason, error.message) from error
     if error is not None and error.retry is RetryPolicy.BACKOFF:
@@ -270,12 +269,12 @@ def reconcile_result(error: BindingError | None, probe: ProbeResult | None) -> R
 
 
 def is_accepted(binding: Object) -> bool:
-    """Whether everything about the binding was well once."""
+    """Return whether the binding was ready once."""
     return value_at(binding, "status", "identity") is not None
 
 
 def is_relevant_change(old: Object | None, new: Object | None) -> bool:
-    """Whether more changed than what the syncer and we write into the status all the time."""
+    """Return whether more changed than the status fields that the syncer and the manager update regularly."""
     return old is None or new is None or relevant_fields(old) != relevant_fields(new)
 
 
@@ -290,18 +289,18 @@ def relevant_fields(binding: Object) -> list[object]:
 
 
 def finalizers_of(binding: Object) -> list[str]:
-    found: list[str] = binding["metadata"].get("finalizers") or []
-    return found
+    finalizers: list[str] = binding["metadata"].get("finalizers") or []
+    return finalizers
 
 
 def cluster_id_of(binding: Object) -> list[str]:
-    found = value_at(binding, "spec", "clusterID")
-    return [found] if isinstance(found, str) else []
+    cluster_id = value_at(binding, "spec", "clusterID")
+    return [cluster_id] if isinstance(cluster_id, str) else []
 
 
 def identity_of(binding: Object) -> list[str]:
-    found = value_at(binding, "status", "identity")
-    return [found] if isinstance(found, str) else []
+    identity = value_at(binding, "status", "identity")
+    return [identity] if isinstance(identity, str) else []
 
 
 def secret_key_of(binding: Object) -> str:
@@ -314,7 +313,7 @@ def secret_keys_of(binding: Object) -> list[str]:
 
 
 def reason_of(binding: Object) -> list[str]:
-    """Why the binding is ready, or is not."""
+    """Return the reason of the condition Ready."""
     ready = find_condition(value_at(binding, "status", "conditions"), "Ready")
     return [ready["reason"]] if ready else []
 

@@ -1,7 +1,6 @@
-"""The end of a binding: what ran for it goes, and when its cluster is given up by force, so does what stood for it.
+"""Deletion of a binding's syncer and, if forced, of its virtual nodes and pods.
 
-Nothing here goes by a cache: what is not there has been asked for.  Each function does what can be done now, and says
-whether that was all.
+These functions read from the server, never from caches.  Each does what is possible now and returns whether it is done.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,23 +12,23 @@ from tapestry.kube.resources import DEPLOYMENTS, NODES, PODS
 from tapestry.manager.syncers import SyncerDeployer
 
 MAX_NAMED_PODS = 20
-"""Pods that an event names; it has to be short."""
+"""Maximum number of pods that an event names."""
 
 
 async def remove_syncer(deployer: SyncerDeployer, binding: Object) -> bool:
-    """Remove the Deployment, and once it is gone everything else that names the binding; roles of all syncers stay."""
-    found = await deployer.live_objects(binding)
-    deployments = [(resource, obj) for resource, obj in found if resource is DEPLOYMENTS]
-    for resource, obj in deployments or found:
+    """Delete the Deployment, and after it all other objects of the binding's syncer.  Shared roles stay."""
+    objects = await deployer.live_objects(binding)
+    deployments = [(resource, obj) for resource, obj in objects if resource is DEPLOYMENTS]
+    for resource, obj in deployments or objects:
         if not is_deleting(obj):
             await deployer.remove(resource, obj)
-    return not found
+    return not objects
 
 
 async def remove_virtual_nodes(client: Client, binding: Object, on_pods: Callable[[Sequence[Object]], None]) -> bool:
-    """Remove the binding's virtual nodes and, before them, every pod there, without grace and whatever holds it.
+    """Delete the binding's virtual nodes and their pods, without a grace period.
 
-    `on_pods` is told of the pods before they go.
+    `on_pods` is called with the pods before they are deleted.
     """
     nodes = await virtual_nodes(client, binding)
     pods = [pod for node in nodes for pod in await client.list(PODS, fields=f"spec.nodeName={name_of(node)}")]
@@ -48,10 +47,12 @@ async def virtual_nodes(client: Client, binding: Object) -> list[Object]:
 
 
 def leftover_message(binding: Object, pods: Sequence[Object]) -> str:
-    """What may still be in the physical cluster, and how to find it there."""
+    """Describe the objects that may remain in the physical cluster, and how to find them."""
     named = ", ".join(key_of(pod) for pod in pods[:MAX_NAMED_PODS])
     more = f" and {len(pods) - MAX_NAMED_PODS} more" if len(pods) > MAX_NAMED_PODS else ""
-    twins = f"twins of the pods {named}{more}" if pods else "what was made for its pods"
+    twins = f"twins of the pods {named}{more}" if pods else "copies for its pods"
     mount = value_at(binding, "spec", "mountNamespace", default="?")
     selector = f"{keys.CLUSTER_BINDING_UID}={uid_of(binding)}"
-    return f"in namespace {mount} below may be left: {twins}; look for objects labelled {selector}"
+    return (
+        f"namespace {mount} of the physical cluster may still contain {twins}; find objects with the label {selector}"
+    )

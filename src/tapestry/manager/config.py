@@ -1,4 +1,4 @@
-"""The configuration of the manager: that of any process that runs controllers, and how it runs syncers."""
+"""Configuration of the manager: common controller settings and those of the syncers."""
 
 from typing import Annotated
 
@@ -20,18 +20,18 @@ def default_resources() -> ContainerResources:
 
 
 class SyncerSettings(Section, frozen=True):
-    """What every syncer is started with."""
+    """Settings of every syncer."""
 
     image: Annotated[str, Meta(min_length=1)] = DEFAULT_IMAGE
     replicas: Annotated[int, Meta(ge=0, le=10)] = 2
-    """One works, the others stand by with warm caches."""
+    """Number of replicas.  One is active, the others stand by with synced caches."""
     resources: ContainerResources = field(default_factory=default_resources)
-    """Requests and limits of a replica."""
+    """Requests and limits of one replica."""
     args: list[str] = field(default_factory=list)
-    """Put behind those of the template, so the last word is theirs."""
+    """Arguments added after those of the template, which they override."""
     priority_class_name: str = ""
     kubeconfig_secret: str = ""
-    """A Secret in the cluster where syncers run that opens the virtual cluster to them, under the key `kubeconfig`."""
+    """Secret with a kubeconfig of the virtual cluster (key `kubeconfig`), in the cluster that syncers run in."""
 
     def __post_init__(self) -> None:
         for part, amounts in self.resources.items():
@@ -40,30 +40,30 @@ class SyncerSettings(Section, frozen=True):
 
 
 class BindingsConfig(ManagerConfig, frozen=True):
-    """Everything `tapestry manager` can be told."""
+    """Configuration of `tapestry manager`."""
 
     name: str = "tapestry-manager"
     workers: Annotated[int, Meta(ge=1, le=256)] = 16
-    """An unreachable cluster keeps one of them busy for half a minute."""
+    """Number of workers.  An unreachable cluster blocks one of them for half a minute."""
     leader_election: LeaderElection = field(default_factory=lambda: LeaderElection(enabled=True, namespace=""))
-    """In the manager's own namespace, unless it names another."""
+    """Leader election.  The Lease is in the manager's namespace by default."""
     namespace: Annotated[str, Meta(min_length=1)] = keys.SYSTEM_NAMESPACE
-    """Where syncers live, and kubeconfigs are read from."""
+    """Namespace of syncers, and of kubeconfig Secrets."""
     kubeconfig_namespaces: list[str] = field(default_factory=list)
-    """More namespaces that kubeconfigs are read from."""
+    """Further namespaces of kubeconfig Secrets."""
     allow_loopback: bool = False
-    """Whether kubeconfigs may lead to this machine; syncers are told the same."""
+    """Allow kubeconfigs with loopback addresses, for syncers, too."""
     deploy_kubeconfig: str = ""
-    """A kubeconfig file of another cluster for the syncers to run in; their access to this one is then set up there."""
+    """Kubeconfig file of another cluster for syncers to run in.  Their access to this one is set up there."""
     template_dir: str = ""
-    """A folder with templates in the place of the packaged ones."""
+    """Folder with templates that replace the packaged ones."""
     syncer: SyncerSettings = field(default_factory=SyncerSettings)
 
     def __post_init__(self) -> None:
         if self.deploy_kubeconfig and not self.syncer.kubeconfig_secret:
-            raise ValueError("deployKubeconfig: syncers elsewhere need syncer.kubeconfigSecret to reach this cluster")
+            raise ValueError("deployKubeconfig: syncers in another cluster need syncer.kubeconfigSecret")
 
     @property
     def secret_namespaces(self) -> frozenset[str]:
-        """Every namespace that a kubeconfig may come from."""
+        """All namespaces that kubeconfigs are read from."""
         return frozenset({self.namespace, *self.kubeconfig_namespaces})

@@ -1,7 +1,6 @@
-"""Who is behind a kubeconfig, and what it lets us do there.
+"""Probe of a physical cluster through a binding's kubeconfig: version, identity and permissions.
 
-Three questions within half a minute: does the server answer, which cluster is it, and does it grant every right that a
-syncer needs.  Nothing is written there.
+The probe takes at most half a minute and writes nothing there.
 """
 
 import asyncio
@@ -39,10 +38,10 @@ if TYPE_CHECKING:
 
 KUBECONFIG_KEY = "kubeconfig"
 PROBE_TIMEOUT = 30.0
-"""For all questions together."""
+"""Timeout of the whole probe, in seconds."""
 PROBE_CACHE_SECONDS = 60.0
-"""How long a good answer stands for the next one, as long as Secret and mount namespace are the same."""
-REVIEWS_AT_ONCE = 8
+"""Seconds for which a successful result is cached, as long as the Secret and the mount namespace do not change."""
+MAX_CONCURRENT_REVIEWS = 8
 ACCOUNT_PREFIX = "system:serviceaccount:"
 
 Connect = Callable[[Access], Transport]
@@ -50,23 +49,23 @@ Connect = Callable[[Access], Transport]
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What a physical cluster answered."""
+    """Result of probing a physical cluster."""
 
     version: str
     identity: str | None
-    """None where we may not even ask: then that right is among the missing."""
+    """UID of kube-system.  None if reading it is forbidden: then that permission is in `missing`."""
     missing: tuple[Permission, ...]
     expires: datetime | None
-    """When the credentials do, where they say so."""
+    """Expiry of the credentials, if known."""
     mount: Object | None = None
-    """The mount namespace; None where it is not there, or we may not look."""
+    """The mount namespace.  None if it does not exist, or if reading it is forbidden."""
 
 
 def access_from_secret(secret: Object | None, reference: SecretReference, *, allow_loopback: bool) -> Access:
-    """The access that a binding's Secret gives; raises a Fault that waits for the Secret to change."""
+    """Return the access in a binding's Secret.  Raise a BindingError that waits for a change of the Secret."""
     place = f"Secret {reference.namespace}/{reference.name}"
     if secret is None:
-        raise kubeconfig_error(f"{place} is not there; create it with a kubeconfig under the key {KUBECONFIG_KEY}")
+        raise kubeconfig_error(f"{place} does not exist; create it with a kubeconfig under the key {KUBECONFIG_KEY}")
     data = value_at(secret, "data", KUBECONFIG_KEY)
     if data is None:
         raise kubeconfig_error(f"{place} has no key {KUBECONFIG_KEY}; put the kubeconfig there")
@@ -77,8 +76,8 @@ def access_from_secret(secret: Object | None, reference: SecretReference, *, all
 
 
 def cached_secret(caches: "Iterable[Informer]", key: str) -> Object | None:
-    """The Secret of that key, in whichever namespace's cache it is."""
-    return next((found for each in caches if (found := each.store.get(key)) is not None), None)
+    """Return the Secret from the cache of its namespace."""
+    return next((secret for informer in caches if (secret := informer.store.get(key)) is not None), None)
 
 
 def kubeconfig_error(message: str) -> BindingError:
@@ -87,35 +86,35 @@ def kubeconfig_error(message: str) -> BindingError:
 
 @dataclass(frozen=True)
 class ConnectivityChecker:
-    """Asks physical clusters, and does not ask again for a minute when nothing changed: passes come in flocks."""
+    """Probes physical clusters.  Successful results are cached for a minute, because reconciles come in bursts."""
 
     connect: Connect
     allow_loopback: bool = False
     _results: dict[str, tuple[object, float, ProbeResult]] = field(default_factory=dict)
 
     async def check(self, binding: str, secret: Object | None, spec: ClusterBindingSpec) -> ProbeResult:
-        """What the cluster behind the kubeconfig in `secret` answers; raises a Fault where it cannot be asked."""
+        """Probe the cluster behind the kubeconfig in `secret`.  Raise BindingError if that fails."""
         mount_namespace = spec.mount_namespace or ""
-        asked = mount_namespace, spec.allowed_volumes
-        about = (uid_of(secret), version_of(secret), *asked) if secret is not None else None
+        scope = mount_namespace, spec.allowed_volumes
+        fingerprint = (uid_of(secret), version_of(secret), *scope) if secret is not None else None
         now = asyncio.get_running_loop().time()
-        known = self._results.get(binding)
-        if known is not None and known[0] == about and now - known[1] < PROBE_CACHE_SECONDS:
-            return known[2]
+        cached = self._results.get(binding)
+        if cached is not None and cached[0] == fingerprint and now - cached[1] < PROBE_CACHE_SECONDS:
+            return cached[2]
         self.forget(binding)
-        found = await probe_cluster(
-            access_from_secret(secret, spec.secret_ref, allow_loopback=self.allow_loopback), *asked, self.connect
+        result = await probe_cluster(
+            access_from_secret(secret, spec.secret_ref, allow_loopback=self.allow_loopback), *scope, self.connect
         )
-        if not found.missing:
-            self._results[binding] = (about, now, found)
-        return found
+        if not result.missing:
+            self._results[binding] = (fingerprint, now, result)
+        return result
 
     def forget(self, binding: str) -> None:
         self._results.pop(binding, None)
 
 
 async def probe_cluster(access: Access, mount_namespace: str, allowed: AllowedVolumes, connect: Connect) -> ProbeResult:
-    """Ask everything, once; a Fault that is tried again says that the cluster did not answer."""
+    """Probe the cluster once.  An unreachable cluster raises a BindingError that is retried with backoff."""
     try:
         claims = claims_of(await access.credentials.headers())
         transport = connect(access)
@@ -127,69 +126,69 @@ async def probe_cluster(access: Access, mount_namespace: str, allowed: AllowedVo
         finally:
             await transport.close()
     except Unauthorized as error:
-        message = f"{access.server} refuses the credentials: {error.message}; put a new kubeconfig into the Secret"
+        message = f"{access.server} rejects the credentials: {error.message}; put a new kubeconfig into the Secret"
     except KubeError as error:
         message = str(error)
     except TimeoutError:
-        message = f"{access.server} did not answer within {PROBE_TIMEOUT:g} s"
+        message = f"{access.server} did not respond within {PROBE_TIMEOUT:g} s"
     raise BindingError("ConnectivityFailed", message, condition="Connected", retry=RetryPolicy.BACKOFF)
 
 
 async def probe_with_client(
     client: Client, claims: Object, mount_namespace: str, allowed: AllowedVolumes
 ) -> ProbeResult:
-    version = str((await client.server_version()).get("gitVersion", "of no version"))
+    version = str((await client.server_version()).get("gitVersion", "unknown"))
     try:
         identity = uid_of(await client.get(NAMESPACES, IDENTITY_NAMESPACE))
     except Forbidden:
         identity = None
     try:
-        found = await client.list(NAMESPACES, fields=f"metadata.name={mount_namespace}")
+        namespaces = await client.list(NAMESPACES, fields=f"metadata.name={mount_namespace}")
     except Forbidden:
-        found = []
+        namespaces = []
     needed = single_permissions(
         with_names(
             syncer_physical_permissions(allowed), {Placeholder.MOUNT_NAMESPACE: mount_namespace, **account_in(claims)}
         )
     )
-    missing = await denied_rights(client, needed)
+    missing = await denied_permissions(client, needed)
     if identity is None and not missing:
-        raise KubeError(f"the server refuses to show namespace {IDENTITY_NAMESPACE}, and says that we may see it")
-    return ProbeResult(version, identity, missing, expiry_in(claims), found[0] if found else None)
+        raise KubeError(f"the server denies reading namespace {IDENTITY_NAMESPACE}, but its access review allows it")
+    return ProbeResult(version, identity, missing, expiry_in(claims), namespaces[0] if namespaces else None)
 
 
-async def denied_rights(client: Client, rights: Iterable[Permission]) -> tuple[Permission, ...]:
-    """Which of the rights we lack, in their order; one review each, a few at a time."""
-    slots = asyncio.Semaphore(REVIEWS_AT_ONCE)
+async def denied_permissions(client: Client, permissions: Iterable[Permission]) -> tuple[Permission, ...]:
+    """Return the permissions that are denied, in order.  Each takes one review, with a few in parallel."""
+    slots = asyncio.Semaphore(MAX_CONCURRENT_REVIEWS)
 
-    async def may(right: Permission) -> bool:
+    async def is_allowed(permission: Permission) -> bool:
         async with slots:
             review = await client.review(
-                SELF_SUBJECT_ACCESS_REVIEWS, {"resourceAttributes": resource_attributes(right)}
+                SELF_SUBJECT_ACCESS_REVIEWS, {"resourceAttributes": resource_attributes(permission)}
             )
         return bool(value_at(review, "status", "allowed", default=False))
 
     try:
         async with asyncio.TaskGroup() as group:
-            asked = [(right, group.create_task(may(right))) for right in rights]
+            reviews = [(permission, group.create_task(is_allowed(permission))) for permission in permissions]
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
-    return tuple(right for right, answer in asked if not answer.result())
+    return tuple(permission for permission, allowed in reviews if not allowed.result())
 
 
-# What a token says of itself.  Nobody has verified it: it decides only when to warn, and which right to ask about.
+# Claims of a token are not verified here.  They only determine when to warn and which permission to check.
 
 
 def claims_of(headers: Iterable[tuple[str, str]]) -> Object:
-    """The claims of a JSON Web Token among `headers`; empty where there is none."""
+    """Return the claims of a JSON Web Token in `headers`, or an empty object."""
     token = next((text.removeprefix("Bearer ") for name, text in headers if name == "Authorization"), "")
-    head, _, rest = token.partition(".")
+    header, _, rest = token.partition(".")
     payload = rest.partition(".")[0]
     try:
         claims = msgspec.json.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
     except (ValueError, RecursionError):
         return {}
-    return claims if head and isinstance(claims, dict) else {}
+    return claims if header and isinstance(claims, dict) else {}
 
 
 def expiry_in(claims: Object) -> datetime | None:
@@ -201,7 +200,7 @@ def expiry_in(claims: Object) -> datetime | None:
 
 
 def account_in(claims: Object) -> dict[Placeholder, str]:
-    """The service account whose token expires, for it has to be renewed by that account itself."""
+    """Return the service account of an expiring token: the account must be able to renew it."""
     subject = claims.get("sub")
     if not isinstance(subject, str) or not subject.startswith(ACCOUNT_PREFIX) or expiry_in(claims) is None:
         return {}

@@ -1,4 +1,4 @@
-"""Everything that a cluster needs before bindings can be made in it, as objects to apply."""
+"""Manifests of a Tapestry installation: namespaces, CRDs, roles and the manager's Deployment."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -42,9 +42,9 @@ def installation_objects(
     namespace: str = keys.SYSTEM_NAMESPACE,
     kubeconfig_namespaces: Sequence[str] = (),
 ) -> Iterator[Object]:
-    """The namespaces, our kinds, the rights of manager and syncers, and the manager, in the order to apply them in.
+    """Yield the namespaces, CRDs, roles and the manager, in the order to apply them.
 
-    Namespaces of kubeconfigs other than ours are expected to exist.
+    Other namespaces of kubeconfigs must exist.
     """
     yield from (labelled_object(NAMESPACES, namespace), host_ports_namespace())
     yield from (crd(CLUSTER_BINDING), crd(POLICY))
@@ -52,15 +52,15 @@ def installation_objects(
     yield {**labelled_object(CLUSTER_ROLES, SYNCER_ROLE), "rules": policy_rules(SYNCER_IN_VIRTUAL)}
     yield {**labelled_object(CLUSTER_ROLES, SYNC_BACK_ROLE), "rules": policy_rules(SYNC_BACK_PERMISSIONS)}
     manager = {"kind": SERVICE_ACCOUNTS.kind, "name": INSTALL_NAME, "namespace": namespace}
-    everywhere = [each for each in MANAGER_PERMISSIONS if not each.namespace]
-    yield from role_with_binding(CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS, INSTALL_NAME, everywhere, manager)
-    for place in dict.fromkeys((namespace, *kubeconfig_namespaces)):
+    cluster_wide = [permission for permission in MANAGER_PERMISSIONS if not permission.namespace]
+    yield from role_with_binding(CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS, INSTALL_NAME, cluster_wide, manager)
+    for target in dict.fromkeys((namespace, *kubeconfig_namespaces)):
         places = {
-            Placeholder.KUBECONFIG_NAMESPACE: place,
-            **({Placeholder.MANAGER_NAMESPACE: place} if place == namespace else {}),
+            Placeholder.KUBECONFIG_NAMESPACE: target,
+            **({Placeholder.MANAGER_NAMESPACE: target} if target == namespace else {}),
         }
-        rights = [each for each in with_names(MANAGER_PERMISSIONS, places) if each.namespace]
-        yield from role_with_binding(ROLES, ROLE_BINDINGS, INSTALL_NAME, rights, manager, place)
+        permissions = [permission for permission in with_names(MANAGER_PERMISSIONS, places) if permission.namespace]
+        yield from role_with_binding(ROLES, ROLE_BINDINGS, INSTALL_NAME, permissions, manager, target)
     syncers = {"kind": "Group", "apiGroup": ROLES.group, "name": f"system:serviceaccounts:{namespace}"}
     yield from role_with_binding(
         ROLES, ROLE_BINDINGS, SYNCER_ROLE, SYNCER_HOST_PORTS, syncers, keys.HOST_PORTS_NAMESPACE
@@ -77,7 +77,7 @@ def installation_objects(
 
 
 def host_ports_namespace() -> Object:
-    """Where pods stand for host ports; those run nowhere, so whoever forbids host ports does not mean them."""
+    """Return the namespace of placeholder pods for host ports.  They never run, so host ports are allowed there."""
     namespace = labelled_object(NAMESPACES, keys.HOST_PORTS_NAMESPACE)
     labels = {**labels_of(namespace), "pod-security.kubernetes.io/enforce": "privileged"}
     return with_value(namespace, ("metadata", "labels"), labels)
@@ -87,12 +87,12 @@ def role_with_binding(
     role: Resource,
     binding: Resource,
     name: str,
-    rights: Iterable[Permission],
+    permissions: Iterable[Permission],
     subject: Object,
     place: str | None = None,
 ) -> Iterator[Object]:
-    """A role and its binding to the subject, in a namespace or for the whole cluster."""
-    yield {**labelled_object(role, name, place), "rules": policy_rules(rights)}
+    """Yield a role and its binding to the subject, in one namespace or cluster-wide."""
+    yield {**labelled_object(role, name, place), "rules": policy_rules(permissions)}
     yield {
         **labelled_object(binding, name, place),
         "roleRef": {"apiGroup": role.group, "kind": role.kind, "name": name},
@@ -101,7 +101,7 @@ def role_with_binding(
 
 
 def labelled_object(resource: Resource, name: str, namespace: str | None = None) -> Object:
-    """An object with a name, and a label that says whose it is."""
+    """Return an object with a name and the part-of label."""
     metadata: Object = {"name": name, **({"namespace": namespace} if namespace else {})}
     metadata["labels"] = {"app.kubernetes.io/part-of": keys.TAPESTRY}
     return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata}

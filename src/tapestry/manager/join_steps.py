@@ -1,4 +1,4 @@
-"""The steps of joining and leaving: each looks at one object of a cluster, and says what it did about it."""
+"""Steps of `tapestry join` and `unjoin`: apply or delete one object and report the result."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from tapestry.kube.objects import Object, is_deleting, key_of, labels_of, name_o
 from tapestry.kube.resources import NAMESPACES, Resource
 
 OWNER_LABELS = (keys.MANAGED_BY, keys.VIRTUAL_CLUSTER, keys.CLUSTER_BINDING)
-"""The labels that say whose an object is."""
+"""Labels that identify the owner of an object."""
 
 
 class JoinError(Exception):
-    """Why clusters are not joined, or not parted, and what to do about it; one line for people."""
+    """An error of `join` or `unjoin` with its remedy, as one line for users."""
 
 
 class StepResult(StrEnum):
@@ -34,7 +34,7 @@ class StepResult(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Something done, or found done, in one of the clusters."""
+    """The result of one step in one of the clusters."""
 
     result: StepResult
     cluster: str
@@ -44,7 +44,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Cluster:
-    """One of the clusters that are joined or parted, opened by an administrator."""
+    """One of the two clusters, with administrator access."""
 
     role: str
     """`virtual` or `physical`."""
@@ -52,55 +52,56 @@ class Cluster:
     report: Callable[[Step], None]
 
     async def identity(self) -> str:
-        """The UID of kube-system, which tells one cluster from another."""
+        """Return the UID of kube-system, which identifies a cluster."""
         return uid_of(await self.client.get(NAMESPACES, IDENTITY_NAMESPACE))
 
     async def find(self, resource: Resource, like: Object) -> Object | None:
-        """The object with the name of `like`, or None."""
+        """Return the object with the name of `like`, or None."""
         return await self.client.find(resource, name_of(like), namespace_of(like))
 
     async def wait_for_stable(self, resource: Resource, like: Object) -> Object | None:
-        """The same, once it is not going any more: what is being deleted is as good as gone, in a while."""
-        found = await self.find(resource, like)
-        if found is None or not is_deleting(found):
-            return found
-        what, place = f"{resource.kind} {key_of(like)}", namespace_of(like)
-        self.report(Step(StepResult.WAITING, self.role, what, "it is being deleted"))
+        """Return the object with the name of `like`, or None.  If it is terminating, wait until it is deleted."""
+        current = await self.find(resource, like)
+        if current is None or not is_deleting(current):
+            return current
+        subject, place = f"{resource.kind} {key_of(like)}", namespace_of(like)
+        self.report(Step(StepResult.WAITING, self.role, subject, "it is being deleted"))
         try:
             return await wait_for(self.client, resource, name_of(like), place, until=is_not_deleting)
         except TimeoutError:
-            raise JoinError(f"{what} is still being deleted in the {self.role} cluster; see what holds it") from None
+            raise JoinError(f"{subject} still exists in the {self.role} cluster; check its finalizers") from None
 
     async def apply(
-        self, resource: Resource, wanted: Object, *, shared: bool = False, adopt: bool = False, note: str = ""
+        self, resource: Resource, desired: Object, *, shared: bool = False, adopt: bool = False, note: str = ""
     ) -> Object:
-        """Have the object as wanted, and tell.  One that lacks our marks is left as it is where it is shared.
+        """Create or update the object and report it.  A `shared` object without our labels is left unchanged.
 
-        With `adopt` it gets them.  Without either, JoinError says that the name is taken.
+        With `adopt`, it gets the labels.  Otherwise raise JoinError: the name is taken.
         """
-        what = f"{resource.kind} {key_of(wanted)}"
+        subject = f"{resource.kind} {key_of(desired)}"
         try:
-            current = await self.wait_for_stable(resource, wanted)
+            current = await self.wait_for_stable(resource, desired)
             if current is None:
-                made, mark = await self.client.create(resource, with_type_meta(resource, wanted)), StepResult.CREATED
-            elif adopt or has_owner_labels(current, wanted):
-                made = await self.client.converge(resource, current, wanted)
-                mark = StepResult.UNCHANGED if made is current else StepResult.UPDATED
+                applied = await self.client.create(resource, with_type_meta(resource, desired))
+                result = StepResult.CREATED
+            elif adopt or has_owner_labels(current, desired):
+                applied = await self.client.converge(resource, current, desired)
+                result = StepResult.UNCHANGED if applied is current else StepResult.UPDATED
             elif shared:
-                made, mark = current, StepResult.UNCHANGED
+                applied, result = current, StepResult.UNCHANGED
             else:
                 raise JoinError(
-                    f"{what} in the {self.role} cluster was not made by join; delete it, or use another name"
+                    f"{subject} in the {self.role} cluster was not created by join; delete it, or use another name"
                 )
         except Forbidden as error:
             raise JoinError(
                 f"{error.message}; use a kubeconfig of an administrator of the {self.role} cluster"
             ) from error
-        self.report(Step(mark, self.role, what, note))
-        return made
+        self.report(Step(result, self.role, subject, note))
+        return applied
 
     async def remove(self, resource: Resource, obj: Object) -> None:
-        """Delete the object as it was read, and tell."""
+        """Delete the object as it was read, and report it."""
         try:
             await self.client.delete(resource, obj)
         except NotFound:
@@ -113,7 +114,7 @@ class Cluster:
 
 
 async def list_or_empty(cluster: Cluster, resource: Resource, labels: str) -> list[Object]:
-    """The objects with these labels, in all namespaces; none where the server does not have the kind."""
+    """Return the objects with these labels in all namespaces, or none if the server does not serve the kind."""
     try:
         return await cluster.client.list(resource, labels=labels)
     except NotFound:
@@ -124,7 +125,7 @@ def is_not_deleting(obj: Object | None) -> bool:
     return obj is None or not is_deleting(obj)
 
 
-def has_owner_labels(obj: Object, wanted: Object) -> bool:
-    """Whether an object carries every mark of ownership that the wanted one does."""
-    expected = labels_of(wanted)
+def has_owner_labels(obj: Object, desired: Object) -> bool:
+    """Return whether `obj` has every owner label of `desired`."""
+    expected = labels_of(desired)
     return all(labels_of(obj).get(key) == expected[key] for key in OWNER_LABELS if key in expected)

@@ -1,15 +1,15 @@
-"""Joining: what makes a physical cluster one that lends, and the binding of it.
+"""`tapestry join`: prepare a physical cluster and create its ClusterBinding.
 
-    below   the mount namespace with its safeguards, the priority class, the kind of policies and the owner's first
-            one, and an account for the syncer with the rights of `syncer_below` and no others
-    above   a Secret with a kubeconfig of that account, and the ClusterBinding
+    physical   the mount namespace with its safeguards, the PriorityClass, the policy CRD and the owner's first policy,
+               and a service account for the syncer with exactly the permissions of `syncer_physical_permissions`
+    virtual    a Secret with a kubeconfig of that account, and the ClusterBinding
 
-Whoever joins is an administrator of both clusters; what is made here needs neither afterwards.  Every step looks first
-and writes only what differs, so a second run changes nothing, and renews the token when most of its life is over.  What
-is there and not marked as ours is never taken over.
+Joining needs administrator access to both clusters.  The created objects do not use it afterwards.  Every step reads
+first and writes only differences, so a second run changes nothing, except that it renews the token late in its life.
+Existing objects without our labels are never taken over.
 
-The marks are the virtual cluster and the binding's name, not its UID: that is not known yet, and the syncer, which goes
-by the UID, is to leave alone what it stands on.
+The labels contain the virtual cluster and the name of the binding, not its UID.  The UID is not known yet, and the
+syncer must not delete the objects that it needs itself, which it selects by UID.
 """
 
 import asyncio
@@ -86,38 +86,38 @@ from tapestry.manager.volume_policies import SyncerAccount, apply_volume_policie
 
 TOKEN_SECONDS = int(timedelta(days=30).total_seconds())
 RENEWED_AT = 0.8
-"""The part of a token's life after which it is renewed."""
+"""Fraction of a token's lifetime after which it is renewed."""
 
-RIGHTS_TIMEOUT, RIGHTS_INTERVAL = 15.0, 0.5
-"""Seconds for a server to get to know new roles, and between two questions."""
+PERMISSIONS_TIMEOUT, PERMISSIONS_INTERVAL = 15.0, 0.5
+"""Seconds for a server to apply new roles, and seconds between two checks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be joined, and how."""
+    """Options of a join."""
 
     name: str
     cluster_id: str
     mount_namespace: str = ""
-    """Where our pods run; join chooses one where it is empty."""
+    """Namespace of twins.  If empty, join chooses one."""
     taint: bool = False
-    """Whether virtual nodes bar pods that do not tolerate them."""
+    """Add a taint to virtual nodes, so that pods need a toleration."""
     offer: Offer = field(default_factory=Offer)
-    """What the owner lends; what it says nothing about stays as it is."""
+    """The owner's offer.  Fields that are None are not changed."""
     safeguards: Safeguards = field(default_factory=Safeguards)
-    """What limits us there."""
+    """The owner's safeguards."""
     volumes: AllowedVolumes = field(default_factory=AllowedVolumes)
-    """Which volumes may cross, as the binding says if there is one: more rights go with them."""
+    """Allowed volumes of an existing binding.  They need additional permissions."""
     metadata: tuple[str, ...] = ()
-    """What the binding lists in `allowedMetadata`; empty to leave that as it is."""
+    """Entries for `allowedMetadata` of the binding.  Empty leaves it unchanged."""
     namespace: str = ""
-    """Namespace of the Secret above; empty for the manager's own."""
+    """Namespace of the Secret in the virtual cluster.  Empty means the manager's namespace."""
 
 
 async def join(
     plan: Plan, virtual: Cluster, physical: Cluster, access: Access, *, connect: Connect, now: datetime
 ) -> None:
-    """Join the cluster that `access` opens.  Raises JoinError, before anything is written where that is possible."""
+    """Join the cluster of `access`.  Raise JoinError, if possible before anything is written."""
     validate_offer(plan.offer)
     safeguards.validate_safeguards(plan.safeguards)
     uid = await virtual.identity()
@@ -133,25 +133,25 @@ async def join(
     await check_volumes(plan.name, plan.volumes, physical, are_trusted=plan.safeguards.trust_volumes)
     kubeconfig(access, "any")
     if AddressPolicy().denial_reason(urlsplit(access.server).hostname or ""):
-        note = "loopback; syncers reach it only on that machine, and the manager refuses it without --allow-loopback"
+        note = "loopback; syncers reach it only on that machine, and the manager rejects it without --allow-loopback"
         physical.report(Step(StepResult.WARNING, physical.role, access.server, note))
     namespace, account = await prepare(plan, uid, physical)
     secret = await apply_kubeconfig_secret(plan, uid, virtual, physical, account, access, now)
-    wanted = desired_binding(plan)
+    desired = desired_binding(plan)
     if binding is None and enforced_level(namespace) == "restricted":
-        wanted["spec"]["podSecurity"] = "restricted"  # the default would be looser than what the owner enforces
-    await virtual.apply(CLUSTER_BINDINGS, wanted)
-    await check_rights(plan, secret, account, physical, connect)
+        desired["spec"]["podSecurity"] = "restricted"  # the default is less restrictive than the owner's level
+    await virtual.apply(CLUSTER_BINDINGS, desired)
+    await check_permissions(plan, secret, account, physical, connect)
 
 
-# -- before
+# -- checks
 
 
 async def check_fit(plan: Plan, uid: str, virtual: Cluster, physical: Cluster) -> None:
-    """Raises JoinError where the binding could not be made, or would not be served."""
+    """Raise JoinError if the binding could not be created or would not become ready."""
     identity = await physical.identity()
     if uid == identity:
-        raise JoinError("both kubeconfigs lead to one cluster, and a cluster cannot lease itself; name two")
+        raise JoinError("both kubeconfigs lead to the same cluster, but a cluster cannot lease itself")
     try:
         decode_spec(CLUSTER_BINDING, desired_binding(plan))
     except InvalidSpec as error:
@@ -160,23 +160,23 @@ async def check_fit(plan: Plan, uid: str, virtual: Cluster, physical: Cluster) -
         bindings = await virtual.client.list(CLUSTER_BINDINGS)
     except NotFound:
         install = "tapestry manifests | kubectl apply -f -"
-        raise JoinError(f"the virtual cluster does not know ClusterBindings; run `{install}` there first") from None
+        raise JoinError(f"the virtual cluster does not serve ClusterBindings; run `{install}` there first") from None
     accounts = await physical.client.list(
         SERVICE_ACCOUNTS, labels=f"{keys.VIRTUAL_CLUSTER}={virtual_cluster_label(uid)}"
     )
     joined = {labels_of(account).get(keys.CLUSTER_BINDING, "") for account in accounts}
     for binding in bindings:
-        if complaint := binding_conflict(binding, plan, identity, joined):
-            raise JoinError(complaint)
+        if conflict := binding_conflict(binding, plan, identity, joined):
+            raise JoinError(conflict)
 
 
 def allowed_volumes(plan: Plan, binding: Object | None) -> AllowedVolumes:
-    """What the binding says of volumes; nothing, where it has yet to be made."""
+    """Return the allowed volumes of an existing binding, or those of the plan."""
     return decode_spec(CLUSTER_BINDING, binding).allowed_volumes if binding is not None else plan.volumes
 
 
 async def allowed_metadata(plan: Plan, binding: Object | None, physical: Cluster) -> tuple[str, ...]:
-    """What the binding lists, and where nodes are simulated also the keys that their kubelets read."""
+    """Return the allowed metadata.  If nodes are simulated, add the keys that their kubelets read."""
     if not await physical.client.list(NODES, labels=keys.SIMULATED_NODE):
         return plan.metadata
     listed = decode_spec(CLUSTER_BINDING, binding).allowed_metadata if binding is not None else ()
@@ -184,32 +184,30 @@ async def allowed_metadata(plan: Plan, binding: Object | None, physical: Cluster
 
 
 def binding_conflict(binding: Object, plan: Plan, identity: str, joined: set[str]) -> str:
-    """What an existing binding has against the plan, if anything; `joined` are those with an account there."""
+    """Return the conflict of an existing binding with the plan, or "".  `joined` are bindings with an account there."""
     name, spec, pinned = name_of(binding), binding["spec"], value_at(binding, "status", "identity")
     if name != plan.name:
         if spec["clusterID"] == plan.cluster_id:
             return f"clusterID {plan.cluster_id} belongs to ClusterBinding {name}; choose another with --cluster-id"
-        is_the_same = pinned == identity or (pinned is None and safe_label_value(name) in joined)
-        return f"the cluster has joined as {name} already; unjoin that first" if is_the_same else ""
+        is_same_cluster = pinned == identity or (pinned is None and safe_label_value(name) in joined)
+        return f"the cluster has already joined as {name}; unjoin that first" if is_same_cluster else ""
     if is_deleting(binding):
-        return f"ClusterBinding {name} is being deleted; wait for that, or see to it with `tapestry unjoin {name}`"
+        return f"ClusterBinding {name} is being deleted; wait, or run `tapestry unjoin {name}`"
     if spec["clusterID"] != plan.cluster_id:
-        return (
-            f"ClusterBinding {name} has clusterID {spec['clusterID']}, for good; give --cluster-id {spec['clusterID']}"
-        )
+        return f"ClusterBinding {name} has clusterID {spec['clusterID']}; give --cluster-id {spec['clusterID']}"
     mount = spec.get("mountNamespace", plan.mount_namespace)
     if mount != plan.mount_namespace:
-        return f"ClusterBinding {name} has mountNamespace {mount}, for good; give --mount-namespace {mount}"
+        return f"ClusterBinding {name} has mountNamespace {mount}; give --mount-namespace {mount}"
     if pinned not in (None, identity):
-        return f"ClusterBinding {name} is of another cluster, {pinned}; choose another name, or unjoin it first"
+        return f"ClusterBinding {name} is bound to another cluster, {pinned}; choose another name, or unjoin it first"
     return ""
 
 
-# -- below
+# -- physical cluster
 
 
 def owner_labels(uid: str, binding: str) -> dict[str, str]:
-    """The labels of what join makes for one binding of the virtual cluster with that kube-system UID."""
+    """Return the labels of objects that join creates for a binding.  `uid` is that of the virtual kube-system."""
     return {
         keys.MANAGED_BY: keys.TAPESTRY,
         keys.VIRTUAL_CLUSTER: virtual_cluster_label(uid),
@@ -218,12 +216,11 @@ def owner_labels(uid: str, binding: str) -> dict[str, str]:
 
 
 def selector(labels: dict[str, str]) -> str:
-    """What selects the objects with all of these labels."""
     return ",".join(f"{key}={value}" for key, value in labels.items())
 
 
 def account_name(uid: str, binding: str) -> str:
-    """The account and the roles below: bindings of one name, of two virtual clusters, do not meet."""
+    """Return the name of the account and roles in the physical cluster, unique across virtual clusters."""
     return hashed_name(f"tapestry-syncer-{binding}", uid, binding)
 
 
@@ -232,41 +229,41 @@ def policy_name(uid: str, binding: str) -> str:
 
 
 async def prepare(plan: Plan, uid: str, physical: Cluster) -> tuple[Object, Object]:
-    """Have everything below; returns the mount namespace and the syncer's account."""
-    asked, mount = plan.safeguards, plan.mount_namespace
-    namespace = await apply_mount_namespace(mount, uid, asked, physical)
+    """Apply everything in the physical cluster.  Return the mount namespace and the syncer's account."""
+    requested, mount = plan.safeguards, plan.mount_namespace
+    namespace = await apply_mount_namespace(mount, uid, requested, physical)
     await physical.apply(PRIORITY_CLASSES, priority_class(), shared=True)
     definition = crd(POLICY)
     labelled = {**definition["metadata"], "labels": {keys.MANAGED_BY: keys.TAPESTRY}}
     await physical.apply(CRDS, {**definition, "metadata": labelled}, shared=True)
     await apply_policy(plan, uid, physical)
     name, labels = policy_name(uid, plan.name), owner_labels(uid, plan.name)
-    has_quota = await apply_quota(name, mount, labels, asked, physical)
-    is_isolated = await apply_network_policy(name, mount, labels, asked, namespace, physical)
+    has_quota = await apply_quota(name, mount, labels, requested, physical)
+    is_isolated = await apply_network_policy(name, mount, labels, requested, namespace, physical)
     name, account = account_name(uid, plan.name), None
-    limited, level = SyncerAccount(name, mount, virtual_cluster_label(uid)), enforced_level(namespace)
-    limiting = await apply_volume_policies(limited, plan.volumes, level, labels, physical)  # before the rights
-    for resource, wanted in account_objects(name, plan, labels):
-        made = await physical.apply(resource, wanted)
-        account = account or made
+    syncer, level = SyncerAccount(name, mount, virtual_cluster_label(uid)), enforced_level(namespace)
+    policies = await apply_volume_policies(syncer, plan.volumes, level, labels, physical)  # before the permissions
+    for resource, desired in account_objects(name, plan, labels):
+        applied = await physical.apply(resource, desired)
+        account = account or applied
     assert account is not None
-    await remove_stale_policies(limiting, labels, physical)
-    set_up = [
+    await remove_stale_policies(policies, labels, physical)
+    installed = [
         safeguards.NETWORK_POLICY if is_isolated else safeguards.NO_NETWORK_POLICY,
         *([safeguards.QUOTA] if has_quota else []),
-        *([safeguards.VOLUME_POLICIES] if limiting and plan.volumes.drivers else []),
+        *([safeguards.VOLUME_POLICIES] if policies and plan.volumes.drivers else []),
     ]
-    await record_safeguards(namespace, set_up, physical)
+    await record_safeguards(namespace, installed, physical)
     return namespace, account
 
 
 async def apply_policy(plan: Plan, uid: str, physical: Cluster) -> None:
-    """The owner's policy; where the owner has written one without us and nothing new is offered, that one stands."""
+    """Apply the owner's policy.  If the owner wrote another one and the plan has no offer, leave that in effect."""
     name = policy_name(uid, plan.name)
-    current = await wait_for(physical.client, POLICIES, name, until=lambda _: True)  # the kind may be seconds old
+    current = await wait_for(physical.client, POLICIES, name, until=lambda _: True)  # the CRD may be new
     others = [each for each in await physical.client.list(POLICIES) if applies_to_plan(plan, each)]
     if current is None and others and plan.offer == Offer():
-        note = "decides what is lent"
+        note = "determines what is leased"
         physical.report(Step(StepResult.UNCHANGED, physical.role, f"{POLICIES.kind} {name_of(others[0])}", note))
         return
     offer = plan.offer
@@ -278,7 +275,7 @@ async def apply_policy(plan: Plan, uid: str, physical: Cluster) -> None:
     if current is not None and decode_spec(POLICY, current) == decode_spec(
         POLICY, {"spec": {**current["spec"], **spec}}
     ):
-        spec = {}  # the same but for defaults that the server wrote
+        spec = {}  # equal except for defaults that the server added
     await physical.apply(POLICIES, {"metadata": {"name": name, "labels": owner_labels(uid, plan.name)}, "spec": spec})
 
 
@@ -286,8 +283,8 @@ def applies_to_plan(plan: Plan, policy: Object) -> bool:
     return not is_deleting(policy) and value_at(policy, "spec", "cluster") in (plan.name, plan.cluster_id)
 
 
-def syncer_rights(plan: Plan, account: str) -> list[Permission]:
-    """What the syncer may do in the physical cluster; its account is in the mount namespace."""
+def syncer_permissions(plan: Plan, account: str) -> list[Permission]:
+    """Return the permissions of the syncer in the physical cluster.  Its account is in the mount namespace."""
     mount = plan.mount_namespace
     places = {
         Placeholder.MOUNT_NAMESPACE: mount,
@@ -298,14 +295,14 @@ def syncer_rights(plan: Plan, account: str) -> list[Permission]:
 
 
 def account_objects(name: str, plan: Plan, labels: dict[str, str]) -> Iterator[tuple[Resource, Object]]:
-    """The syncer's account, first, and the roles that give it its rights."""
+    """Yield the syncer's account, then the roles with its permissions."""
     mount = plan.mount_namespace
     yield SERVICE_ACCOUNTS, {**labelled_metadata(name, labels, mount), "automountServiceAccountToken": False}
-    rights = syncer_rights(plan, name)
-    everywhere = [right for right in rights if not right.namespace]
-    inside = [right for right in rights if right.namespace]
-    yield from role_objects(CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS, everywhere, labelled_metadata(name, labels), mount)
-    yield from role_objects(ROLES, ROLE_BINDINGS, inside, labelled_metadata(name, labels, mount), mount)
+    permissions = syncer_permissions(plan, name)
+    cluster_wide = [permission for permission in permissions if not permission.namespace]
+    namespaced = [permission for permission in permissions if permission.namespace]
+    yield from role_objects(CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS, cluster_wide, labelled_metadata(name, labels), mount)
+    yield from role_objects(ROLES, ROLE_BINDINGS, namespaced, labelled_metadata(name, labels, mount), mount)
 
 
 def labelled_metadata(name: str, labels: dict[str, str], namespace: str | None = None) -> Object:
@@ -313,10 +310,10 @@ def labelled_metadata(name: str, labels: dict[str, str], namespace: str | None =
 
 
 def role_objects(
-    role: Resource, binding: Resource, rights: Iterable[Permission], content: Object, mount: str
+    role: Resource, binding: Resource, permissions: Iterable[Permission], content: Object, mount: str
 ) -> Iterator[tuple[Resource, Object]]:
     name = name_of(content)
-    yield role, {**content, "rules": policy_rules(rights)}
+    yield role, {**content, "rules": policy_rules(permissions)}
     yield (
         binding,
         {
@@ -327,13 +324,13 @@ def role_objects(
     )
 
 
-# -- above
+# -- virtual cluster
 
 
 async def manager_namespace(virtual: Cluster) -> str:
-    """The namespace that the manager is installed in, as its ClusterRoleBinding says.
+    """Return the namespace of the manager, from its ClusterRoleBinding.
 
-    Only administrators write cluster-scoped objects.  A Deployment could be a tenant's, who would be given the token.
+    Only administrators write cluster-scoped objects.  A Deployment might belong to a tenant, who would get the token.
     """
     try:
         binding = await virtual.find(CLUSTER_ROLE_BINDINGS, object_named(MANAGER_NAME))
@@ -363,22 +360,22 @@ def desired_binding(plan: Plan) -> Object:
 async def apply_kubeconfig_secret(
     plan: Plan, uid: str, virtual: Cluster, physical: Cluster, account: Object, access: Access, now: datetime
 ) -> Object:
-    """The Secret with a kubeconfig of the account; its token stays as long as it is the account's and young enough."""
+    """Apply the Secret with the kubeconfig of the account.  A valid token is kept until most of its life is over."""
     for namespace in (object_named(plan.namespace), host_ports_namespace()):
         await virtual.apply(NAMESPACES, namespace, shared=True)
-    wanted = labelled_metadata(plan.name, owner_labels(uid, plan.name), plan.namespace)
-    token = await reusable_token(await virtual.find(SECRETS, wanted), account, now)
+    secret = labelled_metadata(plan.name, owner_labels(uid, plan.name), plan.namespace)
+    token = await reusable_token(await virtual.find(SECRETS, secret), account, now)
     if not token:
-        answer = await physical.client.request_token(name_of(account), plan.mount_namespace, seconds=TOKEN_SECONDS)
-        token = answer["token"]
+        response = await physical.client.request_token(name_of(account), plan.mount_namespace, seconds=TOKEN_SECONDS)
+        token = response["token"]
     data = base64.b64encode(kubeconfig(access, token)).decode()
     expires = expiry_in(claims_of([("Authorization", f"Bearer {token}")]))
-    note = f"its token is good until {expires:%Y-%m-%d}" if expires else ""
-    return await virtual.apply(SECRETS, {**wanted, "data": {KUBECONFIG_KEY: data}}, note=note)
+    note = f"its token expires on {expires:%Y-%m-%d}" if expires else ""
+    return await virtual.apply(SECRETS, {**secret, "data": {KUBECONFIG_KEY: data}}, note=note)
 
 
 async def reusable_token(secret: Object | None, account: Object, now: datetime) -> str:
-    """The token in a Secret; empty where there is none that can go on."""
+    """Return the token in a Secret if it can stay in use, otherwise ""."""
     if secret is None:
         return ""
     try:
@@ -394,16 +391,16 @@ def reference_to(secret: Object) -> SecretReference:
 
 
 def is_token_reusable(claims: Object, account: Object, now: datetime) -> bool:
-    """Whether a token is this account's, not that of a namesake before it, and has not lived for most of its life."""
+    """Return whether a token belongs to this account (by UID) and most of its life is not over."""
     issued, expires = claims.get("iat"), claims.get("exp")
     if not isinstance(issued, int) or not isinstance(expires, int):
         return False
-    is_the_accounts = value_at(claims, "kubernetes.io", "serviceaccount", "uid") == uid_of(account)
-    return is_the_accounts and now.timestamp() < issued + RENEWED_AT * (expires - issued)
+    is_same_account = value_at(claims, "kubernetes.io", "serviceaccount", "uid") == uid_of(account)
+    return is_same_account and now.timestamp() < issued + RENEWED_AT * (expires - issued)
 
 
 def kubeconfig(access: Access, token: str) -> bytes:
-    """A kubeconfig for the server of `access`, by a token; JoinError where a binding could not use it."""
+    """Return a kubeconfig for the server of `access` with a token.  Raise JoinError if a binding could not use it."""
     authority = access.verification.authority
     cluster = {
         "server": access.server,
@@ -422,34 +419,38 @@ def kubeconfig(access: Access, token: str) -> bytes:
     }
     data = yaml.safe_dump(document).encode()  # sorted, as the syncer writes it when it renews the token
     try:
-        strict_access(data, allow_loopback=True)  # whether that will do, the manager decides
+        strict_access(data, allow_loopback=True)  # the manager decides whether loopback is allowed
     except KubeconfigError as error:
-        raise JoinError(f"the cluster's kubeconfig will not do for a syncer: {error}") from error
+        raise JoinError(f"the cluster's kubeconfig cannot be used by a syncer: {error}") from error
     return data
 
 
-async def check_rights(plan: Plan, secret: Object, account: Object, physical: Cluster, connect: Connect) -> None:
-    """Ask, as the syncer, for every right, and tell of those that are missing; JoinError where there are such."""
+async def check_permissions(plan: Plan, secret: Object, account: Object, physical: Cluster, connect: Connect) -> None:
+    """Check every permission as the syncer, and report those that are missing.  Raise JoinError if any are."""
     access = access_from_secret(secret, reference_to(secret), allow_loopback=True)
-    missing = await missing_rights(plan, access, connect)
-    for right in missing:
-        physical.report(Step(StepResult.MISSING, physical.role, str(right)))
-    count = sum(right not in missing for right in single_permissions(syncer_rights(plan, name_of(account))))
-    physical.report(Step(StepResult.GRANTED, physical.role, f"{count} rights, asked for as the syncer"))
+    missing = await missing_permissions(plan, access, connect)
+    for permission in missing:
+        physical.report(Step(StepResult.MISSING, physical.role, str(permission)))
+    count = sum(
+        permission not in missing for permission in single_permissions(syncer_permissions(plan, name_of(account)))
+    )
+    physical.report(Step(StepResult.GRANTED, physical.role, f"{count} permissions, checked as the syncer"))
     if missing:
-        raise JoinError(f"{len(missing)} rights are missing though roles grant them; see what denies them there")
+        raise JoinError(
+            f"{len(missing)} permissions are missing although roles grant them; check what denies them there"
+        )
 
 
-async def missing_rights(plan: Plan, access: Access, connect: Connect) -> tuple[Permission, ...]:
-    """What the syncer may not do.  A server takes a moment to know new roles, so what is missing is asked for again."""
+async def missing_permissions(plan: Plan, access: Access, connect: Connect) -> tuple[Permission, ...]:
+    """Return the denied permissions.  Servers apply new roles with a delay, so the check is repeated for a while."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + RIGHTS_TIMEOUT
+    deadline = loop.time() + PERMISSIONS_TIMEOUT
     while True:
         try:
             missing = (await probe_cluster(access, plan.mount_namespace, plan.volumes, connect)).missing
             if not missing or loop.time() >= deadline:
                 return missing
-        except BindingError as fault:
+        except BindingError as error:
             if loop.time() >= deadline:
-                raise JoinError(f"the new kubeconfig does not work: {fault.message}") from fault
-        await asyncio.sleep(RIGHTS_INTERVAL)
+                raise JoinError(f"the new kubeconfig does not work: {error.message}") from error
+        await asyncio.sleep(PERMISSIONS_INTERVAL)

@@ -1,11 +1,10 @@
-"""What a binding left below when it was ended by force, remembered until it is gone.
+"""Cleanup of physical objects after a forced unjoin, when the cluster is reachable again.
 
-    by force          before the binding goes, the Secret with its kubeconfig is marked: whose things may be where
-    marked            its cluster is asked, less and less often, until it answers; if it is the one that was bound,
-                      everything goes there that is provably that binding's
-    nothing is left   the mark goes, and with it the Secret, where `tapestry join` made it and no binding uses it
+    forced unjoin     before the binding is deleted, an annotation on its kubeconfig Secret records the leftovers
+    annotated Secret  the cluster is contacted with backoff; if it is the bound one, the binding's objects are deleted
+    nothing left      the annotation is removed; a Secret that `tapestry join` created and no binding uses is deleted
 
-A cluster that joined again meanwhile is bound under another UID, and what it has now is left alone.
+A cluster that joined again meanwhile is bound under another UID.  Its new objects are not deleted.
 """
 
 import asyncio
@@ -42,31 +41,31 @@ from tapestry.process.logs import logger
 
 log = logger(__name__)
 
-ANSWER_SECONDS = 30.0
-"""For a cluster to say which one it is."""
+IDENTITY_TIMEOUT = 30.0
+"""Timeout for reading the identity of a cluster, in seconds."""
 CLEANUP_POLL_INTERVAL = 5.0
-"""How often a cluster is looked at while something that was deleted is still there."""
+"""Interval of checks while deleted objects still exist."""
 RECHECK_SECONDS = 300.0
-"""How often, while another cluster answers in its place."""
+"""Interval of checks while the kubeconfig leads to a different cluster."""
 
 
 class Leftover(msgspec.Struct, frozen=True, rename="camel"):
-    """Where things of one binding may be left."""
+    """The place where objects of one deleted binding may be left."""
 
     binding: str
     uid: str
     virtual_cluster: str
     mount_namespace: str
     identity: str
-    """Of the physical cluster."""
+    """UID of kube-system of the physical cluster."""
 
     def __str__(self) -> str:
         where = f"namespace {self.mount_namespace} of cluster {self.identity}"
-        return f"what ClusterBinding {self.binding} ({self.uid}) left in {where}"
+        return f"objects of ClusterBinding {self.binding} ({self.uid}) in {where}"
 
 
 def leftover_of(binding: Object, virtual_cluster_uid: str) -> Leftover | None:
-    """What a binding may leave behind; nothing, if it never got to know its cluster."""
+    """Return what a binding may leave behind, or None if it never identified its cluster."""
     mount, identity = value_at(binding, "spec", "mountNamespace"), value_at(binding, "status", "identity")
     if not mount or not identity:
         return None
@@ -74,7 +73,7 @@ def leftover_of(binding: Object, virtual_cluster_uid: str) -> Leftover | None:
 
 
 def leftovers_in(secret: Object | None) -> list[Leftover]:
-    """What the mark of a Secret says; one that nobody can read says nothing."""
+    """Return the leftovers in a Secret's annotation.  An invalid annotation counts as empty."""
     text = annotations_of(secret).get(keys.LEFT_BEHIND) if secret is not None else None
     try:
         return msgspec.json.decode(text or "[]", type=list[Leftover])
@@ -83,23 +82,23 @@ def leftovers_in(secret: Object | None) -> list[Leftover]:
 
 
 def leftovers_patch(leftovers: Iterable[Leftover]) -> Object:
-    """The patch that makes a Secret say so."""
-    found = list(leftovers)
-    return {"metadata": {"annotations": {keys.LEFT_BEHIND: msgspec.json.encode(found).decode() if found else None}}}
+    """Return the patch for a Secret's annotation."""
+    entries = list(leftovers)
+    return {"metadata": {"annotations": {keys.LEFT_BEHIND: msgspec.json.encode(entries).decode() if entries else None}}}
 
 
 async def record_leftover(client: Client, secret: Object | None, binding: Object) -> None:
-    """Mark the Secret of a binding that is about to go by force.  Without one, nobody can ever look there again."""
+    """Record the leftovers of a binding in its Secret.  Without a Secret, they cannot be cleaned up."""
     if secret is None:
         return
     leftover = leftover_of(binding, uid_of(await client.get(NAMESPACES, IDENTITY_NAMESPACE)))
-    known = leftovers_in(secret)
-    if leftover is not None and leftover not in known:
-        await client.patch(SECRETS, secret, leftovers_patch([*known, leftover]))
+    recorded = leftovers_in(secret)
+    if leftover is not None and leftover not in recorded:
+        await client.patch(SECRETS, secret, leftovers_patch([*recorded, leftover]))
 
 
 async def update_leftovers(client: Client, secret: Object, left: Sequence[Leftover]) -> None:
-    """Let the mark say what is left; if that is nothing, a Secret that `join` made for no other use goes with it."""
+    """Update the annotation.  If nothing is left and only `join` used the Secret, delete the Secret."""
     if left or not await is_unused_secret(client, secret):
         await client.patch(SECRETS, secret, leftovers_patch(left))
     else:
@@ -107,35 +106,37 @@ async def update_leftovers(client: Client, secret: Object, left: Sequence[Leftov
 
 
 async def is_unused_secret(client: Client, secret: Object) -> bool:
-    made_for = {(each.virtual_cluster, safe_label_value(each.binding)) for each in leftovers_in(secret)}
+    owners = {(each.virtual_cluster, safe_label_value(each.binding)) for each in leftovers_in(secret)}
     labels = labels_of(secret)
-    if (labels.get(keys.VIRTUAL_CLUSTER), labels.get(keys.CLUSTER_BINDING)) not in made_for:
+    if (labels.get(keys.VIRTUAL_CLUSTER), labels.get(keys.CLUSTER_BINDING)) not in owners:
         return False
-    here = {"name": name_of(secret), "namespace": namespace_of(secret)}
-    return all(value_at(each, "spec", "secretRef") != here for each in await client.list(CLUSTER_BINDINGS))
+    reference = {"name": name_of(secret), "namespace": namespace_of(secret)}
+    return all(value_at(each, "spec", "secretRef") != reference for each in await client.list(CLUSTER_BINDINGS))
 
 
 async def remove_leftovers(physical: Client, leftovers: Iterable[Leftover]) -> tuple[list[Leftover], list[str]]:
-    """Remove what there is of each; returns those that are not done yet, and the objects that were still there."""
+    """Delete the objects of each leftover.  Return the leftovers that are not done, and the objects found."""
     try:
-        async with asyncio.timeout(ANSWER_SECONDS):
+        async with asyncio.timeout(IDENTITY_TIMEOUT):
             identity = uid_of(await physical.get(NAMESPACES, IDENTITY_NAMESPACE))
     except TimeoutError as error:
-        message = f"the cluster did not answer within {ANSWER_SECONDS:g} s"
+        message = f"the cluster did not respond within {IDENTITY_TIMEOUT:g} s"
         raise TransportError(message, maybe_sent=False) from error
-    left, objects = [], []
-    for each in leftovers:
-        labels = owner_selector(each.virtual_cluster, each.uid)
-        found = await delete_owned(physical, each.mount_namespace, labels) if each.identity == identity else []
-        objects += found
-        if found or each.identity != identity:
-            left.append(each)
-    return left, objects
+    remaining, objects = [], []
+    for leftover in leftovers:
+        labels = owner_selector(leftover.virtual_cluster, leftover.uid)
+        deleted = (
+            await delete_owned(physical, leftover.mount_namespace, labels) if leftover.identity == identity else []
+        )
+        objects += deleted
+        if deleted or leftover.identity != identity:
+            remaining.append(leftover)
+    return remaining, objects
 
 
 @dataclass(frozen=True)
 class LeftoverReconciler:
-    """Sweeps clusters that were left by force, once they are back; keyed as the Secrets of their kubeconfigs."""
+    """Cleans up clusters after forced unjoins.  Keys are those of the kubeconfig Secrets."""
 
     manager: Manager
     secrets: Sequence[Informer]
@@ -148,36 +149,36 @@ class LeftoverReconciler:
         if secret is None or not leftovers:
             return None
         if any([await self.has_binding(each) for each in leftovers]):
-            return None  # its going wakes us
+            return None  # its deletion triggers another reconcile
         try:
             access = access_from_secret(
                 secret,
                 SecretReference(name_of(secret), namespace_of(secret) or ""),
                 allow_loopback=self.allow_loopback,
             )
-        except BindingError as fault:
-            raise Terminal(fault.reason, fault.message) from fault
+        except BindingError as error:
+            raise Terminal(error.reason, error.message) from error
         async with self.physical_client(access) as physical:
-            left, objects = await remove_leftovers(physical, leftovers)
-        if left != leftovers:
-            await update_leftovers(self.manager.client, secret, left)
-            self.record_removal(secret, [each for each in leftovers if each not in left])
-        if left and not objects:
-            log.warning("another cluster answers than the one that was left", secret=key, server=access.server)
+            remaining, objects = await remove_leftovers(physical, leftovers)
+        if remaining != leftovers:
+            await update_leftovers(self.manager.client, secret, remaining)
+            self.record_removal(secret, [each for each in leftovers if each not in remaining])
+        if remaining and not objects:
+            log.warning("leftovers: kubeconfig leads to a different cluster", secret=key, server=access.server)
             return Result(requeue_after=RECHECK_SECONDS)
-        return Result(requeue_after=CLEANUP_POLL_INTERVAL) if left else None
+        return Result(requeue_after=CLEANUP_POLL_INTERVAL) if remaining else None
 
     async def has_binding(self, leftover: Leftover) -> bool:
-        """Whether the binding has yet to go."""
+        """Return whether the binding still exists."""
         binding = await self.manager.client.find(CLUSTER_BINDINGS, leftover.binding)
         return binding is not None and uid_of(binding) == leftover.uid
 
     def physical_client(self, access: Access) -> Client:
-        """A client of the physical cluster that writes only while the manager leads."""
+        """Return a client of the physical cluster that writes only while the manager leads."""
         fence = self.manager.elector.fence if self.manager.elector else None
         return Client(self.connect(access), fence=fence, audit=self.manager.audit, identity=self.manager.identity)
 
     def record_removal(self, secret: Object, done: Iterable[Leftover]) -> None:
         for each in done:
-            log.info("removed what was left", secret=key_of(secret), binding=each.binding, cluster=each.identity)
-            self.manager.events.normal(with_type_meta(SECRETS, secret), "LeftoversRemoved", f"{each} is gone")
+            log.info("leftovers removed", secret=key_of(secret), binding=each.binding, cluster=each.identity)
+            self.manager.events.normal(with_type_meta(SECRETS, secret), "LeftoversRemoved", f"deleted {each}")

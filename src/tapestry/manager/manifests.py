@@ -1,9 +1,9 @@
-"""Templates become objects.
+"""Rendering of YAML templates into Kubernetes objects.
 
-A template is YAML with placeholders in its string values: `${clusterID}`.  It is parsed first and filled in afterwards,
-so a value can never become anything but a value, whatever is written in it.  Inside a longer text a placeholder becomes
-text.  A string that is nothing but one placeholder becomes the value itself: a number, a mapping; a list is spliced
-into the list around it; and where the value is None, so that there is nothing to say, the field goes.
+A template is YAML with placeholders in its string values: `${clusterID}`.  It is parsed first and rendered afterwards,
+so a value can never change the structure.  A placeholder inside a longer text becomes text.  A string that is exactly
+one placeholder becomes the value itself, for example a number or a mapping.  A list is spliced into the surrounding
+list.  If the value is None, the field is removed.
 """
 
 import re
@@ -26,22 +26,22 @@ from tapestry.kube.resources import (
 
 PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
 KINDS = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS, DEPLOYMENTS)
-"""What a syncer may consist of."""
+"""Kinds of objects that a syncer may consist of."""
 
 Values = Mapping[str, Any]
 Scope = tuple[Resource, str | None]
-"""A kind, and a namespace where objects of it may be; None for those of the cluster."""
+"""A kind and a namespace that its objects may be in, or None for cluster-scoped kinds."""
 Templates = Mapping[str, str]
-"""File name to text."""
+"""Template texts by file name."""
 
 
 class TemplateError(ValueError):
-    """A template that cannot be used; the message names the file, the place in it and what is wrong there."""
+    """A template that cannot be used.  The message names the file, the location and the problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """An object as a template wants it."""
+    """An object rendered from a template."""
 
     resource: Resource
     object: Object
@@ -52,20 +52,20 @@ class Manifest:
 
 
 def syncer_manifests(templates: Templates, values: Values, scopes: Collection[Scope]) -> list[Manifest]:
-    """Everything that one syncer consists of, exactly one Deployment among it; raises TemplateError.
+    """Return all objects of one syncer, with exactly one Deployment.  Raise TemplateError otherwise.
 
-    Nothing may be outside `scopes`, for only there do we notice when somebody changes it; a kind that has no scope at
-    all is left out.
+    Objects outside `scopes` are an error, because changes to them would go unnoticed.  Kinds without any scope are
+    omitted.
     """
-    found = [
+    manifests = [
         checked_manifest(file, obj, scopes)
         for file in sorted(templates)
         for obj in rendered_objects(file, templates[file], values)
     ]
-    if (count := sum(each.resource is DEPLOYMENTS for each in found)) != 1:
-        raise TemplateError(f"{', '.join(sorted(templates)) or 'no file'}: {count} Deployments; one is needed")
-    made = {resource for resource, _ in scopes}
-    return [each for each in found if each.resource in made]
+    if (count := sum(manifest.resource is DEPLOYMENTS for manifest in manifests)) != 1:
+        raise TemplateError(f"{', '.join(sorted(templates)) or 'no file'}: {count} Deployments; one is required")
+    served = {resource for resource, _ in scopes}
+    return [manifest for manifest in manifests if manifest.resource in served]
 
 
 def checked_manifest(file: str, obj: Object, scopes: Collection[Scope]) -> Manifest:
@@ -73,34 +73,34 @@ def checked_manifest(file: str, obj: Object, scopes: Collection[Scope]) -> Manif
     resource = next((each for each in KINDS if f"{each.api_version} {each.kind}" == kind), None)
     if resource is None:
         allowed = ", ".join(each.kind for each in KINDS)
-        raise TemplateError(f"{file}: {kind} is not what a syncer may consist of; that is: {allowed}")
+        raise TemplateError(f"{file}: {kind} is not allowed in a syncer template; allowed kinds: {allowed}")
     if not isinstance(name, str):
-        raise TemplateError(f"{file}: metadata.name: the {resource.kind} needs one")
+        raise TemplateError(f"{file}: metadata.name: required for the {resource.kind}")
     allowed_in = [namespace for each, namespace in scopes if each is resource]
     namespace = value_at(obj, "metadata", "namespace")
     if allowed_in and namespace not in allowed_in:
         known = ", ".join(each or "no namespace" for each in allowed_in)
-        raise TemplateError(f"{file}: metadata.namespace: {resource.kind} {name} may be in {known}, not in {namespace}")
+        raise TemplateError(f"{file}: metadata.namespace: {resource.kind} {name} must be in {known}, not {namespace}")
     return Manifest(resource, obj)
 
 
 def rendered_objects(file: str, text: str, values: Values) -> Iterator[Object]:
-    """The documents of a template, filled in."""
+    """Yield the rendered documents of a template."""
     for document in documents(file, text):
         yield rendered_value(document, values, file, "")
 
 
 @lru_cache(maxsize=64)
 def documents(file: str, text: str) -> list[Object]:
-    """A template as it was written; shared, for filling in leaves it alone."""
+    """Return the parsed documents of a template.  The result is shared; rendering does not change it."""
     try:
-        found = [each for each in yaml.load_all(text, Loader=yaml.CSafeLoader) if each is not None]
+        parsed = [document for document in yaml.load_all(text, Loader=yaml.CSafeLoader) if document is not None]
     except yaml.YAMLError as error:
         raise TemplateError(f"{file}: not YAML: {' '.join(str(error).split())}") from error
-    for each in found:
-        if not isinstance(each, dict):
-            raise TemplateError(f"{file}: a document is not an object but {each!r:.60}")
-    return found
+    for document in parsed:
+        if not isinstance(document, dict):
+            raise TemplateError(f"{file}: a document must be an object, got {document!r:.60}")
+    return parsed
 
 
 def rendered_value(value: Any, values: Values, file: str, path: str) -> Any:
@@ -110,53 +110,53 @@ def rendered_value(value: Any, values: Values, file: str, path: str) -> Any:
         return rendered_list(value, values, file, path)
     if not isinstance(value, dict):
         return value
-    found = {}
+    rendered = {}
     for key, child in value.items():
         place = f"{path}.{key}".lstrip(".")
         if not isinstance(key, str) or PLACEHOLDER.search(key):
-            raise TemplateError(f"{file}: {place}: a key is text without placeholders")
+            raise TemplateError(f"{file}: {place}: keys must be strings without placeholders")
         new = rendered_value(child, values, file, place)
         if new is not None or child is None:
-            found[key] = new
-    return found
+            rendered[key] = new
+    return rendered
 
 
 def rendered_list(items: list[Any], values: Values, file: str, path: str) -> list[Any]:
-    found: list[Any] = []
+    rendered: list[Any] = []
     for index, item in enumerate(items):
         new = rendered_value(item, values, file, f"{path}[{index}]")
         if isinstance(new, list) and isinstance(item, str):
-            found.extend(new)
+            rendered.extend(new)
         elif new is not None:
-            found.append(new)
-    return found
+            rendered.append(new)
+    return rendered
 
 
 def rendered_text(text: str, values: Values, place: str) -> Any:
     def value(name: str) -> Any:
         if name not in values:
-            raise TemplateError(f"{place}: ${{{name}}} is unknown; known are: {', '.join(sorted(values))}")
+            raise TemplateError(f"{place}: ${{{name}}} is unknown; known placeholders: {', '.join(sorted(values))}")
         return values[name]
 
     if whole := PLACEHOLDER.fullmatch(text):
         return value(whole[1])
-    return PLACEHOLDER.sub(lambda found: str(value(found[1])), text)
+    return PLACEHOLDER.sub(lambda match: str(value(match[1])), text)
 
 
-def with_server_additions(wanted: Any, current: Any) -> Any:
-    """`wanted`, with what the server or others have added inside lists: there too we own only what we name.
+def with_server_additions(desired: Any, current: Any) -> Any:
+    """Return `desired` with the additions of the server or others inside lists.
 
-    A merge patch replaces a list as a whole, so one that says at least what we want has to count as equal.
+    A merge patch replaces whole lists, so a list that contains at least what we want must count as equal.
     """
-    if isinstance(wanted, dict) and isinstance(current, dict):
-        return {key: with_server_additions(value, current.get(key)) for key, value in wanted.items()}
-    return with_list_additions(wanted, current) if isinstance(wanted, list) else wanted
+    if isinstance(desired, dict) and isinstance(current, dict):
+        return {key: with_server_additions(value, current.get(key)) for key, value in desired.items()}
+    return with_list_additions(desired, current) if isinstance(desired, list) else desired
 
 
-def with_list_additions(wanted: Any, current: Any) -> Any:
-    if isinstance(wanted, list) and isinstance(current, list) and len(wanted) == len(current):
-        return [with_list_additions(*pair) for pair in zip(wanted, current, strict=True)]
-    if isinstance(wanted, dict) and isinstance(current, dict):
-        found = {**current, **{key: with_list_additions(value, current.get(key)) for key, value in wanted.items()}}
-        return {key: value for key, value in found.items() if value is not None}
-    return wanted
+def with_list_additions(desired: Any, current: Any) -> Any:
+    if isinstance(desired, list) and isinstance(current, list) and len(desired) == len(current):
+        return [with_list_additions(*pair) for pair in zip(desired, current, strict=True)]
+    if isinstance(desired, dict) and isinstance(current, dict):
+        merged = {**current, **{key: with_list_additions(value, current.get(key)) for key, value in desired.items()}}
+        return {key: value for key, value in merged.items() if value is not None}
+    return desired

@@ -1,7 +1,7 @@
-"""The mount namespace, as `tapestry join` and `tapestry unjoin` see it: chosen, marked, and given back.
+"""The mount namespace during join and unjoin: selection, owner label and release.
 
-A physical cluster has one mount namespace for each virtual cluster.  It carries the mark of that virtual cluster, and
-nobody else's objects are taken over.
+A physical cluster has one mount namespace for each virtual cluster, with the label of that virtual cluster.  Namespaces
+with objects of another virtual cluster are not used.
 """
 
 from tapestry.apis import keys
@@ -13,85 +13,85 @@ from tapestry.manager.join_steps import Cluster, JoinError, Step, StepResult
 from tapestry.manager.safeguards import Safeguards, level_for
 
 NAME_SUFFIX_LENGTH = 12
-"""Characters of the mark in the name of a namespace."""
+"""Characters of the virtual cluster's label value in the name of a namespace."""
 
 
 async def select_mount_namespace(requested: str, binding: Object | None, uid: str, physical: Cluster) -> str:
-    """The name of the mount namespace: the one asked for, the binding's, the one with our mark, or a free one.
+    """Return the name of the mount namespace: as requested, the binding's, one with our label, or a free one.
 
-    Raises JoinError where it belongs to another virtual cluster.
+    Raise JoinError if it belongs to another virtual cluster.
     """
-    mark = virtual_cluster_label(uid)
+    label = virtual_cluster_label(uid)
     bound = value_at(binding, "spec", "mountNamespace", default="")
     if name := requested or bound:
         namespace = await physical.client.find(NAMESPACES, name)
-        if is_taken(namespace, mark):
-            raise JoinError(taken_message(name, mark))
-        if not bound and await other_virtual_cluster(name, mark, physical):
-            held = f"namespace {name} in the physical cluster holds objects of another virtual cluster"
-            raise JoinError(f"{held}; give another --mount-namespace")
+        if is_taken(namespace, label):
+            raise JoinError(taken_message(name, label))
+        if not bound and await other_virtual_cluster(name, label, physical):
+            problem = f"namespace {name} in the physical cluster contains objects of another virtual cluster"
+            raise JoinError(f"{problem}; give another --mount-namespace")
         return name
-    marked = await physical.client.list(NAMESPACES, labels=f"{keys.VIRTUAL_CLUSTER}={mark}")
-    if marked:
-        return min(map(name_of, marked))
-    taken = is_taken(await physical.client.find(NAMESPACES, DEFAULT_MOUNT_NAMESPACE), mark)
-    if not taken and not await other_virtual_cluster(DEFAULT_MOUNT_NAMESPACE, mark, physical):
+    labelled = await physical.client.list(NAMESPACES, labels=f"{keys.VIRTUAL_CLUSTER}={label}")
+    if labelled:
+        return min(map(name_of, labelled))
+    taken = is_taken(await physical.client.find(NAMESPACES, DEFAULT_MOUNT_NAMESPACE), label)
+    if not taken and not await other_virtual_cluster(DEFAULT_MOUNT_NAMESPACE, label, physical):
         return DEFAULT_MOUNT_NAMESPACE
-    chosen = f"{DEFAULT_MOUNT_NAMESPACE}-{mark[:NAME_SUFFIX_LENGTH]}"
-    note = f"it belongs to another virtual cluster; namespace {chosen} is used instead"
+    name = f"{DEFAULT_MOUNT_NAMESPACE}-{label[:NAME_SUFFIX_LENGTH]}"
+    note = f"it belongs to another virtual cluster; namespace {name} is used instead"
     physical.report(Step(StepResult.LEFT, physical.role, f"{NAMESPACES.kind} {DEFAULT_MOUNT_NAMESPACE}", note))
-    return chosen
+    return name
 
 
-async def other_virtual_cluster(name: str, mark: str, physical: Cluster) -> str:
-    """The mark of another virtual cluster that has objects in the namespace; empty where none has.
+async def other_virtual_cluster(name: str, own_label: str, physical: Cluster) -> str:
+    """Return the label of another virtual cluster with objects in the namespace, or "".
 
-    A namespace that was joined before there were marks is recognized by this.
+    This detects namespaces that were joined by versions without the namespace label.
     """
     for resource in (SERVICE_ACCOUNTS, PODS, SECRETS):
-        labels = f"{keys.VIRTUAL_CLUSTER},{keys.VIRTUAL_CLUSTER}!={mark}"
+        labels = f"{keys.VIRTUAL_CLUSTER},{keys.VIRTUAL_CLUSTER}!={own_label}"
         for obj in await physical.client.list(resource, name, labels=labels):
             return virtual_cluster_of(obj)
     return ""
 
 
 async def apply_mount_namespace(name: str, uid: str, safeguards: Safeguards, physical: Cluster) -> Object:
-    """Have the namespace with our mark and a Pod Security level; returns it.
+    """Apply the namespace with our label and a Pod Security level, and return it.
 
-    One that was there before keeps its own labels, and is not deleted by `unjoin`.  It stays without a mark while
-    another virtual cluster has objects there, for that one would stop working.
+    An existing namespace keeps its other labels, and `unjoin` does not delete it.  It gets no label while another
+    virtual cluster has objects there, because that one would stop working.
     """
-    mark = virtual_cluster_label(uid)
+    label = virtual_cluster_label(uid)
     current = await physical.wait_for_stable(NAMESPACES, object_named(name))
     level = level_for(current, safeguards.pod_security)
     labels = {
         keys.OWNER_POLICY: keys.OWNER_POLICY_REQUIRED,
         keys.POD_SECURITY_ENFORCE: level,
-        keys.VIRTUAL_CLUSTER: mark,
+        keys.VIRTUAL_CLUSTER: label,
     }
     if current is None:
         labels[keys.MANAGED_BY] = keys.TAPESTRY
     note = f"Pod Security level {level}"
     if safeguards.pod_security not in (None, level):
-        note += f", which is stricter than {safeguards.pod_security} and stays; to loosen it, change the label yourself"
-    if not virtual_cluster_of(current) and await other_virtual_cluster(name, mark, physical):
+        note += f", which is stricter than {safeguards.pod_security} and stays; to relax it, change the label"
+    if not virtual_cluster_of(current) and await other_virtual_cluster(name, label, physical):
         del labels[keys.VIRTUAL_CLUSTER]
-        note += "; not marked, for another virtual cluster has objects there: see the guide on upgrading"
+        note += "; not labelled, because another virtual cluster has objects there: see the guide on upgrading"
     return await physical.apply(NAMESPACES, {"metadata": {"name": name, "labels": labels}}, adopt=True, note=note)
 
 
 async def record_safeguards(namespace: Object, names: list[str], physical: Cluster) -> None:
-    """Write down what was set up; last, so that a run that was interrupted does not claim it."""
+    """Record the installed safeguards.  Call it last, so that an interrupted join does not claim them."""
     current = await physical.client.get(NAMESPACES, name_of(namespace))
-    wanted = {"metadata": {"annotations": {keys.SAFEGUARDS: ",".join(sorted(names))}}}
-    await physical.client.converge(NAMESPACES, current, wanted)
+    desired = {"metadata": {"annotations": {keys.SAFEGUARDS: ",".join(sorted(names))}}}
+    await physical.client.converge(NAMESPACES, current, desired)
 
 
 async def release_mount_namespace(namespace: Object, physical: Cluster) -> None:
-    """Take our mark off a namespace that join did not create; everything else on it stays."""
-    marks = {"labels": {keys.VIRTUAL_CLUSTER: None}, "annotations": {keys.SAFEGUARDS: None}}
-    updated = await physical.client.converge(NAMESPACES, namespace, {"metadata": marks})
+    """Remove our label and annotation from a namespace that join did not create."""
+    removed = {"labels": {keys.VIRTUAL_CLUSTER: None}, "annotations": {keys.SAFEGUARDS: None}}
+    updated = await physical.client.converge(NAMESPACES, namespace, {"metadata": removed})
     if updated is not namespace:
         level = labels_of(updated).get(keys.POD_SECURITY_ENFORCE, "")
-        note = f"without our mark; Pod Security level {level} stays" if level else "without our mark"
+        note = f"our label removed; Pod Security level {level} stays" if level else "our label removed"
         physical.report(Step(StepResult.UPDATED, physical.role, f"{NAMESPACES.kind} {name_of(namespace)}", note))

@@ -1,4 +1,4 @@
-"""An offer: what an owner says at the moment of joining, and the policy that says the same."""
+"""The owner's offer at join time, and its translation into a policy."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from tapestry.kube.crds import decode_spec
 from tapestry.kube.objects import Object
 
 STANDARD_RESOURCES = ("cpu", "ephemeral-storage", "memory", "pods")
-"""What every node has, also one that has yet to come."""
+"""Resources that every node has, including future nodes."""
 TIME = r"(?:[01]\d|2[0-3]):[0-5]\d"
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 DAY = "(?:" + "|".join(f"{day[:3]}(?:{day[3:]})?" for day in DAYS) + ")"
@@ -20,7 +20,7 @@ PERCENT = re.compile(r"(\d{1,3})%")
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """So much of what is idle, of every resource, in these windows; None says nothing about it."""
+    """A share of the idle amount of every resource, in time windows.  None leaves a field unset."""
 
     percent: int | None = None
     windows: tuple[Object, ...] | None = None
@@ -30,31 +30,31 @@ class Offer:
 
 
 DEFAULT_OFFER = Offer(percent=50)
-"""What is lent, always, unless the owner says more."""
+"""Default offer, without time windows."""
 
 
 def parse_percent(text: str) -> int:
-    """`50%` as a number; raises ValueError."""
-    found = PERCENT.fullmatch(text)
-    if found is None or int(found[1]) > 100:
-        raise ValueError(f"{text!r} is not a part of what is idle; write it as 50%")
-    return int(found[1])
+    """Parse `50%`.  Raise ValueError for anything else."""
+    match = PERCENT.fullmatch(text)
+    if match is None or int(match[1]) > 100:
+        raise ValueError(f"{text!r} is not a percentage; write it as 50%")
+    return int(match[1])
 
 
 def parse_windows(texts: Sequence[str]) -> tuple[Object, ...] | None:
-    """Windows as in `22:00-06:00 Mon,Tue`; `always` is the offer without any, and no text is no offer."""
+    """Parse windows as in `22:00-06:00 Mon,Tue`.  `always` gives no windows, and no texts give None."""
     return tuple(parse_window(text) for text in texts if text != "always") if texts else None
 
 
 def parse_window(text: str) -> Object:
-    if (found := WINDOW.fullmatch(text.strip())) is None:
+    if (match := WINDOW.fullmatch(text.strip())) is None:
         raise ValueError(f'{text!r} is not a window; write it as "22:00-06:00", "22:00-06:00 Mon,Tue" or "always"')
-    days = {"days": found["days"].split(",")} if found["days"] else {}
-    return {"start": found["start"], "end": found["end"], **days}
+    days = {"days": match["days"].split(",")} if match["days"] else {}
+    return {"start": match["start"], "end": match["end"], **days}
 
 
 def policy_spec(cluster: str, offer: Offer, resources: Iterable[str]) -> Object:
-    """What the offer says, as part of a policy's spec; a limit for each resource, for one without is lent whole."""
+    """Return the policy fields that the offer sets.  Every resource gets a limit, because the default is no limit."""
     limited = sorted({*STANDARD_RESOURCES, *resources}) if offer.percent is not None else None
     spec = {
         "cluster": cluster,
@@ -68,11 +68,11 @@ def policy_spec(cluster: str, offer: Offer, resources: Iterable[str]) -> Object:
 
 
 def validate_offer(offer: Offer) -> None:
-    """Raises ValueError, naming the field of the policy, for an offer that no policy can make."""
+    """Raise ValueError, naming the field of the policy, if the offer is invalid."""
     decode_spec(POLICY, {"spec": policy_spec("any", offer, ())})
     if offer.time_zone:
         try:
             ZoneInfo(offer.time_zone)
         except (KeyError, ValueError, OSError):
-            known = "give an IANA name such as Asia/Shanghai"
-            raise ValueError(f"spec.timeZone: {offer.time_zone!r} is not a time zone; {known}") from None
+            hint = "give an IANA name, for example Asia/Shanghai"
+            raise ValueError(f"spec.timeZone: {offer.time_zone!r} is not a time zone; {hint}") from None

@@ -1,9 +1,9 @@
-"""The objects that a syncer consists of, kept as the templates want them.
+"""Deployment of syncers from templates.
 
-Everything of a binding's syncer carries the binding's UID as a label, which is how its changes find their way to the
-binding and how it is found again when the templates are gone.  In the virtual cluster it is also owned by the binding.
-An owner reference cannot lead to another cluster, so in one of its own, for syncers to run in, the label is all there
-is; and only account and Deployment are made there: what the syncers may do here is for whoever gave them access.
+All objects of a syncer carry the UID of the binding as a label.  The label maps changes to the binding, and finds the
+objects when the templates are missing.  In the virtual cluster the binding is also the owner.  An owner reference
+cannot lead to another cluster, so there the label is the only link.  There the manager creates only the ServiceAccount
+and the Deployment.  The permissions come from the kubeconfig that the syncers use.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -56,71 +56,72 @@ from tapestry.manager.manifests import (
 )
 
 DEPLOYED_RESOURCES = (SERVICE_ACCOUNTS, DEPLOYMENTS)
-"""What goes to the cluster where syncers run; the rest stays in the virtual cluster."""
+"""Resources in the cluster that syncers run in.  All others are in the virtual cluster."""
 KUBECONFIG_FOLDER = "/etc/tapestry/kubeconfig"
 
 BY_BINDING = "binding"
-"""The index of a cache by the UID of the binding."""
+"""Name of the cache index by the UID of the binding."""
 
 
 def load_templates(folder: Traversable) -> Templates:
-    """The templates in a folder; raises OSError, or TemplateError where there are none."""
-    found = {each.name: each.read_text("utf-8") for each in folder.iterdir() if each.name.endswith((".yaml", ".yml"))}
-    if not found:
-        raise TemplateError(f"{folder}: has no file that ends in .yaml")
-    return found
+    """Return the templates in a folder.  Raise OSError, or TemplateError if there are none."""
+    paths = [path for path in folder.iterdir() if path.name.endswith((".yaml", ".yml"))]
+    templates = {path.name: path.read_text("utf-8") for path in paths}
+    if not templates:
+        raise TemplateError(f"{folder}: contains no .yaml file")
+    return templates
 
 
 def packaged_templates(name: str) -> Traversable:
-    """The folder of our own templates for the syncer, or for the manager."""
+    """Return the folder of the packaged templates of the syncer or the manager."""
     return files("tapestry.manager") / "templates" / name
 
 
 @dataclass(frozen=True)
 class SyncerDeployer:
-    """Makes, mends and finds what runs the syncers."""
+    """Creates, updates and finds the objects of syncers."""
 
     config: BindingsConfig
     templates: Callable[[], Templates]
-    """Read again each time: the folder may be a mounted ConfigMap."""
+    """Reads the templates each time, because the folder may be a mounted ConfigMap."""
     clients: Mapping[Resource, Client]
-    """Where each kind lives."""
+    """Client of each resource."""
     caches: Mapping[Scope, Informer]
-    """Of each kind that is made, in each place where it may be."""
+    """Informers of each resource and namespace."""
     is_remote: bool
-    """Whether syncers run in another cluster than the bindings."""
+    """True if syncers run in another cluster than the bindings."""
 
-    async def ensure(self, binding: Object, wanted: Sequence[Manifest]) -> Object:
-        """Make everything as it should be, and remove what is no longer wanted; returns the Deployment.
+    async def ensure(self, binding: Object, desired: Sequence[Manifest]) -> Object:
+        """Apply all manifests, delete objects that are no longer wanted, and return the Deployment.
 
-        Writes nothing where all is well.  Raises a Fault that people have to see to.
+        Write nothing if all is as desired.  Raise BindingError for problems that users must fix.
         """
-        current = [await self.apply_manifest(each, binding) for each in wanted]
-        names = {each.key for each in wanted}
+        current = [await self.apply_manifest(each, binding) for each in desired]
+        names = {each.key for each in desired}
         for resource, obj in self.cached_objects(uid_of(binding)):
             if (resource, key_of(obj)) not in names and not is_deleting(obj):
                 await self.remove(resource, obj)
-        return next(obj for each, obj in zip(wanted, current, strict=True) if each.resource is DEPLOYMENTS)
+        return next(obj for each, obj in zip(desired, current, strict=True) if each.resource is DEPLOYMENTS)
 
-    def has_missing(self, wanted: Sequence[Manifest]) -> bool:
-        """Whether something has to be made, as far as the caches know."""
-        return any(self.cached_object(each) is None for each in wanted)
+    def has_missing(self, desired: Sequence[Manifest]) -> bool:
+        """Return whether an object is missing in the caches."""
+        return any(self.cached_object(each) is None for each in desired)
 
     def cached_object(self, manifest: Manifest) -> Object | None:
         namespace = manifest.object["metadata"].get("namespace")
         return self.caches[manifest.resource, namespace].store.get(key_of(manifest.object))
 
     def desired_manifests(self, binding: Object) -> list[Manifest]:
-        """What the syncer of a binding consists of; raises a Fault, or InvalidSpec."""
+        """Return the manifests of a binding's syncer.  Raise BindingError or InvalidSpec."""
         spec = decode_spec(CLUSTER_BINDING, binding)
         try:
-            found = syncer_manifests(self.templates(), template_values(binding, spec, self.config), self.caches)
+            manifests = syncer_manifests(self.templates(), template_values(binding, spec, self.config), self.caches)
         except (TemplateError, OSError) as error:
             raise syncer_error(str(error)) from error
-        return [self.with_owner_metadata(each, binding, spec) for each in found]
+        return [self.with_owner_metadata(each, binding, spec) for each in manifests]
 
     def with_owner_metadata(self, manifest: Manifest, binding: Object, spec: ClusterBindingSpec) -> Manifest:
-        """The object with what says whose it is; a template has no say in that."""
+        """Return the object with owner labels and references, which override the template."""
         metadata = manifest.object["metadata"]
         labels = {
             **(metadata.get("labels") or {}),
@@ -129,27 +130,27 @@ class SyncerDeployer:
             keys.CLUSTER_BINDING_UID: uid_of(binding),
             keys.PHYSICAL_CLUSTER_ID: spec.cluster_id,
         }
-        marks: Object = {"labels": labels}
+        owner_metadata: Object = {"labels": labels}
         if not self.is_remote:
-            marks["ownerReferences"] = [owner_reference(binding, block_deletion=False)]
-        return Manifest(manifest.resource, {**manifest.object, "metadata": {**metadata, **marks}})
+            owner_metadata["ownerReferences"] = [owner_reference(binding, block_deletion=False)]
+        return Manifest(manifest.resource, {**manifest.object, "metadata": {**metadata, **owner_metadata}})
 
     async def apply_manifest(self, manifest: Manifest, binding: Object) -> Object:
-        resource, wanted = manifest.resource, manifest.object
-        client, namespace = self.clients[resource], wanted["metadata"].get("namespace")
+        resource, desired = manifest.resource, manifest.object
+        client, namespace = self.clients[resource], desired["metadata"].get("namespace")
         current = self.cached_object(manifest)
         try:
             if current is None:
                 try:
-                    return await client.create(resource, wanted)
-                except AlreadyExists:  # the cache has yet to see it, or does not show it: it is not labelled as ours
-                    current = await client.get(resource, name_of(wanted), namespace)
+                    return await client.create(resource, desired)
+                except AlreadyExists:  # the cache lags, or the object lacks our labels
+                    current = await client.get(resource, name_of(desired), namespace)
                 except NotFound as error:
-                    raise syncer_error(f"{error}; is there a namespace {namespace}?") from error
+                    raise syncer_error(f"{error}; does the namespace {namespace} exist?") from error
             if not self.is_ours(current, binding):
-                whose = f"{resource.kind} {key_of(wanted)} does not belong to this binding"
-                raise syncer_error(f"{whose}; delete it, or make the binding anew with another clusterID", "NameTaken")
-            return await client.converge(resource, current, with_server_additions(wanted, current))
+                problem = f"{resource.kind} {key_of(desired)} does not belong to this binding"
+                raise syncer_error(f"{problem}; delete it, or recreate the binding with another clusterID", "NameTaken")
+            return await client.converge(resource, current, with_server_additions(desired, current))
         except (Invalid, Forbidden, BadRequest) as error:
             raise syncer_error(str(error)) from error
 
@@ -159,7 +160,7 @@ class SyncerDeployer:
         return is_owned_by(obj, binding)
 
     def cached_objects(self, uid: str) -> list[tuple[Resource, Object]]:
-        """What there is of a binding's syncer, as far as the caches know."""
+        """Return the cached objects of a binding's syncer."""
         return [
             (resource, obj)
             for (resource, _), informer in self.caches.items()
@@ -167,27 +168,27 @@ class SyncerDeployer:
         ]
 
     async def live_objects(self, binding: Object) -> list[tuple[Resource, Object]]:
-        """What there is of a binding's syncer, asked anew; by its label, and a Deployment also by its usual name."""
-        found = [
+        """Return the objects of a binding's syncer from the server, by label, and the Deployment also by name."""
+        objects = [
             (resource, obj)
             for resource, namespace in self.caches
             for obj in await self.clients[resource].list(
                 resource, namespace, labels=f"{keys.CLUSTER_BINDING_UID}={uid_of(binding)}"
             )
         ]
-        usual = syncer_name(value_at(binding, "spec", "clusterID", default=""))
-        if all((resource, name_of(obj)) != (DEPLOYMENTS, usual) for resource, obj in found):
-            obj = await self.clients[DEPLOYMENTS].find(DEPLOYMENTS, usual, self.config.namespace)
+        name = syncer_name(value_at(binding, "spec", "clusterID", default=""))
+        if all((resource, name_of(obj)) != (DEPLOYMENTS, name) for resource, obj in objects):
+            obj = await self.clients[DEPLOYMENTS].find(DEPLOYMENTS, name, self.config.namespace)
             if obj is not None and self.is_ours(obj, binding):
-                found.append((DEPLOYMENTS, obj))
-        return found
+                objects.append((DEPLOYMENTS, obj))
+        return objects
 
     async def remove(self, resource: Resource, obj: Object) -> None:
         await self.clients[resource].delete_if_exists(resource, obj, propagation=Propagation.BACKGROUND)
 
 
 def syncer_error(message: str, reason: str = "SyncerFailed") -> BindingError:
-    """Tried again now and then: a folder or a stranger's object may change where we do not watch."""
+    """Return an error that is retried periodically, because its cause may change where we do not watch."""
     return BindingError(reason, message, condition="SyncerReady", retry=RetryPolicy.ON_RECHECK)
 
 
@@ -197,20 +198,20 @@ def binding_uid_of(obj: Object) -> list[str]:
 
 
 def scopes(config: BindingsConfig) -> list[Scope]:
-    """The kinds that are made, and the places where each may be."""
-    found: list[Scope] = []
+    """Return the resources that are deployed and the namespaces that each may be in."""
+    allowed: list[Scope] = []
     for resource in DEPLOYED_RESOURCES if config.deploy_kubeconfig else KINDS:
         if not resource.namespaced:
-            found.append((resource, None))
+            allowed.append((resource, None))
         elif resource in DEPLOYED_RESOURCES:
-            found.append((resource, config.namespace))
+            allowed.append((resource, config.namespace))
         else:
-            found += [(resource, namespace) for namespace in sorted(config.secret_namespaces)]
-    return found
+            allowed += [(resource, namespace) for namespace in sorted(config.secret_namespaces)]
+    return allowed
 
 
 def template_values(binding: Object, spec: ClusterBindingSpec, config: BindingsConfig) -> Values:
-    """What the placeholders of a template stand for."""
+    """Return the values of template placeholders."""
     name, settings = name_of(binding), config.syncer
     places = {
         Placeholder.MANAGER_NAMESPACE: config.namespace,
@@ -241,7 +242,7 @@ def template_values(binding: Object, spec: ClusterBindingSpec, config: BindingsC
 
 
 def canonical_resources(settings: SyncerSettings) -> dict[str, dict[str, str]]:
-    """Requests and limits as a server writes them, so that what it shows equals what we want."""
+    """Return requests and limits in canonical form, so that they compare equal to the server's."""
     return {
         part: {name: str(parse_quantity(amount)) for name, amount in amounts.items()}
         for part, amounts in settings.resources.items()
@@ -249,7 +250,7 @@ def canonical_resources(settings: SyncerSettings) -> dict[str, dict[str, str]]:
 
 
 def kubeconfig_values(secret: str) -> dict[str, Any]:
-    """How a syncer that runs elsewhere gets at its kubeconfig for the virtual cluster."""
+    """Return the arguments and mounts of a syncer in another cluster, for its kubeconfig of the virtual cluster."""
     if not secret:
         return {"kubeconfigArgs": None, "kubeconfigMounts": None, "kubeconfigVolumes": None}
     return {

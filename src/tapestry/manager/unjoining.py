@@ -1,9 +1,9 @@
-"""Unjoining: the end of a binding, as whoever asks for it sees it, and of what join made in both clusters.
+"""`tapestry unjoin`: delete a ClusterBinding and the objects that join created in both clusters.
 
-The manager and the syncer see to the binding itself, and this only watches them.  By force it also ends where neither
-is at work any more.  Below, what is for this binding alone goes by its marks; what bindings share goes with the last of
-them, and the mount namespace only when nothing is left in it.  What a binding left there that was ended by force goes
-first; as long as that is not done, the Secret with the kubeconfig stays, for the manager to do it by.
+The manager and the syncer clean up the binding, and unjoin waits for them.  With force, unjoin also works if neither
+runs.  In the physical cluster, objects of this binding are deleted by their labels.  Shared objects are deleted with
+the last binding, and the mount namespace only if it is empty.  Leftovers of earlier forced unjoins are deleted first.
+Until that is done, the Secret with the kubeconfig stays for the manager.
 """
 
 import asyncio
@@ -47,35 +47,35 @@ from tapestry.manager.joining import account_name, manager_namespace, owner_labe
 from tapestry.manager.leftovers import Leftover, leftovers_in, record_leftover, remove_leftovers
 from tapestry.manager.mount_namespaces import release_mount_namespace
 
-OF_ONE_BINDING = (
+BINDING_RESOURCES = (
     *(CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS, POLICIES),
     *(RESOURCE_QUOTAS, NETWORK_POLICIES, ADMISSION_POLICY_BINDINGS, ADMISSION_POLICIES),
 )
-"""What join creates for one binding; the rights go before what limits them."""
+"""Resources that join creates for one binding.  Permissions are deleted before the policies that restrict them."""
 CONTENTS = (PODS, SERVICES, SECRETS, CONFIGMAPS, PERSISTENT_VOLUME_CLAIMS)
-"""What keeps a namespace from being empty."""
+"""Resources that must be absent before a namespace is deleted."""
 ROOT_CERTIFICATES = "kube-root-ca.crt"
-"""The ConfigMap that Kubernetes puts into every namespace."""
+"""Name of the ConfigMap that Kubernetes creates in every namespace."""
 MANAGED_SELECTOR = f"{keys.MANAGED_BY}={keys.TAPESTRY}"
-FORCE_SECONDS = 30.0
-"""How long a binding that is left by force is given to the manager, before we end it ourselves."""
+FORCE_TIMEOUT = 30.0
+"""Seconds that the manager gets for a forced deletion, before unjoin does it."""
 PROGRESS_INTERVAL = 5.0
-"""How often the time that is left is told."""
+"""Interval of progress messages."""
 STUCK_SECONDS = 30.0
-"""How long after its grace a binding may take to go before force is suggested."""
+"""Seconds after the grace period at which --force is suggested."""
 FORCE_ATTEMPTS, RETRY_INTERVAL = 10, 1.0
-"""How often we try that, and the seconds between."""
+"""Number of attempts of a forced deletion, and the seconds between them."""
 ENDING_SECONDS = 2 * MAX_GRACE_SECONDS
-"""How long pods that were left behind may take to end."""
+"""Seconds for leftover pods to terminate."""
 
 
 async def unjoin(
     name: str, virtual: Cluster, physical: Cluster | None, *, force: bool = False, timeout: float = 300.0
 ) -> None:
-    """Delete the binding, wait until it is gone, and remove what join made.
+    """Delete the binding, wait until it is deleted, and delete the objects that join created.
 
-    Raises JoinError where it does not go, where there is nothing of that name, and, unless by force, where the physical
-    cluster does not answer.
+    Raise JoinError if the deletion does not finish, if no such binding exists and, without force, if the physical
+    cluster is unreachable.
     """
     uid = await virtual.identity()
     binding = await virtual.find(CLUSTER_BINDINGS, object_named(name))
@@ -84,51 +84,51 @@ async def unjoin(
     place = value_at(binding, "spec", "secretRef", "namespace") or await manager_namespace(virtual)
     secret = await virtual.find(SECRETS, object_named(name, place))
     if secret is not None and not has_owner_labels(secret, {"metadata": {"labels": owner_labels(uid, name)}}):
-        secret = None  # not ours
+        secret = None  # not created by join
     if binding is None and secret is None and physical is None:
-        raise JoinError(f"there is no ClusterBinding {name}; `tapestry status` lists those there are")
+        raise JoinError(f"ClusterBinding {name} does not exist; `tapestry status` lists all bindings")
     leftovers = leftovers_in(secret)
     if physical is None:
-        report_leftovers(virtual, uid, name, binding, "run it again with --cluster-kubeconfig to remove it")
+        report_leftovers(virtual, uid, name, binding, "run unjoin again with --cluster-kubeconfig to delete it")
     else:
         try:
             leftovers = await wait_for_leftovers(physical, leftovers)
             await remove_join_objects(physical, uid, name, value_at(binding, "spec", "mountNamespace"))
         except TransportError as error:
-            report_leftovers(virtual, uid, name, binding, "the cluster does not answer; run it again when it does")
+            report_leftovers(virtual, uid, name, binding, "the cluster is unreachable; run unjoin again later")
             if not force:
-                raise JoinError(f"the physical cluster does not answer: {error}") from error
+                raise JoinError(f"the physical cluster is unreachable: {error}") from error
     if secret is not None:
         await release_secret(virtual, secret, leftovers)
 
 
-# -- above
+# -- virtual cluster
 
 
 async def release_secret(virtual: Cluster, secret: Object, leftovers: list[Leftover]) -> None:
-    """Remove the Secret, unless the manager needs it to remove what is left below."""
+    """Delete the Secret, unless the manager needs it to clean up the physical cluster."""
     if not leftovers:
         await virtual.remove(SECRETS, secret)
         return
-    note = "; ".join(f"kept until {each} is gone" for each in leftovers)
+    note = "; ".join(f"kept until the manager has deleted {each}" for each in leftovers)
     virtual.report(Step(StepResult.LEFT, virtual.role, f"{SECRETS.kind} {key_of(secret)}", note))
 
 
 async def delete_binding(binding: Object, virtual: Cluster, *, force: bool, timeout: float) -> None:
-    """Delete the binding and see it go."""
+    """Delete the binding and wait until it is deleted."""
     name, client = name_of(binding), virtual.client
     pods = await pods_on_nodes_of(binding, virtual) if force else []
     if force:
-        mark = {"metadata": {"annotations": {keys.FORCE_UNBIND: "true"}}}
-        await client.patch(CLUSTER_BINDINGS, object_named(name), mark)
+        patch = {"metadata": {"annotations": {keys.FORCE_UNBIND: "true"}}}
+        await client.patch(CLUSTER_BINDINGS, object_named(name), patch)
     with suppress(NotFound):
         await client.delete(CLUSTER_BINDINGS, {"metadata": {"name": name, "uid": uid_of(binding)}})
     try:
-        await wait_for_deletion(binding, virtual, min(timeout, FORCE_SECONDS) if force else timeout, force=force)
+        await wait_for_deletion(binding, virtual, min(timeout, FORCE_TIMEOUT) if force else timeout, force=force)
     except TimeoutError:
         if not force:
-            hint = f"is its syncer at work? `tapestry unjoin {name} --force` ends it without"
-            raise JoinError(f"ClusterBinding {name} is still there after {timeout:g} s; {hint}") from None
+            hint = f"does its syncer run? `tapestry unjoin {name} --force` deletes it without the syncer"
+            raise JoinError(f"ClusterBinding {name} still exists after {timeout:g} s; {hint}") from None
         await force_delete_binding(binding, virtual)
     virtual.report(Step(StepResult.DELETED, virtual.role, f"{CLUSTER_BINDINGS.kind} {name}"))
     if force:
@@ -141,79 +141,78 @@ async def pods_on_nodes_of(binding: Object, virtual: Cluster) -> list[Object]:
 
 
 async def wait_for_deletion(binding: Object, virtual: Cluster, timeout: float, *, force: bool) -> None:
-    """Wait, tell what the binding waits for, and count down the seconds that its pods have to end."""
+    """Wait for the deletion, reporting what the binding waits for and the seconds left for its pods."""
     loop = asyncio.get_running_loop()
-    started, told, last = loop.time(), "", binding
+    started, reported, last = loop.time(), "", binding
     grace = float(value_at(binding, "spec", "unbindGraceSeconds", default=MAX_GRACE_SECONDS))
 
-    def tell(news: str) -> None:
-        virtual.report(Step(StepResult.WAITING, virtual.role, f"{CLUSTER_BINDINGS.kind} {name_of(binding)}", news))
+    def report(message: str) -> None:
+        virtual.report(Step(StepResult.WAITING, virtual.role, f"{CLUSTER_BINDINGS.kind} {name_of(binding)}", message))
 
-    def is_gone(obj: Object | None) -> bool:
-        nonlocal told, last
+    def is_deleted(obj: Object | None) -> bool:
+        nonlocal reported, last
         if obj is None or uid_of(obj) != uid_of(binding):
             return True
         last = obj
-        if (news := progress(obj)) != told:
-            told = news
-            tell(news)
+        if (message := progress(obj)) != reported:
+            reported = message
+            report(message)
         return False
 
     while True:
-        left = timeout - (loop.time() - started)
+        remaining = timeout - (loop.time() - started)
+        interval = min(remaining, PROGRESS_INTERVAL)
         try:
-            await wait_for(
-                virtual.client, CLUSTER_BINDINGS, name_of(binding), until=is_gone, timeout=min(left, PROGRESS_INTERVAL)
-            )
+            await wait_for(virtual.client, CLUSTER_BINDINGS, name_of(binding), until=is_deleted, timeout=interval)
         except TimeoutError:
-            if left <= PROGRESS_INTERVAL:
+            if remaining <= PROGRESS_INTERVAL:
                 raise
-            tell(countdown(last, loop.time() - started, grace, force=force))
+            report(countdown(last, loop.time() - started, grace, force=force))
         else:
             return
 
 
 def countdown(binding: Object, elapsed: float, grace: float, *, force: bool) -> str:
-    """How long the pods still have, after so many seconds; and what to do, once it takes far longer than that."""
-    waits = progress(binding)
+    """Describe the progress after `elapsed` seconds.  If it takes too long, suggest what to do."""
+    pending = progress(binding)
     if elapsed < grace and not force:
-        news = f"pods have {grace - elapsed:.0f} s left to end"
+        message = f"pods have {grace - elapsed:.0f} s left to terminate"
     elif force or elapsed < grace + STUCK_SECONDS:
-        news = f"{elapsed:.0f} s so far"
+        message = f"{elapsed:.0f} s so far"
     else:
-        hint = f"if its syncer does not run, `tapestry unjoin {name_of(binding)} --force` ends it without"
-        news = f"{elapsed:.0f} s so far; {hint}"
-    return "; ".join(filter(None, (waits, news)))
+        hint = f"if its syncer does not run, use `tapestry unjoin {name_of(binding)} --force`"
+        message = f"{elapsed:.0f} s so far; {hint}"
+    return "; ".join(filter(None, (pending, message)))
 
 
 def progress(binding: Object) -> str:
-    """What a binding that goes still waits for."""
+    """Describe what a deleted binding still waits for."""
     ready = find_condition(value_at(binding, "status", "conditions"), "Ready") or {}
     nodes = value_at(binding, "status", "nodes", default=0)
-    waits = [f"{nodes} virtual nodes"] if nodes else []
+    pending = [f"{nodes} virtual nodes"] if nodes else []
     if keys.SYNCER_FINALIZER in binding["metadata"].get("finalizers", []):
-        waits.append("its syncer")
+        pending.append("its syncer")
     if value_at(binding, "status", "phase") == "Deleting":
-        waits.append(ready.get("message", ""))
-    return "; ".join(filter(None, waits))
+        pending.append(ready.get("message", ""))
+    return "; ".join(filter(None, pending))
 
 
 async def force_delete_binding(binding: Object, virtual: Cluster) -> None:
-    """Do what the manager would do by force: nobody else did.  What cannot be removed is given up after a while."""
+    """Do what the manager would do for a forced deletion.  After some attempts, give up on remaining nodes."""
     ours = (keys.MANAGER_FINALIZER, keys.SYNCER_FINALIZER)
     for attempt in range(1, FORCE_ATTEMPTS + 1):
         try:
-            gone = await remove_virtual_nodes(virtual.client, binding, lambda _: None)
-            if gone or attempt == FORCE_ATTEMPTS:
+            done = await remove_virtual_nodes(virtual.client, binding, lambda _: None)
+            if done or attempt == FORCE_ATTEMPTS:
                 current = await virtual.client.get(CLUSTER_BINDINGS, name_of(binding))
-                kept = [each for each in current["metadata"].get("finalizers", []) if each not in ours]
+                finalizers = [each for each in current["metadata"].get("finalizers", []) if each not in ours]
                 if uid_of(current) == uid_of(binding):
                     await record_leftover(virtual.client, await secret_of(binding, virtual), current)
-                    await virtual.client.patch(CLUSTER_BINDINGS, current, {"metadata": {"finalizers": kept}})
+                    await virtual.client.patch(CLUSTER_BINDINGS, current, {"metadata": {"finalizers": finalizers}})
                 return
         except NotFound:
             return
-        except Conflict:  # somebody is at work after all
+        except Conflict:  # the manager is running after all
             pass
         await asyncio.sleep(RETRY_INTERVAL)
 
@@ -223,13 +222,13 @@ async def secret_of(binding: Object, virtual: Cluster) -> Object | None:
     return await virtual.find(SECRETS, object_named(reference["name"], reference["namespace"]))
 
 
-# -- below
+# -- physical cluster
 
 
 async def wait_for_leftovers(physical: Cluster, leftovers: list[Leftover]) -> list[Leftover]:
-    """Remove what bindings left here that were ended by force; returns those that left it elsewhere.
+    """Delete the leftovers of forced unjoins in this cluster.  Return those of other clusters.
 
-    JoinError where it does not go: whoever removes it then needs the account that is still there.
+    Raise JoinError if the deletion does not finish: the account that is still there is needed to finish it.
     """
     for attempt in range(ENDING_SECONDS):
         leftovers, objects = await remove_leftovers(physical.client, leftovers) if leftovers else ([], [])
@@ -238,12 +237,12 @@ async def wait_for_leftovers(physical: Cluster, leftovers: list[Leftover]) -> li
         if attempt == 0:
             physical.report(Step(StepResult.WAITING, physical.role, f"{len(objects)} objects that were left behind"))
         await asyncio.sleep(RETRY_INTERVAL)
-    raise JoinError(f"still being deleted in the physical cluster: {', '.join(objects[:5])}; see what holds it")
+    raise JoinError(f"still being deleted in the physical cluster: {', '.join(objects[:5])}; check their finalizers")
 
 
 async def remove_join_objects(physical: Cluster, uid: str, name: str, mount: str | None) -> None:
-    """Remove what join made below: first the rights, last what is shared, if nobody else needs it."""
-    for resource in OF_ONE_BINDING:
+    """Delete the objects that join created: first permissions, last shared objects that are unused."""
+    for resource in BINDING_RESOURCES:
         for obj in await list_or_empty(physical, resource, selector(owner_labels(uid, name))):
             mount = mount or obj["metadata"].get("namespace")
             await physical.remove(resource, obj)
@@ -259,23 +258,23 @@ async def remove_join_objects(physical: Cluster, uid: str, name: str, mount: str
 
 
 async def find_mount_namespaces(physical: Cluster, uid: str, mount: str | None) -> list[Object]:
-    """The namespaces with our mark, and that of the binding if it has none."""
-    mark = virtual_cluster_label(uid)
-    found = await physical.client.list(NAMESPACES, labels=f"{keys.VIRTUAL_CLUSTER}={mark}")
-    unmarked = await physical.client.find(NAMESPACES, mount) if mount else None
-    return [*found, *([unmarked] if unmarked is not None and not virtual_cluster_of(unmarked) else [])]
+    """Return the namespaces with our label, and the binding's namespace if it has no label."""
+    label = virtual_cluster_label(uid)
+    labelled = await physical.client.list(NAMESPACES, labels=f"{keys.VIRTUAL_CLUSTER}={label}")
+    unlabelled = await physical.client.find(NAMESPACES, mount) if mount else None
+    return [*labelled, *([unlabelled] if unlabelled is not None and not virtual_cluster_of(unlabelled) else [])]
 
 
 async def remove_if_unused(physical: Cluster, resource: Resource, obj: Object) -> None:
-    if held := await remaining_contents(physical, resource, obj):
-        what = f"{resource.kind} {name_of(obj)}"
-        physical.report(Step(StepResult.LEFT, physical.role, what, f"it holds {', '.join(held[:5])}"))
+    if contents := await remaining_contents(physical, resource, obj):
+        subject = f"{resource.kind} {name_of(obj)}"
+        physical.report(Step(StepResult.LEFT, physical.role, subject, f"it contains {', '.join(contents[:5])}"))
     else:
         await physical.remove(resource, obj)
 
 
 async def remaining_contents(physical: Cluster, resource: Resource, obj: Object) -> list[str]:
-    """What would go with a shared object, and is not ours to remove."""
+    """Return the contents of a shared object that are not ours and would be deleted with it."""
     if resource is CRDS:
         return [f"{POLICIES.kind} {name_of(each)}" for each in await list_or_empty(physical, POLICIES, "")]
     if resource is not NAMESPACES:
@@ -287,14 +286,14 @@ async def remaining_contents(physical: Cluster, resource: Resource, obj: Object)
 
 
 def report_leftovers(virtual: Cluster, uid: str, name: str, binding: Object | None, why: str) -> None:
-    for what in join_object_names(uid, name, value_at(binding, "spec", "mountNamespace")):
-        virtual.report(Step(StepResult.LEFT, "physical", what, why))
+    for subject in join_object_names(uid, name, value_at(binding, "spec", "mountNamespace")):
+        virtual.report(Step(StepResult.LEFT, "physical", subject, why))
 
 
 def join_object_names(uid: str, name: str, mount: str | None) -> Iterator[str]:
-    """What join makes below for one binding, by name."""
+    """Yield the names of the objects that join creates in the physical cluster for one binding."""
     account = account_name(uid, name)
-    for resource in OF_ONE_BINDING:
+    for resource in BINDING_RESOURCES:
         place = f"{mount or 'the mount namespace'}/" if resource.namespaced else ""
         if resource in (POLICIES, RESOURCE_QUOTAS, NETWORK_POLICIES):
             yield f"{resource.kind} {place}{policy_name(uid, name)}"

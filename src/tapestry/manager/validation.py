@@ -1,7 +1,8 @@
-"""What can be said about a binding without asking anybody: its own spec, and the other bindings.
+"""Validation of a binding against its own spec and against other bindings.
 
-Two bindings may neither have one clusterID nor lead to one cluster.  Which of the two may stay is decided by what is
-written in them, so it is the same after every restart: the one that was accepted before, else the older one.
+Two bindings may not have the same clusterID, and may not lead to the same cluster.  The content of the bindings
+determines which one is preferred, so the result is the same after every restart: the one accepted before, otherwise the
+older one.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,54 +19,54 @@ MAX_NAME_LENGTH = SUBDOMAIN_LIMIT - len(syncer_lease_name(""))
 
 
 def validated_spec(binding: Object, others: Iterable[Object], secret_namespaces: Iterable[str]) -> ClusterBindingSpec:
-    """The spec of a binding that may be served, as far as it alone can tell; raises a Fault that waits for a change."""
+    """Return the spec of a valid binding.  Raise a BindingError that waits for a change."""
     try:
         spec = decode_spec(CLUSTER_BINDING, binding)
     except InvalidSpec as error:
         raise BindingError("ValidationFailed", str(error)) from error
-    if found := "; ".join(spec_errors(name_of(binding), spec)):
-        raise BindingError("ValidationFailed", found)
+    if errors := "; ".join(spec_errors(name_of(binding), spec)):
+        raise BindingError("ValidationFailed", errors)
     rivals = [other for other in others if value_at(other, "spec", "clusterID") == spec.cluster_id]
     if (holder := preferred_binding(binding, rivals)) is not binding:
-        held = f"spec.clusterID: {spec.cluster_id} belongs to ClusterBinding {name_of(holder)}"
-        raise BindingError("DuplicateClusterID", f"{held}; make this one anew with another")
+        problem = f"spec.clusterID: {spec.cluster_id} belongs to ClusterBinding {name_of(holder)}"
+        raise BindingError("DuplicateClusterID", f"{problem}; recreate this one with another clusterID")
     allowed = sorted(secret_namespaces)
     if spec.secret_ref.namespace not in allowed:
-        where = f"spec.secretRef.namespace: {spec.secret_ref.namespace} is not one of {', '.join(allowed)}"
-        message = f"{where}; move the Secret, or start the manager with --kubeconfig-namespace"
+        problem = f"spec.secretRef.namespace: {spec.secret_ref.namespace} is not one of {', '.join(allowed)}"
+        message = f"{problem}; move the Secret, or start the manager with --kubeconfig-namespace"
         raise BindingError("SecretNamespaceNotAllowed", message, condition="Connected")
     return spec
 
 
 def spec_errors(name: str, spec: ClusterBindingSpec) -> Iterator[str]:
-    """What is wrong with a spec that has the right shape, each with its path."""
+    """Yield the errors of a decoded spec, each with its path."""
     if len(name) > MAX_NAME_LENGTH:
-        yield f"metadata.name: {len(name)} characters are over {MAX_NAME_LENGTH}"
+        yield f"metadata.name: {len(name)} characters are over the limit of {MAX_NAME_LENGTH}"
     if not spec.mount_namespace:
-        yield "spec.mountNamespace: is required; name the namespace below where everything of ours is to live"
+        yield "spec.mountNamespace: required; name a namespace of the physical cluster for the synced objects"
 
 
 def check_identity(binding: Object, identity: str, others: Iterable[Object]) -> None:
-    """Raises a Fault unless `identity` is the cluster that the binding is to lead to, and nobody else's."""
+    """Raise BindingError unless `identity` is the bound cluster and no other binding has it."""
     pinned = value_at(binding, "status", "identity")
     if pinned not in (None, identity) and annotations_of(binding).get(keys.APPROVE_IDENTITY) != identity:
         message = (
-            f"the cluster behind the kubeconfig is {identity}, and {pinned} was bound; "
-            f"if that is meant, annotate the binding with {keys.APPROVE_IDENTITY}={identity}"
+            f"the kubeconfig leads to cluster {identity}, but {pinned} was bound; "
+            f"if this is intended, annotate the binding with {keys.APPROVE_IDENTITY}={identity}"
         )
         raise BindingError("IdentityChanged", message, condition="Connected", retry=RetryPolicy.ON_RECHECK)
     holders = [other for other in others if value_at(other, "status", "identity") == identity]
     if holders and (pinned != identity or preferred_binding(binding, holders) is not binding):
-        message = f"cluster {identity} is bound by ClusterBinding {name_of(holders[0])} already; delete one of the two"
+        message = f"cluster {identity} is already bound by ClusterBinding {name_of(holders[0])}; delete one of them"
         raise BindingError("DuplicateCluster", message, condition="Connected", retry=RetryPolicy.ON_RECHECK)
 
 
 def preferred_binding(binding: Object, others: Iterable[Object]) -> Object:
-    """Of several bindings that want the same, the one that may have it."""
+    """Return the preferred one of several conflicting bindings."""
     return min((binding, *others), key=precedence)
 
 
 def precedence(binding: Object) -> tuple[bool, str, str]:
-    """Lower goes first: accepted before, then older; the UID decides between two of one second."""
+    """Return the sort key of preference: accepted before, then older, then by UID."""
     accepted = value_at(binding, "status", "identity") is not None
     return not accepted, binding["metadata"].get("creationTimestamp", ""), uid_of(binding)

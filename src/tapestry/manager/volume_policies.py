@@ -1,9 +1,9 @@
-"""Admission policies that limit what the syncer's account can do with volumes in the physical cluster.
+"""Admission policies that restrict the syncer's access to volumes in the physical cluster.
 
-PersistentVolumes belong to no namespace, so roles alone would let the account delete the owner's, or create one that
-leads to a node's disk.  A pod can reach storage without a claim of ours, too: by its own sources, or by an ephemeral
-volume, whose claim a controller of the cluster creates.  The policies apply to that account only.  Those for volumes
-and claims have two bindings: one checks the request alone, the other compares it with every volume that is not ours.
+PersistentVolumes are cluster-scoped, so with roles alone the syncer's account could delete the owner's volumes, or
+create one for a node's disk.  A pod can also use storage without a claim of ours: by other volume sources, or by an
+ephemeral volume, whose claim a controller creates.  The policies apply to that account only.  Those for volumes and
+claims have two bindings: one checks the request alone, the other compares it with every foreign volume.
 """
 
 import re
@@ -34,13 +34,13 @@ SECRET_REFERENCES = (
     *("controllerExpandSecretRef", "nodeExpandSecretRef"),
 )
 POD_SOURCES = ("configMap", "downwardAPI", "emptyDir", "persistentVolumeClaim", "projected", "secret")
-"""Sources of volumes that pods of ours have, at every level of Pod Security but `privileged`."""
+"""Volume sources that twins may use, at every Pod Security level except `privileged`."""
 DELETES, CREATES = 'request.operation == "DELETE"', 'request.operation == "CREATE"'
 
 
 @dataclass(frozen=True, slots=True)
 class SyncerAccount:
-    """The account that the policies are about, and what is its own."""
+    """The account that the policies restrict, and the place of its objects."""
 
     name: str
     mount: str
@@ -48,34 +48,34 @@ class SyncerAccount:
 
 
 async def check_volumes(binding: str, allowed: AllowedVolumes, physical: Cluster, *, are_trusted: bool) -> None:
-    """Raises JoinError where volumes are to cross and nothing could limit them to ours."""
+    """Raise JoinError if volumes are allowed but no admission policy can restrict them."""
     if not allowed.drivers or are_trusted or await is_served(physical.client, ADMISSION_POLICIES):
         return
     raise JoinError(
-        f"ClusterBinding {binding} allows volumes, and the physical cluster has no ValidatingAdmissionPolicy "
-        "(Kubernetes 1.30 and later) that would limit the syncer to its own; upgrade it, remove allowedVolumes, "
-        "or trust the syncer with every PersistentVolume there by --trust-volumes"
+        f"ClusterBinding {binding} allows volumes, but the physical cluster has no ValidatingAdmissionPolicy "
+        "(Kubernetes 1.30 and later) to restrict the syncer to its own; upgrade it, remove allowedVolumes, "
+        "or use --trust-volumes to trust the syncer with all PersistentVolumes"
     )
 
 
 async def apply_volume_policies(
     account: SyncerAccount, allowed: AllowedVolumes, level: str | None, labels: dict[str, str], physical: Cluster
 ) -> list[tuple[Resource, str]]:
-    """Have the policies, where the API server has any; returns what there is of them, by kind and name."""
+    """Apply the policies if the API server serves them.  Return the applied objects by kind and name."""
     if not await is_served(physical.client, ADMISSION_POLICIES):
         return []
     note = f"allows volumes of {', '.join(allowed.drivers)}"
     if allowed.volume_handles:
         note += f", and handles of others that match {', '.join(allowed.volume_handles)}"
-    about_volumes = ADMISSION_POLICIES, admission_policy_name(account.name, PERSISTENT_VOLUMES)
-    wanted = volume_policies(account, allowed, level, labels)
-    for resource, obj in wanted:
-        await physical.apply(resource, obj, note=note if (resource, name_of(obj)) == about_volumes else "")
-    return [(resource, name_of(obj)) for resource, obj in wanted]
+    volume_policy = ADMISSION_POLICIES, admission_policy_name(account.name, PERSISTENT_VOLUMES)
+    desired = volume_policies(account, allowed, level, labels)
+    for resource, obj in desired:
+        await physical.apply(resource, obj, note=note if (resource, name_of(obj)) == volume_policy else "")
+    return [(resource, name_of(obj)) for resource, obj in desired]
 
 
 async def remove_stale_policies(current: list[tuple[Resource, str]], labels: dict[str, str], physical: Cluster) -> None:
-    """Remove policies that limit nothing any more; whoever may not see them has made none."""
+    """Delete policies that are no longer needed.  An account that cannot list policies has created none."""
     selector = ",".join(f"{key}={value}" for key, value in labels.items())
     with suppress(Forbidden):
         for resource in (ADMISSION_POLICY_BINDINGS, ADMISSION_POLICIES):
@@ -84,20 +84,20 @@ async def remove_stale_policies(current: list[tuple[Resource, str]], labels: dic
                     await physical.remove(resource, obj)
 
 
-# -- what they are
+# -- content
 
 
 def volume_policies(
     account: SyncerAccount, allowed: AllowedVolumes, level: str | None, labels: dict[str, str]
 ) -> list[tuple[Resource, Object]]:
-    """The policies and their bindings, in the order in which they are created; `level` is of Pod Security."""
+    """Return the policies and their bindings in the order of creation.  `level` is the Pod Security level."""
     rules: dict[Resource, list[Object]] = {}
     if level != "privileged":
         rules[PODS] = [pod_rule()]
     if allowed.drivers:
         rules[PERSISTENT_VOLUMES] = list(volume_rules(account, allowed))
         rules[PERSISTENT_VOLUME_CLAIMS] = list(claim_rules(account))
-    return [each for resource, found in rules.items() for each in policy_objects(account, resource, found, labels)]
+    return [each for kind, checks in rules.items() for each in policy_objects(account, kind, checks, labels)]
 
 
 def admission_policy_name(account: str, resource: Resource) -> str:
@@ -183,7 +183,7 @@ def claim_rules(account: SyncerAccount) -> Iterator[Object]:
 
 
 def ownership_rules(account: SyncerAccount, what: str) -> Iterator[Object]:
-    """What is there has to be ours before a change, and what is to be there afterwards."""
+    """Yield the rules that an object must be ours before and after a change."""
     yield {
         "expression": f"{CREATES} || {ownership_expression('oldObject', account)}",
         "message": f"only a {what} of this virtual cluster can be changed or deleted",
@@ -202,15 +202,15 @@ def ownership_expression(variable: str, account: SyncerAccount) -> str:
 
 
 def validation_rule(expression: str, message: str) -> Object:
-    """A validation of what is created or changed."""
+    """Return a validation of creates and updates."""
     return {"expression": f"{DELETES} || {expression}", "message": message}
 
 
 def cel_string(value: str) -> str:
-    """A string literal of CEL."""
+    """Return a CEL string literal."""
     return msgspec.json.encode(value).decode()
 
 
 def glob_to_regex(pattern: str) -> str:
-    """A pattern of volume handles as a regular expression."""
+    """Return the regular expression of a pattern of volume handles."""
     return "(?s)^" + ".*".join(map(re.escape, pattern.split("*"))) + "$"

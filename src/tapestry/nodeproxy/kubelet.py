@@ -1,7 +1,7 @@
-"""The kubelet of all virtual nodes of a syncer: one listener, for those whom the virtual cluster lets in.
+"""The kubelet API server for all virtual nodes of a syncer, on one listener.
 
-Every node shows the same address and port, and the pod that is asked for says whose kubelet is meant.  Who calls is
-known as by any kubelet; see `tapestry.client.delegated_auth`.
+All virtual nodes have the same address and port.  The requested pod determines the virtual node.  Requests are
+authorized as by any kubelet; see `tapestry.client.delegated_auth`.
 """
 
 import ssl
@@ -27,14 +27,14 @@ from tapestry.process.probes import bound_socket, serve_app, server_tls
 log = logger(__name__)
 
 AUTHENTICATION_CONFIGMAP = "extension-apiserver-authentication"
-"""The ConfigMap in which API servers publish how they know their clients."""
+"""ConfigMap in which API servers publish the CAs of their clients."""
 SHM_DIR = Path("/dev/shm")
-"""Files that are never on a disk; also where a container may write to nothing else."""
+"""Folder for temporary files in memory.  In a container, it may be the only writable one."""
 
 
 @dataclass(frozen=True)
 class KubeletServer:
-    """Answers for the kubelets of virtual nodes."""
+    """HTTP handlers of the kubelet API."""
 
     callers: DelegatedAuth
     logs: LogRelay
@@ -54,11 +54,11 @@ class KubeletServer:
     async def not_implemented(self, request: web.Request) -> web.Response:
         pod = await self.requested_pod(request)
         verb, node = request.match_info["verb"], pod["spec"]["nodeName"]
-        todo = f"{verb} works in the physical cluster behind it, not through it"
-        raise web.HTTPNotImplemented(text=f"virtual node {node} serves logs and nothing else so far; {todo}")
+        hint = f"use {verb} in the physical cluster"
+        raise web.HTTPNotImplemented(text=f"virtual node {node} serves only logs; {hint}")
 
     async def requested_pod(self, request: web.Request) -> Object:
-        """The pod that is asked for; whoever may not call its node is not told whether there is one."""
+        """Return the requested pod.  Authorize first, so that other users cannot learn whether it exists."""
         names = request.match_info
         pod = self.logs.twins.pod(f"{names['namespace']}/{names['pod']}")
         await self.callers.authorize_request(request, "proxy", pod["spec"]["nodeName"] if pod is not None else "")
@@ -69,22 +69,22 @@ class KubeletServer:
 
 @asynccontextmanager
 async def serve_kubelet(kubelet: KubeletServer, address: Address, tls: ssl.SSLContext) -> AsyncIterator[Address]:
-    """Answer at the address that this yields, for as long as the context lasts."""
+    """Serve the kubelet API at the address that this yields, until the context exits."""
     async with serve_app(kubelet.app(), bound_socket(address), tls) as port:
         yield Address(address.host, port)
 
 
 def kubelet_tls(host: str, certificate: str, key: str, client_ca: str, published_cas: str) -> ssl.SSLContext:
-    """TLS with the certificate in these files, or one of our own, which nobody can check.
+    """Return a TLS context with the certificate in these files, or with a self-signed one.
 
-    Clients are known by the CAs in the file `client_ca`, or by the `published` ones where there is none.
+    Client certificates are verified by the CAs in the file `client_ca`, or else by `published_cas`.
     """
     if certificate:
         context = server_tls(certificate, key, client_ca or None)
     else:
         with TemporaryDirectory(dir=SHM_DIR if SHM_DIR.is_dir() else None) as folder:
-            own = CertificateAuthority(Path(folder)).server_certificate([host])
-            context = server_tls(str(own[0]), str(own[1]), client_ca or None)
+            files = CertificateAuthority(Path(folder)).server_certificate([host])
+            context = server_tls(str(files[0]), str(files[1]), client_ca or None)
     if published_cas and not client_ca:
         context.load_verify_locations(cadata=published_cas)
         context.verify_mode = ssl.CERT_OPTIONAL
@@ -92,14 +92,15 @@ def kubelet_tls(host: str, certificate: str, key: str, client_ca: str, published
 
 
 async def published_client_cas(client: Client) -> str:
-    """The CAs by whose certificates an API server knows its clients, itself among them; empty where it tells nobody."""
+    """Return the client CAs that the API server publishes, or "" if it publishes none."""
     try:
-        found = await client.get(CONFIGMAPS, AUTHENTICATION_CONFIGMAP, "kube-system")
+        configmap = await client.get(CONFIGMAPS, AUTHENTICATION_CONFIGMAP, "kube-system")
     except (NotFound, Forbidden):
-        found = {}
-    authorities: str = (found.get("data") or {}).get("client-ca-file", "")
+        configmap = {}
+    authorities: str = (configmap.get("data") or {}).get("client-ca-file", "")
     if not authorities:
         log.warning(
-            "callers are known by their tokens alone; kubelet.clientCa names a CA", missing=AUTHENTICATION_CONFIGMAP
+            "client certificates disabled: no client CA published; set kubelet.clientCa",
+            missing=AUTHENTICATION_CONFIGMAP,
         )
     return authorities

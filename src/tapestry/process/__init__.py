@@ -1,0 +1,1 @@
+"""Process-wide services: configuration, logging, metrics, probes, audit log and tracing."""

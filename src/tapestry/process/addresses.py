@@ -1,4 +1,4 @@
-"""Addresses that a process listens on, as its configuration writes them."""
+"""Listen addresses in configuration."""
 
 import ipaddress
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server listens: an empty host is every interface, port 0 any free port."""
+    """A listen address.  An empty host means all interfaces, port 0 any free port."""
 
     host: str
     port: int
@@ -20,12 +20,12 @@ class Address:
             return True
         try:
             return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:  # another name, or every interface
+        except ValueError:  # another name, or all interfaces
             return False
 
 
 def parse_address(text: str) -> Address | None:
-    """The address in `127.0.0.1:8080`, `[::1]:8080` or `:8080`; None for an empty text and `0`: listen nowhere."""
+    """Parse `127.0.0.1:8080`, `[::1]:8080` or `:8080`.  Return None for an empty text or `0`: do not listen."""
     if text in ("", "0"):
         return None
     host, colon, port = text.rpartition(":")

@@ -1,12 +1,12 @@
-"""The audit: an append-only record of every write that was made, one JSON line each, off the hot path.
+"""The audit log: one JSON line for every write, written in the background.
 
-Whoever writes holds an `audit: Audit | None` and hands over what it did:
+Clients with an audit log record their writes:
 
-    audit.record(Write("syncer/east", "patch", "pods", "web-0", namespace="default", code=200, seconds=0.004))
+    audit.record(WriteRecord("syncer/east", "patch", "pods", "web-0", namespace="default", code=200, seconds=0.004))
 
-That only appends to a buffer.  A thread writes the buffer out a fifth of a second later and when the audit is closed;
-a full buffer drops what comes and counts it.  The file may be rotated by moving it away or by truncating it; where it
-is given a largest size, it is moved away by itself when it has reached that.
+That only appends to a buffer.  A thread writes the buffer a fifth of a second later, and on close.  A full buffer drops
+records and counts them.  The file may be rotated by renaming or truncating it.  With a maximum size, it is rotated
+automatically.
 """
 
 import os
@@ -25,16 +25,18 @@ from tapestry.process.counters import Counter
 STDERR = "-"
 FLUSH_SECONDS = 0.2
 MAX_BUFFERED_BYTES = 64 << 20
-"""Bytes of records, as far as their size is known, that may wait to be written."""
+"""Maximum bytes of buffered records, as far as their sizes are known."""
 CLOSE_SECONDS = 5.0
 
-DROPPED = Counter("tapestry_audit_dropped_total", "Audit records lost to a full buffer or a file that refused them.")
+DROPPED = Counter(
+    "tapestry_audit_dropped_total", "Audit records lost because the buffer was full or the file was not writable."
+)
 
 log = logs.logger("tapestry.audit")
 
 
 class WriteRecord(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
-    """One write: what was asked for, and what came of it as the `code` of the answer or the class of the `error`."""
+    """One write: the request, and its result as the `code` of the response or the class of the `error`."""
 
     who: str
     verb: str
@@ -50,10 +52,10 @@ class WriteRecord(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tru
 
 
 class AuditLog:
-    """Owns the file at `path`, or stderr for `-`, and the thread that writes to it, until `close`.
+    """Writes records to the file at `path`, or to stderr for `-`, from its own thread, until `close`.
 
-    A path that cannot be opened raises OSError here, not when there is something to write.  A file that has reached
-    `largest` bytes is moved away, to its name and the time, and of those `backups` are kept; 0 is no limit.
+    A path that cannot be opened raises OSError in the constructor.  A file that reaches `max_bytes` is renamed with a
+    timestamp, and `backups` of them are kept. 0 means no limit.
     """
 
     def __init__(self, path: str, *, capacity: int = 10_000, max_bytes: int = 0, backups: int = 0) -> None:
@@ -64,7 +66,7 @@ class AuditLog:
         self._buffered_bytes = 0
         self._file = open_for_append(path)
         self._buffer: deque[object] = deque()
-        self._unwritten = b""  # what a failing file has not taken; it goes first, so that no line is torn
+        self._unwritten = b""  # written first after a failure, so that no line is split
         self._is_failing = False
         self._write_lock = threading.Lock()
         self._wake = threading.Event()
@@ -79,9 +81,9 @@ class AuditLog:
         self.close()
 
     def record(self, entry: object, size: int = 0) -> None:
-        """Never waits; any thread may call it.  After `close` everything is dropped.
+        """Buffer a record without waiting, from any thread.  After `close`, records are dropped.
 
-        `write` is a Write, or whatever else makes a line of JSON; what is large says so.
+        `entry` is a WriteRecord or any JSON-serializable value.  Pass the `size` of large ones.
         """
         if (
             len(self._buffer) >= self._capacity
@@ -96,17 +98,17 @@ class AuditLog:
             self._wake.set()
 
     def flush(self) -> None:
-        """Writes out what was recorded before the call; raises OSError, and keeps it, when the file refuses."""
+        """Write the records buffered so far.  If that fails, raise OSError and keep them."""
         with self._write_lock:
             self._follow_rotation()
-            self._write_out()  # what is left from before
-            self._unwritten = b"".join(msgspec.json.encode(write) + b"\n" for write in drain(self._buffer))
+            self._write_out()  # the rest of an earlier failure
+            self._unwritten = b"".join(msgspec.json.encode(entry) + b"\n" for entry in drain(self._buffer))
             self._buffered_bytes = 0
             self._write_out()
             self._rotate()
 
     def close(self) -> None:
-        """Writes out the rest and makes it durable; a reader of a pipe that stopped reading is given five seconds."""
+        """Write the remaining records and sync the file.  Wait at most five seconds for a blocked pipe."""
         self._closing.set()
         self._wake.set()
         self._thread.join(CLOSE_SECONDS)
@@ -114,7 +116,7 @@ class AuditLog:
     def _run(self) -> None:
         while not self._closing.is_set():
             self._wake.wait()
-            self._closing.wait(FLUSH_SECONDS)  # so that one write takes many records
+            self._closing.wait(FLUSH_SECONDS)  # collect many records per write
             self._wake.clear()
             self._try_to_flush()
         self._try_to_flush()
@@ -124,11 +126,11 @@ class AuditLog:
     def _try_to_flush(self) -> None:
         try:
             self.flush()
-        except Exception:  # the thread must outlive a full disk, and whatever else there is
+        except Exception:  # the thread must survive a full disk and any other error
             if not self._is_failing:
-                log.exception("audit cannot be written", path=self._path)
+                log.exception("audit log write failed", path=self._path)
             self._is_failing = True
-            self._wake.set()  # to try again
+            self._wake.set()  # retry
         else:
             self._is_failing = False
 
@@ -152,13 +154,13 @@ class AuditLog:
             if os.path.samestat(os.stat(self._path), os.fstat(self._file)):
                 return
         except FileNotFoundError:
-            pass  # moved away, and nothing in its place yet
+            pass  # renamed, not recreated yet
         old, self._file = self._file, open_for_append(self._path)
         sync_and_close(old)
 
 
 def open_for_append(path: str) -> int:
-    """A descriptor that appends; a new file is for its owner only."""
+    """Return a file descriptor for appending.  A new file is readable by its owner only."""
     if path == STDERR:
         return os.dup(2)
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -171,5 +173,5 @@ def sync_and_close(file: int) -> None:
 
 
 def drain(buffer: deque[object]) -> list[object]:
-    """What is in the buffer now; records that other threads add meanwhile stay for the next time."""
+    """Remove and return the current records.  Records added meanwhile stay."""
     return [buffer.popleft() for _ in range(len(buffer))]

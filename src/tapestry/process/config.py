@@ -1,4 +1,4 @@
-"""Configuration: one frozen value per process, built at the edge and passed down.
+"""Loading of configuration from flags, environment and a YAML file into one frozen value.
 
     class LeaderElection(Section, frozen=True):
         enabled: bool = True
@@ -8,9 +8,9 @@
         binding: str
         leader_election: LeaderElection = LeaderElection()
 
-A setting has one path, `leaderElection.leaseSeconds`, and three places to be said, the first of which counts: the
-command line, the environment (`TAPESTRY_LEADER_ELECTION_LEASE_SECONDS`) and a YAML file.  Whatever is wrong is a
-ConfigError that names the place, the path and what was found there.
+A setting has one path, `leaderElection.leaseSeconds`, and three sources, in order of precedence: the command line, the
+environment (`TAPESTRY_LEADER_ELECTION_LEASE_SECONDS`) and a YAML file.  Errors are ConfigErrors that name the source,
+the path and the value.
 """
 
 import difflib
@@ -30,7 +30,7 @@ from tapestry.process.logs import redacted
 PREFIX = "TAPESTRY_"
 COMMAND_LINE = "command line"
 
-# msgspec's names of types, in the words of someone who writes YAML.
+# msgspec's type names in terms of YAML.
 TYPE_PHRASES = {
     "int": "a whole number",
     "float": "a number",
@@ -43,11 +43,11 @@ TYPE_PHRASES = {
 
 
 class ConfigError(ValueError):
-    """What was configured cannot be used; the message says where, what was found and what would do."""
+    """An invalid configuration.  The message names the source, the value and what is expected."""
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The base of every configuration; rules between fields are a `__post_init__` that raises ValueError."""
+    """Base of all configuration structs.  Check rules between fields in `__post_init__` by raising ValueError."""
 
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -55,7 +55,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value that can be set: `path` in YAML and on the command line, `variable` in the environment."""
+    """One setting: its `path` in YAML and on the command line, its `variable` in the environment."""
 
     path: str
     variable: str
@@ -63,7 +63,7 @@ class Setting:
 
 
 def load_config(struct_type: type[S], *, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> S:
-    """The configuration of a process; `flags` are nested or have dotted paths as keys, and None is not given."""
+    """Return the configuration of a process.  `flags` are nested or have dotted paths; None means not given."""
     known = settings(struct_type)
     values: dict[str, Any] = {}
     if file is not None:
@@ -77,14 +77,14 @@ def load_config(struct_type: type[S], *, file: Path | None, environ: Mapping[str
 
 
 def settings(struct_type: type[msgspec.Struct]) -> dict[str, Setting]:
-    """Every setting of a configuration by its path, in the order of the fields."""
-    found = {setting.path: setting for setting in walk_settings(struct_type, "", PREFIX)}
+    """Return all settings by path, in the order of the fields."""
+    by_path = {setting.path: setting for setting in walk_settings(struct_type, "", PREFIX)}
     variables: dict[str, str] = {}
-    for setting in found.values():
+    for setting in by_path.values():
         other = variables.setdefault(setting.variable, setting.path)
         if other != setting.path:
             raise TypeError(f"{struct_type.__name__}: {other} and {setting.path} are both {setting.variable}")
-    return found
+    return by_path
 
 
 def walk_settings(struct_type: type[msgspec.Struct], path: str, variable: str) -> Iterator[Setting]:
@@ -98,7 +98,7 @@ def walk_settings(struct_type: type[msgspec.Struct], path: str, variable: str) -
 
 
 def section_of(kind: Any) -> type[msgspec.Struct] | None:
-    """The struct behind `TLS` or `TLS | None`; None for anything that is a single setting."""
+    """Return the struct type of `TLS` or `TLS | None`, or None for a single setting."""
     if get_origin(kind) in (Union, UnionType):
         kinds = [member for member in get_args(kind) if member is not type(None)]
         kind = kinds[0] if len(kinds) == 1 else None
@@ -107,25 +107,25 @@ def section_of(kind: Any) -> type[msgspec.Struct] | None:
 
 def read_yaml(file: Path) -> Mapping[str, Any]:
     try:
-        found = yaml.safe_load(file.read_bytes())
+        document = yaml.safe_load(file.read_bytes())
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
     except yaml.YAMLError as error:
-        # PyYAML's own text quotes the lines around the mistake, and those may hold a secret.
+        # PyYAML's own message quotes the lines around the error, which may contain a secret.
         mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}: " if mark else ""
-        raise ConfigError(f"{file}: {where}{getattr(error, 'problem', None) or 'this is not YAML'}") from None
-    if found is None:
+        location = f"line {mark.line + 1}: " if mark else ""
+        raise ConfigError(f"{file}: {location}{getattr(error, 'problem', None) or 'this is not YAML'}") from None
+    if document is None:
         return {}
-    if not isinstance(found, dict):
-        raise ConfigError(f"{file}: expected a mapping, got {quoted(found)}")
-    return found
+    if not isinstance(document, dict):
+        raise ConfigError(f"{file}: expected a mapping, got {quoted(document)}")
+    return document
 
 
 def flatten(
     values: Mapping[Any, Any], known: Mapping[str, Setting], source: str, at: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """The settings in a nested mapping; a section that is there but empty sets nothing."""
+    """Yield the settings in a nested mapping.  An empty section sets nothing."""
     for key, value in values.items():
         path = f"{at}{key}"
         if path in known:
@@ -149,27 +149,27 @@ def suggestion(path: str, known: Mapping[str, Setting]) -> str:
 
 
 def environment_settings(environ: Mapping[str, str], known: Mapping[str, Setting]) -> dict[str, Any]:
-    """The settings in the environment.
+    """Return the settings in the environment.
 
-    The environment is shared: Kubernetes adds `TAPESTRY_..._SERVICE_HOST` for our own Services, a shell has variables
-    for our other processes.  So an unknown name is refused only where it is nearly a known one: a slip of the pen.
+    The environment is shared: Kubernetes adds `TAPESTRY_..._SERVICE_HOST` for our Services, and a shell has variables
+    for other processes.  So an unknown name is an error only if it is similar to a known one: a likely typo.
     """
     by_name = {setting.variable.removeprefix(PREFIX): setting for setting in known.values()}
-    found = {}
+    values = {}
     for variable, text in environ.items():
         name = variable.removeprefix(PREFIX)
         if name == variable:
             continue
         setting = by_name.get(name)
         if setting is not None:
-            found[setting.path] = convert_value(parse_variable(text, setting), setting, variable, strict=False)
+            values[setting.path] = convert_value(parse_variable(text, setting), setting, variable, strict=False)
         elif near := difflib.get_close_matches(name, by_name, n=1, cutoff=0.85):
             raise ConfigError(f"{variable}: unknown; did you mean {PREFIX}{near[0]}?")
-    return found
+    return values
 
 
 def parse_variable(text: str, setting: Setting) -> Any:
-    """What a variable says: lists as `a,b`, mappings and lists of mappings as JSON, anything else as it stands."""
+    """Parse a variable: lists as `a,b`, mappings and lists of mappings as JSON, other values as text."""
     kinds = union_members(setting.type)
     if not any(isinstance(kind, inspect.CollectionType | inspect.DictType) for kind in kinds):
         return text
@@ -177,14 +177,14 @@ def parse_variable(text: str, setting: Setting) -> Any:
         try:
             return msgspec.json.decode(text)
         except msgspec.DecodeError:
-            return text  # which is no list and no mapping: the conversion says so
+            return text  # not a list or mapping: the conversion reports it
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
 def union_members(kind: Any) -> tuple[inspect.Type, ...]:
-    """The types that a setting may have, more than one in a union."""
-    found = inspect.type_info(kind)
-    return found.types if isinstance(found, inspect.UnionType) else (found,)
+    """Return the types that a setting may have."""
+    info = inspect.type_info(kind)
+    return info.types if isinstance(info, inspect.UnionType) else (info,)
 
 
 def convert_value(value: Any, setting: Setting, source: str, *, strict: bool = True) -> Any:
@@ -192,14 +192,14 @@ def convert_value(value: Any, setting: Setting, source: str, *, strict: bool = T
         return msgspec.convert(value, setting.type, strict=strict)
     except msgspec.ValidationError as error:
         problem, _, within = str(error).partition(" - at `$")
-        wanted = problem.split(", got ")[0]
-        if wanted.startswith("Invalid enum value"):
-            wanted = f"expected one of {', '.join(choices(setting.type))}"
+        expected = problem.split(", got ")[0]
+        if expected.startswith("Invalid enum value"):
+            expected = f"expected one of {', '.join(choices(setting.type))}"
         else:
-            wanted = re.sub(r"`([^`]*)`", lambda match: type_phrase(match[1]), wanted[:1].lower() + wanted[1:])
+            expected = re.sub(r"`([^`]*)`", lambda match: type_phrase(match[1]), expected[:1].lower() + expected[1:])
         within = within.rstrip("`")
         got = f"in {quoted(value)}" if within else f"got {quoted(value)}"
-        raise ConfigError(f"{source}: {setting.path}{within}: {wanted}, {got}") from None
+        raise ConfigError(f"{source}: {setting.path}{within}: {expected}, {got}") from None
 
 
 def type_phrase(types: str) -> str:
@@ -207,7 +207,7 @@ def type_phrase(types: str) -> str:
 
 
 def choices(kind: Any) -> list[str]:
-    """The values that the enum or the Literal in `kind`, or in its items, allows."""
+    """Return the values that the enum or Literal in `kind`, or in its items, allows."""
     for member in union_members(kind):
         candidate = getattr(member, "item_type", member)
         if isinstance(candidate, inspect.LiteralType):
@@ -225,7 +225,7 @@ def quoted(value: Any) -> str:
 def build_section(
     struct_type: type[S], values: Mapping[str, Any], known: Mapping[str, Setting], at: str, base: S | None
 ) -> S:
-    """The struct at the path `at`, of what was set below it and, for the rest, of `base` or the fields' defaults."""
+    """Build the struct at path `at` from `values`, with `base` or the fields' defaults for the rest."""
     given: dict[str, Any] = {}
     for field in structs.fields(struct_type):
         path = at + field.encode_name
@@ -233,11 +233,11 @@ def build_section(
         if path in values:
             given[field.name] = values[path]
         elif section is not None and (field.required or any(name.startswith(f"{path}.") for name in values)):
-            below = default_of(field) if base is None else getattr(base, field.name)
-            given[field.name] = build_section(section, values, known, f"{path}.", below)
+            nested = default_of(field) if base is None else getattr(base, field.name)
+            given[field.name] = build_section(section, values, known, f"{path}.", nested)
         elif field.required and base is None:
-            wanted = f"set it on the command line, as {known[path].variable} or in the file"
-            raise ConfigError(f"{path}: required; {wanted}")
+            hint = f"set it on the command line, as {known[path].variable} or in the file"
+            raise ConfigError(f"{path}: required; {hint}")
     try:
         return struct_type(**given) if base is None else structs.replace(base, **given)
     except ValueError as error:

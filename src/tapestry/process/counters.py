@@ -1,19 +1,19 @@
-"""Counters that load no metrics library: commands that start, ask and end count with them at no cost.
+"""Lightweight counters that do not import prometheus_client, for short-lived commands.
 
     REQUESTS = Counter("tapestry_client_requests_total", "Requests by verb.", "verb")
     REQUESTS.inc("get")
 
-`tapestry.process.metrics` serves all of them, together with what is defined by prometheus_client.
+`tapestry.process.metrics` serves them together with the metrics of prometheus_client.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping
 
 COUNTERS: "list[Counter]" = []
-"""Every counter of this process, in the order of definition."""
+"""All counters of this process, in the order of definition."""
 
 Values = Mapping[tuple[str, ...], float]
-"""Totals by the values of the labels."""
+"""Totals by label values."""
 
 
 class Counter:
@@ -30,5 +30,4 @@ class Counter:
         self._values[labels] += by
 
     def values(self) -> Values:
-        """The totals as they are now."""
         return dict(self._values)

@@ -1,13 +1,12 @@
-"""Logs: one line per unit of work, a static phrase and the values as keys.
+"""Structured logging: fixed messages with values as fields, and redaction of secrets.
 
     log = logs.logger("tapestry.syncer")
 
-    with logs.bound(controller="pods", key="default/web-0"):
-        log.info("reconciled", seconds=0.004)
+    with logs.log_context(controller="pods", key="default/web-0"):
+        log.info("reconcile finished", seconds=0.004)
 
-Off a terminal a line is a JSON object, on one it is meant for people.  The standard library carries the records, so
-what other packages log comes out the same way.  Every text on its way into a line is redacted: messages, values,
-errors and tracebacks alike, whoever wrote them.
+Lines are JSON objects, or readable text on a terminal.  Records go through the standard library, so other packages log
+in the same format.  All texts are redacted: messages, values, errors and tracebacks.
 """
 
 import asyncio
@@ -36,10 +35,10 @@ _context: ContextVar[Mapping[str, Any]] = ContextVar("bound", default=EMPTY_MAPP
 
 
 class Log:
-    """A logger whose messages are static phrases and whose values are keywords.
+    """A logger with fixed messages and values as keywords.
 
-    A value may be anything: an error is logged as its class and message, a Kubernetes object as its kind and name.
-    Below the level in force a call costs little more than the look at that level.
+    A value may be anything.  An error is logged as its class and message, a Kubernetes object as its kind and name.  A
+    call below the current level costs little more than the level check.
     """
 
     __slots__ = ("_logger",)
@@ -60,12 +59,12 @@ class Log:
         self._log(logging.ERROR, phrase, values)
 
     def exception(self, phrase: str, /, **values: Any) -> None:
-        """An error with the traceback of the exception that is being handled: for what should not have happened."""
+        """Log an error with the traceback of the current exception.  For unexpected errors."""
         self._log(logging.ERROR, phrase, values, exc_info=True)
 
     def _log(self, level: int, phrase: str, values: dict[str, Any], exc_info: bool = False) -> None:
         if self._logger.isEnabledFor(level):
-            # One attribute for all values: a LogRecord has attributes of its own that a value could overwrite.
+            # One attribute for all values, because a value could overwrite other attributes of the LogRecord.
             self._logger.log(level, phrase, extra={"values": values}, exc_info=exc_info)
 
 
@@ -75,7 +74,7 @@ def logger(name: str) -> Log:
 
 @contextmanager
 def log_context(**values: Any) -> Iterator[None]:
-    """Adds `values` to every line logged in this block and in the tasks started there."""
+    """Add `values` to every line logged in this block and in tasks started there."""
     token = _context.set({**_context.get(), **values})
     try:
         yield
@@ -84,7 +83,7 @@ def log_context(**values: Any) -> Iterator[None]:
 
 
 def configure(level: Level = "info", format: Format = "auto", stream: TextIO | None = None) -> None:
-    """Sends every record of the process to `stream` (stderr), and nowhere else; the last call counts."""
+    """Send all records of the process to `stream` (default stderr) only.  The last call wins."""
     target = sys.stderr if stream is None else stream
     human = target.isatty() if format == "auto" else format == "human"
     handler = logging.StreamHandler(target)
@@ -98,14 +97,14 @@ def set_level(level: Level) -> None:
 
 
 def install_level_signals(loop: asyncio.AbstractEventLoop) -> None:
-    """SIGUSR1 turns debug lines on, SIGUSR2 goes back to the level in force now."""
+    """Enable debug logging on SIGUSR1, and restore the current level on SIGUSR2."""
     root = logging.getLogger()
     loop.add_signal_handler(signal.SIGUSR1, root.setLevel, logging.DEBUG)
     loop.add_signal_handler(signal.SIGUSR2, root.setLevel, root.level)
 
 
 class LineFormatter(logging.Formatter):
-    """Makes a line of a record; in the human form a traceback follows it."""
+    """Formats a record as one line.  In the human format, a traceback follows."""
 
     def __init__(self, render: Callable[[dict[str, Any]], str]) -> None:
         super().__init__()
@@ -116,7 +115,7 @@ class LineFormatter(logging.Formatter):
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What a line says: the fixed keys first, what is bound, the call's own values, then the exception."""
+    """Return the fields of a line: fixed keys, context, values of the call, then the exception."""
     fields: dict[str, Any] = {
         "time": timestamp(record.created),
         "level": record.levelname.lower(),
@@ -133,12 +132,12 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def timestamp(seconds: float) -> str:
-    """RFC 3339 in UTC with milliseconds, of seconds since the epoch."""
+    """Format seconds since the epoch as RFC 3339 in UTC with milliseconds."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def loggable(value: Any) -> Any:
-    """`value` as it may stand in a line: objects by name, since their content may be secret, and no raw bytes."""
+    """Return `value` in loggable form: objects by name, since their content may be secret, and no raw bytes."""
     match value:
         case str():
             return safe_text(value)
@@ -166,7 +165,7 @@ def loggable_items(values: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def safe_text(text: str) -> str:
-    """`text` redacted, and fit to be encoded: a file name that is not UTF-8 comes with lone surrogates."""
+    """Return `text` redacted and encodable: file names that are not UTF-8 contain lone surrogates."""
     return redacted(text if text.isascii() else text.encode("utf-8", "backslashreplace").decode())
 
 
@@ -175,29 +174,29 @@ def json_line(value: Any) -> str:
 
 
 def human_line(fields: dict[str, Any]) -> str:
-    words = [fields.pop("time"), f"{fields.pop('level'):<7}", f"{fields.pop('logger')}:", fields.pop("message")]
-    below = fields.pop("traceback", None)
-    words += [f"{key}={human_value(value)}" for key, value in fields.items()]
-    text = " ".join(words) if below is None else f"{' '.join(words)}\n{below}"
-    # What a stranger wrote must not steer the terminal.
+    parts = [fields.pop("time"), f"{fields.pop('level'):<7}", f"{fields.pop('logger')}:", fields.pop("message")]
+    trace = fields.pop("traceback", None)
+    parts += [f"{key}={human_value(value)}" for key, value in fields.items()]
+    text = " ".join(parts) if trace is None else f"{' '.join(parts)}\n{trace}"
+    # Untrusted text must not control the terminal.
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda control: f"\\x{ord(control[0]):02x}", text)
 
 
 def human_value(value: Any) -> str:
-    """One word as it is, anything else as JSON."""
+    """Return a single word unchanged, anything else as JSON."""
     return value if isinstance(value, str) and re.fullmatch(r'[^\s"=]+', value) else json_line(value)
 
 
-# What no line may carry (safety rule 7).  Group 1 of a pattern is kept, the rest of the match is masked.
+# Secrets that no line may contain (safety rule 7).  Group 1 of a pattern is kept, the rest of the match is masked.
 _KEY = r"token|passw(?:or)?d|api[-_]?key|client[-_]?secret|client-(?:key|certificate)-data|certificate-authority-data"
 _KEYED = re.compile(rf"((?:{_KEY})[\"'\\]*\s*[:=]\s*(\\*[\"'])?)(?(2)[^\"'\\]+|[^\s\"'\\,;]+)", re.I)
 
-# By a text that every match has in it, in lower case: most lines have none, and finding that out must cost little.
+# By a lower-case text that every match contains.  Most lines contain none, so the check must be cheap.
 SECRET_PATTERNS = {
     "private key": re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(?=-----END|\Z)", re.S),
     "ls0tls1crudjti": re.compile(r"()\bLS0tLS1CRUdJTi[\w+/=]*"),  # PEM in base64
     "eyj": re.compile(r"()(?<![\w-])eyJ[\w-]{5,}\.[\w-]+(?:\.[\w-]*)*"),  # a JWT
-    "zxlk": re.compile(r"()\bZXlK[\w+/]{30,}=*"),  # a JWT in base64, as a Secret has it
+    "zxlk": re.compile(r"()\bZXlK[\w+/]{30,}=*"),  # a JWT in base64, as in a Secret
     "authorization": re.compile(
         r"(\bauthorization[\"'\\]*\s*[:=]\s*[\"'\\]*(?:(?:bearer|basic)\s+)?)[^\s\"'\\,]+", re.I
     ),
@@ -212,7 +211,7 @@ SECRET_PATTERNS = {
 
 
 def redacted(text: str) -> str:
-    """`text` without bearer tokens, JWTs, private keys, passwords and the credentials of a kubeconfig."""
+    """Return `text` without bearer tokens, JWTs, private keys, passwords and kubeconfig credentials."""
     lowered = text.lower()
     for hint, secret in SECRET_PATTERNS.items():
         if hint in lowered:

@@ -1,10 +1,10 @@
-"""Metrics: what the layers share; each defines its own beside the code that they measure.
+"""Shared parts of the Prometheus metrics.  Each layer defines its own metrics next to its code.
 
     RECONCILES = Histogram("reconcile_seconds", "Time of one reconcile.", ["controller"], namespace=NAMESPACE,
                            buckets=LATENCY_BUCKETS)
 
-They live in the registry of prometheus_client, so whatever a controller author defines in the usual way is served too.
-What commands count that start and end, `tapestry.process.counters` keeps without that library; it is served here, too.
+Metrics are in the registry of prometheus_client, so those of third-party controllers are served, too.  The counters of
+`tapestry.process.counters`, which do not need that library, are also served here.
 """
 
 import asyncio
@@ -19,23 +19,25 @@ from tapestry.process.counters import COUNTERS
 
 NAMESPACE = "tapestry"
 
-# Seconds, from a cached read to a request that ran into every timeout.
+# Seconds, from a cached read to a request with several timeouts.
 LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
-# One more series for every counter and histogram, and nobody reads the time that each of them began.
+# Created timestamps would add an unused series for every counter and histogram.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
-BUILD_INFO = Gauge("build_info", "1, with what runs here as labels.", ["component", "version"], namespace=NAMESPACE)
+BUILD_INFO = Gauge(
+    "build_info", "Constant 1, with component and version as labels.", ["component", "version"], namespace=NAMESPACE
+)
 LOOP_LAG = Histogram(
     "event_loop_lag_seconds",
-    "How late the event loop runs what is due: the time that everything else in the process waits.",
+    "Delay between the due time of a timer and its callback on the event loop, in seconds.",
     namespace=NAMESPACE,
     buckets=LATENCY_BUCKETS,
 )
 
 
 class CounterCollector(Collector):
-    """Serves the counters of `tapestry.process.counters`; one without labels has a series from the start."""
+    """Serves the counters of `tapestry.process.counters`.  A counter without labels starts with a series of value 0."""
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         for counter in COUNTERS:
@@ -53,18 +55,18 @@ REGISTRY.register(CounterCollector())
 
 
 def set_build_info(component: str, version: str) -> None:
-    """Says what this process is, as `tapestry_build_info`; the last call counts."""
+    """Set `tapestry_build_info`.  The last call wins."""
     BUILD_INFO.clear()
     BUILD_INFO.labels(component, version).set(1)
 
 
 def render(registry: CollectorRegistry = REGISTRY) -> tuple[bytes, str]:
-    """The page that Prometheus scrapes and its content type; it takes a while when there are many series."""
+    """Return the metrics page and its content type.  Slow if there are many series."""
     return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
 async def watch_loop_lag(interval: float = 0.5) -> None:
-    """Measures the lag of the running loop every `interval` seconds until it is cancelled."""
+    """Measure the lag of the running loop every `interval` seconds until cancelled."""
     now = asyncio.get_running_loop().time
     while True:
         due = now() + interval

@@ -1,10 +1,10 @@
-"""The two listeners of every process: probes for the kubelet, metrics for Prometheus.
+"""HTTP listeners of every process: health probes and Prometheus metrics.
 
     async with serve_health(":8081", alive={}, ready=checks), serve_metrics(":8080", authorize=reviewed) as at:
-        log.info("serving", metrics=at)
+        log.info("metrics listener started", metrics=at)
 
-Probes answer ok or not ok and tell a stranger nothing more; the reasons go to the log.  Metrics are for those who
-bring a token that `authorize` accepts or a client certificate that verifies, and for everybody when bound to loopback.
+Probes respond only ok or not ok; the reasons are in the log.  Metrics need a token that `authorize` accepts or a
+verified client certificate, except on loopback.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from tapestry.kube.errors import KubeError
 from tapestry.process import logs, metrics
 from tapestry.process.addresses import Address, parse_address
 
-Check = Callable[[], str | None]  # what is wrong, or None
+Check = Callable[[], str | None]  # the problem, or None
 Authorize = Callable[[str], Awaitable[bool]]
 
 DECISION_TTL = 60.0
 MAX_CACHED_DECISIONS = 1024
-SHUTDOWN_SECONDS = 1.0  # aiohttp would wait a minute for a request under way
+SHUTDOWN_SECONDS = 1.0  # aiohttp would wait a minute for requests in flight
 
 log = logs.logger("tapestry.probes")
 
@@ -37,9 +37,10 @@ log = logs.logger("tapestry.probes")
 async def serve_health(
     address: str, *, alive: Mapping[str, Check], ready: Mapping[str, Check]
 ) -> AsyncIterator[Address | None]:
-    """Answers `/healthz` and `/readyz` at the address it yields, None where `address` says nowhere.
+    """Serve `/healthz` and `/readyz` at the address it yields, or None if `address` is empty.
 
-    Checks may join the mappings at any time.  They run on the event loop and must not wait; one that raises has failed.
+    Checks may be added to the mappings at any time.  They run on the event loop and must not block.  A check that
+    raises has failed.
     """
     routes = {"/healthz": Probe("healthz", alive).handle, "/readyz": Probe("readyz", ready).handle}
     async with serve_routes(parse_address(address), routes) as at:
@@ -54,20 +55,20 @@ async def serve_metrics(
     tls: ssl.SSLContext | None = None,
     registry: CollectorRegistry = REGISTRY,
 ) -> AsyncIterator[Address | None]:
-    """Answers `/metrics` at the address it yields; with `authorize=None` to everybody, wherever that is.
+    """Serve `/metrics` at the address it yields.  `authorize=None` allows all requests.
 
-    What `authorize` says of a token holds for a minute; a KubeError that it raises refuses only the request at hand.
+    A result of `authorize` is cached for a minute.  If it raises KubeError, only the current request fails.
     """
-    wanted = parse_address(address)
-    if wanted is not None and wanted.is_loopback:
+    listen_address = parse_address(address)
+    if listen_address is not None and listen_address.is_loopback:
         authorize = None
     page = MetricsEndpoint(registry, AuthorizationCache(authorize) if authorize else None)
-    async with serve_routes(wanted, {"/metrics": page.handle}, tls) as at:
+    async with serve_routes(listen_address, {"/metrics": page.handle}, tls) as at:
         yield at
 
 
 def server_tls(cert_file: str, key_file: str, client_ca_file: str | None = None) -> ssl.SSLContext:
-    """TLS 1.2 and up; a client may show a certificate of `client_ca_file`, and one that does not verify is cut off."""
+    """Return a TLS 1.2+ context.  Client certificates are optional; one not signed by `client_ca_file` is rejected."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(cert_file, key_file)
@@ -93,9 +94,9 @@ async def serve_routes(
 
 @asynccontextmanager
 async def serve_app(app: web.Application, sock: socket.socket, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    """Have `app` answer on a socket, whose port this is, for as long as the context lasts; then it is closed.
+    """Serve `app` on a socket and yield its port.  On exit, close the socket.
 
-    A handler whose client has left is cancelled: one that waits for something to tell might wait for ever.
+    A handler whose client disconnects is cancelled, because it might wait forever.
     """
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_SECONDS)
     with sock:
@@ -105,12 +106,12 @@ async def serve_app(app: web.Application, sock: socket.socket, tls: ssl.SSLConte
             yield sock.getsockname()[1]
         finally:
             asyncio.get_running_loop().remove_reader(sock)
-            await asyncio.sleep(0)  # a server that is closed forgets whom it has just accepted: CPython's issue 109564
+            await asyncio.sleep(0)  # a closing server drops new connections: CPython's issue 109564
             await runner.cleanup()
 
 
 def bound_socket(address: Address) -> socket.socket:
-    """One socket, for both families where the host allows: with two of them port 0 would be two ports."""
+    """Return one socket, dual-stack if possible: with two sockets, port 0 would give two ports."""
     if address.host in ("", "::") and socket.has_dualstack_ipv6():
         return socket.create_server(("", address.port), family=socket.AF_INET6, dualstack_ipv6=True)
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
@@ -118,7 +119,7 @@ def bound_socket(address: Address) -> socket.socket:
 
 
 class Probe:
-    """One claim about the process: it holds while no check finds anything wrong."""
+    """One probe.  It passes while no check reports a problem."""
 
     def __init__(self, name: str, checks: Mapping[str, Check]) -> None:
         self._name = name
@@ -127,28 +128,28 @@ class Probe:
 
     async def handle(self, _: web.Request) -> web.Response:
         failures = self._failures()
-        if failures.keys() != self._failing:  # a probe comes every few seconds: only the change is news
+        if failures.keys() != self._failing:  # probes arrive every few seconds: log only changes
             self._failing = set(failures)
             if failures:
-                log.warning("probe fails", probe=self._name, checks=failures)
+                log.warning("probe failed", probe=self._name, checks=failures)
             else:
-                log.info("probe passes again", probe=self._name)
+                log.info("probe recovered", probe=self._name)
         return web.Response(status=503, text="not ok") if failures else web.Response(text="ok")
 
     def _failures(self) -> dict[str, str]:
-        found = {}
+        failures = {}
         for name, check in self._checks.items():
             try:
-                wrong = check()
-            except Exception as error:  # noqa: BLE001  a check that cannot tell must not pass, nor take the probe down
-                wrong = f"{type(error).__name__}: {error}"
-            if wrong is not None:
-                found[name] = wrong
-        return found
+                problem = check()
+            except Exception as error:  # noqa: BLE001  a failing check must not pass, nor break the probe
+                problem = f"{type(error).__name__}: {error}"
+            if problem is not None:
+                failures[name] = problem
+        return failures
 
 
 class AuthorizationCache:
-    """Remembers for a minute what `authorize` said of a token; it keeps hashes, never the tokens."""
+    """Caches decisions of `authorize` for a minute, by hashes of the tokens."""
 
     def __init__(self, authorize: Authorize, now: Callable[[], float] = time.monotonic) -> None:
         self._authorize = authorize
@@ -163,25 +164,23 @@ class AuthorizationCache:
         allowed = await self._authorize(token)
         self._decisions.pop(key, None)
         if len(self._decisions) >= MAX_CACHED_DECISIONS:
-            del self._decisions[
-                next(iter(self._decisions))
-            ]  # the oldest, for entries stand in the order they were made
+            del self._decisions[next(iter(self._decisions))]  # the oldest: entries are in insertion order
         self._decisions[key] = (self._now() + DECISION_TTL, allowed)
         return allowed
 
 
 class MetricsEndpoint:
-    """`/metrics`, for everybody when there are no decisions to ask for."""
+    """`/metrics`, without authentication if `authorization` is None."""
 
     def __init__(self, registry: CollectorRegistry, authorization: AuthorizationCache | None) -> None:
         self._registry = registry
         self._authorization = authorization
 
     async def handle(self, request: web.Request) -> web.Response:
-        refusal = await self._denial(request)
-        if refusal is not None:
-            return refusal
-        # In a thread the loop still gets its turn every few milliseconds while thousands of series are written out.
+        denial = await self._denial(request)
+        if denial is not None:
+            return denial
+        # In a thread, so that the loop is not blocked while thousands of series are rendered.
         body, content_type = await asyncio.to_thread(metrics.render, self._registry)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
@@ -194,12 +193,12 @@ class MetricsEndpoint:
         try:
             allowed = await self._authorization.allows(token)
         except KubeError as error:
-            log.warning("could not ask whether a token may read metrics", error=error)
+            log.warning("metrics authorization failed", error=error)
             return web.Response(status=503, text="try again")
         return None if allowed else web.Response(status=403, text="forbidden")
 
 
 def has_verified_certificate(request: web.Request) -> bool:
-    """Whether the client showed a certificate; the handshake has verified it, or there would be no request."""
+    """Return whether the client sent a certificate, which the handshake has verified."""
     tls = request.transport.get_extra_info("ssl_object") if request.transport else None
     return bool(tls and tls.getpeercert())

@@ -1,13 +1,13 @@
-"""Tracing with OpenTelemetry: off unless configured, and next to free while it is off.
+"""Tracing with OpenTelemetry.  Off unless configured, and almost free while off.
 
     with tracing.span("create twin", parent=annotations.get(TRACEPARENT), namespace="default", name="web-0"):
         ...
 
-A span of one process goes on in another through its `traceparent()`, the W3C text, in a header or an annotation: that
-makes one trace of what happens to a pod in both clusters.  The packages come with `pip install 'kube-tapestry[otel]'`.
+A span continues in another process through its `traceparent()`, the W3C text, in a header or an annotation.  So the
+work on a pod in both clusters forms one trace.  Install the packages with `pip install 'kube-tapestry[otel]'`.
 """
 
-# ruff: noqa: PLC0415  the packages are optional and slow to import: only a process that traces pays for them
+# ruff: noqa: PLC0415  the packages are optional and slow to import
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -25,7 +25,7 @@ _NO_SPAN: AbstractContextManager[None] = nullcontext()
 
 
 class TracingUnavailable(RuntimeError):
-    """Tracing was asked for and its packages are not installed."""
+    """Tracing is configured, but its packages are not installed."""
 
     def __init__(self, missing: str | None) -> None:
         super().__init__(
@@ -34,25 +34,25 @@ class TracingUnavailable(RuntimeError):
 
 
 def span(title: str, /, *, parent: str | None = None, **attributes: Any) -> AbstractContextManager[Any]:
-    """A span around a block: below `parent`, a traceparent of another process, or else below the current one.
+    """Return a span around a block, as a child of `parent` (a traceparent of another process) or of the current span.
 
-    The block gets the OpenTelemetry span, or None while tracing is off.  Attributes that are None are left out; a
-    parent that does not parse counts as none, for anyone may have written it.
+    The block gets the OpenTelemetry span, or None while tracing is off.  Attributes that are None are omitted.  An
+    invalid parent is ignored, because it may come from an untrusted source.
     """
     tracing = _Active.tracing
     return _NO_SPAN if tracing is None else tracing.span(title, parent, attributes)
 
 
 def traceparent() -> str | None:
-    """The current span, for another process to go on from; None when there is none or tracing is off."""
+    """Return the current span for use in another process.  None without a span, or while tracing is off."""
     tracing = _Active.tracing
     return None if tracing is None else tracing.traceparent()
 
 
 def configure(endpoint: str, sample_ratio: float = 1.0, service: str = "tapestry") -> None:
-    """Sends spans to the OTLP collector at `endpoint`, as in `http://collector:4318`, until `stop`.
+    """Send spans to the OTLP collector at `endpoint`, as in `http://collector:4318`, until `stop`.
 
-    `sample_ratio` is the part of new traces that is kept; of a trace that began elsewhere, its beginner decided.
+    `sample_ratio` is the fraction of new traces to keep.  For a trace from another process, that process decides.
     """
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -63,20 +63,20 @@ def configure(endpoint: str, sample_ratio: float = 1.0, service: str = "tapestry
 
 
 def start(exporter: "SpanExporter", sample_ratio: float = 1.0, service: str = "tapestry") -> None:
-    """Hands the spans of this process to `exporter`, in batches from a thread; ends what was started before."""
+    """Send the spans of this process to `exporter`, in batches from a thread.  Stop any earlier exporter."""
     stop()
     _Active.tracing = Tracing(exporter, sample_ratio, service)
 
 
 def stop() -> None:
-    """Switches tracing off and exports what is left; that waits for the collector, so give it a thread."""
+    """Switch tracing off and export remaining spans.  This blocks on the collector, so call it in a thread."""
     tracing, _Active.tracing = _Active.tracing, None
     if tracing is not None:
         tracing.shutdown()
 
 
 class Tracing:
-    """Tracing that is on; OpenTelemetry's own globals are left to whoever else uses them."""
+    """Active tracing.  It does not use OpenTelemetry's globals, which other packages may use."""
 
     def __init__(self, exporter: "SpanExporter", sample_ratio: float, service: str) -> None:
         from opentelemetry.sdk.resources import Resource
@@ -102,7 +102,7 @@ class Tracing:
             title,
             self._propagator.extract({HEADER: parent}, get_current()) if parent else None,
             attributes={key: attribute_value(value) for key, value in attributes.items() if value is not None},
-            record_exception=False,  # the SDK would export the message and the traceback as they are, secrets and all
+            record_exception=False,  # the SDK would export message and traceback without redaction
             set_status_on_exception=False,
         ) as current:
             try:
@@ -118,12 +118,12 @@ class Tracing:
 
 
 class _Active:
-    """What is switched on in this process."""
+    """The active tracing of this process."""
 
     tracing: Tracing | None = None
 
 
 def attribute_value(value: Any) -> str | int | float:
-    """`value` as a span may carry it: redacted like a value in a log line."""
-    shown = loggable(value)
-    return shown if isinstance(shown, str | int | float) else str(shown)
+    """Return `value` as a span attribute, redacted like a value in a log line."""
+    safe = loggable(value)
+    return safe if isinstance(safe, str | int | float) else str(safe)

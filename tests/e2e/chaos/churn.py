@@ -1,9 +1,9 @@
-"""Pods that come and go all the time, under names that are used again, as those of a StatefulSet are.
+"""Continuous creation and deletion of pods whose names are reused, as in a StatefulSet.
 
-Some mount a ConfigMap or a Secret that others mount too, some a token, some a ConfigMap that comes only after them;
-some finish by themselves.  Some are deleted by force: they are gone at once, and the next of that name may be there
-before their twin has noticed.  Now and then labels and ConfigMaps change, and a window closes over some nodes and
-takes back what is there.  Everything goes straight to the virtual API server: only syncers have to live with faults.
+Some pods mount a shared ConfigMap or Secret, some a token, and some a ConfigMap that is created after them. Some finish
+by themselves. Some are force-deleted: a pod with the same name may be created before the twin is deleted. Labels and
+ConfigMaps change from time to time, and a window closes on some nodes and reclaims their pods. All requests bypass the
+proxies: only syncers are affected by faults.
 """
 
 import asyncio
@@ -22,58 +22,58 @@ from tapestry.kube.resources import CONFIGMAPS, PODS, SECRETS, SERVICE_ACCOUNTS
 from ...integration.lending import Lending, an_object, give
 
 KIND = "kind-of-pod"
-"""The label of all pods here; twins have it too."""
+"""Label of all pods of this module and of their twins."""
 COLOUR = "colour"
-"""A label that changes."""
+"""Label whose value changes."""
 PREFIX = "pod-"
 FINISHING, PLAIN, SETTINGS, PASSWORD, TOKEN, LATE = "finishing", "plain", "settings", "password", "token", "late"
 WEIGHTS = {PLAIN: 50, FINISHING: 15, SETTINGS: 12, PASSWORD: 12, TOKEN: 5, LATE: 6}
 NIGHT = "night"
-"""The policy, and the label of its nodes, whose window closes now and then."""
+"""Policy whose window closes from time to time, and the label of its nodes."""
 DAY = "day"
 SHARED = 20
-"""ConfigMaps, and as many Secrets, that pods share."""
-FORCED = 0.2
+"""Number of shared ConfigMaps, and of shared Secrets."""
+FORCED_SHARE = 0.2
 WORKERS = 4
 
 
 @dataclass
 class Churn:
-    """Keeps about `target` pods, of which so many are replaced `per_second`."""
+    """Keeps about `target` pods and replaces `per_second` of them each second."""
 
     client: Client
     rng: random.Random
     sites: Sequence[Lending]
     nodes: Sequence[str]
-    """The virtual ones."""
+    """Names of virtual nodes."""
     target: int
     per_second: float
     pods: dict[str, Object] = field(default_factory=dict)
-    """Those that nobody has deleted, by name, as they were last seen."""
+    """Latest state of the pods that are not being deleted, by name."""
     free: deque[str] = field(default_factory=deque)
-    """Names that nobody has."""
+    """Names that no pod has."""
     created: int = 0
     deleted: int = 0
 
     def __post_init__(self) -> None:
         self.free.extend(f"{PREFIX}{number}" for number in range(2 * self.target))
 
-    def see(self, old: Object | None, new: Object | None) -> None:
-        """A handler of the virtual pods' changes."""
+    def record(self, old: Object | None, new: Object | None) -> None:
+        """Handle a change of a virtual pod."""
         pod = new or old
         assert pod is not None
         name = name_of(pod)
         if not name.startswith(PREFIX):
             return
         if new is None:
-            self.free.appendleft(name)  # the next pod has it
+            self.free.appendleft(name)  # the next pod reuses it
         if new is None or is_deleting(new):
             self.pods.pop(name, None)
         else:
             self.pods[name] = new
 
     async def prepare(self) -> None:
-        """What pods refer to, and as many pods as there should be."""
+        """Create the objects that pods refer to, and the initial pods."""
         account = {"name": "default", "namespace": "default"}
         await self.client.create(SERVICE_ACCOUNTS, an_object("ServiceAccount", account))
         for number in range(SHARED):
@@ -85,11 +85,11 @@ class Churn:
 
     async def run(self) -> None:
         """Replace pods until cancelled."""
-        began, numbers = time.monotonic(), iter(range(1 << 30))
+        started, numbers = time.monotonic(), iter(range(1 << 30))
 
-        async def some() -> None:
+        async def replace_some() -> None:
             for number in numbers:
-                await asyncio.sleep(max(0.0, began + number / self.per_second - time.monotonic()))
+                await asyncio.sleep(max(0.0, started + number / self.per_second - time.monotonic()))
                 await self.create()
                 if len(self.pods) > self.target:
                     await self.delete()
@@ -97,10 +97,10 @@ class Churn:
 
         async with asyncio.TaskGroup() as group:
             for _ in range(WORKERS):
-                group.create_task(some())
+                group.create_task(replace_some())
 
     async def create(self) -> None:
-        if not self.free:  # all of them wait to go
+        if not self.free:  # all pods are being deleted
             return
         name, kind = self.free.popleft(), self.rng.choices([*WEIGHTS], [*WEIGHTS.values()])[0]
         pod = a_pod(name, self.rng.choice(self.nodes), kind, self.rng.randrange(SHARED))
@@ -111,16 +111,16 @@ class Churn:
 
     async def delete(self) -> None:
         pod = self.pods.pop(self.rng.choice([*self.pods]))
-        this = {"metadata": {"name": name_of(pod), "namespace": "default", "uid": uid_of(pod)}}
-        grace = 0 if self.rng.random() < FORCED else None
+        reference = {"metadata": {"name": name_of(pod), "namespace": "default", "uid": uid_of(pod)}}
+        grace = 0 if self.rng.random() < FORCED_SHARE else None
         try:
-            await self.client.delete(PODS, this, grace_seconds=grace)
-        except (NotFound, Conflict):  # its node was faster, and another may have its name
+            await self.client.delete(PODS, reference, grace_seconds=grace)
+        except (NotFound, Conflict):  # already deleted; another pod may have its name
             return
         self.deleted += 1
 
     async def change(self, number: int) -> None:
-        """What else happens beside the pod of that number: a label or a ConfigMap every second time."""
+        """Change a label or a ConfigMap for every second number."""
         if number % 4 == 1 and self.pods:
             name = self.rng.choice([*self.pods])
             try:
@@ -133,20 +133,20 @@ class Churn:
             name = f"settings-{self.rng.randrange(SHARED)}"
             await self.client.patch(CONFIGMAPS, object_named(name, "default"), {"data": {"key": str(number)}})
 
-    async def turn_windows(self, seconds: float) -> None:
-        """Close the window of the night's nodes, and open it again, for as long each time; it ends open."""
+    async def toggle_windows(self, seconds: float) -> None:
+        """Close and open the window of the NIGHT policy every `seconds` until cancelled."""
         while True:
             for closed in (True, False):
                 await asyncio.sleep(seconds)
-                await self.close(closed)
+                await self.set_closed(closed)
 
-    async def close(self, closed: bool) -> None:
+    async def set_closed(self, closed: bool) -> None:
         for site in self.sites:
-            await site.set_policy(NIGHT, timeWindows=[elsewhen()] if closed else None)
+            await site.set_policy(NIGHT, timeWindows=[closed_window()] if closed else None)
 
 
-def elsewhen() -> Object:
-    """A window that is closed now, and stays so."""
+def closed_window() -> Object:
+    """Return a window that is closed now and for the next six hours."""
     start = datetime.now(UTC) + timedelta(hours=6)
     return {"start": f"{start:%H:%M}", "end": f"{start + timedelta(hours=1):%H:%M}"}
 

@@ -1,8 +1,8 @@
-"""Faults: what they are, how they follow each other, and how long it takes until all is well after each.
+"""Fault injection, and measurement of the time to heal after each fault.
 
-A fault hits one binding: its processes, its way to the physical cluster, or the way of one process to the virtual one.
-At its end a new pod is bound there.  The time until that pod runs, as the virtual cluster sees it, is the time to heal;
-seconds in which another fault of the same binding was under way do not count, for nobody heals then.
+A fault affects one binding: its processes, its connection to the physical cluster, or the connection of one process to
+the virtual cluster. When the fault ends, a new pod is bound to a node of the binding. The time to heal ends when the
+virtual cluster shows that pod as running, excluding the seconds in which the binding had another fault.
 """
 
 import asyncio
@@ -21,31 +21,31 @@ from tapestry.kube.resources import PODS
 
 from ...integration.lending import Lending
 from .churn import a_pod
-from .gates import Gate
+from .observer import Observer, phase_of
+from .proxies import FaultProxy
 from .replicas import Replica
-from .witness import Witness, phase_of
 
-EVERY = 5.0
-"""Seconds between the beginnings of two faults."""
-LASTING = (1.0, 4.0)
+INTERVAL_SECONDS = 5.0
+"""Seconds between the starts of two faults."""
+DURATION_RANGE = (1.0, 4.0)
 PROBE = "probe"
-PATIENCE = 120.0
-"""Seconds after which a binding that has not healed is given up."""
+HEAL_TIMEOUT_SECONDS = 120.0
+"""Seconds after which a binding counts as never healed."""
 
 
 @dataclass
 class Target:
-    """A binding under fire."""
+    """A binding that gets faults."""
 
     site: Lending
-    below: Gate
+    physical_proxy: FaultProxy
     replicas: Sequence[Replica]
     nodes: Sequence[str]
-    """Virtual nodes that are never closed."""
-    ailing: int = 0
-    """Of how many faults it has not healed yet."""
+    """Virtual nodes whose windows never close."""
+    unhealed: int = 0
+    """Number of faults that have not healed yet."""
     spans: list[tuple[float, float]] = field(default_factory=list)
-    """When faults began and ended; of one that is under way the end is yet to come, and infinite."""
+    """Start and end of each fault. The end is infinite while the fault lasts."""
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def killed(target: Target, rng: random.Random) -> Iterator[None]:
 
 
 @contextmanager
-def asked_to_go(target: Target, rng: random.Random) -> Iterator[None]:
+def terminated(target: Target, rng: random.Random) -> Iterator[None]:
     rng.choice(target.replicas).signal(signal.SIGTERM)
     yield
 
@@ -71,32 +71,32 @@ def stopped(target: Target, rng: random.Random) -> Iterator[None]:
 
 
 @contextmanager
-def cut(gate: Gate) -> Iterator[None]:
-    gate.cut()
+def cut_watches(proxy: FaultProxy) -> Iterator[None]:
+    proxy.cut_watches()
     yield
 
 
 @contextmanager
-def reset(gate: Gate) -> Iterator[None]:
-    gate.reset()
+def reset_connections(proxy: FaultProxy) -> Iterator[None]:
+    proxy.reset_connections()
     yield
 
 
-Way = Callable[[Gate], AbstractContextManager[None]]
-WAYS: dict[str, Way] = {
-    "silence": lambda gate: gate.silent(broken=False),
-    "silence, then broken connections": lambda gate: gate.silent(broken=True),
-    "one second late": lambda gate: gate.slow(),
-    "429": lambda gate: gate.refusing(429),
-    "500": lambda gate: gate.refusing(500),
-    "500 for what was done": lambda gate: gate.spoiling(),
-    "410": lambda gate: gate.forgetting(),
-    "watches cut": cut,
-    "connections reset": reset,
+NetworkFault = Callable[[FaultProxy], AbstractContextManager[None]]
+NETWORK_FAULTS: dict[str, NetworkFault] = {
+    "silence": lambda proxy: proxy.blocked(broken=False),
+    "silence, then broken connections": lambda proxy: proxy.blocked(broken=True),
+    "one second late": lambda proxy: proxy.slow(),
+    "429": lambda proxy: proxy.failing(429),
+    "500": lambda proxy: proxy.failing(500),
+    "500 for what was done": lambda proxy: proxy.hiding_success(),
+    "410": lambda proxy: proxy.expiring(),
+    "watches cut": cut_watches,
+    "connections reset": reset_connections,
 }
-PROCESSES = {"killed": killed, "asked to go": asked_to_go, "stopped": stopped}
-MOMENTARY = frozenset({"watches cut", "connections reset", "killed", "asked to go"})
-"""They are over when they begin."""
+PROCESS_FAULTS = {"killed": killed, "terminated": terminated, "stopped": stopped}
+MOMENTARY = frozenset({"watches cut", "connections reset", "killed", "terminated"})
+"""Faults without a duration."""
 
 
 @dataclass(frozen=True)
@@ -107,89 +107,89 @@ class Fault:
 
 
 def faults(rng: random.Random) -> Iterator[Fault]:
-    """Without end; each kind comes once before any comes again."""
-    kinds = [*PROCESSES, *WAYS]
+    """Yield faults endlessly. Each kind occurs once before any is repeated."""
+    kinds = [*PROCESS_FAULTS, *NETWORK_FAULTS]
     while True:
         rng.shuffle(kinds)
         for kind in kinds:
-            seconds = 0.0 if kind in MOMENTARY else rng.uniform(*LASTING)
-            if kind in PROCESSES:
-                # Some are stopped for long enough that others have to take over.
-                yield Fault(kind, 3 * seconds, PROCESSES[kind])
+            seconds = 0.0 if kind in MOMENTARY else rng.uniform(*DURATION_RANGE)
+            if kind in PROCESS_FAULTS:
+                # Some stops last long enough for another replica to take over.
+                yield Fault(kind, 3 * seconds, PROCESS_FAULTS[kind])
             else:
                 side = rng.choice(("above", "below"))
-                yield Fault(f"{kind} {side}", seconds, partial(on_the_way, WAYS[kind], side))
+                yield Fault(f"{kind} {side}", seconds, partial(network_fault, NETWORK_FAULTS[kind], side))
 
 
-def on_the_way(way: Way, side: str, target: Target, rng: random.Random) -> AbstractContextManager[None]:
-    """A fault on the way to the physical cluster, or on that of one replica to the virtual one."""
-    return way(target.below if side == "below" else rng.choice(target.replicas).gate)
+def network_fault(fault: NetworkFault, side: str, target: Target, rng: random.Random) -> AbstractContextManager[None]:
+    """Start a fault on the connection to the physical cluster, or of one replica to the virtual cluster."""
+    return fault(target.physical_proxy if side == "below" else rng.choice(target.replicas).proxy)
 
 
 @dataclass
-class Storm:
-    """Has faults happen, and measures what comes after each."""
+class FaultInjector:
+    """Injects faults and measures the time to heal after each."""
 
     targets: Sequence[Target]
-    witness: Witness
+    observer: Observer
     rng: random.Random
-    story: Path
-    """A file that gets what was done when, for whoever looks for the cause of something."""
+    log_file: Path
+    """Log of all faults with their times, for debugging."""
     healed: list[tuple[float, str]] = field(default_factory=list)
-    """Seconds, and after what."""
+    """Seconds to heal, and the name of the fault."""
 
-    async def rage(self, count: int) -> None:
-        """That many faults, one after the other, though some last until the next; returns when all have healed.
+    async def run(self, count: int) -> None:
+        """Inject `count` faults at a fixed interval and return when all have healed. Faults may overlap.
 
-        Each hits a binding that has healed from those before, if there is one.
+        Each fault affects a binding with the fewest unhealed faults.
         """
-        coming = faults(self.rng)
+        upcoming = faults(self.rng)
         async with asyncio.TaskGroup() as group:
             for number in range(count):
-                target = min(self.targets, key=lambda each: (each.ailing, each.spans[-1:]))
-                group.create_task(self.strike(number, next(coming), target))
-                await asyncio.sleep(EVERY)
+                target = min(self.targets, key=lambda each: (each.unhealed, each.spans[-1:]))
+                group.create_task(self.inject(number, next(upcoming), target))
+                await asyncio.sleep(INTERVAL_SECONDS)
 
-    async def strike(self, number: int, fault: Fault, target: Target) -> None:
-        target.ailing += 1
-        self.tell(f"{number} {target.site.name} {fault.name}, {fault.seconds:.1f} s")
+    async def inject(self, number: int, fault: Fault, target: Target) -> None:
+        target.unhealed += 1
+        self.log(f"{number} {target.site.name} {fault.name}, {fault.seconds:.1f} s")
         target.spans.append((time.monotonic(), float("inf")))
-        place = len(target.spans) - 1
+        index = len(target.spans) - 1
         with fault.begin(target, self.rng):
             await asyncio.sleep(fault.seconds)
         ended = time.monotonic()
-        target.spans[place] = (target.spans[place][0], ended)
+        target.spans[index] = (target.spans[index][0], ended)
         healed = await self.healed_after(number, target)
-        target.ailing -= 1
+        target.unhealed -= 1
         seconds = healed - ended - overlap(target.spans, ended, healed)
         self.healed.append((seconds, fault.name))
-        self.tell(f"{number} {target.site.name} healed in {seconds:.1f} s")
+        self.log(f"{number} {target.site.name} healed in {seconds:.1f} s")
 
     async def healed_after(self, number: int, target: Target) -> float:
-        """When a pod that was bound now ran; never, where that took too long."""
+        """Bind a pod now and return the time at which it ran; infinity after a timeout."""
         name = f"{PROBE}-{number}"
         pod = await target.site.virtual.create(PODS, a_pod(name, self.rng.choice(target.nodes), PROBE, 0))
-        ran = await self.witness.wait_until(lambda: self.runs(f"default/{name}"), PATIENCE)
+        ran = await self.observer.wait_until(lambda: self.runs(f"default/{name}"), HEAL_TIMEOUT_SECONDS)
         healed = time.monotonic() if ran else float("inf")
         await target.site.virtual.delete(PODS, object_named(name_of(pod), "default"))
         return healed
 
     def runs(self, key: str) -> bool:
-        pod = self.witness.above.store.get(key)
+        pod = self.observer.above.store.get(key)
         return pod is not None and phase_of(pod) == "Running"
 
-    def tell(self, what: str) -> None:
-        with self.story.open("a") as story:
-            story.write(f"{datetime.now(UTC):%H:%M:%S.%f} {what}\n")
+    def log(self, message: str) -> None:
+        with self.log_file.open("a") as log_file:
+            log_file.write(f"{datetime.now(UTC):%H:%M:%S.%f} {message}\n")
 
     def healed_within(self, share: float) -> float:
-        """The seconds within which so large a share of all was healed."""
+        """Return the seconds within which this share of the faults healed."""
         seconds = sorted(each for each, _ in self.healed)
         return seconds[min(int(len(seconds) * share), len(seconds) - 1)]
 
 
 def overlap(spans: Sequence[tuple[float, float]], begin: float, end: float) -> float:
-    """How many of the seconds from `begin` to `end` lie in one of the spans."""
+    """Return the number of seconds between `begin` and `end` that lie in one of the spans."""
     seconds, reached = 0.0, begin
     for since, until in sorted(spans):
         since, until = max(since, reached), min(until, end)

@@ -1,4 +1,4 @@
-"""Processes of the syncer that are started again whenever they end, as a Deployment does."""
+"""Syncer processes that are restarted whenever they end, as in a Deployment."""
 
 import asyncio
 import os
@@ -9,33 +9,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...integration.lending import TAPESTRY
-from .gates import Gate
+from .proxies import FaultProxy
 
 ELECTION = {"LEASE_SECONDS": "10", "DEADLINE_SECONDS": "7", "RETRY_SECONDS": "2"}
-"""A process that was killed says nothing: for a whole lease everybody waits for it."""
+"""Short leases: after a kill, the other replicas wait until the lease expires."""
 SSL_NOISE = "Fatal error on SSL protocol"
-"""What uvloop says of a connection that is cut while it reads: as is done with all of them when the lead is lost."""
+"""Message of uvloop for a connection that is closed while it reads, as happens on lost leadership."""
 CRASH_PAUSE = 1.0
-"""Seconds until one that ended by itself is started again."""
-GOODBYE = 20.0
+"""Seconds until a crashed process is restarted."""
+EXIT_SECONDS = 20.0
 
 
 @dataclass
 class Replica:
-    """One `tapestry syncer`, which reaches the virtual cluster through a gate of its own."""
+    """One `tapestry syncer` that reaches the virtual cluster through its own proxy."""
 
     binding: str
-    gate: Gate
+    proxy: FaultProxy
     kubeconfig: Path
     log: Path
     process: asyncio.subprocess.Process | None = None
     crashes: list[int] = field(default_factory=list)
-    """Codes of those that ended and were not told to."""
-    told: bool = False
+    """Exit codes of processes that ended without a signal from the test."""
+    was_signalled: bool = False
 
     async def run(self) -> None:
-        """Have one process after the other run until the last is told to end for good, which has to go well."""
-        self.kubeconfig.write_text(self.gate.kubeconfig)
+        """Run one process after the other until cancelled. The last one must exit with code 0."""
+        self.kubeconfig.write_text(self.proxy.kubeconfig)
         command = [str(TAPESTRY), "syncer", "--binding", self.binding, "--kubeconfig", str(self.kubeconfig)]
         command += ["--allow-loopback", "--metrics-bind-address", "", "--health-probe-bind-address", ""]
         election = {f"TAPESTRY_LEADER_ELECTION_{name}": value for name, value in ELECTION.items()}
@@ -47,22 +47,22 @@ class Replica:
                 except asyncio.CancelledError:
                     await self.end(self.process)
                     raise
-                if not self.told:
+                if not self.was_signalled:
                     self.crashes.append(code)
                     await asyncio.sleep(CRASH_PAUSE)
-                self.told = False
+                self.was_signalled = False
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it to the process; one that is about to be started again has nobody to hear it."""
+        """Send a signal to the process. It is lost while no process runs."""
         if self.process is not None and self.process.returncode is None:
-            self.told = self.told or number in (signal.SIGKILL, signal.SIGTERM)
+            self.was_signalled = self.was_signalled or number in (signal.SIGKILL, signal.SIGTERM)
             self.process.send_signal(number)
 
     async def end(self, process: asyncio.subprocess.Process) -> None:
-        """Ask the process to end; one that does not is killed, and that is a crash."""
+        """Terminate the process. If it does not end in time, kill it and count a crash."""
         try:
             process.terminate()
-            async with asyncio.timeout(GOODBYE):
+            async with asyncio.timeout(EXIT_SECONDS):
                 code = await process.wait()
         except TimeoutError:
             process.kill()
@@ -75,8 +75,8 @@ class Replica:
 
 
 @asynccontextmanager
-async def at_work(replicas: list[Replica]) -> AsyncIterator[None]:
-    """All of them run, until they are asked to end."""
+async def running_replicas(replicas: list[Replica]) -> AsyncIterator[None]:
+    """Run all replicas; terminate them on exit."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(each.run()) for each in replicas]
         try:

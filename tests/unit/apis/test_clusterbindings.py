@@ -1,6 +1,6 @@
-"""ClusterBinding: what is read from one, and what belongs to it.  Its definition is a golden file.
+"""ClusterBinding: decoding and ownership.  Its definition is a golden file.
 
-`REWRITE_GOLDEN=1 pytest ...` writes the file anew; a real kube-apiserver takes it in the integration tests.
+`REWRITE_GOLDEN=1 pytest ...` writes the file again.  The integration tests apply it to a real kube-apiserver.
 """
 
 import os
@@ -29,14 +29,14 @@ def an_object(**labels: str) -> Object:
     return {"metadata": {"name": "x", "labels": labels}}
 
 
-def test_the_definition_is_as_the_golden_file_has_it() -> None:
+def test_definition_equals_golden_file() -> None:
     found = yaml.safe_dump(crd(CLUSTER_BINDING), sort_keys=False, width=120, allow_unicode=True)
     if os.environ.get("REWRITE_GOLDEN"):
         GOLDEN.write_text(found)
     assert found == GOLDEN.read_text()
 
 
-def test_a_binding_without_more_is_as_careful_as_can_be() -> None:
+def test_defaults_are_the_most_restrictive() -> None:
     spec = decode_spec(CLUSTER_BINDING, a_binding())
     assert (spec.pod_security, spec.on_partition, spec.unbind_grace_seconds) == ("baseline", "Hold", 30)
     assert not spec.allowed_volumes.drivers
@@ -44,7 +44,7 @@ def test_a_binding_without_more_is_as_careful_as_can_be() -> None:
     assert not spec.disable_node_default_taint
 
 
-def test_a_manifest_of_kubeocean_is_read_whole() -> None:
+def test_kubeocean_manifest_decodes_completely() -> None:
     spec = decode_spec(
         CLUSTER_BINDING,
         a_binding(
@@ -85,7 +85,7 @@ def test_a_manifest_of_kubeocean_is_read_whole() -> None:
         ({"allowedVolumes": {"drivers": [""]}}, "spec.allowedVolumes.drivers[0]: "),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_path(spec: Object, message: str) -> None:
+def test_invalid_spec_is_rejected_with_path(spec: Object, message: str) -> None:
     with pytest.raises(InvalidSpec) as caught:
         decode_spec(CLUSTER_BINDING, a_binding(**spec))
     assert str(caught.value).startswith(message)
@@ -99,43 +99,43 @@ def test_what_does_not_fit_is_refused_with_its_path(spec: Object, message: str) 
         {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["n1"]}]}, {}]},
     ],
 )
-def test_a_selector_means_the_same_as_in_the_manifest(selector: Object | None) -> None:
+def test_selector_round_trips_to_the_manifest(selector: Object | None) -> None:
     spec = decode_spec(CLUSTER_BINDING, a_binding(nodeSelector=selector) if selector else a_binding())
     assert node_selector(node_selector_object(spec.node_selector)) == node_selector(selector)
 
 
-def test_a_binding_owns_what_has_its_uid_and_its_virtual_cluster() -> None:
+def test_binding_owns_objects_with_both_labels() -> None:
     binding = binding_of(a_binding(), "virtual-uid")
     assert binding.owns(an_object(**binding.owner_labels()))
 
 
 @pytest.mark.parametrize("missing", [keys.VIRTUAL_CLUSTER, keys.CLUSTER_BINDING_UID])
-def test_one_label_of_the_two_proves_nothing(missing: str) -> None:
+def test_one_of_two_labels_is_not_ownership(missing: str) -> None:
     binding = binding_of(a_binding(), "virtual-uid")
     labels = {key: value for key, value in binding.owner_labels().items() if key != missing}
     assert not binding.owns(an_object(**labels))
     assert not binding.owns(an_object(**{**labels, missing: "another"}))
 
 
-def test_what_only_says_that_it_is_ours_is_foreign() -> None:
+def test_managed_by_label_alone_is_foreign() -> None:
     binding = binding_of(a_binding(), "virtual-uid")
     assert not binding.owns(an_object(**{keys.MANAGED_BY: keys.TAPESTRY, keys.CLUSTER_BINDING: "east"}))
     assert not binding.owns({"metadata": {"name": "x"}})
 
 
-def test_namesakes_in_two_virtual_clusters_own_nothing_of_each_other() -> None:
+def test_bindings_of_two_virtual_clusters_share_nothing() -> None:
     one, other = binding_of(a_binding(), "virtual-uid"), binding_of(a_binding(), "another-virtual-uid")
     assert not one.owns(an_object(**other.owner_labels()))
     again = binding_of(a_binding(uid="uid-2"), "virtual-uid")
     assert not one.owns(an_object(**again.owner_labels()))
 
 
-def test_a_binding_is_read_with_its_name_and_uid() -> None:
+def test_binding_has_name_and_uid_of_object() -> None:
     binding = binding_of(a_binding("b", "u"), "virtual-uid")
     assert isinstance(binding, Binding)
     assert (binding.name, binding.uid) == ("b", "u")
     assert isinstance(binding.spec, ClusterBindingSpec)
 
 
-def test_an_unknown_field_does_not_hurt() -> None:
+def test_unknown_field_is_ignored() -> None:
     assert decode_spec(CLUSTER_BINDING, a_binding(fromTheFuture=1)) == decode_spec(CLUSTER_BINDING, a_binding())

@@ -1,4 +1,4 @@
-"""What is ours below: found by two labels, removed as it was found, and nothing else with it."""
+"""Owned objects in the physical cluster: selected by two labels and deleted as read, without affecting others."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ def an_object(
     return specimen(resource, name, namespace, labels=labels, **rest)
 
 
-async def everything(client: Client) -> list[str]:
+async def all_objects(client: Client) -> list[str]:
     return [f"{each.kind} {key_of(obj)}" for each in OWNED_RESOURCES for obj in await client.list(each)]
 
 
@@ -53,12 +53,12 @@ def a_cluster(*resources: Resource) -> Client:
 
 
 @pytest.mark.parametrize("labels", FOREIGN)
-def test_without_both_labels_an_object_is_foreign(labels: Object) -> None:
+def test_object_without_both_labels_is_foreign(labels: Object) -> None:
     assert parse_label_selector(LABELS).matches(OURS)
     assert not parse_label_selector(LABELS).matches(labels)
 
 
-def test_all_that_is_ours_in_the_mount_namespace_goes_and_nothing_else() -> None:
+def test_only_owned_objects_are_deleted() -> None:
     async def scenario() -> None:
         client = a_cluster()
         for resource in OWNED_RESOURCES:
@@ -68,16 +68,16 @@ def test_all_that_is_ours_in_the_mount_namespace_goes_and_nothing_else() -> None
                 await client.create(resource, an_object(f"foreign-{number}", place, labels, resource=resource))
             if resource.namespaced:
                 await client.create(resource, an_object("elsewhere", "other", resource=resource))
-        before = await everything(client)
-        kept = [each for each in before if not each.endswith("ours")]
-        assert await delete_owned(client, "leased", LABELS) == [each for each in before if each not in kept]
-        assert await everything(client) == kept
+        before = await all_objects(client)
+        foreign = [each for each in before if not each.endswith("ours")]
+        assert await delete_owned(client, "leased", LABELS) == [each for each in before if each not in foreign]
+        assert await all_objects(client) == foreign
         assert await delete_owned(client, "leased", LABELS) == []
 
     run(scenario())
 
 
-def test_what_is_still_going_is_told_again_until_it_is_gone() -> None:
+def test_terminating_objects_are_reported_until_deleted() -> None:
     async def scenario() -> None:
         client = a_cluster()
         held = an_object("held", finalizers=["example.com/theirs"])
@@ -90,7 +90,7 @@ def test_what_is_still_going_is_told_again_until_it_is_gone() -> None:
     run(scenario())
 
 
-def test_a_kind_that_the_server_does_not_know_is_passed_over() -> None:
+def test_unserved_resource_is_skipped() -> None:
     async def scenario() -> None:
         client = a_cluster(SECRETS)
         await client.create(SECRETS, an_object("ours"))
@@ -100,8 +100,8 @@ def test_a_kind_that_the_server_does_not_know_is_passed_over() -> None:
 
 
 @dataclass
-class Between:
-    """A client with somebody between it and the cluster."""
+class InterceptingClient:
+    """A client that runs a hook before each list or delete."""
 
     client: Client
     before_list: Callable[[Resource], None] = lambda _: None
@@ -117,7 +117,7 @@ class Between:
         return await self.client.delete(resource, target, grace_seconds=grace_seconds)
 
 
-def test_a_kind_that_we_may_not_see_is_passed_over() -> None:
+def test_forbidden_resource_is_skipped() -> None:
     def hide(resource: Resource) -> None:
         if resource is PODS:
             raise Forbidden(403, "Forbidden", "not for you")
@@ -125,12 +125,12 @@ def test_a_kind_that_we_may_not_see_is_passed_over() -> None:
     async def scenario() -> None:
         client = a_cluster()
         await client.create(SECRETS, an_object("ours"))
-        assert await delete_owned(Between(client, hide), "leased", LABELS) == ["Secret leased/ours"]
+        assert await delete_owned(InterceptingClient(client, hide), "leased", LABELS) == ["Secret leased/ours"]
 
     run(scenario())
 
 
-def test_a_namesake_that_came_meanwhile_stays() -> None:
+def test_object_recreated_meanwhile_is_not_deleted() -> None:
     async def scenario() -> None:
         client = a_cluster()
         await client.create(SECRETS, an_object("ours"))
@@ -139,13 +139,15 @@ def test_a_namesake_that_came_meanwhile_stays() -> None:
             await client.delete(SECRETS, target)
             await client.create(SECRETS, an_object("ours", labels={}))
 
-        assert await delete_owned(Between(client, before_delete=replace), "leased", LABELS) == ["Secret leased/ours"]
-        assert await everything(client) == ["Secret leased/ours"]
+        assert await delete_owned(InterceptingClient(client, before_delete=replace), "leased", LABELS) == [
+            "Secret leased/ours"
+        ]
+        assert await all_objects(client) == ["Secret leased/ours"]
 
     run(scenario())
 
 
-def test_one_refused_removal_keeps_no_other_and_is_an_error() -> None:
+def test_one_failed_deletion_does_not_stop_others() -> None:
     async def refuse(target: Object) -> None:
         if target["metadata"]["name"] == "a":
             raise KubeError("a webhook says no")
@@ -155,18 +157,18 @@ def test_one_refused_removal_keeps_no_other_and_is_an_error() -> None:
         for name in ("a", "b"):
             await client.create(SECRETS, an_object(name))
         with pytest.raises(KubeError, match="a webhook says no"):
-            await delete_owned(Between(client, before_delete=refuse), "leased", LABELS)
-        assert await everything(client) == ["Secret leased/a"]
+            await delete_owned(InterceptingClient(client, before_delete=refuse), "leased", LABELS)
+        assert await all_objects(client) == ["Secret leased/a"]
 
     run(scenario())
 
 
-@pytest.mark.parametrize(("asked", "grace"), [(None, 30), (0, 0), (10, 10), (30, 30), (3600, 30)])
-def test_a_pod_that_has_to_go_gets_its_own_grace_but_no_more_than_thirty_seconds(asked: int | None, grace: int) -> None:
-    assert capped_grace_seconds({"spec": {"terminationGracePeriodSeconds": asked}}) == grace
+@pytest.mark.parametrize(("requested", "grace"), [(None, 30), (0, 0), (10, 10), (30, 30), (3600, 30)])
+def test_pod_grace_period_is_at_most_thirty_seconds(requested: int | None, grace: int) -> None:
+    assert capped_grace_seconds({"spec": {"terminationGracePeriodSeconds": requested}}) == grace
 
 
-def test_what_a_syncer_makes_below_is_pods_and_what_they_use_and_no_controller_of_them() -> None:
+def test_owned_resources_are_pods_and_their_dependencies() -> None:
     assert OWNED_RESOURCES[0] is PODS
     assert {CONFIGMAPS, SECRETS, SERVICES, ENDPOINT_SLICES} < set(OWNED_RESOURCES)
     assert {PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES} < set(OWNED_RESOURCES)

@@ -26,13 +26,13 @@ TABLES = (
 READS = {"get", "list", "watch"}
 
 
-def test_a_right_reads_as_people_say_it() -> None:
+def test_permission_has_a_readable_form() -> None:
     assert str(Permission(PODS, ("create",), "team-a")) == "create pods in team-a"
     assert str(Permission(NAMESPACES, ("get", "list"), names=("kube-system",))) == "get,list namespaces kube-system"
     assert str(Permission(SERVICE_ACCOUNTS, ("create",), "a", ("b",), "token")) == "create serviceaccounts/token b in a"
 
 
-def test_a_rule_says_what_its_right_says() -> None:
+def test_rule_contains_the_whole_permission() -> None:
     assert policy_rules(
         [Permission(DEPLOYMENTS, ("get", "patch"), "home", ("one",), "status"), Permission(PODS, ("list",))]
     ) == [
@@ -46,7 +46,7 @@ def test_a_rule_says_what_its_right_says() -> None:
     ]
 
 
-def test_each_verb_on_each_name_is_asked_about_by_itself() -> None:
+def test_permissions_are_split_by_verb_and_name() -> None:
     found = single_permissions(
         [Permission(NAMESPACES, ("get", "watch"), names=("a", "b")), Permission(PODS, ("list",), "team-a")]
     )
@@ -66,7 +66,7 @@ def test_each_verb_on_each_name_is_asked_about_by_itself() -> None:
     }
 
 
-def test_a_right_about_a_place_without_a_name_is_left_out() -> None:
+def test_permission_with_unnamed_placeholder_is_omitted() -> None:
     table = (
         Permission(PODS, ("list",)),
         Permission(PODS, ("create",), Placeholder.MOUNT_NAMESPACE),
@@ -80,14 +80,14 @@ def test_a_right_about_a_place_without_a_name_is_left_out() -> None:
     ]
 
 
-def test_nothing_is_granted_by_a_star_and_nothing_twice() -> None:
+def test_no_wildcards_and_no_duplicate_permissions() -> None:
     for table in TABLES:
         assert not [right for right in table if "*" in (*right.verbs, right.resource.plural, right.subresource)]
         found = [(right.rule_resource, verb, right.namespace, right.names) for right in table for verb in right.verbs]
         assert len(found) == len(set(found))
 
 
-def test_below_a_syncer_only_reads_outside_the_mount_namespace_but_for_policies_status_and_its_own_token() -> None:
+def test_syncer_only_reads_outside_the_mount_namespace() -> None:
     writes = [
         str(right)
         for right in SYNCER_IN_PHYSICAL
@@ -97,7 +97,7 @@ def test_below_a_syncer_only_reads_outside_the_mount_namespace_but_for_policies_
     assert writes == ["patch resourceleasingpolicies/status", f"create serviceaccounts/token {own}"]
 
 
-def test_a_syncer_has_a_say_over_volumes_only_where_its_binding_names_a_driver() -> None:
+def test_volume_permissions_need_an_allowed_driver() -> None:
     assert (
         syncer_physical_permissions(AllowedVolumes())
         == syncer_physical_permissions(AllowedVolumes(storage_classes=("fast",)))
@@ -109,8 +109,8 @@ def test_a_syncer_has_a_say_over_volumes_only_where_its_binding_names_a_driver()
     )
 
 
-def test_the_manager_holds_whatever_it_hands_on() -> None:
-    """Kubernetes lets nobody write a role with rights that they do not have themselves."""
+def test_manager_holds_all_permissions_that_it_grants() -> None:
+    """Kubernetes rejects a role with permissions that its author does not have."""
     held = {
         (right.rule_resource, verb, right.namespace)
         for right in MANAGER_PERMISSIONS

@@ -116,8 +116,8 @@ def test_every_option_sets_a_setting() -> None:
 
 def test_unknown_controller_error_names_known_ones(tapestry: Tapestry, kubeconfig: Path) -> None:
     line = error_line(tapestry("run", "nobody", "--kubeconfig", kubeconfig))
-    problem, _, known = line.partition("; known are: ")
-    assert problem == "there is no controller 'nobody'"
+    problem, _, known = line.partition("; known controllers: ")
+    assert problem == "controller 'nobody' does not exist"
     assert {"at", "redismigration"} <= set(known.split(", "))
 
 
@@ -138,7 +138,7 @@ def test_unknown_context_is_an_error(tapestry: Tapestry, kubeconfig: Path) -> No
         ("- a\n- list\n", "expected a mapping, got ['a', 'list']"),
         ("workers: [1\n", "line 2: "),
         ("metrics: {address: nowhere}\n", "metrics: 'nowhere': expected HOST:PORT"),
-        ("controllers: [other]\n", "controllers: ['other'] leaves nothing to run; known are: at"),
+        ("controllers: [other]\n", "controllers: ['other'] enables no controller; known: at"),
         ("leaderElection: {enabled: true, deadlineSeconds: 20}\n", "deadline 20 < lease 15 must hold"),
         ("audit: /nowhere/at/all\n", "No such file or directory: '/nowhere/at/all'"),
     ],

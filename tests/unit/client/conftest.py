@@ -1,4 +1,4 @@
-"""Certificates for the tests of credentials: made once, real enough for a handshake."""
+"""Certificates for the tests of credentials, created once and valid for real handshakes."""
 
 import datetime
 import resource
@@ -24,7 +24,7 @@ class Pair:
 
 
 class Authority:
-    """A certificate authority.  What it issues is good for a day, for clients and for servers."""
+    """A certificate authority.  Its certificates are valid for a day, for clients and servers."""
 
     def __init__(self, name: str) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -33,7 +33,7 @@ class Authority:
         self.pem = certificate.public_bytes(serialization.Encoding.PEM)
 
     def issue(self, name: str, *, password: bytes | None = None) -> Pair:
-        """A pair for `name`, which is both its common name and its host name."""
+        """Return a pair for `name`, which is both its common name and its host name."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
         certificate = self._signed(subject, key, x509.SubjectAlternativeName([x509.DNSName(name)]))
@@ -72,9 +72,9 @@ def other_authority() -> Authority:
 
 @pytest.fixture
 def client_seen_by_server(authority: Authority) -> Callable[[ssl.SSLContext], str | None]:
-    """The common name that a server called `server.test` sees when a client connects with a context."""
+    """Return a handshake function: the client's common name that the server `server.test` sees."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.maximum_version = ssl.TLSVersion.TLSv1_2  # where both sides know all when the handshake ends
+    server.maximum_version = ssl.TLSVersion.TLSv1_2  # the client certificate is known when the handshake ends
     own = authority.issue("server.test")
     with temporary_file(own.certificate) as certificate, temporary_file(own.key) as key:
         server.load_cert_chain(certificate, key)
@@ -102,7 +102,7 @@ def client_seen_by_server(authority: Authority) -> Callable[[ssl.SSLContext], st
 
 @pytest.fixture
 def no_more_files() -> Callable[[], AbstractContextManager[None]]:
-    """A time in which the process can open nothing, because it has too much open."""
+    """Return a context in which the process cannot open any more files."""
 
     @contextmanager
     def limited() -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""A server that says what is written down for it, and verbs to ask it with."""
+"""A transport with scripted responses, and verbs to call on it."""
 
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,65 +22,65 @@ A_POD: Object = {
     "metadata": {"name": "web", "namespace": "default", "uid": "u1", "resourceVersion": "7"},
     "spec": {"nodeName": "n1"},
 }
-UNSEEN = object_named("web", "default")  # no server has seen it, so it has neither UID nor resourceVersion
+UNSEEN = object_named("web", "default")  # never stored, so without UID and resourceVersion
 
 
 @dataclass(frozen=True)
-class Whole:
-    """An answer as a stream of small pieces, endless where it says so."""
+class BufferedStream:
+    """A response as a stream of small chunks, optionally endless."""
 
-    answer: Response
+    response: Response
 
     @property
     def status(self) -> int:
-        return self.answer.status
+        return self.response.status
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        for begin in range(0, len(self.answer.body), 8):
-            yield self.answer.body[begin : begin + 8]
-        while "endless" in self.answer.headers:
+        for begin in range(0, len(self.response.body), 8):
+            yield self.response.body[begin : begin + 8]
+        while "endless" in self.response.headers:
             yield b"x" * 4096
 
 
-class Script:
-    """A transport that answers from a list and keeps what it was asked.  The last answer is given for ever."""
+class ScriptedTransport:
+    """A transport that responds from a list and records requests.  The last response is repeated."""
 
-    def __init__(self, *answers: Response | TransportError) -> None:
-        self.answers = deque(answers)
-        self.asked: list[Request] = []
+    def __init__(self, *responses: Response | TransportError) -> None:
+        self.responses = deque(responses)
+        self.requests: list[Request] = []
         self.is_closed = False
 
     async def send(self, request: Request) -> Response:
-        self.asked.append(request)
-        answer = self.answers.popleft() if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, TransportError):
-            raise answer
-        return answer
+        self.requests.append(request)
+        response = self.responses.popleft() if len(self.responses) > 1 else self.responses[0]
+        if isinstance(response, TransportError):
+            raise response
+        return response
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator[Stream]:
-        yield Whole(await self.send(request))
+        yield BufferedStream(await self.send(request))
 
     def abort(self) -> None:
-        raise AssertionError("nobody aborts here")
+        raise AssertionError("abort is not expected")
 
     async def close(self) -> None:
         self.is_closed = True
 
 
-def answer(body: Any = None, status: int = 200, **headers: str) -> Response:
+def response_of(body: Any = None, status: int = 200, **headers: str) -> Response:
     return Response(status, {name.replace("_", "-"): text for name, text in headers.items()}, msgspec.json.encode(body))
 
 
-def refusal(error: ApiError, **headers: str) -> Response:
-    return answer(error.status(), error.code, **headers)
+def error_response(error: ApiError, **headers: str) -> Response:
+    return response_of(error.status(), error.code, **headers)
 
 
-def lost(*, maybe_sent: bool) -> TransportError:
+def transport_error(*, maybe_sent: bool) -> TransportError:
     return TransportError("the wire was cut", maybe_sent=maybe_sent)
 
 
-GOOD = answer({"kind": "Any", "status": {"allowed": True}})
+GOOD = response_of({"kind": "Any", "status": {"allowed": True}})
 BUSY = TooManyRequests(429, "TooManyRequests", "come back later")
 
 Verb = Callable[[Client], Awaitable[Any]]
@@ -99,11 +99,11 @@ class NotLeading(Exception):
 
 
 def fence_of(*terms: bool) -> Callable[[], None]:
-    """A fence that lets us pass or not, in turn."""
-    left = iter(terms)
+    """Return a fence that allows or rejects calls, in the given order."""
+    remaining = iter(terms)
 
     def fence() -> None:
-        if not next(left):
+        if not next(remaining):
             raise NotLeading
 
     return fence

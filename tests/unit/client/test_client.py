@@ -1,4 +1,4 @@
-"""The verbs: what they send, when they refuse to send it at all, and what they make of the answers."""
+"""The client's verbs: their requests, their preconditions, and their handling of responses."""
 
 import asyncio
 import gc
@@ -41,18 +41,18 @@ from .script import (
     UNSEEN,
     WRITES,
     NotLeading,
-    Script,
+    ScriptedTransport,
     Verb,
-    answer,
+    error_response,
     fence_of,
-    lost,
-    refusal,
+    response_of,
+    transport_error,
 )
 
 PRECONDITIONS = {"uid": "u1", "resourceVersion": "7"}
 
 
-# -- what a verb sends
+# -- requests of verbs
 
 
 DELETE_OPTIONS = {"apiVersion": "v1", "kind": "DeleteOptions"}
@@ -128,19 +128,19 @@ REQUESTS: list[tuple[Verb, str, Any]] = [
 
 
 @pytest.mark.parametrize(("verb", "line", "body"), REQUESTS, ids=[line for _, line, _ in REQUESTS])
-async def test_a_verb_is_one_request(verb: Verb, line: str, body: Any) -> None:
-    script = Script(GOOD)
-    await verb(Client(script))
-    [sent] = script.asked
+async def test_verb_sends_one_request(verb: Verb, line: str, body: Any) -> None:
+    transport = ScriptedTransport(GOOD)
+    await verb(Client(transport))
+    [sent] = transport.requests
     assert f"{sent}?{urlencode(sent.query)}".removesuffix("?") == line
     assert (json.loads(sent.body) if sent.body else None) == body
     assert sent.content_type == JSON
 
 
-async def test_what_is_applied_says_what_it_is_and_who_wants_it() -> None:
-    script = Script(GOOD)
-    await Client(script).apply(PODS, UNSEEN, manager="me", force=True)
-    [sent] = script.asked
+async def test_apply_sends_type_and_field_manager() -> None:
+    transport = ScriptedTransport(GOOD)
+    await Client(transport).apply(PODS, UNSEEN, manager="me", force=True)
+    [sent] = transport.requests
     assert (str(sent), sent.content_type) == (f"PATCH {POD}", "application/apply-patch+yaml")
     assert sent.query == {"fieldManager": "me", "force": "true"}
     assert json.loads(sent.body or b"") == {"apiVersion": "v1", "kind": "Pod", **UNSEEN}
@@ -165,20 +165,20 @@ async def test_what_is_applied_says_what_it_is_and_who_wants_it() -> None:
         ),
     ],
 )
-async def test_a_patch_carries_the_version_it_was_made_for(type: PatchType, patch: Any, sent: Any) -> None:
-    script = Script(GOOD)
+async def test_patch_carries_the_version_of_its_target(type: PatchType, patch: Any, sent: Any) -> None:
+    transport = ScriptedTransport(GOOD)
     before = json.dumps(patch)
-    await Client(script).patch(PODS, A_POD, patch, type=type, subresource="status", dry_run=True)
-    [request] = script.asked
+    await Client(transport).patch(PODS, A_POD, patch, type=type, subresource="status", dry_run=True)
+    [request] = transport.requests
     assert json.loads(request.body or b"") == sent
     assert (request.path, request.query, request.content_type) == (f"{POD}/status", {"dryRun": "All"}, type)
     assert json.dumps(patch) == before
 
 
-async def test_a_patch_of_a_name_is_sent_as_it_is() -> None:
-    script = Script(GOOD)
-    await Client(script).patch(PODS, UNSEEN, {"spec": {}})
-    assert script.asked[0].body == b'{"spec":{}}'
+async def test_patch_of_a_name_is_sent_unchanged() -> None:
+    transport = ScriptedTransport(GOOD)
+    await Client(transport).patch(PODS, UNSEEN, {"spec": {}})
+    assert transport.requests[0].body == b'{"spec":{}}'
 
 
 @pytest.mark.parametrize(
@@ -189,11 +189,11 @@ async def test_a_patch_of_a_name_is_sent_as_it_is() -> None:
         lambda c: c.get(PODS, "web"),
     ],
 )
-async def test_a_name_that_would_change_the_path_is_not_sent(verb: Verb) -> None:
-    script = Script(GOOD)
+async def test_name_with_path_characters_is_rejected(verb: Verb) -> None:
+    transport = ScriptedTransport(GOOD)
     with pytest.raises(ValueError):
-        await verb(Client(script))
-    assert not script.asked
+        await verb(Client(transport))
+    assert not transport.requests
 
 
 # -- leaders
@@ -216,60 +216,64 @@ async def test_a_name_that_would_change_the_path_is_not_sent(verb: Verb) -> None
         pytest.param(lambda c: c.evict(UNSEEN), id="evict"),
     ],
 )
-async def test_safety_rule_4_a_leader_refuses_a_write_that_could_do_harm_late(verb: Verb) -> None:
-    script = Script(GOOD)
+async def test_safety_rule_4_fenced_client_rejects_unconditional_writes(verb: Verb) -> None:
+    transport = ScriptedTransport(GOOD)
     with pytest.raises(UnconditionalWrite, match="must have"):
-        await verb(Client(script, fence=lambda: None))
-    assert not script.asked
-    await verb(Client(script))
-    assert len(script.asked) == 1  # nobody else is held to it
+        await verb(Client(transport, fence=lambda: None))
+    assert not transport.requests
+    await verb(Client(transport))
+    assert len(transport.requests) == 1  # a client without a fence may
 
 
 @pytest.mark.parametrize("verb", WRITES.values(), ids=WRITES.keys())
-async def test_safety_rule_4_a_write_is_sent_only_while_we_lead(verb: Verb) -> None:
-    script = Script(GOOD)
-    client = Client(script, fence=fence_of(True, False))
+async def test_safety_rule_4_write_is_sent_only_while_leading(verb: Verb) -> None:
+    transport = ScriptedTransport(GOOD)
+    client = Client(transport, fence=fence_of(True, False))
     await verb(client)
     with pytest.raises(NotLeading):
         await verb(client)
-    assert len(script.asked) == 1
+    assert len(transport.requests) == 1
 
 
-async def test_reading_and_asking_need_no_leadership() -> None:
-    script = Script(GOOD)
-    client = Client(script, fence=fence_of(False))
+async def test_reads_and_reviews_need_no_leadership() -> None:
+    transport = ScriptedTransport(GOOD)
+    client = Client(transport, fence=fence_of(False))
     await client.get(PODS, "web", "default")
     await client.request_token("robot", "default")
     await client.review(TOKEN_REVIEWS, {"token": "t"})
-    assert len(script.asked) == 3
+    assert len(transport.requests) == 3
 
 
 # -- errors
 
 
-async def test_an_error_names_the_request_and_what_the_server_said() -> None:
+async def test_error_names_request_and_server_message() -> None:
     with pytest.raises(NotFound) as caught:
-        await Client(Script(refusal(NotFound(404, "NotFound", 'pods "web" not found')))).get(PODS, "web", "default")
+        await Client(ScriptedTransport(error_response(NotFound(404, "NotFound", 'pods "web" not found')))).get(
+            PODS, "web", "default"
+        )
     assert str(caught.value) == f'GET {POD}: 404 NotFound: pods "web" not found'
 
 
-async def test_a_proxys_page_is_an_error_of_its_code() -> None:
+async def test_proxy_page_becomes_error_of_its_code() -> None:
     with pytest.raises(ServerError, match=r"POST /api/v1/namespaces/default/pods: 502 .*Bad gateway"):
-        await Client(Script(Response(502, {}, b"<h1>Bad gateway</h1>"))).create(PODS, UNSEEN)
+        await Client(ScriptedTransport(Response(502, {}, b"<h1>Bad gateway</h1>"))).create(PODS, UNSEEN)
 
 
-async def test_a_redirect_is_an_error() -> None:
+async def test_redirect_is_an_error() -> None:
     with pytest.raises(ApiError, match=f"GET {POD}: 302"):
-        await Client(Script(answer(status=302, location="https://elsewhere.test"))).get(PODS, "web", "default")
+        await Client(ScriptedTransport(response_of(status=302, location="https://elsewhere.test"))).get(
+            PODS, "web", "default"
+        )
 
 
 @pytest.mark.parametrize("body", [b"<h1>Welcome</h1>", b"", b"[]", b'{"a": "\xff"}', b'{"a":' + b"[" * 100_000])
 @pytest.mark.parametrize(
     "verb", [lambda c: c.get(PODS, "web", "default"), lambda c: c.list(PODS), lambda c: c.patch(PODS, A_POD, {})]
 )
-async def test_a_good_answer_of_somebody_else_tells_nothing_about_the_object(verb: Verb, body: bytes) -> None:
+async def test_response_of_non_api_server_is_transport_error(verb: Verb, body: bytes) -> None:
     with pytest.raises(TransportError) as caught:
-        await verb(Client(Script(Response(200, {}, body))))
+        await verb(Client(ScriptedTransport(Response(200, {}, body))))
     assert "/api/v1/namespaces/default/pods/web" in str(caught.value) or "list pods" in str(caught.value)
     assert caught.value.maybe_sent
 
@@ -282,7 +286,7 @@ def an_api(*resources: Resource) -> tuple[InProcessApi, Client]:
     return api, Client(api)
 
 
-async def test_what_is_so_already_is_not_written() -> None:
+async def test_converge_writes_nothing_when_equal() -> None:
     api, client = an_api()
     cached = await client.create(BINDINGS, {**object_named("east"), "spec": {"clusterID": "c"}})
     found = await client.converge(BINDINGS, cached, {**object_named("east"), "spec": {"clusterID": "c", "gone": None}})
@@ -290,7 +294,7 @@ async def test_what_is_so_already_is_not_written() -> None:
     assert api.dump() == [cached]
 
 
-async def test_all_that_differs_goes_into_one_patch_and_the_rest_is_left_alone() -> None:
+async def test_converge_patches_only_the_differences() -> None:
     api, client = an_api()
     cached = await client.create(BINDINGS, {**object_named("east"), "spec": {"mine": 1, "old": 2, "theirs": 3}})
     wanted = {"metadata": {"name": "east", "labels": {"a": "b"}}, "spec": {"mine": 4, "old": None}}
@@ -301,7 +305,7 @@ async def test_all_that_differs_goes_into_one_patch_and_the_rest_is_left_alone()
     assert api.dump() == [found]
 
 
-async def test_status_is_written_apart_and_only_if_it_differs() -> None:
+async def test_converge_writes_status_separately() -> None:
     api, client = an_api()
     cached = await client.create(BINDINGS, {**object_named("east"), "spec": {"a": 1}})
     wanted = {**object_named("east"), "spec": {"a": 2}, "status": {"phase": "Ready"}}
@@ -314,33 +318,35 @@ async def test_status_is_written_apart_and_only_if_it_differs() -> None:
     assert api.dump() == [only_status]
 
 
-async def test_status_is_never_sent_along_with_the_rest() -> None:
-    script = Script(answer({**A_POD, "spec": {"nodeName": "n2"}}))
-    await Client(script).converge(PODS, A_POD, {**UNSEEN, "status": {"phase": "Running"}})
-    assert [str(request) for request in script.asked] == [f"PATCH {POD}/status"]
-    script.asked.clear()
-    await Client(script).converge(PODS, A_POD, {**UNSEEN, "spec": {"nodeName": "n2"}, "status": {"phase": "Running"}})
-    assert [(str(request), sorted(json.loads(request.body or b""))) for request in script.asked] == [
+async def test_status_is_not_sent_with_the_rest() -> None:
+    transport = ScriptedTransport(response_of({**A_POD, "spec": {"nodeName": "n2"}}))
+    await Client(transport).converge(PODS, A_POD, {**UNSEEN, "status": {"phase": "Running"}})
+    assert [str(request) for request in transport.requests] == [f"PATCH {POD}/status"]
+    transport.requests.clear()
+    await Client(transport).converge(
+        PODS, A_POD, {**UNSEEN, "spec": {"nodeName": "n2"}, "status": {"phase": "Running"}}
+    )
+    assert [(str(request), sorted(json.loads(request.body or b""))) for request in transport.requests] == [
         (f"PATCH {POD}", ["metadata", "spec"]),
         (f"PATCH {POD}/status", ["metadata", "status"]),
     ]
 
 
-async def test_what_is_not_there_is_created_without_what_is_to_be_absent() -> None:
-    script = Script(answer({**A_POD, "status": {"phase": "Pending"}}))
+async def test_converge_creates_without_absent_fields() -> None:
+    transport = ScriptedTransport(response_of({**A_POD, "status": {"phase": "Pending"}}))
     wanted = {**UNSEEN, "spec": {"nodeName": "n1", "priority": None, "os": {"name": None}}}
-    await Client(script).converge(PODS, None, wanted)
-    [request] = script.asked
+    await Client(transport).converge(PODS, None, wanted)
+    [request] = transport.requests
     assert json.loads(request.body or b"") == {**UNSEEN, "spec": {"nodeName": "n1", "os": {}}}
 
 
-async def test_what_is_created_gets_its_status_too() -> None:
+async def test_converge_writes_status_after_create() -> None:
     _, client = an_api()
     found = await client.converge(BINDINGS, None, {**object_named("east"), "status": {"phase": "Ready"}})
     assert found["status"] == {"phase": "Ready"}
 
 
-async def test_a_namesake_that_the_cache_did_not_know_is_not_overwritten() -> None:
+async def test_converge_does_not_overwrite_an_uncached_object() -> None:
     api, client = an_api()
     there = await client.create(BINDINGS, {**object_named("east"), "spec": {"owner": "somebody"}})
     with pytest.raises(AlreadyExists):
@@ -348,7 +354,7 @@ async def test_a_namesake_that_the_cache_did_not_know_is_not_overwritten() -> No
     assert api.dump() == [there]
 
 
-async def test_a_stale_cache_makes_a_conflict() -> None:
+async def test_converge_with_stale_cache_is_a_conflict() -> None:
     _, client = an_api()
     stale = await client.create(BINDINGS, {**object_named("east"), "spec": {"a": 1}})
     await client.patch(BINDINGS, stale, {"spec": {"a": 2}})
@@ -365,30 +371,30 @@ VALUES = st.recursive(
 FIELDS = st.dictionaries(KEYS, VALUES, max_size=3)
 
 
-def holds(found: Any, wanted: Any) -> bool:
-    """Whether `found` is what `wanted` says of it."""
+def contains(found: Any, wanted: Any) -> bool:
+    """Return whether `found` has all fields of `wanted`."""
     if isinstance(wanted, dict):
-        return all(holds((found or {}).get(key), value) for key, value in wanted.items())
+        return all(contains((found or {}).get(key), value) for key, value in wanted.items())
     return bool(found == wanted)
 
 
 @given(FIELDS, FIELDS, FIELDS)
-def test_what_was_converged_is_as_wanted_and_stays_unwritten(before: Object, spec: Object, status: Object) -> None:
-    async def story() -> None:
+def test_converge_is_complete_and_idempotent(before: Object, spec: Object, status: Object) -> None:
+    async def scenario() -> None:
         _, client = an_api(BINDINGS)
         cached = await client.converge(BINDINGS, None, {**object_named("east"), "spec": before})
         wanted = {**object_named("east"), "spec": spec, "status": status}
         found = await client.converge(BINDINGS, cached, wanted)
-        assert holds(found, wanted)
+        assert contains(found, wanted)
         assert await client.converge(BINDINGS, found, wanted) is found
 
-    run(story())
+    run(scenario())
 
 
 # -- lists
 
 
-async def test_a_list_is_all_pages_of_one_moment() -> None:
+async def test_list_returns_all_pages_of_one_snapshot() -> None:
     _, client = an_api()
     for number in range(5):
         await client.create(PODS, specimen(PODS, f"p{number}", "default"))
@@ -402,25 +408,27 @@ async def test_a_list_is_all_pages_of_one_moment() -> None:
     assert [name_of(item) for item in await client.list(PODS, "default", page_size=2)] == ["p0", "p1", "p2", "p3"]
 
 
-async def test_items_of_a_list_say_what_they_are() -> None:
+async def test_list_items_have_kind_and_api_version() -> None:
     items = [{"metadata": {"name": "east"}}]
-    script = Script(answer({"metadata": {}, "items": items}), answer({"metadata": {}, "items": None}))
-    client = Client(script)
+    transport = ScriptedTransport(
+        response_of({"metadata": {}, "items": items}), response_of({"metadata": {}, "items": None})
+    )
+    client = Client(transport)
     assert await client.list(BINDINGS) == [
         {"apiVersion": "cloud.tencent.com/v1beta1", "kind": "ClusterBinding", "metadata": {"name": "east"}}
     ]
     assert await client.list(BINDINGS) == []
 
 
-async def test_selectors_choose_and_go_with_every_page() -> None:
-    pages = [answer({"metadata": {"continue": "more"}, "items": []}), answer({"metadata": {}, "items": []})]
-    script = Script(*pages)
-    await Client(script).list(PODS, "default", labels="app in (a,b)", fields="spec.nodeName=n1", page_size=1)
+async def test_selectors_are_sent_with_every_page() -> None:
+    pages = [response_of({"metadata": {"continue": "more"}, "items": []}), response_of({"metadata": {}, "items": []})]
+    transport = ScriptedTransport(*pages)
+    await Client(transport).list(PODS, "default", labels="app in (a,b)", fields="spec.nodeName=n1", page_size=1)
     query = {"labelSelector": "app in (a,b)", "fieldSelector": "spec.nodeName=n1", "limit": "1"}
-    assert [dict(request.query) for request in script.asked] == [query, {**query, "continue": "more"}]
+    assert [dict(request.query) for request in transport.requests] == [query, {**query, "continue": "more"}]
 
 
-async def test_a_list_whose_pages_are_forgotten_meanwhile_is_gone() -> None:
+async def test_list_with_expired_pages_raises_gone() -> None:
     api, client = an_api()
     for number in range(3):
         await client.create(PODS, specimen(PODS, f"p{number}", "default"))
@@ -432,7 +440,7 @@ async def test_a_list_whose_pages_are_forgotten_meanwhile_is_gone() -> None:
         await anext(pages)
 
 
-def test_the_collector_is_back_after_a_page() -> None:
+def test_garbage_collector_is_enabled_after_a_page() -> None:
     assert gc.isenabled()
     with gc_paused():
         with pytest.raises(ZeroDivisionError), gc_paused():
@@ -444,7 +452,7 @@ def test_the_collector_is_back_after_a_page() -> None:
 # -- against an API
 
 
-async def test_a_life_of_an_object() -> None:
+async def test_object_lifecycle() -> None:
     api, client = an_api()
     made = await client.create(CONFIGMAPS, {**object_named("c", "default"), "data": {"a": "1"}})
     patched = await client.patch(CONFIGMAPS, made, {"data": {"b": "2"}})
@@ -463,7 +471,7 @@ async def test_a_life_of_an_object() -> None:
     assert api.dump() == []
 
 
-async def test_what_is_not_there_is_not_found_and_what_is_gone_already_is_removed() -> None:
+async def test_missing_object_is_not_found() -> None:
     _, client = an_api()
     made = await client.create(CONFIGMAPS, object_named("c", "default"))
     assert await client.find(CONFIGMAPS, "c", "default") == made
@@ -472,15 +480,15 @@ async def test_what_is_not_there_is_not_found_and_what_is_gone_already_is_remove
         assert await client.find(CONFIGMAPS, "c", "default") is None
 
 
-@pytest.mark.parametrize("verb", [lambda c: c.find(PODS, "web", "default"), lambda c: c.remove(PODS, A_POD)])
+@pytest.mark.parametrize("verb", [lambda c: c.find(PODS, "web", "default"), lambda c: c.delete_if_exists(PODS, A_POD)])
 @in_virtual_time
-async def test_only_the_servers_word_that_there_is_no_such_object_means_so(verb: Verb) -> None:
-    for trouble, error in ((lost(maybe_sent=True), TransportError), (refusal(BUSY), TooManyRequests)):
+async def test_only_not_found_counts_as_absent(verb: Verb) -> None:
+    for failure, error in ((transport_error(maybe_sent=True), TransportError), (error_response(BUSY), TooManyRequests)):
         with pytest.raises(error):
-            await verb(Client(Script(trouble)))
+            await verb(Client(ScriptedTransport(failure)))
 
 
-async def test_a_namesake_that_came_later_is_not_deleted() -> None:
+async def test_delete_spares_an_object_recreated_later() -> None:
     _, client = an_api()
     first = await client.create(PODS, specimen(PODS, "p", "default"))
     await client.delete(PODS, first)
@@ -492,7 +500,7 @@ async def test_a_namesake_that_came_later_is_not_deleted() -> None:
     assert await client.get(PODS, "p", "default") == second
 
 
-async def test_a_generated_name_a_dry_run_a_token_and_the_version() -> None:
+async def test_generate_name_dry_run_token_and_version() -> None:
     _, client = an_api(SECRETS, SERVICE_ACCOUNTS)
     made = await client.create(SECRETS, {"metadata": {"generateName": "web-", "namespace": "default"}})
     assert name_of(made).startswith("web-")
@@ -508,7 +516,7 @@ async def aborted(client: Client) -> None:
 
 
 @pytest.mark.parametrize("end", [aborted, Client.close])
-async def test_to_abort_or_close_fails_what_is_under_way(end: Callable[[Client], Awaitable[None]]) -> None:
+async def test_abort_and_close_fail_requests_in_flight(end: Callable[[Client], Awaitable[None]]) -> None:
     api, _ = an_api()
     client = Client(api.connect())
 
@@ -519,41 +527,42 @@ async def test_to_abort_or_close_fails_what_is_under_way(end: Callable[[Client],
     async with asyncio.TaskGroup() as group:
         group.create_task(write())
         await asyncio.sleep(0)
-        await asyncio.sleep(0)  # it is done now, and its answer on the way
+        await asyncio.sleep(0)  # it is applied now, and its response is in flight
         await end(client)
     assert [name_of(pod) for pod in api.dump()] == ["p"]
 
 
-async def test_as_a_context_it_is_closed_in_the_end() -> None:
-    script = Script(GOOD)
-    async with Client(script) as client:
+async def test_context_manager_closes_the_transport() -> None:
+    transport = ScriptedTransport(GOOD)
+    async with Client(transport) as client:
         await client.server_version()
-        assert not script.is_closed
-    assert script.is_closed
+        assert not transport.is_closed
+    assert transport.is_closed
 
 
-# -- records
+# -- audit
 
 
-async def test_each_write_is_one_line_of_the_audit_with_its_result(tmp_path: Path) -> None:
+async def test_each_write_is_one_audit_record(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     with AuditLog(str(path)) as audit:
 
-        async def written(verb: Verb, *answers: Response | TransportError) -> None:
-            client = Client(Script(*answers), audit=audit, identity="syncer/east")
+        async def written(verb: Verb, *responses: Response | TransportError) -> None:
+            client = Client(ScriptedTransport(*responses), audit=audit, identity="syncer/east")
             await verb(client)
 
-        await written(WRITES["create"], answer(A_POD, 201, audit_id="r1"))
-        await written(lambda c: c.get(PODS, "web", "default"), answer(A_POD))  # no write, no line
+        await written(WRITES["create"], response_of(A_POD, 201, audit_id="r1"))
+        await written(lambda c: c.get(PODS, "web", "default"), response_of(A_POD))  # not a write, no record
         with pytest.raises(Conflict):
             await written(
-                lambda c: c.patch(PODS, A_POD, {}, subresource="status"), refusal(Conflict(409, "Conflict", "no"))
+                lambda c: c.patch(PODS, A_POD, {}, subresource="status"),
+                error_response(Conflict(409, "Conflict", "no")),
             )
         with pytest.raises(TransportError):
-            await written(WRITES["delete"], lost(maybe_sent=True))
+            await written(WRITES["delete"], transport_error(maybe_sent=True))
         await written(lambda c: c.delete_collection(BINDINGS), GOOD)
         with pytest.raises(NotLeading):
-            await Client(Script(GOOD), audit=audit, fence=fence_of(False)).replace(PODS, A_POD)
+            await Client(ScriptedTransport(GOOD), audit=audit, fence=fence_of(False)).replace(PODS, A_POD)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0):
                 await Client(InProcessApi([PODS], now=lambda: START), audit=audit).create(PODS, UNSEEN)

@@ -36,25 +36,25 @@ def with_token(token: str) -> list[tuple[str, str]]:
     return [("Authorization", f"Bearer {token}")]
 
 
-async def test_nobody_sends_no_header_and_plain_http_needs_no_context() -> None:
-    nobody = Credentials()
-    assert await nobody.headers() == []
-    assert nobody.ssl_context() is None
-    assert not nobody.handle_unauthorized()
+async def test_anonymous_sends_no_header_and_needs_no_tls() -> None:
+    anonymous = Credentials()
+    assert await anonymous.headers() == []
+    assert anonymous.ssl_context() is None
+    assert not anonymous.handle_unauthorized()
 
 
-async def test_fixed_text_is_sent_again_and_again_and_a_refusal_changes_nothing() -> None:
+async def test_static_header_never_changes() -> None:
     credentials = Credentials(StaticAuthorization(bearer_header("abc")))
     assert await credentials.headers() == with_token("abc")
     assert not credentials.handle_unauthorized()
     assert await credentials.headers() == with_token("abc")
 
 
-def test_basic_authentication_survives_letters_beyond_ascii() -> None:
+def test_basic_auth_supports_non_ascii() -> None:
     assert base64.b64decode(basic_header("bjørn", "pa:ss").removeprefix("Basic ")).decode() == "bjørn:pa:ss"
 
 
-async def test_a_token_file_is_reread_when_it_changed_but_not_for_every_request(token, clock) -> None:
+async def test_token_file_is_reread_only_after_change(token, clock) -> None:
     credentials = token_file(token, clock)
     assert await credentials.headers() == with_token("first")
     token.write_text("second, longer")
@@ -63,7 +63,7 @@ async def test_a_token_file_is_reread_when_it_changed_but_not_for_every_request(
     assert await credentials.headers() == with_token("second, longer")
 
 
-async def test_after_a_refusal_the_file_is_read_at_once(token, clock) -> None:
+async def test_token_file_is_reread_at_once_after_401(token, clock) -> None:
     credentials = token_file(token, clock)
     assert await credentials.headers() == with_token("first")
     assert not credentials.handle_unauthorized(), "the file still holds the token that was refused"
@@ -72,7 +72,7 @@ async def test_after_a_refusal_the_file_is_read_at_once(token, clock) -> None:
     assert await credentials.headers() == with_token("second")
 
 
-async def test_while_a_token_file_is_away_the_last_token_stays(token, clock) -> None:
+async def test_last_token_stays_while_file_is_missing(token, clock) -> None:
     credentials = token_file(token, clock)
     assert await credentials.headers() == with_token("first")
     token.unlink()
@@ -83,7 +83,7 @@ async def test_while_a_token_file_is_away_the_last_token_stays(token, clock) -> 
     assert await credentials.headers() == with_token("second")
 
 
-async def test_a_change_that_could_not_be_read_is_read_later(token, clock, no_more_files) -> None:
+async def test_unreadable_change_is_read_later(token, clock, no_more_files) -> None:
     credentials = token_file(token, clock)
     assert await credentials.headers() == with_token("first")
     token.write_text("second")
@@ -94,7 +94,7 @@ async def test_a_change_that_could_not_be_read_is_read_later(token, clock, no_mo
     assert await credentials.headers() == with_token("second")
 
 
-async def test_a_token_stands_in_for_its_file_until_that_can_be_read(token, clock) -> None:
+async def test_fallback_token_is_used_until_file_is_readable(token, clock) -> None:
     token.unlink()
     credentials = token_file(token, clock, fallback="inline")
     assert await credentials.headers() == with_token("inline")
@@ -104,7 +104,7 @@ async def test_a_token_stands_in_for_its_file_until_that_can_be_read(token, cloc
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"),
+    ("content", "problem"),
     [
         (None, "No such file"),
         (b" \n", "is empty"),
@@ -112,21 +112,21 @@ async def test_a_token_stands_in_for_its_file_until_that_can_be_read(token, cloc
         (b"s3cret\xff", "not text"),
     ],
 )
-async def test_a_token_file_without_one_token_is_named_and_tried_again(token, clock, content, complaint) -> None:
+async def test_invalid_token_file_is_named_and_retried(token, clock, content, problem) -> None:
     if content is None:
         token.unlink()
     else:
         token.write_bytes(content)
     credentials = token_file(token, clock)
     for _ in range(2):
-        with pytest.raises(CredentialsError, match=rf"users\[0\]\.user\.tokenFile: .*token: {complaint}") as caught:
+        with pytest.raises(CredentialsError, match=rf"users\[0\]\.user\.tokenFile: .*token: {problem}") as caught:
             await credentials.headers()
         assert "s3cret" not in str(caught.value)
     token.write_text("first")
     assert await credentials.headers() == with_token("first")
 
 
-def test_lacking_credentials_are_silence_and_never_news_about_an_object() -> None:
+def test_credentials_error_says_nothing_about_objects() -> None:
     error = CredentialsError("no token")
     assert isinstance(error, TransportError)
     assert not error.maybe_sent

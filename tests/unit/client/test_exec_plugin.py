@@ -1,4 +1,4 @@
-"""Real programs, written as shell scripts: what they print, how often they run, and what they cannot do to us."""
+"""Exec plugins with real programs, as shell scripts: output, number of runs, and isolation."""
 
 import asyncio
 import json
@@ -21,8 +21,8 @@ from tapestry.client.tls import ServerVerification, TlsContextSource
 V1 = "client.authentication.k8s.io/v1"
 
 
-class World:
-    """The clocks a program lives by, and the folder its script and its traces are in."""
+class PluginEnvironment:
+    """The clocks of a plugin and the folder of its script and output files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -30,7 +30,7 @@ class World:
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
 
     def program(self, script: str, **spec: Any) -> Credentials:
-        """Credentials by a script.  Each run leaves a line in the file `runs`."""
+        """Return credentials from a script.  Each run adds a line to the file `runs`."""
         return Credentials(self.source(script, **spec), TlsContextSource(ServerVerification(insecure=True)))
 
     def source(self, script: str, **spec: Any) -> ExecPlugin:
@@ -50,7 +50,7 @@ class World:
         )
 
     def prints(self, status: dict[str, Any], **changes: Any) -> None:
-        """What the next run of `cat answer` prints."""
+        """Set the output of the next run of `cat answer`."""
         answer = {"kind": "ExecCredential", "apiVersion": V1, "status": status, **changes}
         self.file("answer").write_text(json.dumps(answer))
 
@@ -66,8 +66,8 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+def world(tmp_path: Path) -> PluginEnvironment:
+    return PluginEnvironment(tmp_path)
 
 
 def with_token(token: str) -> list[tuple[str, str]]:
@@ -80,7 +80,7 @@ async def failure(credentials: Credentials) -> str:
     return str(caught.value)
 
 
-async def test_a_token_without_an_end_is_fetched_once(world) -> None:
+async def test_token_without_expiry_is_fetched_once(world) -> None:
     world.prints({"token": "abc"})
     credentials = world.program(world.cat())
     assert await credentials.headers() == with_token("abc")
@@ -89,12 +89,12 @@ async def test_a_token_without_an_end_is_fetched_once(world) -> None:
     assert world.runs == 1
 
 
-async def test_nothing_runs_before_somebody_asks(world) -> None:
+async def test_program_runs_only_on_request(world) -> None:
     world.program("exit 1").ssl_context()
     assert world.runs == 0
 
 
-async def test_a_token_is_replaced_a_little_before_it_ends(world) -> None:
+async def test_token_is_renewed_before_expiry(world) -> None:
     world.prints({"token": "first", "expirationTimestamp": "2026-01-01T00:10:00Z"})
     credentials = world.program(world.cat())
     assert await credentials.headers() == with_token("first")
@@ -106,7 +106,7 @@ async def test_a_token_is_replaced_a_little_before_it_ends(world) -> None:
     assert world.runs == 2
 
 
-async def test_a_short_lived_token_is_not_replaced_all_the_time(world) -> None:
+async def test_short_lived_token_is_not_renewed_constantly(world) -> None:
     world.prints({"token": "first", "expirationTimestamp": "2026-01-01T01:00:20+01:00"})
     credentials = world.program(world.cat())
     await credentials.headers()
@@ -118,54 +118,54 @@ async def test_a_short_lived_token_is_not_replaced_all_the_time(world) -> None:
     assert world.runs == 2
 
 
-async def test_whoever_asks_while_it_runs_waits_for_the_same_run(world) -> None:
+async def test_concurrent_requests_share_one_run(world) -> None:
     world.prints({"token": "abc"})
     credentials = world.program(world.cat())
     async with asyncio.TaskGroup() as group:
-        asked = [group.create_task(credentials.headers()) for _ in range(20)]
-    assert [each.result() for each in asked] == [with_token("abc")] * 20
+        tasks = [group.create_task(credentials.headers()) for _ in range(20)]
+    assert [each.result() for each in tasks] == [with_token("abc")] * 20
     assert world.runs == 1
 
 
-async def test_a_failure_is_shared_too_and_tried_again_later(world) -> None:
+async def test_failure_is_shared_and_retried_later(world) -> None:
     credentials = world.program("echo broken >&2; exit 3")
 
-    async def complaint() -> str:
+    async def failure_text() -> str:
         return await failure(credentials)
 
     async with asyncio.TaskGroup() as group:
-        asked = [group.create_task(complaint()) for _ in range(5)]
-    assert len({each.result() for each in asked}) == 1
+        tasks = [group.create_task(failure_text()) for _ in range(5)]
+    assert len({each.result() for each in tasks}) == 1
     assert world.runs == 1
     world.monotonic += RETRY_INTERVAL
     await failure(credentials)
     assert world.runs == 2
 
 
-async def test_a_refused_token_is_fetched_anew(world) -> None:
+async def test_rejected_token_is_fetched_again(world) -> None:
     world.prints({"token": "first"})
     credentials = world.program(world.cat())
     await credentials.headers()
     world.prints({"token": "second"})
-    assert credentials.rejected()
+    assert credentials.handle_unauthorized()
     assert await credentials.headers() == with_token("second")
 
 
-async def test_late_refusals_of_the_old_token_run_nothing_again(world) -> None:
+async def test_late_rejections_of_old_token_start_no_run(world) -> None:
     world.prints({"token": "abc"})
     credentials = world.program(world.cat())
     await credentials.headers()
     for _ in range(10):
-        assert credentials.rejected()
+        assert credentials.handle_unauthorized()
         await credentials.headers()
     assert world.runs == 2
     world.monotonic += RETRY_INTERVAL
-    credentials.rejected()
+    credentials.handle_unauthorized()
     await credentials.headers()
     assert world.runs == 3
 
 
-async def test_the_program_is_told_what_is_wanted_and_gets_the_environment_and_arguments(world) -> None:
+async def test_program_gets_exec_info_environment_and_arguments(world) -> None:
     world.prints({"token": "abc"})
     seen = shlex.quote(str(world.file("seen")))
     credentials = world.program(
@@ -179,7 +179,7 @@ async def test_the_program_is_told_what_is_wanted_and_gets_the_environment_and_a
     assert (home, region, args) == ("/nowhere", "north", "get a token")
 
 
-async def test_the_program_hears_about_the_cluster_only_on_request(world) -> None:
+async def test_program_gets_cluster_info_only_on_request(world) -> None:
     world.prints({"token": "abc"})
     seen = shlex.quote(str(world.file("seen")))
     script = f'printf %s "$KUBERNETES_EXEC_INFO" > {seen}; {world.cat()}'
@@ -187,27 +187,25 @@ async def test_the_program_hears_about_the_cluster_only_on_request(world) -> Non
     assert json.loads(world.file("seen").read_text())["spec"]["cluster"] == {"server": "https://a.test"}
 
 
-async def test_there_is_no_terminal_and_nothing_to_read(world) -> None:
+async def test_program_has_no_terminal_and_no_input(world) -> None:
     world.prints({"token": "abc"})
     script = f"test -t 0 && exit 1; read line && exit 2; (: < /dev/tty) 2>/dev/null && exit 3; {world.cat()}"
     assert await world.program(script).headers() == with_token("abc")
 
 
-async def test_v1beta1_is_spoken_too(world) -> None:
+async def test_v1beta1_is_supported(world) -> None:
     beta = "client.authentication.k8s.io/v1beta1"
     world.prints({"token": "abc"}, apiVersion=beta)
     assert await world.program(world.cat(), api_version=beta).headers() == with_token("abc")
 
 
-async def test_a_command_is_found_on_the_path_it_is_given(world) -> None:
+async def test_command_is_found_on_its_path(world) -> None:
     world.prints({"token": "abc"})
     plugin = world.plugin(ExecSpec(command="cat", args=[str(world.file("answer"))], api_version=V1))
     assert await plugin.authorization() == "Bearer abc"
 
 
-async def test_an_issued_certificate_is_shown_to_the_server_and_followed(
-    world, authority, client_seen_by_server
-) -> None:
+async def test_issued_certificate_is_sent_and_renewed(world, authority, client_seen_by_server) -> None:
     def issue(name: str) -> None:
         pair = authority.issue(name)
         world.prints({"clientCertificateData": pair.certificate.decode(), "clientKeyData": pair.key.decode()})
@@ -219,18 +217,18 @@ async def test_an_issued_certificate_is_shown_to_the_server_and_followed(
     first = credentials.ssl_context()
     assert first is not anonymous
     assert client_seen_by_server(first) == "first.test"
-    credentials.rejected()
+    credentials.handle_unauthorized()
     await credentials.headers()
     assert credentials.ssl_context() is first, "the same certificate again"
     assert world.runs == 2
     issue("second.test")
     world.monotonic += RETRY_INTERVAL
-    credentials.rejected()
+    credentials.handle_unauthorized()
     await credentials.headers()
     assert client_seen_by_server(credentials.ssl_context()) == "second.test"
 
 
-async def test_an_issued_certificate_that_is_none_is_named(world) -> None:
+async def test_invalid_issued_certificate_is_an_error(world) -> None:
     world.prints({"clientCertificateData": "s3cret", "clientKeyData": "s3cret"})
     credentials = world.program(world.cat())
     await credentials.headers()
@@ -239,7 +237,7 @@ async def test_an_issued_certificate_that_is_none_is_named(world) -> None:
     assert "s3cret" not in str(caught.value)
 
 
-async def test_a_missing_program_comes_with_the_hint_how_to_install_it(world) -> None:
+async def test_missing_program_error_contains_install_hint(world) -> None:
     spec = ExecSpec(command="no-such-program", api_version=V1, install_hint="Get it from the shelf.\n")
     message = await failure(Credentials(world.plugin(spec)))
     assert message == (
@@ -247,20 +245,20 @@ async def test_a_missing_program_comes_with_the_hint_how_to_install_it(world) ->
     )
 
 
-async def test_a_file_that_is_no_program_is_said_to_be_none(world) -> None:
+async def test_file_that_is_not_executable_is_an_error(world) -> None:
     world.file("text").write_text("not a program")
     spec = ExecSpec(command=str(world.file("text")), api_version=V1)
     assert "cannot be run: Permission denied; install it" in await failure(Credentials(world.plugin(spec)))
 
 
 @pytest.mark.parametrize("spec", [{"args": ["a\0b"]}, {"env": [EnvironmentVariable("A=B", "c")]}])
-async def test_what_no_program_can_be_given_is_an_error_like_others(world, spec) -> None:
+async def test_invalid_arguments_are_an_error(world, spec) -> None:
     assert "cannot be run: a NUL" in await failure(world.program("exit 0", **spec))
 
 
-async def test_a_failing_program_is_quoted_shortly_on_one_line_and_without_secrets(world) -> None:
-    noise, complaint = "printf 'noise %.0s' $(seq 500)", r"printf '\033[31mbad key\n%s %s %s\n' $KEY $1 ${1#*=}"
-    script = f"{noise} >&2; {complaint} >&2; exit 7"
+async def test_error_quotes_stderr_shortened_without_secrets(world) -> None:
+    noise, error = "printf 'noise %.0s' $(seq 500)", r"printf '\033[31mbad key\n%s %s %s\n' $KEY $1 ${1#*=}"
+    script = f"{noise} >&2; {error} >&2; exit 7"
     secrets = {"env": [EnvironmentVariable("KEY", "s3cret")], "args": ["--secret=a-rather-long-s3cret"]}
     message = await failure(world.program(script, **secrets))
     assert "ended with 7: ..." in message
@@ -269,12 +267,12 @@ async def test_a_failing_program_is_quoted_shortly_on_one_line_and_without_secre
     assert message.isprintable()
 
 
-async def test_a_program_that_fails_silently_is_said_to(world) -> None:
+async def test_silent_failure_is_reported(world) -> None:
     assert (await failure(world.program("exit 1"))).endswith("ended with 1: it gave no reason")
 
 
 @pytest.mark.parametrize(
-    ("answer", "complaint"),
+    ("answer", "expected"),
     [
         ("", "printed no ExecCredential"),
         ("s3cret", "printed no ExecCredential"),
@@ -292,31 +290,31 @@ async def test_a_program_that_fails_silently_is_said_to(world) -> None:
         ({"status": {"token": "s3cret", "expirationTimestamp": "2026-01-01T00:00:00"}}, "timezone"),
     ],
 )
-async def test_what_a_program_prints_is_checked_and_never_quoted(world, answer, complaint) -> None:
+async def test_output_is_validated_and_never_quoted(world, answer, expected) -> None:
     if isinstance(answer, str):
         world.file("answer").write_bytes(answer.encode("utf-8", "surrogateescape"))
     else:
         world.prints(**{"status": {"token": "s3cret"}, **answer})
     message = await failure(world.program(world.cat()))
-    assert complaint in message
+    assert expected in message
     assert message.startswith("users[0].user.exec: ")
     assert "s3cret" not in message
 
 
 @pytest.mark.parametrize("output", ["1", "2"])
-async def test_a_program_that_never_stops_printing_is_ended(world, output) -> None:
+async def test_endless_output_kills_the_program(world, output) -> None:
     message = await failure(world.program(f"yes s3cret >&{output}"))
     assert "printed more than 1048576 bytes" in message
     assert "s3cret" not in message
 
 
 @pytest.fixture
-def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exec_plugin, "TIME_LIMIT", 0.5)
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process comes to its end within some seconds; returns as soon as it does."""
+    """Wait some seconds for a process to end.  Return whether it did."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -327,14 +325,14 @@ def has_ended(pid: int) -> bool:
         os.close(process)
 
 
-async def test_a_program_that_does_not_end_is_killed_with_its_children(world, impatience) -> None:
+async def test_hanging_program_is_killed_with_its_children(world, short_time_limit) -> None:
     family = world.file("family")
     message = await failure(world.program(f"sleep 1000 & echo $$ $! > {shlex.quote(str(family))}; wait"))
     assert "did not end within 0.5 s" in message
     assert all(has_ended(int(pid)) for pid in family.read_text().split())
 
 
-async def test_giving_up_waiting_ends_the_program_and_the_next_one_starts_anew(world) -> None:
+async def test_cancellation_kills_the_program(world) -> None:
     world.prints({"token": "abc"})
     os.mkfifo(world.file("pid"))
     marker, pid = (shlex.quote(str(world.file(name))) for name in ("marker", "pid"))
@@ -342,14 +340,14 @@ async def test_giving_up_waiting_ends_the_program_and_the_next_one_starts_anew(w
         f"if [ -e {marker} ]; then {world.cat()}; else touch {marker}; echo $$ > {pid}; exec sleep 1000; fi"
     )
     async with asyncio.TaskGroup() as group:
-        asked = group.create_task(credentials.headers())
+        task = group.create_task(credentials.headers())
         started = await asyncio.to_thread(world.file("pid").read_text)
-        asked.cancel()
+        task.cancel()
     assert has_ended(int(started))
     assert await credentials.headers() == with_token("abc")
 
 
-def test_programs_run_on_the_loop_of_production_too(world) -> None:
+def test_programs_run_on_uvloop(world) -> None:
     world.prints({"token": "abc"})
     credentials = world.program(world.cat())
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -360,22 +358,22 @@ def test_programs_run_on_the_loop_of_production_too(world) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "complaint"),
+    ("changes", "message"),
     [
         ({"api_version": ""}, r"exec\.apiVersion: '' is none of"),
         ({"api_version": "client.authentication.k8s.io/v1alpha1"}, r"exec\.apiVersion: .*v1alpha1' is none of"),
         ({"command": ""}, r"exec\.command: not set"),
-        ({"interactive_mode": "Always"}, r"exec\.interactiveMode: 'Always' cannot be served, nobody is at a terminal"),
+        ({"interactive_mode": "Always"}, r"exec\.interactiveMode: 'Always' is not supported without a terminal"),
         ({"interactive_mode": "Sometimes"}, r"exec\.interactiveMode: 'Sometimes'"),
         ({"env": [EnvironmentVariable("A", "b"), EnvironmentVariable("", "b")]}, r"exec\.env\[1\]\.name: not set"),
     ],
 )
-def test_a_spec_that_cannot_work_is_refused_before_anything_runs(world, changes, complaint) -> None:
-    with pytest.raises(KubeconfigError, match=complaint):
+def test_invalid_spec_is_rejected_before_any_run(world, changes, message) -> None:
+    with pytest.raises(KubeconfigError, match=message):
         world.source("exit 0", **changes)
     assert world.runs == 0
 
 
-def test_a_repr_shows_no_values() -> None:
+def test_repr_shows_no_values() -> None:
     spec = ExecSpec(command="plugin", args=["s3cret"], env=[EnvironmentVariable("KEY", "s3cret")])
     assert repr(spec) == "ExecSpec('plugin')"

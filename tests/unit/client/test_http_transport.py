@@ -1,4 +1,4 @@
-"""HTTP as it is on the wire: real sockets on loopback, and servers that behave well, badly, or not at all."""
+"""The HTTP transport over real loopback sockets, with correct, broken and silent servers."""
 
 import asyncio
 import base64
@@ -45,7 +45,7 @@ Dialogue = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None
 
 @asynccontextmanager
 async def serving(handler: Handler, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
-    """The URL of a server that gives every request to `handler`."""
+    """Run a server that passes every request to `handler`.  Yield its URL."""
 
     async def route(request: web.Request) -> web.StreamResponse:
         return await handler(request)
@@ -63,7 +63,7 @@ async def serving(handler: Handler, tls: ssl.SSLContext | None = None) -> AsyncI
 
 @asynccontextmanager
 async def listening(dialogue: Dialogue, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
-    """The URL of a server that has `dialogue` on every connection, and closes it afterwards."""
+    """Run a server that calls `dialogue` on every connection and then closes it.  Yield its URL."""
     under_way: set[asyncio.Task[Any] | None] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -142,10 +142,10 @@ async def streamed(transport: HttpTransport, request: Request = READ) -> bytes:
         return b"".join([chunk async for chunk in stream.chunks()])
 
 
-# -- what is on the wire
+# -- requests and responses
 
 
-async def test_a_request_says_who_we_are_and_for_whom_we_speak() -> None:
+async def test_request_has_user_agent_and_credentials() -> None:
     impersonation = (("Impersonate-User", "eve"), ("Impersonate-Group", "staff"), ("Impersonate-Group", "ops"))
     async with serving(echo) as url, connected_to(url, impersonation=impersonation) as transport:
         got = json_of(await transport.send(Request("GET", "/api/v1/pods", accept="application/yaml")))
@@ -160,7 +160,7 @@ async def test_a_request_says_who_we_are_and_for_whom_we_speak() -> None:
     ]
 
 
-async def test_a_request_is_sent_as_it_was_written() -> None:
+async def test_request_is_sent_unchanged() -> None:
     query = {"labelSelector": "app in (a,b),x=é&y", "limit": "5"}
     request = Request("PATCH", "/apis/g/v1/things/a%20b:c", query, b'{"a":1}', "application/merge-patch+json")
     async with serving(echo) as url, connected_to(f"{url}/prefix") as transport:
@@ -172,7 +172,7 @@ async def test_a_request_is_sent_as_it_was_written() -> None:
     assert ["content-type", "application/merge-patch+json"] in got["headers"]
 
 
-async def test_an_answer_is_passed_on_whatever_its_code() -> None:
+async def test_response_of_any_status_is_returned() -> None:
     async def busy(_: web.Request) -> web.Response:
         return web.Response(status=429, body=b"later", headers={"Retry-After": "7"})
 
@@ -181,26 +181,26 @@ async def test_an_answer_is_passed_on_whatever_its_code() -> None:
     assert (answer.status, answer.body, answer.headers["retry-after"]) == (429, b"later", "7")
 
 
-async def test_a_redirect_is_not_followed() -> None:
-    async def elsewhere(request: web.Request) -> web.Response:
-        asked.append(request.path)
+async def test_redirect_is_not_followed() -> None:
+    async def redirect(request: web.Request) -> web.Response:
+        paths.append(request.path)
         raise web.HTTPFound("/elsewhere")
 
-    asked: list[str] = []
-    async with serving(elsewhere) as url, connected_to(url) as transport:
+    paths: list[str] = []
+    async with serving(redirect) as url, connected_to(url) as transport:
         assert (await transport.send(READ)).status == 302
         async with transport.stream(READ) as stream:
             assert stream.status == 302
-    assert asked == [READ.path, READ.path]
+    assert paths == [READ.path, READ.path]
 
 
-async def test_a_connection_is_used_again() -> None:
+async def test_connection_is_reused() -> None:
     async with serving(echo) as url, connected_to(url) as transport:
         peers = {json_of(await transport.send(READ))["peer"] for _ in range(3)}
     assert len(peers) == 1
 
 
-async def test_cookies_are_not_kept() -> None:
+async def test_cookies_are_not_stored() -> None:
     async def sticky(request: web.Request) -> web.Response:
         answer = await echo(request)
         answer.set_cookie("session", "1")
@@ -211,7 +211,7 @@ async def test_cookies_are_not_kept() -> None:
         assert "cookie" not in dict(json_of(await transport.send(READ))["headers"])
 
 
-async def test_a_stream_is_read_as_it_arrives() -> None:
+async def test_stream_is_read_as_it_arrives() -> None:
     more = asyncio.Event()
 
     async def two_parts(request: web.Request) -> web.StreamResponse:
@@ -230,10 +230,10 @@ async def test_a_stream_is_read_as_it_arrives() -> None:
         assert [chunk async for chunk in chunks] == []
 
 
-# -- no answer
+# -- no response
 
 
-async def test_where_nobody_listens_nothing_was_sent() -> None:
+async def test_refused_connection_means_nothing_was_sent() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
     async with connected_to(url) as transport:
@@ -243,19 +243,19 @@ async def test_where_nobody_listens_nothing_was_sent() -> None:
         assert not (await failure_of(streamed(transport))).maybe_sent
 
 
-async def test_a_deadline_passes_while_the_server_is_silent() -> None:
+async def test_timeout_when_server_is_silent() -> None:
     gate = Gate()
     async with serving(gate) as url, connected_to(url) as transport:
         hasty = Request("PUT", "/x", timeout=0.5)
         error = await failure_of(transport.send(hasty))
         assert error.maybe_sent
-        assert str(error) == f"PUT /x to {url}: no answer in 0.5 s"
+        assert str(error) == f"PUT /x to {url}: no response in 0.5 s"
         assert (await failure_of(streamed(transport, hasty))).maybe_sent
-        await gate.left.acquire()  # both connections are closed, not left to the server
+        await gate.left.acquire()  # both connections are closed
         await gate.left.acquire()
 
 
-async def test_a_deadline_covers_the_body_of_an_answer_but_not_a_stream() -> None:
+async def test_timeout_covers_the_body_but_not_a_stream() -> None:
     async def endless(request: web.Request) -> web.StreamResponse:
         answer = web.StreamResponse()
         await answer.prepare(request)
@@ -267,32 +267,32 @@ async def test_a_deadline_covers_the_body_of_an_answer_but_not_a_stream() -> Non
     async with serving(endless) as url, connected_to(url) as transport:
         hasty = Request("GET", "/x", timeout=0.5)
         async with transport.stream(hasty) as stream:
-            assert "no answer in" in str(await failure_of(transport.send(hasty)))
+            assert "no response in" in str(await failure_of(transport.send(hasty)))
             done.set()
             assert b"".join([chunk async for chunk in stream.chunks()]) == b"begun"
 
 
-async def test_a_deadline_covers_the_wait_for_a_turn() -> None:
+async def test_timeout_covers_waiting_for_a_slot() -> None:
     gate = Gate()
     async with serving(gate) as url, connected_to(url, in_flight=1) as transport, asyncio.TaskGroup() as group:
         group.create_task(transport.send(READ))
         await gate.arrived.acquire()
-        assert "no answer in 0.05 s" in str(await failure_of(transport.send(Request("PUT", "/x", timeout=0.05))))
+        assert "no response in 0.05 s" in str(await failure_of(transport.send(Request("PUT", "/x", timeout=0.05))))
         gate.opened.set()
     assert gate.seen == {"GET": 1}
 
 
 def sockets_to(url: str) -> list[socket.socket]:
-    """The sockets of this process that are connected to a server."""
+    """Return the sockets of this process that are connected to a server."""
     found = []
     for each in gc.get_objects():
         if isinstance(each, socket.socket) and each.family == socket.AF_INET:
-            with suppress(OSError):  # it is connected to nobody
+            with suppress(OSError):  # not connected
                 found += [each] if url.endswith(f":{each.getpeername()[1]}") else []
     return found
 
 
-async def test_a_peer_that_vanishes_is_asked_for_signs_of_life() -> None:
+async def test_keepalive_detects_a_vanished_peer() -> None:
     async with serving(echo) as url, connected_to(url) as transport:
         await transport.send(READ)
         [ours] = sockets_to(url)
@@ -353,9 +353,7 @@ async def resets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "POST", "PATCH", "DELETE"])
 @pytest.mark.parametrize("break_", BREAKS.values(), ids=BREAKS.keys())
-async def test_safety_rule_7_a_broken_answer_is_an_error_without_secrets_and_nothing_is_sent_twice(
-    break_: Dialogue, method: str
-) -> None:
+async def test_safety_rule_7_broken_response_reveals_no_secrets(break_: Dialogue, method: str) -> None:
     async def counted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connections.append(writer)
         await break_(reader, writer)
@@ -372,7 +370,7 @@ async def test_safety_rule_7_a_broken_answer_is_an_error_without_secrets_and_not
         assert TOKEN not in "".join(traceback.format_exception(each))
 
 
-# -- too large an answer
+# -- size limits
 
 
 def of_size(size: int, **options: Any) -> Handler:
@@ -391,27 +389,27 @@ def of_size(size: int, **options: Any) -> Handler:
 
 
 @pytest.mark.parametrize("options", [{}, {"chunked": True}], ids=["announced", "chunked"])
-async def test_an_answer_over_the_limit_is_given_up(options: dict[str, bool]) -> None:
+async def test_response_over_the_limit_is_an_error(options: dict[str, bool]) -> None:
     async with serving(of_size(100_001, **options)) as url, connected_to(url, max_body=100_000) as transport:
         error = await failure_of(transport.send(WRITE))
-    assert str(error) == f"{WRITE}: the answer is over 100000 bytes"
+    assert str(error) == f"{WRITE}: the response is over 100000 bytes"
     assert error.maybe_sent
 
 
-async def test_a_compressed_answer_is_not_unpacked() -> None:
+async def test_compressed_response_is_rejected() -> None:
     async with serving(of_size(10_000_000, packed=True)) as url, connected_to(url) as transport:
         error = await failure_of(transport.send(READ))
-        assert str(error).endswith("the answer is compressed, which was not asked for")
+        assert str(error).endswith("the response is compressed, although the request did not allow it")
 
 
-async def test_a_request_may_ask_for_less_than_the_transport_allows() -> None:
+async def test_request_may_lower_the_limit() -> None:
     async with serving(of_size(2000)) as url, connected_to(url) as transport:
         assert len((await transport.send(READ)).body) == 2000
         error = await failure_of(transport.send(replace(READ, max_body=1000)))
         assert isinstance(error, AnswerTooLarge)
 
 
-async def test_a_list_too_large_for_one_answer_comes_in_smaller_pages() -> None:
+async def test_too_large_list_is_requested_in_smaller_pages() -> None:
     limits: list[int] = []
 
     async def listed(request: web.Request) -> web.Response:
@@ -429,55 +427,55 @@ async def test_a_list_too_large_for_one_answer_comes_in_smaller_pages() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-async def test_the_address_is_checked_when_it_is_dialed(host: str) -> None:
-    asked: list[str] = []
+async def test_address_is_checked_when_dialed(host: str) -> None:
+    paths: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
-        asked.append(request.path)
+        paths.append(request.path)
         return web.Response()
 
     async with serving(answer) as url:
-        async with connected_to(url.replace("127.0.0.1", host), addresses=AddressPolicy()) as transport:
+        async with connected_to(url.replace("127.0.0.1", host), address_policy=AddressPolicy()) as transport:
             error = await failure_of(transport.send(READ))
         assert "is a loopback address, which a kubeconfig from a Secret may not lead to" in str(error)
-        assert (asked, error.maybe_sent) == ([], False)
-        async with connected_to(url, addresses=AddressPolicy(allow_loopback=True)) as transport:
+        assert (paths, error.maybe_sent) == ([], False)
+        async with connected_to(url, address_policy=AddressPolicy(allow_loopback=True)) as transport:
             assert (await transport.send(READ)).status == 200
 
 
 @pytest.mark.parametrize("options", [{}, {"chunked": True}], ids=["announced", "chunked"])
-async def test_an_answer_at_the_limit_is_read(options: dict[str, bool]) -> None:
+async def test_response_at_the_limit_is_read(options: dict[str, bool]) -> None:
     async with serving(of_size(100_000, **options)) as url, connected_to(url, max_body=100_000) as transport:
         assert (await transport.send(READ)).body == b"x" * 100_000
 
 
-async def test_an_answer_that_announces_too_much_is_not_waited_for() -> None:
+async def test_announced_size_over_the_limit_fails_at_once() -> None:
     async def boasts(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n")
-        assert await reader.read() == b""  # until we hang up
+        assert await reader.read() == b""  # until the client disconnects
 
     async with listening(boasts) as url, connected_to(url) as transport:
-        assert "the answer is over" in str(await failure_of(transport.send(READ)))
+        assert "the response is over" in str(await failure_of(transport.send(READ)))
 
 
 # -- credentials
 
 
 class Guard:
-    """A handler that lets one token in, and notes all that it was shown."""
+    """A handler that accepts one token and records the tokens it received."""
 
     def __init__(self, good: str) -> None:
         self.good = good
-        self.shown: list[str] = []
+        self.tokens: list[str] = []
 
     async def __call__(self, request: web.Request) -> web.Response:
         token = request.headers["Authorization"].removeprefix("Bearer ")
-        self.shown.append(token)
+        self.tokens.append(token)
         return web.Response(status=200 if token == self.good else 401)
 
 
-async def test_a_refused_token_is_read_again_and_sent_once_more(tmp_path: Path) -> None:
+async def test_rejected_token_is_reread_and_retried_once(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("old")
     guard = Guard("old")
@@ -486,22 +484,22 @@ async def test_a_refused_token_is_read_again_and_sent_once_more(tmp_path: Path) 
         file.write_text("new")
         guard.good = "new"
         assert (await transport.send(WRITE)).status == 200
-        assert guard.shown == ["old", "old", "new"]
+        assert guard.tokens == ["old", "old", "new"]
 
 
-async def test_a_token_that_stays_the_same_is_refused_for_good(tmp_path: Path) -> None:
+async def test_unchanged_token_is_not_retried(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("old")
     guard = Guard("new")
     async with serving(guard) as url, connected_to(url, source=TokenFile(file, "tokenFile")) as transport:
         assert (await transport.send(READ)).status == 401
-        assert guard.shown == ["old"]
+        assert guard.tokens == ["old"]
         file.write_text("no better")
         assert (await transport.send(READ)).status == 401
-        assert guard.shown == ["old", "old", "no better"]
+        assert guard.tokens == ["old", "old", "no better"]
 
 
-async def test_a_stream_that_was_refused_makes_the_next_one_better(tmp_path: Path) -> None:
+async def test_rejected_stream_refreshes_the_token(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("old")
     guard = Guard("new")
@@ -515,23 +513,23 @@ async def test_a_stream_that_was_refused_makes_the_next_one_better(tmp_path: Pat
             assert stream.status == 200
 
 
-# -- cut
+# -- abort
 
 
 LOOPS = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 
 
-def on(new_loop: Callable[[], asyncio.AbstractEventLoop], story: Coroutine[Any, Any, None]) -> None:
+def on(new_loop: Callable[[], asyncio.AbstractEventLoop], scenario: Coroutine[Any, Any, None]) -> None:
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(story)
+        runner.run(scenario)
 
 
 @LOOPS
 @pytest.mark.parametrize("method", ["GET", "PUT", "POST", "DELETE"])
-def test_safety_rule_4_abort_cuts_a_request_and_it_is_not_sent_again(
+def test_safety_rule_4_abort_cuts_a_request_without_retry(
     method: str, new_loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         gate = Gate()
         async with serving(gate) as url, connected_to(url) as transport:
             async with asyncio.TaskGroup() as group:
@@ -539,12 +537,12 @@ def test_safety_rule_4_abort_cuts_a_request_and_it_is_not_sent_again(
                 await gate.arrived.acquire()
                 transport.abort()
             assert cut.result().maybe_sent
-            await gate.left.acquire()  # the server sees it too
+            await gate.left.acquire()  # the server notices
             assert gate.seen == {method: 1}
             gate.opened.set()
             assert (await transport.send(READ)).status == 200
 
-    on(new_loop, story())
+    on(new_loop, scenario())
 
 
 async def endless(request: web.Request) -> web.StreamResponse:
@@ -562,53 +560,53 @@ def test_abort_cuts_a_stream(new_loop: Callable[[], asyncio.AbstractEventLoop]) 
             async for _ in stream.chunks():
                 transport.abort()
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with serving(endless) as url, connected_to(url) as transport:
             assert (await failure_of(read_on(transport))).maybe_sent
 
-    on(new_loop, story())
+    on(new_loop, scenario())
 
 
 @LOOPS
-def test_to_close_a_transport_ends_its_streams(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    async def read_on(transport: HttpTransport, begun: asyncio.Event) -> None:
+def test_close_ends_streams(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def read_on(transport: HttpTransport, started: asyncio.Event) -> None:
         async with transport.stream(READ) as stream:
             async for _ in stream.chunks():
-                begun.set()
+                started.set()
 
-    async def story() -> None:
-        begun = asyncio.Event()
+    async def scenario() -> None:
+        started = asyncio.Event()
         async with serving(endless) as url, connected_to(url) as transport:
             async with asyncio.timeout(10), asyncio.TaskGroup() as group:
-                cut = group.create_task(failure_of(read_on(transport, begun)))
-                await begun.wait()
-                await asyncio.sleep(0)  # the reader waits
+                cut = group.create_task(failure_of(read_on(transport, started)))
+                await started.wait()
+                await asyncio.sleep(0)  # the reader is waiting
                 await transport.close()
             assert cut.result().maybe_sent
 
-    on(new_loop, story())
+    on(new_loop, scenario())
 
 
 @LOOPS
-def test_after_abort_the_next_request_connects_anew(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    async def story() -> None:
+def test_request_after_abort_reconnects(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def scenario() -> None:
         async with serving(echo) as url, connected_to(url) as transport:
             first = json_of(await transport.send(WRITE))["peer"]
-            transport.abort()  # and no turn of the loop in which it could notice
+            transport.abort()  # without an iteration of the loop to notice
             second = json_of(await transport.send(WRITE))["peer"]
             transport.abort()
             transport.abort()
             third = json_of(await transport.send(WRITE))["peer"]
         assert len({first, second, third}) == 3
 
-    on(new_loop, story())
+    on(new_loop, scenario())
 
 
 @LOOPS
-def test_safety_rule_4_what_was_still_connecting_is_cut_before_it_is_sent(
+def test_safety_rule_4_abort_stops_requests_that_are_connecting(
     new_loop: Callable[[], asyncio.AbstractEventLoop], authority: Any
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         connected = asyncio.Event()
 
         async def no_handshake(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -627,15 +625,15 @@ def test_safety_rule_4_what_was_still_connecting_is_cut_before_it_is_sent(
             transport.abort()
             assert not (await cut).maybe_sent
 
-    on(new_loop, story())
+    on(new_loop, scenario())
 
 
 @LOOPS
 @pytest.mark.parametrize("turns", [1, 2])
-def test_safety_rule_4_what_was_looking_up_a_name_is_not_sent(
+def test_safety_rule_4_abort_stops_requests_in_dns_lookup(
     turns: int, new_loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         gate = Gate()
         async with serving(gate) as url, connected_to(url.replace("127.0.0.1", "localhost")) as transport:
             async with asyncio.TaskGroup() as group:
@@ -648,40 +646,40 @@ def test_safety_rule_4_what_was_looking_up_a_name_is_not_sent(
             assert (await transport.send(READ)).status == 200
         assert gate.seen == {"GET": 1}
 
-    on(new_loop, story())
+    on(new_loop, scenario())
 
 
-class Slow:
-    """Credentials that take their time."""
+class SlowCredentials:
+    """Credentials that take time."""
 
     key_pair: KeyPair | None = None
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
+        self.called = asyncio.Event()
         self.ready = asyncio.Event()
 
     async def authorization(self) -> str | None:
-        self.asked.set()
+        self.called.set()
         await self.ready.wait()
         return None
 
-    def rejected(self) -> bool:
+    def handle_unauthorized(self) -> bool:
         return False
 
 
-async def test_safety_rule_4_what_waited_for_credentials_is_not_sent_after_abort() -> None:
-    gate, slow = Gate(), Slow()
+async def test_safety_rule_4_abort_stops_requests_waiting_for_credentials() -> None:
+    gate, slow = Gate(), SlowCredentials()
     async with serving(gate) as url, connected_to(url, source=slow) as transport:
         async with asyncio.TaskGroup() as group:
             cut = group.create_task(failure_of(transport.send(WRITE)))
-            await slow.asked.wait()
+            await slow.called.wait()
             transport.abort()
             slow.ready.set()
         assert not cut.result().maybe_sent
     assert not gate.seen
 
 
-async def test_safety_rule_4_what_waited_for_its_turn_is_not_sent_after_abort() -> None:
+async def test_safety_rule_4_abort_stops_queued_requests() -> None:
     gate = Gate()
     async with serving(gate) as url, connected_to(url, in_flight=1) as transport:
         async with asyncio.TaskGroup() as group:
@@ -695,7 +693,7 @@ async def test_safety_rule_4_what_waited_for_its_turn_is_not_sent_after_abort() 
         assert gate.seen == {"GET": 1}
 
 
-async def test_to_abort_or_close_what_was_never_used_does_nothing() -> None:
+async def test_abort_and_close_of_unused_transport_do_nothing() -> None:
     async with serving(echo) as url, connected_to(url) as transport:
         transport.abort()
         await transport.close()
@@ -703,10 +701,10 @@ async def test_to_abort_or_close_what_was_never_used_does_nothing() -> None:
         assert (await transport.send(READ)).status == 200
 
 
-# -- many at once
+# -- concurrency
 
 
-async def test_only_so_many_requests_are_under_way_and_streams_do_not_count() -> None:
+async def test_concurrent_requests_are_limited_but_not_streams() -> None:
     gate = Gate()
 
     async def mixed(request: web.Request) -> web.StreamResponse:
@@ -724,7 +722,7 @@ async def test_only_so_many_requests_are_under_way_and_streams_do_not_count() ->
 
 
 @pytest.mark.parametrize("kind", ["request", "stream"])
-async def test_who_is_cancelled_hangs_up_and_gives_its_turn_to_another(kind: str) -> None:
+async def test_cancellation_disconnects_and_frees_the_slot(kind: str) -> None:
     gate = Gate()
     async with serving(gate) as url, connected_to(url, in_flight=1) as transport:
         asking = transport.send(READ) if kind == "request" else streamed(transport)
@@ -732,12 +730,12 @@ async def test_who_is_cancelled_hangs_up_and_gives_its_turn_to_another(kind: str
             task = group.create_task(asking)
             await gate.arrived.acquire()
             task.cancel()
-        await gate.left.acquire()  # the server was told
+        await gate.left.acquire()  # the server noticed
         gate.opened.set()
         assert (await transport.send(READ)).status == 200
 
 
-async def test_who_leaves_a_stream_hangs_up() -> None:
+async def test_leaving_a_stream_disconnects() -> None:
     gone = asyncio.Event()
 
     async def endless(request: web.Request) -> web.StreamResponse:
@@ -769,7 +767,7 @@ def server_context(pair: Any, *, clients: bytes | None = None) -> ssl.SSLContext
 
 
 async def who(request: web.Request) -> web.Response:
-    """The common name of the client's certificate, and the name that it asked for."""
+    """Respond with the common name of the client's certificate and the requested server name."""
     assert request.transport is not None
     seen = request.transport.get_extra_info("peercert")
     return web.Response(text=seen["subject"][0][0][1] if seen else "nobody")
@@ -780,18 +778,18 @@ def trusting(authority: Any, pair: Any = None) -> TlsContextSource:
     return TlsContextSource(ServerVerification(Pem("certificate-authority", authority.pem)), keys)
 
 
-async def test_a_server_of_our_authority_is_trusted_by_its_name(authority: Any) -> None:
+async def test_server_certificate_of_our_authority_is_accepted(authority: Any) -> None:
     context = server_context(authority.issue("server.test"), clients=authority.pem)
     async with serving(who, context) as url:
         async with connected_to(url, tls=trusting(authority), tls_server_name="server.test") as transport:
             assert (await transport.send(READ)).body == b"nobody"
-        async with connected_to(url, tls=trusting(authority)) as transport:  # it is not called 127.0.0.1
+        async with connected_to(url, tls=trusting(authority)) as transport:  # the certificate is not for 127.0.0.1
             error = await failure_of(transport.send(WRITE))
     assert not error.maybe_sent
     assert "certificate" in str(error)
 
 
-async def test_a_server_of_another_authority_is_refused(authority: Any, other_authority: Any) -> None:
+async def test_server_certificate_of_other_authority_is_rejected(authority: Any, other_authority: Any) -> None:
     async with (
         serving(who, server_context(other_authority.issue("server.test"))) as url,
         connected_to(url, tls=trusting(authority), tls_server_name="server.test") as transport,
@@ -801,7 +799,7 @@ async def test_a_server_of_another_authority_is_refused(authority: Any, other_au
             assert "certificate verify failed" in str(error)
 
 
-async def test_a_client_shows_its_certificate(authority: Any) -> None:
+async def test_client_certificate_is_sent(authority: Any) -> None:
     context = server_context(authority.issue("server.test"), clients=authority.pem)
     tls = trusting(authority, authority.issue("administrator"))
     async with serving(who, context) as url, connected_to(url, tls=tls, tls_server_name="server.test") as transport:
@@ -811,17 +809,17 @@ async def test_a_client_shows_its_certificate(authority: Any) -> None:
 @LOOPS
 @pytest.mark.parametrize("kind", ["a request", "a stream"])
 @pytest.mark.parametrize("frozen", [False, True], ids=["a living server", "a frozen server"])
-def test_a_transport_that_was_closed_leaves_nothing_open(
+def test_closed_transport_leaves_no_open_sockets(
     new_loop: Callable[[], asyncio.AbstractEventLoop], kind: str, frozen: bool, authority: Any
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         arrived, hung_up = asyncio.Event(), asyncio.Event()
 
         async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
             writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n")
             if frozen:
-                writer.transport.pause_reading()  # it will not even say goodbye
+                writer.transport.pause_reading()  # it does not even send close_notify
             arrived.set()
             await (hung_up.wait() if frozen else reader.read())
             writer.transport.abort()
@@ -839,10 +837,10 @@ def test_a_transport_that_was_closed_leaves_nothing_open(
             assert ours.fileno() < 0
             hung_up.set()
 
-    on(new_loop, story())
+    on(new_loop, scenario())
 
 
-async def test_a_client_whose_certificate_changed_connects_with_the_new_one(authority: Any, tmp_path: Path) -> None:
+async def test_changed_client_certificate_is_used_for_new_connections(authority: Any, tmp_path: Path) -> None:
     def issue(name: str) -> None:
         pair = authority.issue(name)
         (tmp_path / "crt").write_bytes(pair.certificate)
@@ -865,15 +863,15 @@ async def test_a_client_whose_certificate_changed_connects_with_the_new_one(auth
 
 
 class Proxy:
-    """An HTTP proxy that opens tunnels for those who know the password."""
+    """An HTTP proxy that opens tunnels for clients with the password."""
 
     def __init__(self) -> None:
-        self.asked_for: list[str] = []
+        self.requests: list[str] = []
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         method, target, _ = head.split(" ", 2)
-        self.asked_for.append(f"{method} {target}")
+        self.requests.append(f"{method} {target}")
         if base64.b64encode(f"us:{PASSWORD}".encode()).decode() not in head:
             writer.write(b"HTTP/1.1 407 Who are you\r\nContent-Length: 0\r\n\r\n")
             return
@@ -890,7 +888,7 @@ async def copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     writer.close()
 
 
-async def test_a_proxy_carries_what_it_cannot_read(authority: Any) -> None:
+async def test_proxy_tunnels_tls(authority: Any) -> None:
     proxy = Proxy()
     async with serving(echo, server_context(authority.issue("server.test"))) as url, listening(proxy) as proxy_url:
         access = {"tls": trusting(authority), "tls_server_name": "server.test"}
@@ -899,11 +897,11 @@ async def test_a_proxy_carries_what_it_cannot_read(authority: Any) -> None:
             got = json_of(await transport.send(READ))
     assert ["authorization", f"Bearer {TOKEN}"] in got["headers"]
     assert not [name for name, _ in got["headers"] if name.startswith("proxy-")]
-    assert proxy.asked_for == [url.replace("https://", "CONNECT ")]
+    assert proxy.requests == [url.replace("https://", "CONNECT ")]
 
 
 @pytest.mark.parametrize("proxy", [Proxy(), *BREAKS.values()], ids=["refuses", *BREAKS])
-async def test_safety_rule_7_a_proxy_that_fails_is_an_error_without_secrets(proxy: Dialogue, authority: Any) -> None:
+async def test_safety_rule_7_proxy_errors_reveal_no_secrets(proxy: Dialogue, authority: Any) -> None:
     access = {"tls": trusting(authority), "tls_server_name": "server.test"}
     async with listening(proxy) as proxy_url:
         through = proxy_url.replace("//", f"//us:not-{PASSWORD}@")
@@ -913,17 +911,17 @@ async def test_safety_rule_7_a_proxy_that_fails_is_an_error_without_secrets(prox
         unreachable = await failure_of(transport.send(WRITE))
     assert not unreachable.maybe_sent
     if isinstance(proxy, Proxy):
-        assert str(failed).endswith("the proxy refused: 407 Who are you")
+        assert str(failed).endswith("the proxy rejected the request: 407 Who are you")
         assert not failed.maybe_sent
     for error in (failed, unreachable):
         assert str(error).startswith(str(WRITE))
-        shown = "".join(traceback.format_exception(error))
-        assert PASSWORD not in shown
-        assert base64.b64encode(f"us:not-{PASSWORD}".encode()).decode() not in shown
-        assert TOKEN not in shown
+        text = "".join(traceback.format_exception(error))
+        assert PASSWORD not in text
+        assert base64.b64encode(f"us:not-{PASSWORD}".encode()).decode() not in text
+        assert TOKEN not in text
 
 
-async def test_bytes_of_bodies_are_counted_both_ways() -> None:
+async def test_body_bytes_are_counted_in_both_directions() -> None:
     async def answer(request: web.Request) -> web.Response:
         await request.read()
         return web.Response(body=b"x" * 3000)
@@ -937,6 +935,6 @@ async def test_bytes_of_bodies_are_counted_both_ways() -> None:
         assert counted() == (sent + 200, received + 3000)
         assert len(await streamed(transport)) == 3000
         assert counted() == (sent + 200, received + 6000)
-        shown = re.search(rb"^tapestry_client_received_bytes_total (\S+)$", metrics.render()[0], re.MULTILINE)
-        assert shown is not None
-        assert float(shown[1]) == received + 6000
+        match = re.search(rb"^tapestry_client_received_bytes_total (\S+)$", metrics.render()[0], re.MULTILINE)
+        assert match is not None
+        assert float(match[1]) == received + 6000

@@ -30,7 +30,7 @@ def base64_of(content: bytes) -> str:
 
 
 def a_kubeconfig(*, user: Any = None, cluster: Any = None, context: Any = None, name: str = "one") -> dict[str, Any]:
-    """A kubeconfig with one context; what is given replaces or adds to the fields of its parts."""
+    """Return a kubeconfig with one context.  Arguments replace or add fields of its parts."""
     return {
         "apiVersion": "v1",
         "kind": "Config",
@@ -51,51 +51,51 @@ def loaded(tmp_path: Path, document: Any, context: str | None = None) -> Access:
     return load_access([written(tmp_path / "config", document)], context, environ=ENVIRON)
 
 
-def complaint(tmp_path: Path, document: Any, context: str | None = None) -> str:
-    """What is wrong with a kubeconfig, without the name of its file."""
+def error_message(tmp_path: Path, document: Any, context: str | None = None) -> str:
+    """Return the error of a kubeconfig, without the name of its file."""
     with pytest.raises(KubeconfigError) as caught:
         loaded(tmp_path, document, context)
     return str(caught.value).removeprefix(f"{tmp_path / 'config'}: ")
 
 
-# Choosing
+# -- contexts
 
 
-def test_the_current_context_says_where_and_as_whom(tmp_path) -> None:
+def test_current_context_selects_server_and_user(tmp_path) -> None:
     access = loaded(tmp_path, a_kubeconfig(context={"namespace": "team-a"}))
     assert (access.server, access.namespace) == ("https://one.test:6443", "team-a")
 
 
-def test_without_a_namespace_it_is_default(tmp_path) -> None:
+def test_default_namespace_is_default(tmp_path) -> None:
     assert loaded(tmp_path, a_kubeconfig()).namespace == "default"
 
 
-def test_a_context_can_be_named(tmp_path) -> None:
+def test_context_can_be_named(tmp_path) -> None:
     one, two = a_kubeconfig(name="one"), a_kubeconfig(name="two")
     both = {**one, **{part: one[part] + two[part] for part in ("clusters", "users", "contexts")}}
     assert loaded(tmp_path, both).server == "https://one.test:6443"
     assert loaded(tmp_path, both, "two").server == "https://two.test:6443"
 
 
-async def test_a_context_without_a_user_is_anonymous(tmp_path) -> None:
+async def test_context_without_user_is_anonymous(tmp_path) -> None:
     access = loaded(tmp_path, a_kubeconfig(context={"user": ""}))
     assert await access.credentials.headers() == []
 
 
-def test_a_choice_that_cannot_be_made_names_the_choices(tmp_path) -> None:
+def test_unknown_context_error_lists_the_choices(tmp_path) -> None:
     document = a_kubeconfig()
-    assert complaint(tmp_path, document, "two") == "context: 'two' is not there; choose one of 'one'"
+    assert error_message(tmp_path, document, "two") == "context: 'two' does not exist; choose one of 'one'"
     document["current-context"] = "three"
-    assert complaint(tmp_path, document) == "current-context: 'three' is not there; choose one of 'one'"
+    assert error_message(tmp_path, document) == "current-context: 'three' does not exist; choose one of 'one'"
     del document["current-context"]
-    assert complaint(tmp_path, document) == "current-context: not set; choose one of 'one'"
-    assert complaint(tmp_path, "") == "current-context: not set; choose one of none, for there are none"
+    assert error_message(tmp_path, document) == "current-context: not set; choose one of 'one'"
+    assert error_message(tmp_path, "") == "current-context: not set; choose one of none, there are no entries"
 
 
 @pytest.mark.parametrize("field", ["cluster", "user"])
-def test_a_context_that_points_nowhere_is_refused(tmp_path, field) -> None:
-    message = complaint(tmp_path, a_kubeconfig(context={field: "gone"}))
-    assert message == f"contexts[0].context.{field}: 'gone' is not there; choose one of 'one'"
+def test_context_with_unknown_reference_is_rejected(tmp_path, field) -> None:
+    message = error_message(tmp_path, a_kubeconfig(context={field: "gone"}))
+    assert message == f"contexts[0].context.{field}: 'gone' does not exist; choose one of 'one'"
 
 
 def test_unknown_keys_and_nulls_are_ignored(tmp_path) -> None:
@@ -106,10 +106,10 @@ def test_unknown_keys_and_nulls_are_ignored(tmp_path) -> None:
     assert access.server == "https://one.test:6443"
 
 
-# Merging
+# -- merging
 
 
-def test_the_first_file_that_has_an_entry_wins_and_missing_ones_are_skipped(tmp_path) -> None:
+def test_first_file_with_an_entry_wins(tmp_path) -> None:
     first = a_kubeconfig(name="one")
     second = a_kubeconfig(name="one", cluster={"server": "https://other.test"})
     second["contexts"].append({"name": "two", "context": {"cluster": "one", "user": "", "namespace": "second"}})
@@ -120,13 +120,13 @@ def test_the_first_file_that_has_an_entry_wins_and_missing_ones_are_skipped(tmp_
     assert (access.server, access.namespace) == ("https://one.test:6443", "second")
 
 
-def test_a_single_file_must_exist_and_one_of_several(tmp_path) -> None:
+def test_single_file_must_exist(tmp_path) -> None:
     for names in (["a"], ["a", "b"]):
         with pytest.raises(KubeconfigError, match=f"{names[-1]}: no such file; name a kubeconfig that exists"):
             load_access([tmp_path / name for name in names], environ=ENVIRON)
 
 
-def test_a_file_that_is_there_but_cannot_be_read_is_never_skipped(tmp_path) -> None:
+def test_unreadable_file_is_never_skipped(tmp_path) -> None:
     good = written(tmp_path / "good", a_kubeconfig())
     with pytest.raises(KubeconfigError, match="Is a directory"):
         load_access([tmp_path, good], environ=ENVIRON)
@@ -134,7 +134,7 @@ def test_a_file_that_is_there_but_cannot_be_read_is_never_skipped(tmp_path) -> N
         load_access([good, written(tmp_path / "bad", "a: [")], environ=ENVIRON)
 
 
-def test_relative_files_start_at_the_kubeconfig_they_stand_in(tmp_path, authority, client_seen_by_server) -> None:
+def test_relative_paths_start_at_their_kubeconfig(tmp_path, authority, client_seen_by_server) -> None:
     pair = authority.issue("alice.test")
     for name, content in {"ca.crt": authority.pem, "tls.crt": pair.certificate, "tls.key": pair.key}.items():
         (tmp_path / "a" / "pki").mkdir(parents=True, exist_ok=True)
@@ -149,7 +149,7 @@ NAMES = st.sampled_from(["a", "b", "c"])
 
 
 @given(st.lists(st.dictionaries(NAMES, st.integers().map(str)), max_size=4))
-def test_merging_takes_each_entry_from_the_first_that_has_it(files: list[dict[str, str]]) -> None:
+def test_merge_takes_each_entry_from_the_first_file(files: list[dict[str, str]]) -> None:
     merged = Kubeconfig()
     for file in files:
         users = [{"name": name, "user": {"token": token}} for name, token in file.items()]
@@ -160,27 +160,27 @@ def test_merging_takes_each_entry_from_the_first_that_has_it(files: list[dict[st
     assert {name: entry.value.token for name, entry in merged.users.items()} == expected
 
 
-# Users
+# -- users
 
 
 async def headers(tmp_path: Path, user: dict[str, Any]) -> list[tuple[str, str]]:
     return await loaded(tmp_path, a_kubeconfig(user=user)).credentials.headers()
 
 
-async def test_a_token_is_a_bearer(tmp_path) -> None:
+async def test_token_becomes_bearer_header(tmp_path) -> None:
     assert await headers(tmp_path, {"token": "abc"}) == [("Authorization", "Bearer abc")]
 
 
-async def test_a_name_and_password_are_basic(tmp_path) -> None:
+async def test_username_and_password_become_basic_header(tmp_path) -> None:
     assert await headers(tmp_path, {"username": "u", "password": "p"}) == [("Authorization", "Basic dTpw")]
 
 
-async def test_a_token_file_wins_over_a_token(tmp_path) -> None:
+async def test_token_file_wins_over_token(tmp_path) -> None:
     (tmp_path / "token").write_text("from-file")
     assert await headers(tmp_path, {"token": "abc", "tokenFile": "token"}) == [("Authorization", "Bearer from-file")]
 
 
-async def test_a_program_beside_the_kubeconfig_is_run(tmp_path) -> None:
+async def test_relative_exec_command_is_run(tmp_path) -> None:
     answer = {"kind": "ExecCredential", "apiVersion": "client.authentication.k8s.io/v1", "status": {"token": "abc"}}
     program = written(tmp_path / "bin" / "login", f"#!/bin/sh\necho {shlex.quote(json.dumps(answer))}\n")
     program.chmod(0o700)
@@ -188,12 +188,12 @@ async def test_a_program_beside_the_kubeconfig_is_run(tmp_path) -> None:
     assert await headers(tmp_path, user) == [("Authorization", "Bearer abc")]
 
 
-async def test_a_token_spares_the_program(tmp_path) -> None:
+async def test_token_wins_over_exec(tmp_path) -> None:
     user = {"token": "abc", "exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "false"}}
     assert await headers(tmp_path, user) == [("Authorization", "Bearer abc")]
 
 
-async def test_a_program_may_hear_about_its_cluster(tmp_path, authority) -> None:
+async def test_exec_plugin_may_get_cluster_info(tmp_path, authority) -> None:
     (tmp_path / "ca.crt").write_bytes(authority.pem)
     seen = shlex.quote(str(tmp_path / "seen"))
     program = written(tmp_path / "login", f'#!/bin/sh\nprintf %s "$KUBERNETES_EXEC_INFO" > {seen}; exit 1\n')
@@ -215,7 +215,7 @@ async def test_a_program_may_hear_about_its_cluster(tmp_path, authority) -> None
     }
 
 
-def test_inline_certificates_may_be_folded_over_lines(tmp_path, authority, client_seen_by_server) -> None:
+def test_inline_certificates_may_contain_line_breaks(tmp_path, authority, client_seen_by_server) -> None:
     pair = authority.issue("alice.test")
     user = {
         "client-certificate-data": base64.encodebytes(pair.certificate).decode(),
@@ -258,8 +258,8 @@ def test_impersonation_becomes_headers(tmp_path) -> None:
         ({"client-key": "x", "client-key-data": "czNjcmV0"}, "users[0].user.client-key: given in client-key-data too"),
         ({"client-key-data": "s3cret!"}, "users[0].user.client-key-data: not base64"),
         ({"exec": {"command": "x"}}, "users[0].user.exec.apiVersion: '' is none of client.authentication.k8s.io/v1"),
-        ({"as-groups": ["devs"]}, "users[0].user.as-groups[0]: nobody is impersonated; set as"),
-        ({"as-uid": "1"}, "users[0].user.as-uid: nobody is impersonated"),
+        ({"as-groups": ["devs"]}, "users[0].user.as-groups[0]: no user is impersonated; set `as`"),
+        ({"as-uid": "1"}, "users[0].user.as-uid: no user is impersonated"),
         ({"as": " "}, "users[0].user.as: empty, or has control characters"),
         ({"as": "jane", "as-groups": ["devs", "s3cret\n"]}, "users[0].user.as-groups[1]: empty, or has control"),
         ({"as": "jane", "as-user-extra": {"a": ["s3cret\r"]}}, "users[0].user.as-user-extra: empty, or has control"),
@@ -267,22 +267,22 @@ def test_impersonation_becomes_headers(tmp_path) -> None:
         ({"as": "jane", "as-user-extra": {1: ["s3cret"]}}, "users[0].user.as-user-extra: Expected `str`, got `int`"),
     ],
 )
-def test_a_user_that_cannot_work_is_refused_by_field_and_without_its_secrets(tmp_path, user, expected) -> None:
-    message = complaint(tmp_path, a_kubeconfig(user=user))
+def test_invalid_user_error_names_field_without_secrets(tmp_path, user, expected) -> None:
+    message = error_message(tmp_path, a_kubeconfig(user=user))
     assert message.startswith(expected)
     assert "s3cret" not in message
 
 
-def test_certificates_that_do_not_load_are_said_at_once(tmp_path) -> None:
+def test_invalid_certificates_are_rejected_at_once(tmp_path) -> None:
     user = {"client-certificate-data": base64_of(b"s3cret"), "client-key-data": base64_of(b"s3cret")}
-    message = complaint(tmp_path, a_kubeconfig(user=user))
+    message = error_message(tmp_path, a_kubeconfig(user=user))
     assert message.startswith("users[0].user.client-certificate-data, ")
     assert "s3cret" not in message
-    missing = complaint(tmp_path, a_kubeconfig(cluster={"certificate-authority": "gone.crt"}))
+    missing = error_message(tmp_path, a_kubeconfig(cluster={"certificate-authority": "gone.crt"}))
     assert missing == f"clusters[0].cluster.certificate-authority: {tmp_path / 'gone.crt'}: No such file or directory"
 
 
-# Clusters
+# -- clusters
 
 
 @pytest.mark.parametrize(
@@ -295,13 +295,13 @@ def test_certificates_that_do_not_load_are_said_at_once(tmp_path) -> None:
         ("http://127.0.0.1:8080", "http://127.0.0.1:8080"),
     ],
 )
-def test_a_server_keeps_its_path_but_no_trailing_slash(tmp_path, given_url, server) -> None:
+def test_server_keeps_path_without_trailing_slash(tmp_path, given_url, server) -> None:
     access = loaded(tmp_path, a_kubeconfig(cluster={"server": given_url}))
     assert access.server == server
     assert (access.credentials.ssl_context() is None) == server.startswith("http:")
 
 
-def test_the_name_of_the_server_and_a_proxy_are_passed_on_but_not_shown(tmp_path) -> None:
+def test_proxy_url_is_not_in_repr(tmp_path) -> None:
     cluster = {"tls-server-name": "api.test", "proxy-url": "http://u:s3cret@proxy.test:3128"}
     access = loaded(tmp_path, a_kubeconfig(cluster=cluster))
     assert access.tls_server_name == "api.test"
@@ -309,7 +309,7 @@ def test_the_name_of_the_server_and_a_proxy_are_passed_on_but_not_shown(tmp_path
     assert "s3cret" not in repr(access)
 
 
-def test_verification_can_be_turned_off(tmp_path, client_seen_by_server) -> None:
+def test_verification_can_be_disabled(tmp_path, client_seen_by_server) -> None:
     access = loaded(tmp_path, a_kubeconfig(cluster={"insecure-skip-tls-verify": True}))
     assert access.verification.insecure
     assert client_seen_by_server(access.credentials.ssl_context()) is None
@@ -343,8 +343,8 @@ def test_verification_can_be_turned_off(tmp_path, client_seen_by_server) -> None
         ({"insecure-skip-tls-verify": "yes"}, "insecure-skip-tls-verify: Expected `bool`, got `str`"),
     ],
 )
-def test_a_cluster_that_cannot_work_is_refused_by_field_and_unquoted(tmp_path, cluster, expected) -> None:
-    message = complaint(tmp_path, a_kubeconfig(cluster=cluster))
+def test_invalid_cluster_error_names_field_without_value(tmp_path, cluster, expected) -> None:
+    message = error_message(tmp_path, a_kubeconfig(cluster=cluster))
     assert message.startswith(f"clusters[0].cluster.{expected}")
     assert "s3cret" not in message
 
@@ -352,27 +352,27 @@ def test_a_cluster_that_cannot_work_is_refused_by_field_and_unquoted(tmp_path, c
 @pytest.mark.parametrize(
     ("document", "expected"),
     [
-        ("just text", "document: Expected `object`, got `str`; this is no kubeconfig"),
+        ("just text", "document: Expected `object`, got `str`; this is not a kubeconfig"),
         ({"clusters": {"a": {}}}, "clusters: Expected `array`, got `object`"),
         ({"kind": "Pod", "apiVersion": "v1"}, "kind: not a kubeconfig"),
         ({1: 2}, "document: Expected `str`"),
-        ({"users": [{"name": "a"}, {"name": "a"}]}, "users[1].name: 'a' is taken by an entry before"),
+        ({"users": [{"name": "a"}, {"name": "a"}]}, "users[1].name: 'a' is already used by an earlier entry"),
         (a_kubeconfig(context={"namespace": "../x"}), "contexts[0].context.namespace: '../x' cannot be the name"),
         ("a: 2026-13-45", "not YAML"),
         ("token: *s3cret", "line 1, column 8: not YAML"),
     ],
 )
-def test_a_document_that_is_no_kubeconfig_is_refused(tmp_path, document, expected) -> None:
-    message = complaint(tmp_path, document)
+def test_document_that_is_not_a_kubeconfig_is_rejected(tmp_path, document, expected) -> None:
+    message = error_message(tmp_path, document)
     assert message.startswith(expected)
     assert "s3cret" not in message
 
 
-def test_a_long_name_is_shortened_in_errors(tmp_path) -> None:
-    assert len(complaint(tmp_path, a_kubeconfig(), "x" * 100_000)) < 300
+def test_long_name_is_truncated_in_errors(tmp_path) -> None:
+    assert len(error_message(tmp_path, a_kubeconfig(), "x" * 100_000)) < 300
 
 
-# In a pod
+# -- in a pod
 
 
 @pytest.fixture
@@ -388,7 +388,7 @@ def service_account(tmp_path, authority) -> Path:
 POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 
 
-async def test_a_pod_uses_its_service_account_and_follows_the_token(service_account, client_seen_by_server) -> None:
+async def test_pod_uses_service_account_and_follows_token(service_account, client_seen_by_server) -> None:
     time = [0.0]
     access = in_cluster_access(service_account, environ=POD, monotonic=lambda: time[0])
     assert (access.server, access.namespace) == ("https://10.0.0.1:443", "team-a")
@@ -399,12 +399,12 @@ async def test_a_pod_uses_its_service_account_and_follows_the_token(service_acco
     assert client_seen_by_server(access.credentials.ssl_context()) is None
 
 
-def test_a_service_address_may_be_of_ipv6(service_account) -> None:
+def test_service_address_may_be_ipv6(service_account) -> None:
     access = in_cluster_access(service_account, environ={**POD, "KUBERNETES_SERVICE_HOST": "fd00::1"})
     assert access.server == "https://[fd00::1]:443"
 
 
-def test_outside_of_a_pod_or_without_its_files_it_says_so(service_account) -> None:
+def test_outside_a_pod_is_an_error(service_account) -> None:
     with pytest.raises(KubeconfigError, match="not set, so this is not a pod"):
         in_cluster_access(service_account, environ={})
     (service_account / "namespace").unlink()
@@ -417,10 +417,10 @@ def test_outside_of_a_pod_or_without_its_files_it_says_so(service_account) -> No
         in_cluster_access(service_account, environ=POD)
 
 
-# By default
+# -- defaults
 
 
-def test_a_kubeconfig_given_wins_over_the_variable_the_home_and_the_pod(tmp_path, service_account) -> None:
+def test_search_order_of_default_access(tmp_path, service_account) -> None:
     given_path = written(tmp_path / "given", a_kubeconfig(name="given"))
     variable = written(tmp_path / "variable", a_kubeconfig(name="variable"))
     home = written(tmp_path / ".kube" / "config", a_kubeconfig(name="home"))
@@ -438,30 +438,30 @@ def test_a_kubeconfig_given_wins_over_the_variable_the_home_and_the_pod(tmp_path
     assert server() == "https://10.0.0.1:443"
 
 
-def test_a_context_never_means_the_pod(tmp_path, service_account) -> None:
+def test_named_context_never_uses_the_pod(tmp_path, service_account) -> None:
     with pytest.raises(KubeconfigError, match="context 'prod': KUBECONFIG is not set and"):
         default_access(None, "prod", environ=POD, home=tmp_path, service_account=service_account)
 
 
-def test_a_variable_that_names_no_file_is_an_error_and_not_a_reason_to_look_elsewhere(tmp_path) -> None:
+def test_kubeconfig_variable_without_file_is_an_error(tmp_path) -> None:
     written(tmp_path / ".kube" / "config", a_kubeconfig())
     with pytest.raises(KubeconfigError, match="gone: no such file"):
         default_access(environ={"KUBECONFIG": str(tmp_path / "gone")}, home=tmp_path)
 
 
-def test_where_there_is_nothing_the_error_lists_what_was_tried(tmp_path) -> None:
+def test_no_kubeconfig_error_lists_what_was_tried(tmp_path) -> None:
     with pytest.raises(KubeconfigError) as caught:
         default_access(environ={}, home=tmp_path)
     for word in ("none was given", "KUBECONFIG is not set", str(tmp_path / ".kube" / "config"), "not a pod", "give a"):
         assert word in str(caught.value)
 
 
-def test_the_variable_names_several_files() -> None:
+def test_variable_may_name_several_files() -> None:
     assert kubeconfig_paths(os.pathsep.join(["a", "", "b/c"])) == [Path("a"), Path("b/c")]
     assert kubeconfig_paths("") == []
 
 
-def test_no_secret_shows_in_a_repr(tmp_path) -> None:
+def test_repr_shows_no_secrets(tmp_path) -> None:
     document = a_kubeconfig(user={"token": "s3cret", "exec": {"args": ["s3cret"]}})
     merged = parse_kubeconfig(document, origin="", directory=tmp_path)
     assert "s3cret" not in repr(merged)

@@ -1,4 +1,4 @@
-"""Logs of containers, and what is said instead of them."""
+"""Streaming of container logs, and error responses."""
 
 import pytest
 
@@ -7,23 +7,23 @@ from tapestry.client.logs import pod_log
 from tapestry.client.transport import Response
 from tapestry.kube.errors import ApiError
 
-from .script import POD, Script, refusal
+from .script import POD, ScriptedTransport, error_response
 
 
-async def test_a_log_comes_in_pieces_and_one_that_is_followed_may_take_its_time_to_begin() -> None:
-    script = Script(Response(200, {}, b"one\ntwo\nthree\n"))
+async def test_log_is_streamed_with_long_follow_timeout() -> None:
+    transport = ScriptedTransport(Response(200, {}, b"one\ntwo\nthree\n"))
     for query in ({"tailLines": "3"}, {"follow": "true"}):
-        async with pod_log(Client(script), "web", "default", query) as chunks:
+        async with pod_log(Client(transport), "web", "default", query) as chunks:
             assert b"".join([chunk async for chunk in chunks]) == b"one\ntwo\nthree\n"
-    at_once, followed = script.asked
+    at_once, followed = transport.requests
     assert (str(at_once), at_once.query) == (f"GET {POD}/log", {"tailLines": "3"})
     assert at_once.timeout == 30 < 3600 < followed.timeout
 
 
-async def test_what_is_said_instead_of_a_log_is_an_error_of_which_only_the_beginning_is_read() -> None:
+async def test_error_response_is_read_up_to_a_limit() -> None:
     waiting = ApiError(400, "BadRequest", "container is waiting to start")
     endless = Response(502, {"endless": "yes"}, b"a proxy speaks")
-    for trouble, words in ((refusal(waiting), "waiting to start"), (endless, "a proxy speaks")):
-        with pytest.raises(ApiError, match=words):
-            async with pod_log(Client(Script(trouble)), "web", "default", {}):
+    for failure, message in ((error_response(waiting), "waiting to start"), (endless, "a proxy speaks")):
+        with pytest.raises(ApiError, match=message):
+            async with pod_log(Client(ScriptedTransport(failure)), "web", "default", {}):
                 raise AssertionError("there is no log")

@@ -1,4 +1,4 @@
-"""What is said beside objects, and what it comes to where it is read."""
+"""Request options and their effects."""
 
 import pytest
 from hypothesis import given
@@ -12,29 +12,27 @@ SPECS = st.dictionaries(st.sampled_from("ab"), st.sampled_from("xy"))
 METADATA = st.none() | st.fixed_dictionaries({"labels": SPECS})
 
 
-def test_what_is_not_said_is_not_sent() -> None:
+def test_empty_options_are_not_sent() -> None:
     assert selector_query("", "") == dry_run_query(False) == {}
     assert delete_options({"metadata": {"name": "web"}}, None, None) == {"apiVersion": "v1", "kind": "DeleteOptions"}
 
 
 @pytest.mark.parametrize("known", [{"uid": "u1"}, {"resourceVersion": "7"}, {"uid": "u1", "resourceVersion": "7"}])
-def test_what_is_known_of_an_object_is_a_condition_of_its_end(known: Object) -> None:
+def test_known_identity_becomes_delete_precondition(known: Object) -> None:
     assert delete_options({"metadata": {"name": "web", **known}}, None, None)["preconditions"] == known
 
 
-def test_no_time_to_end_is_not_the_same_as_nothing_said_of_it() -> None:
+def test_zero_grace_period_is_sent() -> None:
     assert delete_options({"metadata": {}}, 0, None)["gracePeriodSeconds"] == 0
 
 
 @given(SPECS, SPECS, METADATA)
-def test_a_patch_at_a_version_asks_for_that_version_and_changes_nothing_else(
-    has: Object, wants: Object, metadata: Object | None
-) -> None:
+def test_versioned_patch_only_adds_the_version(has: Object, wants: Object, metadata: Object | None) -> None:
     there = {"metadata": {"name": "web", "resourceVersion": "7"}, "spec": has}
     patch = {"spec": wants, **({"metadata": metadata} if metadata is not None else {})}
-    asked = apply_merge_patch(there, with_resource_version(patch, "6", PatchType.MERGE))
+    patched = apply_merge_patch(there, with_resource_version(patch, "6", PatchType.MERGE))
     plain = apply_merge_patch(there, patch)
-    assert asked == {**plain, "metadata": {**plain["metadata"], "resourceVersion": "6"}}
+    assert patched == {**plain, "metadata": {**plain["metadata"], "resourceVersion": "6"}}
     steps = [{"op": "add", "path": "/spec", "value": wants}]
     assert apply_json_patch(there, with_resource_version(steps, "6", PatchType.JSON)) == {
         "metadata": {"name": "web", "resourceVersion": "6"},

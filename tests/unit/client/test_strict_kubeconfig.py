@@ -1,6 +1,6 @@
-"""Hostile kubeconfigs: each is refused by the field that is wrong, and nothing is run, opened or dialled for it.
+"""Hostile kubeconfigs: each is rejected with the wrong field, and nothing is run, opened or dialed.
 
-An audit hook of the interpreter watches every call, so the second half of that sentence does not rest on our word.
+An audit hook of the interpreter watches every call and proves the second half.
 """
 
 import base64
@@ -22,7 +22,7 @@ from tapestry.client.errors import KubeconfigError
 from tapestry.client.kubeconfig import load_access
 from tapestry.client.strict_kubeconfig import MAX_BYTES, strict_access
 
-# The audit events of running a program, touching a file or reaching out; whole families by their first words.
+# Audit events of running a program, accessing a file or connecting, by prefix.
 DEEDS = (
     *("open", "os.", "subprocess.", "pty.", "shutil.", "tempfile.", "glob.", "pathlib.", "mmap.", "fcntl."),
     *("socket.", "urllib.", "http.", "ftplib.", "smtplib.", "telnetlib.", "webbrowser.", "ctypes.", "import"),
@@ -32,17 +32,17 @@ watching: list[list[tuple[Any, ...]]] = []
 
 
 def watch(event: str, arguments: tuple[Any, ...]) -> None:
-    wraps_a_descriptor = event == "open" and isinstance(arguments[0], int)  # memory without a name, for OpenSSL
+    wraps_a_descriptor = event == "open" and isinstance(arguments[0], int)  # anonymous memory for OpenSSL
     if watching and event.startswith(DEEDS) and not wraps_a_descriptor:
         watching[-1].append((event, *arguments))
 
 
-sys.addaudithook(watch)  # cannot be taken off again; it is idle outside of deeds()
+sys.addaudithook(watch)  # cannot be removed; idle outside of side_effects()
 
 
 @contextmanager
-def deeds() -> Iterator[list[tuple[Any, ...]]]:
-    """What the interpreter does in the block that somebody outside could notice."""
+def side_effects() -> Iterator[list[tuple[Any, ...]]]:
+    """Record the side effects of a block that are visible outside the process."""
     seen: list[tuple[Any, ...]] = []
     watching.append(seen)
     try:
@@ -62,8 +62,8 @@ def a_kubeconfig(*, user: Any = None, cluster: Any = None, context: Any = None) 
     }
 
 
-def hidden(document: dict[str, Any]) -> dict[str, Any]:
-    """The entries of `document` behind harmless ones, where the current context does not point."""
+def with_harmless_entries_first(document: dict[str, Any]) -> dict[str, Any]:
+    """Return `document` with harmless entries first, and the current context on these."""
     harmless = a_kubeconfig()
     names = {part: [{**each, "name": "hidden"} for each in document[part]] for part in ("clusters", "users")}
     return {**harmless, **{part: harmless[part] + names[part] for part in names}}
@@ -76,18 +76,18 @@ def data(document: Any) -> bytes:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def warm() -> None:
-    """Whatever is imported or cached at first use is there before anybody watches."""
+def warm_up() -> None:
+    """Import and cache everything that is loaded on first use."""
     strict_access(data(a_kubeconfig()))
     for broken in ("a: [", "a: &x 1", a_kubeconfig(user={"exec": {}}), a_kubeconfig(cluster={"server": "https://ä"})):
         with pytest.raises(KubeconfigError):
             strict_access(data(broken))
 
 
-def refusal(document: Any, **options: Any) -> str:
-    """The refusal of a kubeconfig; it must come without deeds and without secrets."""
+def rejection_of(document: Any, **options: Any) -> str:
+    """Return the error of a kubeconfig.  It must occur without side effects and contain no secrets."""
     content = data(document)
-    with deeds() as seen:
+    with side_effects() as seen:
         try:
             strict_access(content, **options)
         except KubeconfigError as error:
@@ -200,13 +200,16 @@ HOSTILE_DOCUMENTS: dict[str, tuple[Any, str]] = {
     ),
     "an unknown key of a context": (a_kubeconfig(context={"users": "x"}), "contexts[0].context.users: not a field"),
     "no current context": ({**a_kubeconfig(), "current-context": ""}, "current-context: not set; choose one of 'c'"),
-    "a context that is not there": ({**a_kubeconfig(), "current-context": "x"}, "current-context: 'x' is not there"),
-    "a cluster that is not there": (a_kubeconfig(context={"cluster": "x"}), "contexts[0].context.cluster: 'x' is not"),
-    "a user that is not there": (a_kubeconfig(context={"user": "x"}), "contexts[0].context.user: 'x' is not there"),
+    "an unknown context": ({**a_kubeconfig(), "current-context": "x"}, "current-context: 'x' does not exist"),
+    "an unknown cluster": (
+        a_kubeconfig(context={"cluster": "x"}),
+        "contexts[0].context.cluster: 'x' does not",
+    ),
+    "an unknown user": (a_kubeconfig(context={"user": "x"}), "contexts[0].context.user: 'x' does not exist"),
     "a namespace that is a path": (a_kubeconfig(context={"namespace": "a/../b"}), "contexts[0].context.namespace: "),
     "two users of one name": (
         {**a_kubeconfig(), "users": [*a_kubeconfig()["users"], {"name": "c", "user": {"token": "s3cret"}}]},
-        "users[1].name: 'c' is taken by an entry before",
+        "users[1].name: 'c' is already used by an earlier entry",
     ),
     "a server name with a line break": (a_kubeconfig(cluster={"tls-server-name": "a\nb"}), "clusters[0].cluster.tls-"),
     "a key of another certificate": (
@@ -215,7 +218,7 @@ HOSTILE_DOCUMENTS: dict[str, tuple[Any, str]] = {
     ),
     "an authority without a certificate": (
         a_kubeconfig(cluster={"certificate-authority-data": base64.b64encode(b"s3cret").decode()}),
-        "clusters[0].cluster.certificate-authority-data: holds no certificate",
+        "clusters[0].cluster.certificate-authority-data: contains no certificate",
     ),
     "laughs by the billion": (
         "a: &a [x, x]\n" + "\n".join(f"{b}: &{b} [*{a}, *{a}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),
@@ -241,50 +244,50 @@ HOSTILE_DOCUMENTS: dict[str, tuple[Any, str]] = {
 }
 
 
-def test_the_watcher_sees_what_a_trusting_reader_does(tmp_path: Path) -> None:
+def test_audit_hook_detects_side_effects(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("s3cret")
     path = tmp_path / "config"
     path.write_bytes(data(a_kubeconfig(cluster={"certificate-authority": "gone.crt"})))
-    with deeds() as seen, pytest.raises(KubeconfigError):
+    with side_effects() as seen, pytest.raises(KubeconfigError):
         load_access([path], environ={})
     assert {("open", str(path)), ("open", str(tmp_path / "gone.crt"))} <= {(each[0], str(each[1])) for each in seen}
 
 
 @pytest.mark.parametrize(("user", "expected"), HOSTILE_USERS.values(), ids=HOSTILE_USERS)
-def test_a_hostile_user_is_refused_wherever_it_stands(user: dict[str, Any], expected: str) -> None:
+def test_hostile_user_is_rejected_in_any_entry(user: dict[str, Any], expected: str) -> None:
     document = a_kubeconfig(user=user)
-    for place, refused in (("users[0].user", document), ("users[1].user", hidden(document))):
+    for place, refused in (("users[0].user", document), ("users[1].user", with_harmless_entries_first(document))):
         field = expected.replace("users[0].user", place) if expected.startswith("users") else f"{place}.{expected}"
-        assert refusal(refused).startswith(field)
+        assert rejection_of(refused).startswith(field)
 
 
 @pytest.mark.parametrize(("cluster", "expected"), HOSTILE_CLUSTERS.values(), ids=HOSTILE_CLUSTERS)
-def test_a_hostile_cluster_is_refused_wherever_it_stands(cluster: dict[str, Any], expected: str) -> None:
+def test_hostile_cluster_is_rejected_in_any_entry(cluster: dict[str, Any], expected: str) -> None:
     document = a_kubeconfig(cluster=cluster)
-    assert refusal(document).startswith(f"clusters[0].cluster.{expected}")
-    assert refusal(hidden(document)).startswith(f"clusters[1].cluster.{expected}")
+    assert rejection_of(document).startswith(f"clusters[0].cluster.{expected}")
+    assert rejection_of(with_harmless_entries_first(document)).startswith(f"clusters[1].cluster.{expected}")
 
 
 @pytest.mark.parametrize(("document", "expected"), HOSTILE_DOCUMENTS.values(), ids=HOSTILE_DOCUMENTS)
-def test_a_hostile_document_is_refused(document: Any, expected: str) -> None:
-    assert expected in refusal(document)
+def test_hostile_document_is_rejected(document: Any, expected: str) -> None:
+    assert expected in rejection_of(document)
 
 
 @pytest.mark.parametrize("field", ["exec", "proxy-url", "certificate-authority", "tokenFile", "auth-provider"])
-def test_allowing_insecure_connections_allows_nothing_else(field: str) -> None:
+def test_allow_insecure_allows_nothing_else(field: str) -> None:
     where = "cluster" if field in ("proxy-url", "certificate-authority") else "user"
     value = {} if field in ("exec", "auth-provider") else "http://evil.test"
-    assert f"{field}: not allowed" in refusal(a_kubeconfig(**{where: {field: value}}), allow_insecure=True)
+    assert f"{field}: not allowed" in rejection_of(a_kubeconfig(**{where: {field: value}}), allow_insecure=True)
 
 
-def test_verification_cannot_be_off_and_on() -> None:
+def test_contradictory_verification_is_rejected() -> None:
     cluster = {"insecure-skip-tls-verify": True, "certificate-authority-data": "eA=="}
-    message = refusal(a_kubeconfig(cluster=cluster), allow_insecure=True)
+    message = rejection_of(a_kubeconfig(cluster=cluster), allow_insecure=True)
     assert message.startswith("clusters[0].cluster.insecure-skip-tls-verify: true makes the authority useless")
 
 
-def test_the_limit_on_the_size_is_a_choice() -> None:
-    assert refusal(a_kubeconfig(), max_bytes=100).endswith("bytes are over 100")
+def test_size_limit_is_configurable() -> None:
+    assert rejection_of(a_kubeconfig(), max_bytes=100).endswith("bytes are over 100")
 
 
 def extensions() -> list[dict[str, Any]]:
@@ -293,7 +296,7 @@ def extensions() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def full(authority: Any) -> dict[str, Any]:
-    """All that a kubeconfig from a Secret may say."""
+    """Return a kubeconfig with everything that is allowed in a Secret."""
     pair = authority.issue("alice.test")
     user = {
         "client-certificate-data": base64.b64encode(pair.certificate).decode(),
@@ -312,9 +315,9 @@ def full(authority: Any) -> dict[str, Any]:
     return {**a_kubeconfig(user=user, cluster=cluster, context=context), **more}
 
 
-async def test_an_honest_kubeconfig_is_accepted_without_opening_a_path(full, client_seen_by_server) -> None:
+async def test_valid_kubeconfig_is_accepted_without_opening_files(full, client_seen_by_server) -> None:
     content = data(full)
-    with deeds() as seen:
+    with side_effects() as seen:
         access = strict_access(content)
     assert seen == []
     assert access.server == "https://api.test:6443/prefix"
@@ -325,13 +328,13 @@ async def test_an_honest_kubeconfig_is_accepted_without_opening_a_path(full, cli
     assert "s3cret" not in repr(access)
 
 
-async def test_json_and_basic_authentication_will_do() -> None:
+async def test_json_and_basic_auth_are_accepted() -> None:
     document = a_kubeconfig(user={"token": None, "username": "u", "password": "12345"})
     access = strict_access(json.dumps(document).encode())
     assert await access.credentials.headers() == [("Authorization", "Basic dToxMjM0NQ==")]
 
 
-def test_empty_and_null_fields_are_fields_that_are_not_there() -> None:
+def test_empty_and_null_fields_count_as_absent() -> None:
     empty = {"tokenFile": "", "client-key": "", "client-certificate": None, "exec": None, "auth-provider": None}
     access = strict_access(data(a_kubeconfig(user=empty, cluster={"proxy-url": "", "certificate-authority": ""})))
     assert access.server == "https://api.test:6443"
@@ -344,7 +347,7 @@ def test_insecure_connections_can_be_allowed() -> None:
     assert unverified.verification.insecure
 
 
-def test_loopback_can_be_allowed_and_link_local_cannot() -> None:
+def test_loopback_can_be_allowed_but_not_link_local() -> None:
     for server in ("https://127.0.0.1:6443", "https://[::1]:6443", "https://localhost:6443"):
         access = strict_access(data(a_kubeconfig(cluster={"server": server})), allow_loopback=True)
         assert access.address_policy == AddressPolicy(allow_loopback=True)
@@ -353,19 +356,19 @@ def test_loopback_can_be_allowed_and_link_local_cannot() -> None:
 
 
 @given(st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]), min_size=1))
-def test_a_token_is_sent_as_it_stands_or_refused(token: str) -> None:
+def test_token_is_sent_unchanged_or_rejected(token: str) -> None:
     content = json.dumps(a_kubeconfig(user={"token": token})).encode()
     if any(ord(letter) < 0x20 or 0x7F <= ord(letter) < 0xA0 for letter in token):
         with pytest.raises(KubeconfigError, match=r"^users\[0\]\.user\.token: has control characters$"):
             strict_access(content)
     else:
         headers = strict_access(content).credentials.headers()
-        with pytest.raises(StopIteration) as sent:  # a fixed token never waits
+        with pytest.raises(StopIteration) as sent:  # a static token never awaits
             headers.send(None)
         assert sent.value.value == [("Authorization", f"Bearer {token}")]
 
 
 @given(st.binary(max_size=200))
-def test_whatever_a_secret_holds_it_is_refused_and_nothing_breaks(content: bytes) -> None:
+def test_random_content_is_rejected_without_a_crash(content: bytes) -> None:
     with pytest.raises(KubeconfigError):
         strict_access(content)

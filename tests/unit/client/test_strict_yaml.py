@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tapestry.client.strict_yaml import MAX_DEPTH, StrictYamlError, parse_strict_yaml
 
-# JSON writes letters beyond the basic plane as two escapes, which YAML does not read.
+# JSON escapes letters beyond the basic plane as two, which YAML does not read.
 TEXT = st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]), max_size=30)
 DOCUMENTS = st.recursive(
     TEXT | st.booleans() | st.none(),
@@ -20,35 +20,35 @@ DOCUMENTS = st.recursive(
 
 
 @given(DOCUMENTS)
-def test_json_reads_as_json(document: Any) -> None:
+def test_json_is_read_as_json(document: Any) -> None:
     assert parse_strict_yaml(json.dumps(document).encode()) == document
 
 
 @given(st.binary() | st.text(alphabet="&*!<>{}[]:,-?|%@ab\n\"' ~").map(str.encode))
-def test_whatever_comes_is_a_document_or_refused(data: bytes) -> None:
+def test_random_data_is_parsed_or_rejected(data: bytes) -> None:
     with suppress(StrictYamlError):
         assert isinstance(parse_strict_yaml(data), dict | list | str | bool | None)
 
 
-def test_numbers_and_dates_stay_as_they_are_written() -> None:
+def test_numbers_and_dates_stay_strings() -> None:
     assert parse_strict_yaml(b"[1, 0x10, 1e3, 2026-01-01, 1:30, .inf, yes, on]") == [
         *("1", "0x10", "1e3", "2026-01-01", "1:30", ".inf", "yes", "on")
     ]
 
 
-def test_only_plain_words_are_constants() -> None:
+def test_only_plain_scalars_are_constants() -> None:
     assert parse_strict_yaml(b"[true, false, null, ~, 'true', \"null\", '']") == [
         *(True, False, None, None, "true", "null", "")
     ]
 
 
-def test_no_document_is_none() -> None:
+def test_empty_document_is_none() -> None:
     assert parse_strict_yaml(b"") is None
     assert parse_strict_yaml(b"# only a comment\n") is None
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "message"),
     [
         ("a: &x 1", "a: YAML anchors are not allowed"),
         ("&x a: 1", "document: YAML anchors are not allowed"),
@@ -73,19 +73,19 @@ def test_no_document_is_none() -> None:
         ("\x00", "not YAML"),
     ],
 )
-def test_tricks_are_refused_where_they_stand(text: str, complaint: str) -> None:
-    with pytest.raises(StrictYamlError, match=f"^.*{complaint}"):
+def test_unsafe_features_are_rejected_with_location(text: str, message: str) -> None:
+    with pytest.raises(StrictYamlError, match=f"^.*{message}"):
         parse_strict_yaml(text.encode())
 
 
 @pytest.mark.parametrize("text", ["{0}: &x 1", "a: {{{0}: 1, {0}: 2}}", "a: *{0}", "a: !{0} b", "a: [{0}"])
-def test_an_error_quotes_nothing_that_could_be_a_secret(text: str) -> None:
+def test_error_quotes_no_values(text: str) -> None:
     with pytest.raises(StrictYamlError) as caught:
         parse_strict_yaml(text.format("s3cret" * 10).encode())
     assert "s3cret" not in str(caught.value)
 
 
-def test_nesting_has_an_end() -> None:
+def test_nesting_is_limited() -> None:
     assert parse_strict_yaml(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH)
     with pytest.raises(StrictYamlError, match="nested deeper than 16"):
         parse_strict_yaml(b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1))

@@ -34,7 +34,7 @@ def is_ready(obj: Object | None) -> bool:
 
 
 @in_virtual_time
-async def test_what_is_so_already_is_not_waited_for() -> None:
+async def test_returns_at_once_if_condition_holds() -> None:
     _, client = a_client()
     made = await client.create(PODS, POD)
     assert await wait_for(client, PODS, "web", "default", until=exists) == made
@@ -44,7 +44,7 @@ async def test_what_is_so_already_is_not_waited_for() -> None:
 
 
 @in_virtual_time
-async def test_it_returns_the_object_as_it_was_when_it_got_there() -> None:
+async def test_returns_object_that_meets_the_condition() -> None:
     _, client = a_client()
     made = await client.create(PODS, POD)
     async with asyncio.TaskGroup() as group:
@@ -58,7 +58,7 @@ async def test_it_returns_the_object_as_it_was_when_it_got_there() -> None:
 
 
 @in_virtual_time
-async def test_it_waits_for_an_object_to_go() -> None:
+async def test_waits_for_deletion() -> None:
     _, client = a_client()
     made = await client.create(PODS, POD)
     async with asyncio.TaskGroup() as group:
@@ -69,7 +69,7 @@ async def test_it_waits_for_an_object_to_go() -> None:
 
 
 @in_virtual_time
-async def test_it_outlives_what_happens_to_watches() -> None:
+async def test_survives_watch_failures() -> None:
     api, client = a_client()
     await client.create(PODS, POD)
     async with asyncio.TaskGroup() as group:
@@ -85,21 +85,21 @@ async def test_it_outlives_what_happens_to_watches() -> None:
 
 
 @in_virtual_time
-async def test_it_says_how_things_were_when_the_time_was_over() -> None:
+async def test_timeout_error_shows_last_state() -> None:
     _, client = a_client()
     made = await client.create(PODS, POD)
     with pytest.raises(TimeoutError) as caught:
         await wait_for(client, PODS, "web", "default", until=is_ready, timeout=7)
     assert str(caught.value) == (
-        f"Pod default/web did not get there in 7 s; it was last at version {version_of(made)} "
+        f"Pod default/web: timed out after 7 s; it was last at version {version_of(made)} "
         "with status {'phase': 'Pending', 'qosClass': 'BestEffort'}"
     )
-    with pytest.raises(TimeoutError, match=r"Node n1 did not get there in 1 s; it was not there$"):
+    with pytest.raises(TimeoutError, match=r"Node n1: timed out after 1 s; it did not exist$"):
         await wait_for(client, NODES, "n1", until=exists, timeout=1)
 
 
 @in_virtual_time
-async def test_safety_rule_7_a_secret_that_is_waited_for_in_vain_is_not_told() -> None:
+async def test_safety_rule_7_timeout_error_does_not_show_a_secret() -> None:
     _, client = a_client()
     await client.create(SECRETS, {**object_named("key", "default"), "data": {"password": "aHVzaA=="}})
     with pytest.raises(TimeoutError) as caught:
@@ -124,7 +124,7 @@ class Unreachable:
 
 
 @in_virtual_time
-async def test_it_says_that_nobody_answered() -> None:
-    with pytest.raises(TimeoutError, match=r"; the watch broke last with GET /api/v1/\S+: nobody listens$"):
+async def test_timeout_error_shows_last_watch_error() -> None:
+    with pytest.raises(TimeoutError, match=r"; the last watch error was GET /api/v1/\S+: nobody listens$"):
         await wait_for(Client(Unreachable()), PODS, "web", "default", until=is_absent)
     assert running_clock().monotonic() == 30

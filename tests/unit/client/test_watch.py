@@ -1,6 +1,6 @@
-"""A watch never loses and never repeats, whatever happens to its streams.
+"""A watch never loses or repeats changes, whatever happens to its streams.
 
-Streams that break in a certain way are written down in advance (`Tape`); all else runs on the in-process API.
+Certain stream failures are scripted (`ScriptedStreams`).  All other tests use the in-process API.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from tapestry.kube.errors import BadRequest, Conflict, Gone, Invalid, KubeError,
 from tapestry.kube.objects import Object, name_of, object_named, version_of
 from tapestry.kube.resources import PODS
 
-# -- streams that were written down
+# -- scripted streams
 
 
 def a_pod(name: str, version: int) -> Object:
@@ -83,12 +83,12 @@ def page(*names: str, version: int, token: str = "") -> Response:
     return Response(200, {}, msgspec.json.encode({"metadata": metadata, "items": items}))
 
 
-class Over(Exception):
-    """The tape has come to its end."""
+class ScriptEnd(Exception):
+    """The script has no more streams."""
 
 
 @dataclass
-class Take:
+class StreamScript:
     """One stream: its chunks, then its end, an error, or (None) silence."""
 
     chunks: Sequence[bytes] = ()
@@ -96,33 +96,33 @@ class Take:
     status: int = 200
 
 
-def refused(error: Any) -> Take:
-    return Take([msgspec.json.encode(error.status())], status=error.code)
+def error_stream(error: Any) -> StreamScript:
+    return StreamScript([msgspec.json.encode(error.status())], status=error.code)
 
 
 @dataclass
-class Tape:
-    """A transport that plays streams, and pages, one after the other."""
+class ScriptedStreams:
+    """A transport that serves scripted streams and pages, one after the other."""
 
-    takes: deque[Take]
+    scripts: deque[StreamScript]
     pages: deque[Response] = field(default_factory=deque)
     queries: list[dict[str, str]] = field(default_factory=list)
     open: int = 0
 
     async def send(self, request: Request) -> Response:
         if not self.pages:
-            raise Over
+            raise ScriptEnd
         self.queries.append(dict(request.query))
         return self.pages.popleft()
 
     @asynccontextmanager
-    async def stream(self, request: Request) -> AsyncIterator["Playing"]:
-        if not self.takes:
-            raise Over
+    async def stream(self, request: Request) -> AsyncIterator["PlayingStream"]:
+        if not self.scripts:
+            raise ScriptEnd
         self.queries.append(dict(request.query))
         self.open += 1
         try:
-            yield Playing(self.takes.popleft())
+            yield PlayingStream(self.scripts.popleft())
         finally:
             self.open -= 1
 
@@ -130,29 +130,29 @@ class Tape:
         raise AssertionError("a watch never aborts")
 
     async def close(self) -> None:
-        self.takes.clear()
+        self.scripts.clear()
 
 
 @dataclass
-class Playing:
-    take: Take
+class PlayingStream:
+    script: StreamScript
 
     @property
     def status(self) -> int:
-        return self.take.status
+        return self.script.status
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        for chunk in self.take.chunks:
+        for chunk in self.script.chunks:
             yield chunk
-        if self.take.end is None:
+        if self.script.end is None:
             await asyncio.Event().wait()
-        if isinstance(self.take.end, Exception):
-            raise self.take.end
+        if isinstance(self.script.end, Exception):
+            raise self.script.end
 
 
 @dataclass
-class Played:
-    """What a watch of a tape told, and why it began again."""
+class WatchLog:
+    """The events of a watch on scripted streams, and its restarts."""
 
     events: list[WatchEvent]
     restarts: list[tuple[KubeError, float]]
@@ -168,12 +168,12 @@ class Played:
 
     @property
     def versions(self) -> list[str]:
-        """What each stream was asked to begin after; empty for a list."""
+        """Return the resourceVersion of each request; empty for a list."""
         return [query.get("resourceVersion", "") for query in self.queries]
 
 
 def shape(event: WatchEvent) -> str:
-    """An event in short: `page a b`, `+c ~c -c`."""
+    """Return a short form of an event: `page a b`, `+c ~c -c`."""
     match event:
         case ListPage(items):
             return " ".join(["page", *map(name_of, items)])
@@ -183,16 +183,16 @@ def shape(event: WatchEvent) -> str:
     return type(event).__name__
 
 
-async def played(*takes: Take, pages: Sequence[Response] = (), **options: Any) -> Played:
-    tape = Tape(deque(takes), deque(pages))
+async def run_watch(*scripts: StreamScript, pages: Sequence[Response] = (), **options: Any) -> WatchLog:
+    streams = ScriptedStreams(deque(scripts), deque(pages))
     restarts: list[tuple[KubeError, float]] = []
-    watch = Watch(Client(tape), PODS, on_restart=lambda error, pause: restarts.append((error, pause)), **options)
+    watch = Watch(Client(streams), PODS, on_restart=lambda error, pause: restarts.append((error, pause)), **options)
     events: list[WatchEvent] = []
-    with suppress(Over):
+    with suppress(ScriptEnd):
         async for event in watch.events():
             events += [event]
-    assert not tape.open
-    return Played(events, restarts, tape.queries)
+    assert not streams.open
+    return WatchLog(events, restarts, streams.queries)
 
 
 A_LIST = [added("a", 3), added("b", 5), list_end(7)]
@@ -202,15 +202,17 @@ A_LIST = [added("a", 3), added("b", 5), list_end(7)]
 
 
 @in_virtual_time
-async def test_a_list_is_streamed_and_then_followed() -> None:
-    got = await played(Take([*A_LIST, modified("a", 8) + added("c", 9), deleted("b", 10)]))
-    assert got.shapes == ["Listing", "page a", "page b", "Synced", "~a +c", "-b"]
+async def test_list_is_streamed_then_followed() -> None:
+    got = await run_watch(StreamScript([*A_LIST, modified("a", 8) + added("c", 9), deleted("b", 10)]))
+    assert got.shapes == ["ListStart", "page a", "page b", "Synced", "~a +c", "-b"]
     assert got.restarts == []
 
 
 @in_virtual_time
-async def test_a_stream_is_asked_for_with_all_that_it_needs() -> None:
-    got = await played(Take(A_LIST), Take([bookmark(8)]), labels="app=web", fields="spec.nodeName=n1")
+async def test_stream_request_has_all_parameters() -> None:
+    got = await run_watch(
+        StreamScript(A_LIST), StreamScript([bookmark(8)]), labels="app=web", fields="spec.nodeName=n1"
+    )
     first, second = got.queries
     assert all(
         WATCH_LIFETIME_SECONDS[0] <= int(query.pop("timeoutSeconds")) <= WATCH_LIFETIME_SECONDS[1]
@@ -228,59 +230,71 @@ async def test_a_stream_is_asked_for_with_all_that_it_needs() -> None:
 
 @pytest.mark.parametrize("refusal", [UNKNOWN_OPTION, BadRequest(400, "BadRequest", "what is sendInitialEvents?")])
 @in_virtual_time
-async def test_a_server_that_cannot_stream_lists_is_asked_for_pages_from_then_on(refusal: KubeError) -> None:
+async def test_server_without_streaming_lists_is_paged(refusal: KubeError) -> None:
     pages = [page("a", "b", version=5, token="more"), page("c", version=5), page(version=9)]
-    got = await played(
-        refused(refusal), Take([added("d", 6)]), refused(EXPIRED), Take([bookmark(9)]), pages=pages, page=2
+    got = await run_watch(
+        error_stream(refusal),
+        StreamScript([added("d", 6)]),
+        error_stream(EXPIRED),
+        StreamScript([bookmark(9)]),
+        pages=pages,
+        page_size=2,
     )
-    assert got.shapes == ["Listing", "page a b", "page c", "Synced", "+d", "Listing", "page", "Synced"]
+    assert got.shapes == ["ListStart", "page a b", "page c", "Synced", "+d", "ListStart", "page", "Synced"]
     assert ["limit" in query for query in got.queries] == [False, True, True, False, False, True, False]
     assert got.queries[1]["limit"] == "2"
-    assert got.reasons == ["Gone"]  # that it pages is no failure
+    assert got.reasons == ["Gone"]  # paging is not a failure
 
 
 @in_virtual_time
-async def test_a_refusal_to_resume_says_nothing_about_lists() -> None:
-    got = await played(Take(A_LIST), refused(BadRequest(400, "BadRequest", "no")), refused(EXPIRED), Take(A_LIST))
+async def test_rejected_resume_does_not_disable_streaming_lists() -> None:
+    got = await run_watch(
+        StreamScript(A_LIST),
+        error_stream(BadRequest(400, "BadRequest", "no")),
+        error_stream(EXPIRED),
+        StreamScript(A_LIST),
+    )
     assert got.reasons == ["BadRequest", "Gone"]
-    assert got.shapes[-4:] == ["Listing", "page a", "page b", "Synced"]
+    assert got.shapes[-4:] == ["ListStart", "page a", "page b", "Synced"]
 
 
 @in_virtual_time
-async def test_a_refusal_of_the_pages_too_is_tried_again_after_a_pause() -> None:
+async def test_rejected_pages_are_retried_after_a_pause() -> None:
     pages = [Response(400, {}, b"bad selector"), page("a", version=5)]
-    got = await played(refused(UNKNOWN_OPTION), Take([bookmark(6)]), pages=pages)
-    assert got.shapes == ["Listing", "Listing", "page a", "Synced"]
+    got = await run_watch(error_stream(UNKNOWN_OPTION), StreamScript([bookmark(6)]), pages=pages)
+    assert got.shapes == ["ListStart", "ListStart", "page a", "Synced"]
     assert got.reasons == ["BadRequest"]
 
 
 @in_virtual_time
-async def test_pages_that_are_forgotten_meanwhile_are_listed_again() -> None:
+async def test_expired_pages_are_listed_again() -> None:
     gone = Response(410, {}, msgspec.json.encode(EXPIRED.status()))
     pages = [page("a", version=5, token="more"), gone, page("b", version=9)]
-    got = await played(refused(UNKNOWN_OPTION), Take([bookmark(9)]), pages=pages)
-    assert got.shapes == ["Listing", "page a", "Listing", "page b", "Synced"]
+    got = await run_watch(error_stream(UNKNOWN_OPTION), StreamScript([bookmark(9)]), pages=pages)
+    assert got.shapes == ["ListStart", "page a", "ListStart", "page b", "Synced"]
     assert "continue" not in got.queries[3]
 
 
 @in_virtual_time
-async def test_what_happens_while_a_list_is_streamed_is_part_of_it() -> None:
+async def test_changes_during_streamed_list_are_part_of_it() -> None:
     chunks = [added("a", 1) + added("b", 2) + deleted("a", 3) + modified("b", 4) + added("a", 5) + list_end(5)]
-    got = await played(Take([*chunks, modified("a", 6)]))
-    assert got.shapes == ["Listing", "page a b", "-a", "page b a", "Synced", "~a"]
+    got = await run_watch(StreamScript([*chunks, modified("a", 6)]))
+    assert got.shapes == ["ListStart", "page a b", "-a", "page b a", "Synced", "~a"]
 
 
 @in_virtual_time
-async def test_a_list_that_breaks_off_begins_anew() -> None:
-    got = await played(Take([added("a", 1), added("b", 2)], end=CUT), Take([added("b", 2), list_end(4)]))
-    assert got.shapes == ["Listing", "page a", "page b", "Listing", "page b", "Synced"]
+async def test_interrupted_list_starts_again() -> None:
+    got = await run_watch(
+        StreamScript([added("a", 1), added("b", 2)], end=CUT), StreamScript([added("b", 2), list_end(4)])
+    )
+    assert got.shapes == ["ListStart", "page a", "page b", "ListStart", "page b", "Synced"]
     assert got.versions == ["", ""]
 
 
 @pytest.mark.parametrize("chunks", [[], [added("a", 1)]])
 @in_virtual_time
-async def test_a_list_that_ends_before_it_is_whole_is_asked_for_ever_more_seldom(chunks: list[bytes]) -> None:
-    got = await played(*[Take(chunks)] * 5)
+async def test_incomplete_list_is_retried_with_backoff(chunks: list[bytes]) -> None:
+    got = await run_watch(*[StreamScript(chunks)] * 5)
     assert got.reasons == ["BrokenStream"] * 5
     pauses = [pause for _, pause in got.restarts]
     assert pauses == sorted(pauses)
@@ -292,57 +306,72 @@ async def test_a_list_that_ends_before_it_is_whole_is_asked_for_ever_more_seldom
 
 @pytest.mark.parametrize("end", ["", CUT])
 @in_virtual_time
-async def test_a_stream_that_ends_is_resumed_where_it_was(end: Exception | str) -> None:
-    takes = [Take([*A_LIST, added("c", 9)], end=end), Take([modified("c", 11)], end=end), Take([deleted("c", 12)])]
-    got = await played(*takes)
-    assert got.shapes == ["Listing", "page a", "page b", "Synced", "+c", "~c", "-c"]
+async def test_ended_stream_is_resumed_at_its_version(end: Exception | str) -> None:
+    scripts = [
+        StreamScript([*A_LIST, added("c", 9)], end=end),
+        StreamScript([modified("c", 11)], end=end),
+        StreamScript([deleted("c", 12)]),
+    ]
+    got = await run_watch(*scripts)
+    assert got.shapes == ["ListStart", "page a", "page b", "Synced", "+c", "~c", "-c"]
     assert got.versions == ["", "9", "11"]
-    assert got.reasons == (["TransportError"] * 2 if end else [])  # a server may end a stream when it likes
+    assert got.reasons == (["TransportError"] * 2 if end else [])  # a server may end a stream at any time
 
 
 @in_virtual_time
-async def test_bookmarks_move_the_place_to_resume_from() -> None:
-    got = await played(Take([*A_LIST, bookmark(20)]), Take([bookmark(30) + bookmark(40)]), Take([bookmark(50)]))
-    assert got.shapes == ["Listing", "page a", "page b", "Synced"]
+async def test_bookmark_advances_the_resume_version() -> None:
+    got = await run_watch(
+        StreamScript([*A_LIST, bookmark(20)]), StreamScript([bookmark(30) + bookmark(40)]), StreamScript([bookmark(50)])
+    )
+    assert got.shapes == ["ListStart", "page a", "page b", "Synced"]
     assert got.versions == ["", "20", "40"]
 
 
-@pytest.mark.parametrize("gone", [refused(EXPIRED), Take([error(EXPIRED)])], ids=["an answer", "an event"])
+@pytest.mark.parametrize("gone", [error_stream(EXPIRED), StreamScript([error(EXPIRED)])], ids=["an answer", "an event"])
 @in_virtual_time
-async def test_a_version_that_the_server_forgot_means_a_new_list(gone: Take) -> None:
-    got = await played(Take(A_LIST), gone, Take([added("z", 90), list_end(99)]), Take([bookmark(100)]))
-    assert got.shapes[4:] == ["Listing", "page z", "Synced"]
+async def test_expired_version_leads_to_a_new_list(gone: StreamScript) -> None:
+    got = await run_watch(
+        StreamScript(A_LIST), gone, StreamScript([added("z", 90), list_end(99)]), StreamScript([bookmark(100)])
+    )
+    assert got.shapes[4:] == ["ListStart", "page z", "Synced"]
     assert got.versions == ["", "7", "", "99"]
     assert got.reasons == ["Gone"]
 
 
 @pytest.mark.parametrize(("why", "after"), [(EXPIRED, ["", ""]), (TROUBLE, ["", "9"])])
 @in_virtual_time
-async def test_changes_before_an_error_in_the_same_chunk_are_not_lost(why: KubeError, after: list[str]) -> None:
-    got = await played(Take([*A_LIST, added("c", 8) + modified("c", 9) + error(why)]), Take([list_end(10)]))
+async def test_changes_before_an_error_are_not_lost(why: KubeError, after: list[str]) -> None:
+    got = await run_watch(
+        StreamScript([*A_LIST, added("c", 8) + modified("c", 9) + error(why)]), StreamScript([list_end(10)])
+    )
     assert got.shapes[4] == "+c ~c"
     assert got.versions == after
 
 
 @in_virtual_time
-async def test_an_error_in_the_middle_of_a_list_begins_it_anew() -> None:
-    got = await played(Take([added("a", 1) + error(TROUBLE)]), Take(A_LIST))
-    assert got.shapes == ["Listing", "page a", "Listing", "page a", "page b", "Synced"]
+async def test_error_during_list_starts_it_again() -> None:
+    got = await run_watch(StreamScript([added("a", 1) + error(TROUBLE)]), StreamScript(A_LIST))
+    assert got.shapes == ["ListStart", "page a", "ListStart", "page a", "page b", "Synced"]
 
 
 @in_virtual_time
-async def test_a_line_that_was_cut_off_is_told_by_the_next_stream() -> None:
+async def test_truncated_line_is_repeated_by_next_stream() -> None:
     whole = modified("a", 8)
-    got = await played(Take([*A_LIST, whole[:20]], end=CUT), Take([whole]))
+    got = await run_watch(StreamScript([*A_LIST, whole[:20]], end=CUT), StreamScript([whole]))
     assert got.shapes[4:] == ["~a"]
     assert got.versions == ["", "7"]
 
 
 @pytest.mark.parametrize("status", [302, 403, 404, 500])
 @in_virtual_time
-async def test_a_watch_outlives_every_refusal(status: int) -> None:
-    got = await played(Take([b"no"], status=status), Take(A_LIST), Take([b"no"], status=status), Take([added("c", 8)]))
-    assert got.shapes == ["Listing", "page a", "page b", "Synced", "+c"]
+async def test_watch_survives_every_error_status(status: int) -> None:
+    got = await run_watch(
+        StreamScript([b"no"], status=status),
+        StreamScript(A_LIST),
+        StreamScript([b"no"], status=status),
+        StreamScript([added("c", 8)]),
+    )
+    assert got.shapes == ["ListStart", "page a", "page b", "Synced", "+c"]
     assert str(got.restarts[0][0]).startswith(f"watch pods: {status} ")
 
 
@@ -358,55 +387,55 @@ EVENTS = st.lists(
 
 
 @given(events=EVENTS, cuts=st.lists(st.integers(0, 2000), max_size=30))
-def test_lines_may_be_cut_anywhere(events: list[tuple[Any, str, int]], cuts: list[int]) -> None:
+def test_lines_may_be_split_anywhere(events: list[tuple[Any, str, int]], cuts: list[int]) -> None:
     text = b"".join([*A_LIST, *(make(name, version) for make, name, version in events)])
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    chunks = [text[start:end] for start, end in pairwise(edges)]  # some of them empty
+    chunks = [text[start:end] for start, end in pairwise(edges)]  # some are empty
 
-    def told(got: Played) -> tuple[list[str], list[Change]]:
+    def summary(got: WatchLog) -> tuple[list[str], list[Change]]:
         listed = [name_of(obj) for event in got.events if isinstance(event, ListPage) for obj in event.items]
         return listed, [change for event in got.events if isinstance(event, Changes) for change in event.changes]
 
-    assert told(run(played(Take(chunks)))) == told(run(played(Take([text]))))
+    assert summary(run(run_watch(StreamScript(chunks)))) == summary(run(run_watch(StreamScript([text]))))
 
 
-# -- streams that are no use
+# -- useless streams
 
 
 @in_virtual_time
-async def test_a_silent_stream_is_given_up_and_resumed() -> None:
-    got = await played(Take(A_LIST, end=None), Take([added("c", 8)]), silence=40)
+async def test_silent_stream_is_replaced_and_resumed() -> None:
+    got = await run_watch(StreamScript(A_LIST, end=None), StreamScript([added("c", 8)]), idle_timeout=40)
     assert got.shapes[4:] == ["+c"]
     assert got.reasons == ["Silence"]
-    assert str(got.restarts[0][0]) == "the stream carried nothing for 40 s"
+    assert str(got.restarts[0][0]) == "the stream sent nothing for 40 s"
     assert 40 < running_clock().monotonic() < 41
 
 
 @in_virtual_time
-async def test_a_refusal_without_an_end_is_given_up_too() -> None:
-    got = await played(Take([b"well..."], status=500, end=None), Take(A_LIST))
+async def test_endless_error_response_is_abandoned() -> None:
+    got = await run_watch(StreamScript([b"well..."], status=500, end=None), StreamScript(A_LIST))
     assert got.reasons == ["Silence"]
 
 
 @in_virtual_time
-async def test_a_refusal_is_not_read_for_ever() -> None:
-    got = await played(Take([b"no" * 1000] * 10_000, status=500, end=None), Take(A_LIST))
+async def test_error_response_is_read_up_to_a_limit() -> None:
+    got = await run_watch(StreamScript([b"no" * 1000] * 10_000, status=500, end=None), StreamScript(A_LIST))
     assert got.reasons == ["ServerError"]
     assert running_clock().monotonic() < 1
 
 
 @pytest.mark.parametrize("noise", [b"<h1>Welcome</h1>\n", b"[]\n", b'{"type":"ADDED"}\n', b'{"type":"\xff"}\n'])
 @in_virtual_time
-async def test_a_line_that_is_no_event_breaks_the_stream_and_loses_nothing(noise: bytes) -> None:
-    got = await played(Take([*A_LIST, added("c", 8) + noise]), Take([added("c", 8)]))
+async def test_invalid_event_breaks_the_stream_without_loss(noise: bytes) -> None:
+    got = await run_watch(StreamScript([*A_LIST, added("c", 8) + noise]), StreamScript([added("c", 8)]))
     assert got.reasons == ["BrokenStream"]
     assert got.shapes[4:] == ["+c"]
     assert got.versions == ["", "7"]
 
 
 @in_virtual_time
-async def test_a_stream_that_ends_at_once_is_not_asked_for_in_a_tight_loop() -> None:
-    got = await played(Take(A_LIST), *[Take()] * 4)
+async def test_empty_stream_is_retried_with_backoff() -> None:
+    got = await run_watch(StreamScript(A_LIST), *[StreamScript()] * 4)
     assert got.reasons == ["BrokenStream"] * 4
     assert got.versions == ["", "7", "7", "7", "7"]
 
@@ -423,18 +452,18 @@ async def test_a_stream_that_ends_at_once_is_not_asked_for_in_a_tight_loop() -> 
     ],
 )
 @in_virtual_time
-async def test_what_is_no_object_breaks_the_stream_and_nothing_else(obj: Object) -> None:
-    got = await played(Take([*A_LIST, line("ADDED", obj)]), Take([added("c", 9)]))
-    assert got.shapes == ["Listing", "page a", "page b", "Synced", "+c"]
+async def test_invalid_object_breaks_only_the_stream(obj: Object) -> None:
+    got = await run_watch(StreamScript([*A_LIST, line("ADDED", obj)]), StreamScript([added("c", 9)]))
+    assert got.shapes == ["ListStart", "page a", "page b", "Synced", "+c"]
     assert got.reasons == ["BrokenStream"]
 
 
-# -- pauses
+# -- backoff
 
 
 @in_virtual_time
-async def test_pauses_grow_to_a_limit_and_are_spread() -> None:
-    got = await played(*[Take(end=CUT)] * 12)
+async def test_backoff_grows_to_a_limit_with_jitter() -> None:
+    got = await run_watch(*[StreamScript(end=CUT)] * 12)
     pauses = [pause for _, pause in got.restarts]
     assert 0.15 <= pauses[0] <= 0.25
     assert all(later > earlier for earlier, later in pairwise(pauses[:7]))
@@ -445,23 +474,23 @@ async def test_pauses_grow_to_a_limit_and_are_spread() -> None:
 
 @pytest.mark.parametrize("sign_of_life", [added("c", 8), bookmark(8)])
 @in_virtual_time
-async def test_a_stream_that_carries_something_makes_the_next_pause_short(sign_of_life: bytes) -> None:
-    got = await played(Take(A_LIST), *[Take(end=CUT)] * 6, Take([sign_of_life], end=CUT))
+async def test_data_resets_the_backoff(sign_of_life: bytes) -> None:
+    got = await run_watch(StreamScript(A_LIST), *[StreamScript(end=CUT)] * 6, StreamScript([sign_of_life], end=CUT))
     pauses = [pause for _, pause in got.restarts]
-    assert pauses[-2] >= 0.75 * 0.2 * 2**5  # the sixth in a row, spread by a quarter
+    assert pauses[-2] >= 0.75 * 0.2 * 2**5  # the sixth in a row, with jitter of a quarter
     assert pauses[-1] < 0.3
 
 
 @in_virtual_time
-async def test_lists_that_are_useless_at_once_are_asked_for_ever_more_seldom() -> None:
+async def test_useless_lists_are_retried_with_backoff() -> None:
     pages = [page("a", version=number) for number in range(1, 7)]
-    got = await played(refused(UNKNOWN_OPTION), *[Take([error(EXPIRED)])] * 6, pages=pages)
+    got = await run_watch(error_stream(UNKNOWN_OPTION), *[StreamScript([error(EXPIRED)])] * 6, pages=pages)
     assert got.reasons == ["Gone"] * 6
     assert got.restarts[-1][1] > 4
 
 
 @in_virtual_time
-async def test_restarts_are_told_and_counted_by_their_reason() -> None:
+async def test_restarts_are_reported_and_counted_by_reason() -> None:
     def counted(reason: str) -> float:
         labels = {"resource": "pods", "reason": reason}
         return REGISTRY.get_sample_value("tapestry_watch_restarts_total", labels) or 0
@@ -469,32 +498,38 @@ async def test_restarts_are_told_and_counted_by_their_reason() -> None:
     reasons = ["TransportError", "Gone", "NotFound", "BrokenStream"]
     before = [counted(reason) for reason in reasons]
     lost = NotFound(404, "NotFound", "no such resource")
-    got = await played(Take(A_LIST, end=CUT), refused(EXPIRED), refused(lost), Take([b"?\n"]), Take(A_LIST))
+    got = await run_watch(
+        StreamScript(A_LIST, end=CUT),
+        error_stream(EXPIRED),
+        error_stream(lost),
+        StreamScript([b"?\n"]),
+        StreamScript(A_LIST),
+    )
     assert got.reasons == reasons
     assert got.restarts[0][0] is CUT
     assert [counted(reason) - count for reason, count in zip(reasons, before, strict=True)] == [1, 1, 1, 1]
 
 
-# -- leaving
+# -- closing
 
 
 @pytest.mark.parametrize("events", range(1, 6))
 @in_virtual_time
-async def test_a_reader_that_closes_the_watch_frees_its_stream_at_once(events: int) -> None:
-    tape = Tape(deque([Take([*A_LIST, added("c", 8)], end=None)]))
-    async with aclosing(Watch(Client(tape), PODS).events()) as watch:
+async def test_closing_the_watch_frees_its_stream(events: int) -> None:
+    streams = ScriptedStreams(deque([StreamScript([*A_LIST, added("c", 8)], end=None)]))
+    async with aclosing(Watch(Client(streams), PODS).events()) as watch:
         for _ in range(events):
             await anext(watch)
-        assert tape.open == 1
-    assert tape.open == 0
+        assert streams.open == 1
+    assert streams.open == 0
 
 
 @in_virtual_time
-async def test_a_reader_that_is_cancelled_frees_its_stream_at_once() -> None:
-    tape = Tape(deque([Take(A_LIST, end=None)]))
+async def test_cancelling_the_reader_frees_its_stream() -> None:
+    streams = ScriptedStreams(deque([StreamScript(A_LIST, end=None)]))
 
     async def read() -> None:
-        async with aclosing(Watch(Client(tape), PODS).events()) as events:
+        async with aclosing(Watch(Client(streams), PODS).events()) as events:
             async for event in events:
                 if isinstance(event, Synced):
                     synced.set()
@@ -503,30 +538,30 @@ async def test_a_reader_that_is_cancelled_frees_its_stream_at_once() -> None:
     async with asyncio.TaskGroup() as group:
         task = group.create_task(read())
         await synced.wait()
-        assert tape.open == 1
+        assert streams.open == 1
         task.cancel()
-    assert tape.open == 0
+    assert streams.open == 0
 
 
 @in_virtual_time
-async def test_what_the_reader_raises_passes_through() -> None:
-    tape = Tape(deque([Take(A_LIST, end=None)]))
+async def test_error_of_the_reader_passes_through() -> None:
+    streams = ScriptedStreams(deque([StreamScript(A_LIST, end=None)]))
 
     async def read() -> None:
-        async with aclosing(Watch(Client(tape), PODS).events()) as events:
+        async with aclosing(Watch(Client(streams), PODS).events()) as events:
             async for _ in events:
                 raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         await read()
-    assert tape.open == 0
+    assert streams.open == 0
 
 
-# -- on an API
+# -- on the in-process API
 
 
 @dataclass
-class Paging:
+class PagingTransport:
     """A transport to a server that cannot stream lists."""
 
     inner: Connection
@@ -541,7 +576,7 @@ class Paging:
 
     @asynccontextmanager
     async def _refused(self) -> AsyncIterator[Stream]:
-        yield Playing(refused(UNKNOWN_OPTION))
+        yield PlayingStream(error_stream(UNKNOWN_OPTION))
 
     def abort(self) -> None:
         self.inner.abort()
@@ -550,35 +585,35 @@ class Paging:
         await self.inner.close()
 
 
-class Mirror:
-    """What a reader of a watch believes the server to have: name to version."""
+class WatchMirror:
+    """The state of the server as a watch reader sees it: name to version."""
 
     def __init__(self) -> None:
         self.pods: dict[str, int] = {}
         self.synced = asyncio.Event()
         self.lists = 0
-        self._shown: set[str] = set()
+        self._listed: set[str] = set()
         self._newest = 0
         self._listing = False
 
     async def follow(self, watch: Watch) -> None:
         async with aclosing(watch.events()) as events:
             async for event in events:
-                self.hear(event)
+                self.handle(event)
 
-    def hear(self, event: WatchEvent) -> None:
+    def handle(self, event: WatchEvent) -> None:
         match event:
             case ListStart():
-                self._listing, self._shown, self._newest = True, set(), 0
+                self._listing, self._listed, self._newest = True, set(), 0
             case ListPage(items):
                 assert self._listing
                 for obj in items:
                     self.pods[name_of(obj)] = int(version_of(obj))
-                    self._shown.add(name_of(obj))
+                    self._listed.add(name_of(obj))
             case Synced():
                 self._listing = False
                 self.lists += 1
-                self.pods = {name: version for name, version in self.pods.items() if name in self._shown}
+                self.pods = {name: version for name, version in self.pods.items() if name in self._listed}
                 self.synced.set()
             case Changes(changes):
                 for change in changes:
@@ -605,17 +640,17 @@ def truth(api: InProcessApi) -> dict[str, int]:
 
 
 @dataclass
-class World:
-    """An API, somebody who writes, and a reader that follows."""
+class WatchWorld:
+    """An API with a writer and a reader that follows it."""
 
     api: InProcessApi
     transport: Transport
-    mirror: Mirror = field(default_factory=Mirror)
+    mirror: WatchMirror = field(default_factory=WatchMirror)
     restarts: list[str] = field(default_factory=list)
     writes: int = 0
 
     async def write(self, verb: str, name: str = "a") -> None:
-        """Create, update or delete the pod, if that can be done."""
+        """Create, update or delete the pod, if possible."""
         client, pod = Client(self.api), object_named(name, "default")
         self.writes += 1
         with suppress(Conflict, NotFound):
@@ -649,9 +684,9 @@ class World:
 
 
 @asynccontextmanager
-async def a_world(*, streaming: bool = True, **options: Any) -> AsyncIterator[World]:
+async def a_world(*, streaming: bool = True, **options: Any) -> AsyncIterator[WatchWorld]:
     api = InProcessApi([PODS], now=running_clock().now)
-    world = World(api, api.connect() if streaming else Paging(api.connect()))
+    world = WatchWorld(api, api.connect() if streaming else PagingTransport(api.connect()))
 
     def restarted(error: KubeError, _pause: float) -> None:
         world.restarts.append(type(error).__name__)
@@ -668,7 +703,7 @@ LISTS = pytest.mark.parametrize("streaming", [True, False], ids=["streamed", "pa
 
 @LISTS
 @in_virtual_time
-async def test_a_watch_follows_for_hours_on_one_list(streaming: bool) -> None:
+async def test_watch_follows_for_hours_after_one_list(streaming: bool) -> None:
     async with a_world(streaming=streaming) as world:
         for name in "abc":
             await world.write("create", name)
@@ -683,7 +718,7 @@ async def test_a_watch_follows_for_hours_on_one_list(streaming: bool) -> None:
 
 @LISTS
 @in_virtual_time
-async def test_a_lost_connection_costs_no_list(streaming: bool) -> None:
+async def test_lost_connection_needs_no_new_list(streaming: bool) -> None:
     async with a_world(streaming=streaming) as world:
         await world.write("create")
         await asyncio.sleep(1)
@@ -697,7 +732,7 @@ async def test_a_lost_connection_costs_no_list(streaming: bool) -> None:
 
 @LISTS
 @in_virtual_time
-async def test_what_was_forgotten_meanwhile_is_listed_again(streaming: bool) -> None:
+async def test_compacted_changes_are_listed_again(streaming: bool) -> None:
     async with a_world(streaming=streaming) as world:
         for name in "abc":
             await world.write("create", name)
@@ -715,8 +750,8 @@ async def test_what_was_forgotten_meanwhile_is_listed_again(streaming: bool) -> 
 
 
 @in_virtual_time
-async def test_a_quiet_server_whose_bookmarks_come_too_late_is_resumed_without_a_list() -> None:
-    async with a_world(silence=25) as world:
+async def test_late_bookmarks_resume_without_a_list() -> None:
+    async with a_world(idle_timeout=25) as world:
         await world.write("create")
         await asyncio.sleep(100)
         assert set(world.restarts) == {"Silence"}
@@ -739,10 +774,8 @@ STEPS = st.lists(
 
 @settings(max_examples=300)
 @given(steps=STEPS, streaming=st.booleans())
-def test_a_reader_always_ends_with_exactly_what_the_server_has(
-    steps: list[tuple[str, str, float | None]], streaming: bool
-) -> None:
-    async def story() -> None:
+def test_reader_ends_with_the_server_state(steps: list[tuple[str, str, float | None]], streaming: bool) -> None:
+    async def scenario() -> None:
         async with a_world(streaming=streaming) as world:
             for what, name, pause in steps:
                 if what in DISTURBANCES:
@@ -756,11 +789,11 @@ def test_a_reader_always_ends_with_exactly_what_the_server_has(
             await asyncio.sleep(10 * MAX_BACKOFF)
             assert world.mirror.pods == world.truth()
 
-    run(story())
+    run(scenario())
 
 
 @pytest.mark.parametrize("lean", [True, False])
-def test_managed_fields_are_left_out_where_nobody_reads_them(lean: bool) -> None:
+def test_managed_fields_are_omitted_on_request(lean: bool) -> None:
     metadata = {"name": "one", "resourceVersion": "7", "managedFields": [{"manager": "kubectl"}]}
     line = msgspec.json.encode(
         {"type": "ADDED", "object": {"metadata": metadata, "spec": {"metadata": {"managedFields": 1}}}}

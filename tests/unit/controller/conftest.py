@@ -1,7 +1,7 @@
-"""A small world for the tests of controllers: a server in this process, a client, managers, and time as you set it.
+"""A world for controller tests: an in-process API, a client, managers and virtual time.
 
-A test that asks for `world` or `virtual_time` runs on a VirtualLoop: to sleep a second is to let everything happen that
-needs no time, and then to move the clock.
+A test with the fixture `world` or `virtual_time` runs on a VirtualLoop.  Sleeping lets all pending work finish, and
+then advances the clock.
 """
 
 import asyncio
@@ -36,19 +36,19 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[]
 
 @pytest.fixture
 async def virtual_time() -> VirtualClock:
-    """The clock of the loop that runs the test."""
+    """Return the clock of the running loop."""
     return running_clock()
 
 
 @pytest.fixture
 def widgets() -> Resource:
-    """A custom resource, with a status."""
+    """Return a custom resource with a status."""
     return WIDGETS
 
 
 @dataclass(frozen=True)
 class World:
-    """A server, and `client`: everybody else who uses it."""
+    """A server, and `client` for all other users of it."""
 
     clock: VirtualClock
     api: InProcessApi
@@ -56,7 +56,7 @@ class World:
     widgets: Resource = WIDGETS
 
     async def add(self, resource: Resource, name: str, namespace: str | None = "default", **fields: Any) -> Object:
-        """Create an object; `labels` and the like go into its metadata, the rest stands beside it."""
+        """Create an object.  Metadata fields, for example `labels`, go into its metadata, others to the top level."""
         parts = ("labels", "annotations", "ownerReferences", "finalizers")
         metadata = {part: fields.pop(part) for part in parts if part in fields}
         obj = specimen(resource, name, namespace if resource.namespaced else None, **metadata)
@@ -80,7 +80,7 @@ class World:
         connect: Callable[[], Transport] | None = None,
         **settings: Any,
     ) -> Manager:
-        """A manager without listeners, unless `settings` of its configuration say otherwise."""
+        """Return a manager without listeners, unless `settings` override it."""
         quiet = {"metrics": Metrics(address=""), "probes": Probes(address="")}
         config = ManagerConfig(**{**quiet, **settings})
         manager = Manager(
@@ -96,7 +96,7 @@ class World:
         return manager
 
     def widget_manager(self, reconcile: Reconcile, **settings: Any) -> Manager:
-        """A manager with one controller, `widgets`, that looks at each Widget when it changes."""
+        """Return a manager with one controller, `widgets`, that reconciles each changed Widget."""
 
         def setup(manager: Manager) -> None:
             manager.controller("widgets", reconcile).watch(manager.informer(WIDGETS))
@@ -105,7 +105,7 @@ class World:
 
     @asynccontextmanager
     async def running(self, *managers: Manager) -> AsyncIterator[None]:
-        """The managers at work; they are stopped in the end."""
+        """Run the managers and stop them at the end."""
         async with asyncio.TaskGroup() as group:
             for manager in managers:
                 group.create_task(manager.run())
@@ -125,7 +125,7 @@ async def world(virtual_time: VirtualClock) -> AsyncIterator[World]:
 
 @pytest.fixture
 def growth() -> Callable[..., float]:
-    """How much a metric has grown since the test began to look at it, by name and labels."""
+    """Return a function: the growth of a metric since its first call, by name and labels."""
     seen: dict[tuple[str, ...], float] = {}
 
     def since(metric: str, **labels: str) -> float:

@@ -29,7 +29,7 @@ QUIET = {"metrics": Metrics(address=""), "probes": Probes(address="")}
 
 @pytest.fixture(autouse=True)
 def process() -> Iterator[None]:
-    """Puts back what belongs to the whole process."""
+    """Restore process-wide state."""
     root, thresholds = logging.getLogger(), gc.get_threshold()
     handlers, level = root.handlers, root.level
     yield
@@ -40,22 +40,22 @@ def process() -> Iterator[None]:
 
 
 class Observed(Manager):
-    """A manager that lets a test wait until it is asked to stop."""
+    """A manager that lets a test wait until it is stopped."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.asked = asyncio.Event()
+        self.stop_requested = asyncio.Event()
 
     def stop(self) -> None:
         super().stop()
-        self.asked.set()
+        self.stop_requested.set()
 
 
-class Working:
-    """A manager with one controller, and what became of its only pass."""
+class OneReconcile:
+    """A manager with one controller, and the outcome of its only reconcile."""
 
     def __init__(self, api: InProcessApi, name: str, **settings: Any) -> None:
-        self.begun = asyncio.Event()
+        self.started = asyncio.Event()
         self.go_on = asyncio.Event()
         self.outcome = ""
         config = ManagerConfig(name=name, **{**QUIET, **settings})
@@ -66,7 +66,7 @@ class Working:
         controller.queue.add("key")
 
     async def reconcile(self, key: str) -> None:
-        self.begun.set()
+        self.started.set()
         try:
             await self.go_on.wait()
             self.outcome = "finished"
@@ -81,17 +81,17 @@ def api() -> InProcessApi:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_stops_every_manager_after_its_work(api: InProcessApi, number: signal.Signals) -> None:
+async def test_signal_stops_managers_after_their_work(api: InProcessApi, number: signal.Signals) -> None:
     election = LeaderElection(enabled=True)
-    first, second = Working(api, "first", leader_election=election), Working(api, "second")
+    first, second = OneReconcile(api, "first", leader_election=election), OneReconcile(api, "second")
     app = App(first.manager, second.manager)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(app.run())
-        await first.begun.wait()
-        await second.begun.wait()
+        await first.started.wait()
+        await second.started.wait()
         os.kill(os.getpid(), number)
         for each in (first, second):
-            await each.manager.asked.wait()
+            await each.manager.stop_requested.wait()
             each.go_on.set()
         await running
     assert (first.outcome, second.outcome) == ("finished", "finished")
@@ -99,12 +99,12 @@ async def test_a_signal_stops_every_manager_after_its_work(api: InProcessApi, nu
     assert lease["spec"]["holderIdentity"] == ""
 
 
-async def test_once_asked_to_stop_the_next_signal_ends_the_process(api: InProcessApi) -> None:
-    working = Working(api, "only")
+async def test_second_signal_kills_the_process(api: InProcessApi) -> None:
+    working = OneReconcile(api, "only")
     app = App(working.manager)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(app.run())
-        await working.begun.wait()
+        await working.started.wait()
         assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
         app.stop()
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -113,42 +113,42 @@ async def test_once_asked_to_stop_the_next_signal_ends_the_process(api: InProces
         await running
 
 
-async def test_a_manager_that_fails_takes_the_others_with_it(api: InProcessApi) -> None:
+async def test_failed_manager_stops_the_others(api: InProcessApi) -> None:
     def broken(manager: Manager) -> None:
         manager.informer(CONFIGMAPS).on_change(fail)
-        manager.controller("idle", Working(api, "idle").reconcile)
+        manager.controller("idle", OneReconcile(api, "idle").reconcile)
 
     def fail(old: Object | None, new: Object | None) -> None:
         raise RuntimeError("cannot go on")
 
-    working = Working(api, "first")
+    working = OneReconcile(api, "first")
     failing = Manager(ManagerConfig(**QUIET), api.connect, identity="second").register("broken", broken)
 
-    async def cause_trouble() -> None:
-        await working.begun.wait()
+    async def create_object() -> None:
+        await working.started.wait()
         await working.manager.client.create(CONFIGMAPS, object_named("c", "default"))
 
-    trouble = asyncio.create_task(cause_trouble())
+    creation = asyncio.create_task(create_object())
     with pytest.raises(ExceptionGroup) as caught:
         await App(working.manager, failing).run()
-    await trouble
+    await creation
     assert caught.group_contains(RuntimeError, match="cannot go on")
     assert working.outcome == "cancelled"
 
 
-async def test_what_the_first_lists_brought_is_kept_from_the_collector(api: InProcessApi) -> None:
-    working = Working(api, "only")
+async def test_objects_of_first_lists_are_frozen(api: InProcessApi) -> None:
+    working = OneReconcile(api, "only")
     gc.unfreeze()
     async with asyncio.TaskGroup() as group:
         running = group.create_task(App(working.manager).run())
-        await working.begun.wait()
+        await working.started.wait()
         assert gc.get_freeze_count() > 0
         working.go_on.set()
         working.manager.stop()
         await running
 
 
-def test_a_process_runs_on_the_fast_loop() -> None:
+def test_process_runs_on_uvloop() -> None:
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def start() -> None:
@@ -160,7 +160,7 @@ def test_a_process_runs_on_the_fast_loop() -> None:
 
 
 def a_kubeconfig(folder: Path, **servers: str) -> Path:
-    """A kubeconfig with a context for each server; the first is the current one."""
+    """Write a kubeconfig with a context per server.  The first one is current."""
     document = {
         "current-context": next(iter(servers)),
         "clusters": [{"name": name, "cluster": {"server": url}} for name, url in servers.items()],
@@ -172,7 +172,7 @@ def a_kubeconfig(folder: Path, **servers: str) -> Path:
     return file
 
 
-async def test_a_manager_is_made_for_the_cluster_that_the_configuration_names(tmp_path: Path) -> None:
+async def test_manager_uses_the_configured_cluster(tmp_path: Path) -> None:
     file = a_kubeconfig(tmp_path, east="https://127.0.0.1:1", west="https://127.0.0.1:2")
     for settings, environ, server in (
         ({"kubeconfig": str(file)}, {}, "https://127.0.0.1:1"),
@@ -186,11 +186,11 @@ async def test_a_manager_is_made_for_the_cluster_that_the_configuration_names(tm
             await client.close()
 
 
-def test_no_two_processes_share_an_identity() -> None:
+def test_identities_are_unique() -> None:
     assert len({new_identity() for _ in range(100)}) == 100
 
 
-def test_a_process_is_configured_once_and_for_all(capfd: pytest.CaptureFixture[str]) -> None:
+def test_configure_process_sets_logs_metrics_and_gc(capfd: pytest.CaptureFixture[str]) -> None:
     config = ManagerConfig(name="hub", log=Logs(level="warning", format="json"))
     configure_process(config)
     logging.getLogger("somebody").info("not shown")
@@ -202,13 +202,13 @@ def test_a_process_is_configured_once_and_for_all(capfd: pytest.CaptureFixture[s
     assert REGISTRY.get_sample_value("tapestry_build_info", {"component": "hub", "version": __version__}) == 1
 
 
-@pytest.mark.parametrize(("name", "shown"), [("tapestry", "syncer"), ("mine", "mine")])
-def test_the_build_names_the_component_unless_the_process_has_a_name_of_its_own(name: str, shown: str) -> None:
+@pytest.mark.parametrize(("name", "component"), [("tapestry", "syncer"), ("mine", "mine")])
+def test_build_info_names_the_component_by_default(name: str, component: str) -> None:
     configure_process(ManagerConfig(name=name), "syncer")
-    assert REGISTRY.get_sample_value("tapestry_build_info", {"component": shown, "version": __version__}) == 1
+    assert REGISTRY.get_sample_value("tapestry_build_info", {"component": component, "version": __version__}) == 1
 
 
-def test_tracing_is_on_where_there_is_a_collector() -> None:
+def test_tracing_is_on_with_an_endpoint() -> None:
     configure_process(ManagerConfig())
     with tracing.span("nothing") as nothing:
         assert nothing is None
@@ -216,6 +216,6 @@ def test_tracing_is_on_where_there_is_a_collector() -> None:
     try:
         with tracing.span("something") as something:
             assert something is not None
-            assert not something.is_recording()  # none of the traces are kept
+            assert not something.is_recording()  # sample ratio 0
     finally:
         tracing.stop()

@@ -17,7 +17,7 @@ def loaded(**flags: Any) -> ManagerConfig:
     )
 
 
-def test_everything_has_a_default() -> None:
+def test_every_setting_has_a_default() -> None:
     config = loaded()
     assert config.controllers == ["*"]
     assert not config.leader_election.enabled
@@ -25,13 +25,13 @@ def test_everything_has_a_default() -> None:
 
 
 @pytest.mark.parametrize("setting", settings(ManagerConfig).values(), ids=lambda setting: setting.path)
-def test_every_setting_is_read_by_somebody(setting: Any) -> None:
+def test_every_setting_is_read(setting: Any) -> None:
     field = re.sub("([A-Z])", r"_\1", setting.path.rpartition(".")[2]).lower()
     assert re.search(rf"\bconfig\.(\w+\.)?{field}\b", READERS)
 
 
 @pytest.mark.parametrize(
-    ("flags", "complaint"),
+    ("flags", "message"),
     [
         ({"workers": 0}, "command line: workers: expected a whole number >= 1, got 0"),
         ({"shutdownSeconds": 600}, "command line: shutdownSeconds: expected a number <= 60.0, got 600"),
@@ -43,7 +43,7 @@ def test_every_setting_is_read_by_somebody(setting: Any) -> None:
         ({"filter__labels": "app in (web"}, "filter: labels: "),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused_with_its_path(flags: dict[str, Any], complaint: str) -> None:
+def test_invalid_setting_is_rejected_with_path(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         loaded(**flags)
-    assert str(refused.value).startswith(complaint)
+    assert str(refused.value).startswith(message)

@@ -26,8 +26,8 @@ async def running(controller: Controller) -> AsyncIterator[None]:
         controller.queue.close()
 
 
-class Passes:
-    """A reconciler that notes when it was called, and answers what it is told to."""
+class RecordingReconciler:
+    """A reconciler that records its calls and returns scripted results."""
 
     def __init__(self, clock: VirtualClock, *answers: Result | BaseException | None) -> None:
         self.clock = clock
@@ -47,7 +47,7 @@ class Passes:
 # -- keys and workers
 
 
-async def test_a_key_has_one_pass_at_a_time_and_another_for_what_came_meanwhile(virtual_time: VirtualClock) -> None:
+async def test_key_has_one_worker_at_a_time(virtual_time: VirtualClock) -> None:
     under_way, most, passes = 0, 0, 0
 
     async def reconcile(key: str) -> None:
@@ -66,7 +66,7 @@ async def test_a_key_has_one_pass_at_a_time_and_another_for_what_came_meanwhile(
     assert (most, passes) == (1, 2)
 
 
-async def test_as_many_keys_are_worked_on_as_there_are_workers(virtual_time: VirtualClock) -> None:
+async def test_keys_are_reconciled_in_parallel_by_workers(virtual_time: VirtualClock) -> None:
     started: dict[str, float] = {}
 
     async def reconcile(key: str) -> None:
@@ -81,7 +81,7 @@ async def test_as_many_keys_are_worked_on_as_there_are_workers(virtual_time: Vir
     assert started == {"a": 0, "b": 0, "c": 0, "d": 10, "e": 10}
 
 
-async def test_passes_that_never_wait_leave_the_loop_to_others(virtual_time: VirtualClock) -> None:
+async def test_reconciles_without_await_do_not_block_the_loop(virtual_time: VirtualClock) -> None:
     passes = 0
     others_ran_at: list[int] = []
 
@@ -90,7 +90,7 @@ async def test_passes_that_never_wait_leave_the_loop_to_others(virtual_time: Vir
         passes += 1
         return Result(requeue_after=0) if not others_ran_at and passes < 1000 else None
 
-    async def somebody_else() -> None:
+    async def other_task() -> None:
         for _ in range(20):
             await asyncio.sleep(0)
         others_ran_at.append(passes)
@@ -98,11 +98,11 @@ async def test_passes_that_never_wait_leave_the_loop_to_others(virtual_time: Vir
     controller = Controller("test", reconcile, workers=1)
     async with running(controller):
         controller.queue.add("a")
-        await somebody_else()
+        await other_task()
     assert 0 < others_ran_at[0] < 1000
 
 
-async def test_closing_the_queue_lets_passes_under_way_finish_and_starts_no_more(virtual_time: VirtualClock) -> None:
+async def test_closed_queue_finishes_reconciles_in_flight(virtual_time: VirtualClock) -> None:
     finished = []
 
     async def reconcile(key: str) -> None:
@@ -118,7 +118,7 @@ async def test_closing_the_queue_lets_passes_under_way_finish_and_starts_no_more
     assert virtual_time.monotonic() == 10
 
 
-async def test_a_cancelled_pass_is_queued_again_for_whoever_works_next(virtual_time: VirtualClock) -> None:
+async def test_cancelled_reconcile_is_queued_again(virtual_time: VirtualClock) -> None:
     passes: list[float] = []
 
     async def reconcile(key: str) -> None:
@@ -141,8 +141,8 @@ async def test_a_cancelled_pass_is_queued_again_for_whoever_works_next(virtual_t
 # -- results
 
 
-async def test_without_a_result_nothing_happens_until_a_change(virtual_time: VirtualClock) -> None:
-    passes = Passes(virtual_time)
+async def test_no_result_waits_for_a_change(virtual_time: VirtualClock) -> None:
+    passes = RecordingReconciler(virtual_time)
     controller = Controller("test", passes)
     async with running(controller):
         controller.queue.add("a")
@@ -152,8 +152,8 @@ async def test_without_a_result_nothing_happens_until_a_change(virtual_time: Vir
     assert passes.times == [0, 86400]
 
 
-async def test_a_result_says_after_how_many_seconds_to_look_again(virtual_time: VirtualClock) -> None:
-    passes = Passes(virtual_time, Result(requeue_after=30), Result(requeue_after=5))
+async def test_requeue_after_seconds(virtual_time: VirtualClock) -> None:
+    passes = RecordingReconciler(virtual_time, Result(requeue_after=30), Result(requeue_after=5))
     controller = Controller("test", passes)
     async with running(controller):
         controller.queue.add("a")
@@ -161,8 +161,8 @@ async def test_a_result_says_after_how_many_seconds_to_look_again(virtual_time: 
     assert passes.times == [0, 30, 35]
 
 
-async def test_a_result_says_at_which_moment_of_the_wall_clock_to_look_again(virtual_time: VirtualClock) -> None:
-    passes = Passes(virtual_time, Result(requeue_at=START + timedelta(minutes=10)))
+async def test_requeue_at_wall_clock_time(virtual_time: VirtualClock) -> None:
+    passes = RecordingReconciler(virtual_time, Result(requeue_at=START + timedelta(minutes=10)))
     controller = Controller("test", passes, now=virtual_time.now)
     async with running(controller):
         await asyncio.sleep(100)
@@ -171,9 +171,11 @@ async def test_a_result_says_at_which_moment_of_the_wall_clock_to_look_again(vir
     assert passes.times == [100, 600]
 
 
-async def test_of_two_moments_in_a_result_the_earlier_counts(virtual_time: VirtualClock) -> None:
+async def test_earlier_requeue_time_counts(virtual_time: VirtualClock) -> None:
     at = START + timedelta(seconds=50)
-    passes = Passes(virtual_time, Result(requeue_after=20, requeue_at=at), Result(requeue_after=100, requeue_at=at))
+    passes = RecordingReconciler(
+        virtual_time, Result(requeue_after=20, requeue_at=at), Result(requeue_after=100, requeue_at=at)
+    )
     controller = Controller("test", passes, now=virtual_time.now)
     async with running(controller):
         controller.queue.add("a")
@@ -181,8 +183,8 @@ async def test_of_two_moments_in_a_result_the_earlier_counts(virtual_time: Virtu
     assert passes.times == [0, 20, 50]
 
 
-async def test_a_moment_that_has_passed_is_now(virtual_time: VirtualClock) -> None:
-    passes = Passes(virtual_time, Result(requeue_at=START - timedelta(days=1)))
+async def test_requeue_time_in_the_past_is_immediate(virtual_time: VirtualClock) -> None:
+    passes = RecordingReconciler(virtual_time, Result(requeue_at=START - timedelta(days=1)))
     controller = Controller("test", passes, now=virtual_time.now)
     async with running(controller):
         controller.queue.add("a")
@@ -193,8 +195,8 @@ async def test_a_moment_that_has_passed_is_now(virtual_time: VirtualClock) -> No
 # -- errors
 
 
-async def test_a_pass_that_raises_is_tried_again_after_growing_pauses(virtual_time: VirtualClock) -> None:
-    passes = Passes(virtual_time, *[RuntimeError("no luck")] * 4, None, RuntimeError("again"))
+async def test_failed_reconcile_is_retried_with_backoff(virtual_time: VirtualClock) -> None:
+    passes = RecordingReconciler(virtual_time, *[RuntimeError("no luck")] * 4, None, RuntimeError("again"))
     controller = Controller("test", passes)
     async with running(controller):
         controller.queue.add("a")
@@ -202,12 +204,12 @@ async def test_a_pass_that_raises_is_tried_again_after_growing_pauses(virtual_ti
         assert passes.times == [0, 0.01, 0.03, 0.07, 0.15]
         controller.queue.add("a")
         await asyncio.sleep(100)
-    assert passes.times[5:] == [100, 100.01]  # a success in between: the first pause again
+    assert passes.times[5:] == [100, 100.01]  # a success resets the backoff
 
 
 @pytest.mark.parametrize("error", [Terminal("Taken", "the name is taken"), InvalidSpec("spec.size: -1 is below 0")])
-async def test_an_error_that_will_not_go_away_waits_for_a_change(error: Exception, virtual_time: VirtualClock) -> None:
-    passes = Passes(virtual_time, RuntimeError("first"), error)
+async def test_terminal_error_waits_for_a_change(error: Exception, virtual_time: VirtualClock) -> None:
+    passes = RecordingReconciler(virtual_time, RuntimeError("first"), error)
     controller = Controller("test", passes)
     async with running(controller):
         controller.queue.add("a")
@@ -229,17 +231,17 @@ async def test_an_error_that_will_not_go_away_waits_for_a_change(error: Exceptio
         ExceptionGroup("several", [ValueError("one")]),
         Conflict(409, "Conflict", "moved on"),
         TransportError("no answer", maybe_sent=True),
-        asyncio.CancelledError(),  # of something that the reconciler waited for, not of the worker
+        asyncio.CancelledError(),  # of something that the reconciler awaited, not of the worker
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_a_worker_survives_whatever_a_reconciler_raises(
+async def test_worker_survives_any_error(
     error: BaseException, virtual_time: VirtualClock, growth: Callable[..., float]
 ) -> None:
     reason = {"controller": "survivor", "reason": type(error).__name__}
     growth("tapestry_reconcile_errors_total", **reason)
     growth("tapestry_reconcile_retries_total", **reason)
-    passes = Passes(virtual_time, error)
+    passes = RecordingReconciler(virtual_time, error)
     controller = Controller("survivor", passes, workers=1)
     async with running(controller):
         controller.queue.add("a")
@@ -251,12 +253,12 @@ async def test_a_worker_survives_whatever_a_reconciler_raises(
     assert growth("tapestry_reconcile_retries_total", **reason) == 1
 
 
-async def test_a_pass_that_lost_its_leadership_is_put_off_and_is_nobodys_error(
+async def test_lost_leadership_is_retried_and_not_counted(
     virtual_time: VirtualClock, growth: Callable[..., float]
 ) -> None:
     reason = {"controller": "deposed", "reason": "NotLeading"}
     growth("tapestry_reconcile_errors_total", **reason)
-    passes = Passes(virtual_time, NotLeading("first does not lead"))
+    passes = RecordingReconciler(virtual_time, NotLeading("first does not lead"))
     controller = Controller("deposed", passes)
     async with running(controller):
         controller.queue.add("a")
@@ -268,7 +270,7 @@ async def test_a_pass_that_lost_its_leadership_is_put_off_and_is_nobodys_error(
 # -- metrics
 
 
-async def test_passes_are_counted_by_outcome_and_errors_by_reason(
+async def test_reconciles_are_counted_by_outcome_and_reason(
     virtual_time: VirtualClock, growth: Callable[..., float]
 ) -> None:
     def counts() -> dict[str, float]:
@@ -290,7 +292,7 @@ async def test_passes_are_counted_by_outcome_and_errors_by_reason(
         NotFound(404, "NotFound", "gone"),
         None,
     )
-    passes = Passes(virtual_time, *answers)
+    passes = RecordingReconciler(virtual_time, *answers)
     controller = Controller("counted", passes, workers=1)
     async with running(controller):
         for key in "abcd":
@@ -299,7 +301,7 @@ async def test_passes_are_counted_by_outcome_and_errors_by_reason(
     assert counts() == {"ok": 2, "requeued": 1, "terminal": 2, "error": 2, "Taken": 1, "InvalidSpec": 1, "NotFound": 2}
 
 
-async def test_the_queue_is_measured_from_a_thread_while_keys_wait(virtual_time: VirtualClock) -> None:
+async def test_queue_metrics_are_readable_from_a_thread(virtual_time: VirtualClock) -> None:
     async def reconcile(key: str) -> None:
         await asyncio.sleep(60)
 
@@ -319,26 +321,26 @@ async def test_the_queue_is_measured_from_a_thread_while_keys_wait(virtual_time:
     assert 'tapestry_queue_age_seconds{controller="measured"} 10.0' in pages[0]
 
 
-# -- what calls a reconciler
+# -- triggers
 
 
 @asynccontextmanager
-async def watching(world: Any, tell: Callable[[Manager, Controller], None]) -> AsyncIterator[list[str]]:
-    """A controller that watches what `tell` says, and the keys it was called with since it was started."""
+async def watching(world: Any, configure: Callable[[Manager, Controller], None]) -> AsyncIterator[list[str]]:
+    """Run a controller set up by `configure`.  Yield the keys that are reconciled from then on."""
     keys: list[str] = []
 
     async def reconcile(key: str) -> None:
         keys.append(key)
 
     def setup(manager: Manager) -> None:
-        tell(manager, manager.controller("watching", reconcile))
+        configure(manager, manager.controller("watching", reconcile))
 
     async with world.running(world.manager(setup, workers=1)):
         keys.clear()
         yield keys
 
 
-async def test_a_change_of_an_object_calls_with_its_key(world: Any) -> None:
+async def test_change_enqueues_the_key_of_the_object(world: Any) -> None:
     async with watching(world, lambda manager, controller: controller.watch(manager.informer(CONFIGMAPS))) as keys:
         await world.add(CONFIGMAPS, "c")
         await asyncio.sleep(1)
@@ -347,7 +349,7 @@ async def test_a_change_of_an_object_calls_with_its_key(world: Any) -> None:
         assert keys == ["default/c", "default/c"]
 
 
-async def test_what_is_there_at_the_start_is_looked_at_once(world: Any) -> None:
+async def test_existing_objects_are_reconciled_once(world: Any) -> None:
     keys: list[str] = []
 
     async def reconcile(key: str) -> None:
@@ -359,7 +361,7 @@ async def test_what_is_there_at_the_start_is_looked_at_once(world: Any) -> None:
         assert sorted(keys) == ["default/a", "default/b"]
 
 
-async def test_an_object_that_moves_calls_for_where_it_was_and_where_it_is(world: Any) -> None:
+async def test_moved_object_enqueues_old_and_new_keys(world: Any) -> None:
     def node(pod: Object) -> list[str]:
         return [labels_of(pod)["node"]]
 
@@ -370,11 +372,11 @@ async def test_an_object_that_moves_calls_for_where_it_was_and_where_it_is(world
         assert keys == ["n1", "n2"]
 
 
-async def test_a_condition_on_changes_is_asked_with_before_and_after(world: Any) -> None:
-    asked: list[tuple[bool, bool]] = []
+async def test_when_predicate_gets_old_and_new(world: Any) -> None:
+    calls: list[tuple[bool, bool]] = []
 
     def only_news(old: Object | None, new: Object | None) -> bool:
-        asked.append((old is not None, new is not None))
+        calls.append((old is not None, new is not None))
         return old is None
 
     async with watching(
@@ -386,11 +388,11 @@ async def test_a_condition_on_changes_is_asked_with_before_and_after(world: Any)
         await asyncio.sleep(1)
         await world.client.delete(CONFIGMAPS, object_named("c", "default"))
         await asyncio.sleep(1)
-        assert asked == [(False, True), (True, True), (True, False)]
+        assert calls == [(False, True), (True, True), (True, False)]
         assert keys == ["default/c"]
 
 
-async def test_a_status_alone_does_not_change_the_generation(world: Any) -> None:
+async def test_status_update_does_not_change_generation(world: Any) -> None:
     widget = await world.add(world.widgets, "w", spec={"size": 1}, finalizers=["example.com/hold"])
     async with watching(
         world, lambda manager, controller: controller.watch(manager.informer(world.widgets), when=generation_changed)
@@ -424,18 +426,18 @@ def owned_by(**reference: Any) -> Object:
         ({"metadata": {"name": "p", "namespace": "default"}}, []),
     ],
 )
-def test_the_managing_controller_is_called_and_no_other_owner(obj: Object, keys: list[str], widgets: Any) -> None:
+def test_controller_key_ignores_other_owners(obj: Object, keys: list[str], widgets: Any) -> None:
     assert list(controller_key(widgets)(obj)) == keys
 
 
-def test_a_cluster_scoped_owner_has_no_namespace_in_its_key() -> None:
+def test_cluster_scoped_owner_key_has_no_namespace() -> None:
     assert list(controller_key(NODES)(owned_by(apiVersion="v1", kind="Node", name="n1"))) == ["n1"]
 
 
 # -- resync
 
 
-async def test_a_resync_looks_at_everything_again_after_all_fresh_work(world: Any) -> None:
+async def test_resync_enqueues_everything_after_fresh_keys(world: Any) -> None:
     keys: list[str] = []
     controller: Controller
 
@@ -460,22 +462,22 @@ async def test_a_resync_looks_at_everything_again_after_all_fresh_work(world: An
         assert keys == ["default/c", "fresh", "default/a", "default/b"]
 
 
-async def test_a_resync_maps_objects_to_keys_as_a_change_does(world: Any) -> None:
+async def test_resync_maps_objects_to_keys(world: Any) -> None:
     controllers: list[Controller] = []
 
-    def tell(manager: Manager, controller: Controller) -> None:
+    def configure(manager: Manager, controller: Controller) -> None:
         controllers.append(controller)
         controller.watch(manager.informer(PODS), lambda pod: [labels_of(pod)["node"]])
 
     for number in range(3):
         await world.add(PODS, f"p{number}", labels={"node": "n1"})
-    async with watching(world, tell) as keys:
+    async with watching(world, configure) as keys:
         controllers[0].resync()
         await asyncio.sleep(1)
         assert keys == ["n1"]
 
 
-def test_a_controller_that_watches_nothing_has_nothing_to_resync() -> None:
+def test_controller_without_watches_has_nothing_to_resync() -> None:
     async def reconcile(key: str) -> None: ...
 
     controller = Controller("idle", reconcile)
@@ -483,7 +485,7 @@ def test_a_controller_that_watches_nothing_has_nothing_to_resync() -> None:
     assert len(controller.queue) == 0
 
 
-async def test_the_time_from_a_change_to_the_end_of_its_pass_is_measured(world: Any, growth: Any) -> None:
+async def test_sync_time_is_measured_from_the_change(world: Any, growth: Any) -> None:
     async def reconcile(_: str) -> None:
         await asyncio.sleep(2)
 

@@ -31,7 +31,7 @@ def recorder(world: Any) -> Recorder:
 
 @asynccontextmanager
 async def running(recorder: Recorder) -> AsyncIterator[None]:
-    """A recorder at work; all it was told is written in the end."""
+    """Run a recorder.  All recorded events are written at the end."""
     async with asyncio.TaskGroup() as group:
         group.create_task(recorder.run())
         yield
@@ -39,11 +39,11 @@ async def running(recorder: Recorder) -> AsyncIterator[None]:
 
 
 async def counts(world: Any) -> dict[str, int]:
-    """Every Event by its message, with how often it happened."""
+    """Return the count of every Event by its message."""
     return {event["message"]: event["count"] for event in await world.events()}
 
 
-async def test_an_event_says_what_happened_to_what_and_who_saw_it(world: Any, recorder: Recorder) -> None:
+async def test_event_has_object_reason_and_source(world: Any, recorder: Recorder) -> None:
     pod = await world.add(PODS, "web-0")
     async with running(recorder):
         recorder.warning(pod, "Unschedulable", "no node has room")
@@ -63,9 +63,7 @@ async def test_an_event_says_what_happened_to_what_and_who_saw_it(world: Any, re
     assert event["firstTimestamp"] == event["lastTimestamp"] == timestamp(START)
 
 
-async def test_an_event_about_a_cluster_scoped_object_is_in_the_namespace_default(
-    world: Any, recorder: Recorder
-) -> None:
+async def test_event_of_cluster_scoped_object_is_in_default(world: Any, recorder: Recorder) -> None:
     node = await world.add(NODES, "n1")
     async with running(recorder):
         recorder.normal(node, "Leased", "to another")
@@ -74,7 +72,7 @@ async def test_an_event_about_a_cluster_scoped_object_is_in_the_namespace_defaul
     assert event["type"] == "Normal"
 
 
-async def test_the_same_event_again_is_one_event_whose_count_grows(world: Any, recorder: Recorder) -> None:
+async def test_repeated_event_increases_the_count(world: Any, recorder: Recorder) -> None:
     pod = await world.add(PODS, "p")
     async with running(recorder):
         for _ in range(3):
@@ -88,14 +86,14 @@ async def test_the_same_event_again_is_one_event_whose_count_grows(world: Any, r
     assert again["lastTimestamp"] == timestamp(START + timedelta(seconds=120))
 
 
-async def test_events_about_two_objects_are_two_events(world: Any, recorder: Recorder) -> None:
+async def test_events_about_two_objects_are_separate(world: Any, recorder: Recorder) -> None:
     async with running(recorder):
         for name in ("p", "q"):
             recorder.normal(await world.add(PODS, name), "Synced", "as wanted")
     assert len(await world.events()) == 2
 
 
-async def test_many_messages_of_one_reason_become_one_event_that_says_so(world: Any, recorder: Recorder) -> None:
+async def test_many_similar_messages_are_combined(world: Any, recorder: Recorder) -> None:
     pod = await world.add(PODS, "p")
     async with running(recorder):
         for number in range(MAX_SIMILAR_EVENTS + 3):
@@ -105,7 +103,7 @@ async def test_many_messages_of_one_reason_become_one_event_that_says_so(world: 
     assert found[f"(combined from similar events): to {MAX_SIMILAR_EVENTS + 2}"] == 3
 
 
-async def test_a_message_that_has_an_event_of_its_own_keeps_it(world: Any, recorder: Recorder) -> None:
+async def test_message_with_own_event_keeps_it(world: Any, recorder: Recorder) -> None:
     pod = await world.add(PODS, "p")
     async with running(recorder):
         for number in range(MAX_SIMILAR_EVENTS + 1):
@@ -114,9 +112,7 @@ async def test_a_message_that_has_an_event_of_its_own_keeps_it(world: Any, recor
     assert (await counts(world))["to 0"] == 2
 
 
-async def test_an_object_is_talked_about_so_much_and_then_less(
-    world: Any, recorder: Recorder, growth: Callable[..., float]
-) -> None:
+async def test_events_per_object_are_rate_limited(world: Any, recorder: Recorder, growth: Callable[..., float]) -> None:
     dropped = {"why": "too many about one object"}
     growth("tapestry_events_dropped_total", **dropped)
     loud, calm = await world.add(PODS, "loud"), await world.add(PODS, "calm")
@@ -133,12 +129,12 @@ async def test_an_object_is_talked_about_so_much_and_then_less(
     assert (await counts(world))["again"] == BURST + 2
 
 
-async def test_the_buffer_is_bounded_and_recording_never_waits(
+async def test_buffer_is_bounded_and_recording_never_waits(
     world: Any, recorder: Recorder, growth: Callable[..., float]
 ) -> None:
     growth("tapestry_events_dropped_total", why="buffer full")
     pod = await world.add(PODS, "p")
-    for number in range(BUFFER_SIZE + 7):  # nobody writes them yet
+    for number in range(BUFFER_SIZE + 7):  # not written yet
         recorder.normal({**pod, "metadata": {**pod["metadata"], "uid": str(number)}}, "Synced", "as wanted")
     assert growth("tapestry_events_dropped_total", why="buffer full") == 7
     async with running(recorder):
@@ -146,7 +142,7 @@ async def test_the_buffer_is_bounded_and_recording_never_waits(
     assert len(await world.events()) == BUFFER_SIZE
 
 
-async def test_an_event_that_expired_is_created_anew(world: Any, recorder: Recorder) -> None:
+async def test_expired_event_is_created_again(world: Any, recorder: Recorder) -> None:
     pod = await world.add(PODS, "p")
     async with running(recorder):
         recorder.normal(pod, "Synced", "as wanted")
@@ -156,20 +152,20 @@ async def test_an_event_that_expired_is_created_anew(world: Any, recorder: Recor
     assert await counts(world) == {"as wanted": 1}
 
 
-async def test_an_event_that_changed_under_us_is_followed_by_a_new_one(world: Any, recorder: Recorder) -> None:
+async def test_conflicting_event_is_followed_by_a_new_one(world: Any, recorder: Recorder) -> None:
     pod = await world.add(PODS, "p")
     async with running(recorder):
         recorder.normal(pod, "Synced", "as wanted")
         await asyncio.sleep(60)
         (event,) = await world.events()
-        await world.client.patch(EVENTS, event, {"count": 5})  # what a patch does whose answer was lost
+        await world.client.patch(EVENTS, event, {"count": 5})  # as a patch with a lost response does
         for _ in range(2):
             recorder.normal(pod, "Synced", "as wanted")
             await asyncio.sleep(60)
     assert sorted(event["count"] for event in await world.events()) == [2, 5]
 
 
-async def test_a_long_message_is_cut(world: Any, recorder: Recorder) -> None:
+async def test_long_message_is_truncated(world: Any, recorder: Recorder) -> None:
     pod = await world.add(PODS, "p")
     async with running(recorder):
         recorder.normal(pod, "Wordy", "x" * 5000)
@@ -179,7 +175,7 @@ async def test_a_long_message_is_cut(world: Any, recorder: Recorder) -> None:
 
 
 class Broken:
-    """A transport that answers nothing, or refuses everything."""
+    """A transport that does not respond, or rejects everything."""
 
     def __init__(self, status: int | None) -> None:
         self.status = status
@@ -193,7 +189,7 @@ class Broken:
 @pytest.mark.parametrize(
     ("status", "why"), [(None, "TransportError"), (403, "Forbidden"), (404, "NotFound"), (500, "ServerError")]
 )
-async def test_what_the_server_says_never_reaches_whoever_records(
+async def test_server_errors_do_not_reach_the_caller(
     status: int | None, why: str, world: Any, growth: Callable[..., float]
 ) -> None:
     growth("tapestry_events_dropped_total", why=why)
@@ -204,7 +200,7 @@ async def test_what_the_server_says_never_reaches_whoever_records(
     assert growth("tapestry_events_dropped_total", why=why) == 2
 
 
-async def test_an_event_after_the_leadership_has_ended_is_dropped(world: Any, growth: Callable[..., float]) -> None:
+async def test_event_after_lost_leadership_is_dropped(world: Any, growth: Callable[..., float]) -> None:
     def fence() -> None:
         raise NotLeading("not we")
 
@@ -216,7 +212,7 @@ async def test_an_event_after_the_leadership_has_ended_is_dropped(world: Any, gr
     assert await world.events() == []
 
 
-async def test_a_leader_may_record(world: Any) -> None:
+async def test_leader_may_record(world: Any) -> None:
     recorder = Recorder(Client(world.api.connect(), fence=lambda: None), "tester")
     async with running(recorder):
         for _ in range(2):
@@ -224,7 +220,7 @@ async def test_a_leader_may_record(world: Any) -> None:
     assert await counts(world) == {"as wanted": 2}
 
 
-async def test_closing_writes_what_is_recorded_and_ends(world: Any, recorder: Recorder) -> None:
+async def test_close_writes_pending_events(world: Any, recorder: Recorder) -> None:
     task = asyncio.create_task(recorder.run())
     await asyncio.sleep(1)
     for name in "abc":

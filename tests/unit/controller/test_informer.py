@@ -25,7 +25,7 @@ def informer_of(world: Any) -> Callable[..., Informer]:
 
 @asynccontextmanager
 async def running(informer: Informer) -> AsyncIterator[list[Change]]:
-    """Runs an informer, from a full store on, and notes what it reports from then on."""
+    """Run an informer.  From the first sync on, yield the changes that it reports."""
     async with asyncio.TaskGroup() as group:
         task = group.create_task(informer.run())
         await informer.synced.wait()
@@ -37,7 +37,7 @@ async def running(informer: Informer) -> AsyncIterator[list[Change]]:
 
 
 async def quiet() -> None:
-    """Let happen what needs no time, and a broken watch come back."""
+    """Let pending work finish, and a broken watch restart."""
     await asyncio.sleep(60)
 
 
@@ -45,7 +45,7 @@ def brief(changes: list[Change]) -> list[tuple[str | None, str | None]]:
     return [(old and name_of(old), new and name_of(new)) for old, new in changes]
 
 
-async def test_the_store_is_equal_to_what_the_server_has(world: Any, informer_of: Callable[..., Informer]) -> None:
+async def test_store_equals_server_state(world: Any, informer_of: Callable[..., Informer]) -> None:
     informer = informer_of()
     for number in range(5):
         await world.add(CONFIGMAPS, f"early-{number}", data={"n": str(number)})
@@ -60,7 +60,7 @@ async def test_the_store_is_equal_to_what_the_server_has(world: Any, informer_of
         assert len(informer.store) == 5
 
 
-async def test_handlers_are_told_what_was_and_what_is(world: Any, informer_of: Callable[..., Informer]) -> None:
+async def test_handlers_get_old_and_new_state(world: Any, informer_of: Callable[..., Informer]) -> None:
     async with running(informer_of()) as changes:
         created = await world.add(CONFIGMAPS, "c", data={"v": "1"})
         patched = await world.client.patch(CONFIGMAPS, created, {"data": {"v": "2"}})
@@ -69,9 +69,7 @@ async def test_handlers_are_told_what_was_and_what_is(world: Any, informer_of: C
         assert changes == [(None, created), (created, patched), (patched, None)]
 
 
-async def test_what_went_during_a_gap_in_the_watch_is_reported_as_gone(
-    world: Any, informer_of: Callable[..., Informer]
-) -> None:
+async def test_deletion_during_watch_gap_is_reported(world: Any, informer_of: Callable[..., Informer]) -> None:
     for name in ("stays", "goes", "changes"):
         await world.add(CONFIGMAPS, name)
     async with running(informer_of()) as changes:
@@ -85,9 +83,7 @@ async def test_what_went_during_a_gap_in_the_watch_is_reported_as_gone(
         assert sorted(brief(changes), key=str) == [("changes", "changes"), ("goes", None), (None, "comes")]
 
 
-async def test_only_deletions_that_the_server_reported_are_called_deletions(
-    world: Any, informer_of: Callable[..., Informer]
-) -> None:
+async def test_on_deletion_needs_a_reported_deletion(world: Any, informer_of: Callable[..., Informer]) -> None:
     for name in ("reported", "missing"):
         await world.add(CONFIGMAPS, name)
     informer, deleted = informer_of(), []
@@ -104,13 +100,11 @@ async def test_only_deletions_that_the_server_reported_are_called_deletions(
         assert deleted == ["reported"]
 
 
-async def test_an_unchanged_object_in_a_second_list_is_no_news(
-    world: Any, informer_of: Callable[..., Informer]
-) -> None:
+async def test_unchanged_object_in_relist_is_not_reported(world: Any, informer_of: Callable[..., Informer]) -> None:
     before = await world.add(CONFIGMAPS, "same")
     informer = informer_of()
     async with running(informer) as changes:
-        await world.add(NODES, "elsewhere")  # so that there is a history to lose
+        await world.add(NODES, "elsewhere")  # history to compact
         world.api.compact()
         world.api.disconnect()
         await quiet()
@@ -118,7 +112,7 @@ async def test_an_unchanged_object_in_a_second_list_is_no_news(
         assert informer.store.get("default/same") == before
 
 
-async def test_a_namesake_that_came_unseen_is_reported_as_gone_and_new(
+async def test_recreated_object_is_reported_as_deleted_and_new(
     world: Any, informer_of: Callable[..., Informer]
 ) -> None:
     first = await world.add(CONFIGMAPS, "c")
@@ -133,23 +127,19 @@ async def test_a_namesake_that_came_unseen_is_reported_as_gone_and_new(
         assert changes == [(first, None), (None, second)]
 
 
-async def test_a_handler_that_comes_late_is_told_what_is_there(
-    world: Any, informer_of: Callable[..., Informer]
-) -> None:
+async def test_late_handler_gets_existing_objects(world: Any, informer_of: Callable[..., Informer]) -> None:
     there = await world.add(CONFIGMAPS, "there")
     informer = informer_of()
     async with running(informer):
-        told: list[Change] = []
-        informer.on_change(lambda old, new: told.append((old, new)))
-        assert told == [(None, there)]
+        reported: list[Change] = []
+        informer.on_change(lambda old, new: reported.append((old, new)))
+        assert reported == [(None, there)]
         comes = await world.add(CONFIGMAPS, "comes")
         await quiet()
-        assert told == [(None, there), (None, comes)]
+        assert reported == [(None, there), (None, comes)]
 
 
-async def test_after_sync_is_called_once_and_with_a_full_store(
-    world: Any, informer_of: Callable[..., Informer]
-) -> None:
+async def test_after_sync_is_called_once_with_full_store(world: Any, informer_of: Callable[..., Informer]) -> None:
     for number in range(3):
         await world.add(CONFIGMAPS, f"c{number}")
     informer = informer_of()
@@ -159,14 +149,14 @@ async def test_after_sync_is_called_once_and_with_a_full_store(
         assert sizes == [3]
         world.api.freeze()
         await world.add(CONFIGMAPS, "more")
-        world.api.compact()  # so that it lists again
+        world.api.compact()  # forces a new list
         world.api.thaw()
         await quiet()
         assert len(informer.store) == 4
         assert sizes == [3]
 
 
-async def test_after_sync_calls_at_once_where_the_store_is_full_already(informer_of: Callable[..., Informer]) -> None:
+async def test_after_sync_is_called_at_once_if_synced(informer_of: Callable[..., Informer]) -> None:
     informer = informer_of()
     async with running(informer):
         called: list[str] = []
@@ -174,9 +164,7 @@ async def test_after_sync_calls_at_once_where_the_store_is_full_already(informer
         assert called == ["at once"]
 
 
-async def test_an_object_that_stops_matching_the_rule_is_gone_and_may_come_again(
-    world: Any, informer_of: Callable[..., Informer]
-) -> None:
+async def test_object_that_stops_matching_is_removed(world: Any, informer_of: Callable[..., Informer]) -> None:
     informer = informer_of(keep=lambda obj: labels_of(obj).get("ours") == "yes")
     await world.add(CONFIGMAPS, "theirs")
     ours = await world.add(CONFIGMAPS, "ours", labels={"ours": "yes"})
@@ -191,9 +179,7 @@ async def test_an_object_that_stops_matching_the_rule_is_gone_and_may_come_again
         assert changes[1:] == [(None, taken_back)]
 
 
-async def test_an_object_that_stopped_matching_during_a_gap_is_gone_too(
-    world: Any, informer_of: Callable[..., Informer]
-) -> None:
+async def test_object_not_matching_after_gap_is_removed(world: Any, informer_of: Callable[..., Informer]) -> None:
     informer = informer_of(keep=lambda obj: labels_of(obj).get("ours") == "yes")
     ours = await world.add(CONFIGMAPS, "ours", labels={"ours": "yes"})
     async with running(informer) as changes:
@@ -205,7 +191,7 @@ async def test_an_object_that_stopped_matching_during_a_gap_is_gone_too(
         assert changes == [(ours, None)]
 
 
-async def test_selectors_are_for_the_server_to_apply(world: Any, informer_of: Callable[..., Informer]) -> None:
+async def test_selectors_are_applied_by_the_server(world: Any, informer_of: Callable[..., Informer]) -> None:
     for name, namespace, tier in (("a", "east", "web"), ("b", "east", "db"), ("c", "west", "web")):
         await world.add(CONFIGMAPS, name, namespace, labels={"tier": tier})
     for options, expected in (
@@ -219,7 +205,7 @@ async def test_selectors_are_for_the_server_to_apply(world: Any, informer_of: Ca
             assert list(informer.store) == expected
 
 
-async def test_the_transform_decides_what_is_kept(world: Any, informer_of: Callable[..., Informer]) -> None:
+async def test_transform_determines_the_stored_object(world: Any, informer_of: Callable[..., Informer]) -> None:
     def projection(obj: Object) -> Object:
         return {"metadata": obj["metadata"], "size": len(obj["data"])}
 
@@ -232,9 +218,7 @@ async def test_the_transform_decides_what_is_kept(world: Any, informer_of: Calla
         assert [(old["size"], new["size"]) for old, new in changes] == [(2, 3)]
 
 
-async def test_an_object_that_cannot_be_read_is_left_out_and_the_others_are_read(
-    world: Any, informer_of: Callable[..., Informer]
-) -> None:
+async def test_object_with_failing_transform_is_skipped(world: Any, informer_of: Callable[..., Informer]) -> None:
     def readable(obj: Object) -> Object:
         if obj["data"]["n"] == "bad":
             raise ValueError("not a number")
@@ -250,7 +234,7 @@ async def test_an_object_that_cannot_be_read_is_left_out_and_the_others_are_read
         assert brief(changes) == [("c", None), (None, "b")]
 
 
-async def test_without_a_transform_objects_are_slim(world: Any, informer_of: Callable[..., Informer]) -> None:
+async def test_default_transform_is_slim(world: Any, informer_of: Callable[..., Informer]) -> None:
     last_applied = {"kubectl.kubernetes.io/last-applied-configuration": "{}"}
     await world.add(CONFIGMAPS, "c", annotations=last_applied)
     informer = informer_of()
@@ -258,7 +242,7 @@ async def test_without_a_transform_objects_are_slim(world: Any, informer_of: Cal
         assert not informer.store.get("default/c")["metadata"]["annotations"]
 
 
-async def test_an_index_of_an_informer_follows_the_server(world: Any, informer_of: Callable[..., Informer]) -> None:
+async def test_index_follows_the_server(world: Any, informer_of: Callable[..., Informer]) -> None:
     informer = informer_of(indexers={"tier": lambda obj: [labels_of(obj).get("tier", "none")]})
     web = await world.add(CONFIGMAPS, "c", labels={"tier": "web"})
     async with running(informer):
@@ -269,9 +253,7 @@ async def test_an_index_of_an_informer_follows_the_server(world: Any, informer_o
         assert [name_of(obj) for obj in informer.store.by("tier", "db")] == ["c"]
 
 
-async def test_a_day_of_idle_watching_tells_nothing_and_misses_nothing(
-    world: Any, informer_of: Callable[..., Informer]
-) -> None:
+async def test_idle_day_reports_and_misses_nothing(world: Any, informer_of: Callable[..., Informer]) -> None:
     await world.add(NODES, "n")
     async with running(informer_of(NODES)) as changes:
         await asyncio.sleep(86400)

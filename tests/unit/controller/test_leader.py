@@ -1,4 +1,4 @@
-"""Elections on virtual time: one API, several candidates, each with a clock that it can sleep through."""
+"""Leader election on virtual time: one API and several candidates, each with its own clock."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ TERMS = LeaseDurations(lease_duration=15, renew_deadline=10, retry_period=2)
 
 @dataclass
 class Candidate:
-    """An elector whose work notes when it began and ended."""
+    """An elector whose work records its start and end."""
 
     api: InProcessApi
     name: str
@@ -72,7 +72,7 @@ def an_api() -> InProcessApi:
 
 @asynccontextmanager
 async def standing(candidate: Candidate) -> AsyncIterator[None]:
-    """A candidate stands for election as long as the context lasts."""
+    """Run a candidate for the duration of the context."""
     async with asyncio.TaskGroup() as group:
         task = group.create_task(candidate.run())
         yield
@@ -93,7 +93,7 @@ async def test_one_candidate_leads_and_the_other_waits() -> None:
 
 
 @in_virtual_time
-async def test_a_leader_releases_the_lease_after_an_interrupted_renewal() -> None:
+async def test_lease_is_released_after_interrupted_renewal() -> None:
     api = an_api()
     first, second = Candidate(api, "first"), Candidate(api, "second")
     async with asyncio.TaskGroup() as group:
@@ -113,7 +113,7 @@ async def test_a_leader_releases_the_lease_after_an_interrupted_renewal() -> Non
 
 
 @in_virtual_time
-async def test_a_leader_whose_work_is_done_releases_the_lease_and_the_next_takes_it_at_once() -> None:
+async def test_lease_is_released_when_work_is_done() -> None:
     api = an_api()
     first, second = Candidate(api, "first"), Candidate(api, "second")
     async with asyncio.TaskGroup() as group:
@@ -121,17 +121,17 @@ async def test_a_leader_whose_work_is_done_releases_the_lease_and_the_next_takes
         await asyncio.sleep(5)
         standby = group.create_task(second.run())
         await asyncio.sleep(5)
-        asked = running_clock().monotonic()
+        stopped_at = running_clock().monotonic()
         first.done.set()
         await second.began.wait()
-        assert running_clock().monotonic() - asked < 0.5
+        assert running_clock().monotonic() - stopped_at < 0.5
         assert first.history == ["began", "ended"]
         assert value_at(await lease_of(api), "spec", "leaseTransitions") == 1
         standby.cancel()
 
 
 @in_virtual_time
-async def test_a_lease_that_nobody_renews_is_taken_after_its_duration_and_not_before() -> None:
+async def test_expired_lease_is_taken_after_its_duration() -> None:
     api = an_api()
     first, second = Candidate(api, "first"), Candidate(api, "second")
     async with asyncio.TaskGroup() as group:
@@ -153,7 +153,7 @@ def dies_without_release(candidate: Candidate) -> None:
 
 
 @in_virtual_time
-async def test_safety_rule_4_the_fence_opens_only_while_leading() -> None:
+async def test_safety_rule_4_fence_allows_writes_only_while_leading() -> None:
     api = an_api()
     candidate = Candidate(api, "first")
     with pytest.raises(NotLeading, match="first does not lead default/election"):
@@ -166,7 +166,7 @@ async def test_safety_rule_4_the_fence_opens_only_while_leading() -> None:
 
 
 @in_virtual_time
-async def test_safety_rule_4_a_leader_cut_off_from_the_api_stops_before_its_lease_can_be_taken() -> None:
+async def test_safety_rule_4_cut_off_leader_stops_before_lease_expires() -> None:
     api = an_api()
     leader = Candidate(api, "first")
     async with standing(leader):
@@ -176,28 +176,28 @@ async def test_safety_rule_4_a_leader_cut_off_from_the_api_stops_before_its_leas
         await leader.cut_off.wait()
         assert running_clock().monotonic() - cut <= TERMS.renew_deadline
         await asyncio.sleep(1)
-        assert leader.history == ["began", "cut off", "cancelled"]  # the connections first, then the work
+        assert leader.history == ["began", "cut off", "cancelled"]  # connections first, then the work
 
 
 @in_virtual_time
-async def test_safety_rule_4_a_leader_that_slept_through_its_deadline_does_not_take_the_lease_back() -> None:
-    """It sees the new leader's Lease on its watch first, and could renew on top of that."""
+async def test_safety_rule_4_suspended_leader_does_not_take_lease_back() -> None:
+    """It observes the new leader's Lease first, and could renew on top of that."""
     api = an_api()
-    sleeper, heir = Candidate(api, "sleeper"), Candidate(api, "heir")
+    sleeper, successor = Candidate(api, "sleeper"), Candidate(api, "successor")
     async with standing(sleeper):
         await asyncio.sleep(1)
-        sleeper.elector._may_write_until = running_clock().monotonic()  # it wakes to find its deadline gone
+        sleeper.elector._may_write_until = running_clock().monotonic()  # it resumes after its deadline
         stolen = await lease_of(api)
-        stolen["spec"]["holderIdentity"] = "heir"
+        stolen["spec"]["holderIdentity"] = "successor"
         await Client(api).replace(LEASES, stolen)
-        async with standing(heir):
+        async with standing(successor):
             await asyncio.sleep(TERMS.lease_duration - 1)
-            assert value_at(await lease_of(api), "spec", "holderIdentity") == "heir"
+            assert value_at(await lease_of(api), "spec", "holderIdentity") == "successor"
             assert not sleeper.elector.is_leading
 
 
 @in_virtual_time
-async def test_a_leader_whose_lease_was_edited_but_not_taken_leads_on() -> None:
+async def test_edited_lease_of_leader_is_kept() -> None:
     api = an_api()
     leader = Candidate(api, "first")
     async with standing(leader):
@@ -211,8 +211,8 @@ async def test_a_leader_whose_lease_was_edited_but_not_taken_leads_on() -> None:
 
 
 @in_virtual_time
-async def test_a_leader_whose_renewal_was_made_but_not_confirmed_renews_again_at_once() -> None:
-    """Its own renewal stands in its way; to wait for the next turn would cost it time that it may not have."""
+async def test_unconfirmed_renewal_is_repeated_at_once() -> None:
+    """Its own renewal conflicts with the next.  Waiting for the next period could exceed the deadline."""
     api = an_api()
     leader = Candidate(api, "first")
     async with standing(leader):
@@ -233,19 +233,19 @@ async def test_a_leader_whose_renewal_was_made_but_not_confirmed_renews_again_at
 
 
 @in_virtual_time
-async def test_a_leader_that_slept_through_its_deadline_leads_again_at_once_if_nobody_else_does() -> None:
+async def test_suspended_leader_leads_again_if_lease_is_free() -> None:
     api = an_api()
     sleeper = Candidate(api, "sleeper")
     async with standing(sleeper):
         await asyncio.sleep(5)
-        sleeper.elector._may_write_until = running_clock().monotonic()  # it wakes to find its deadline gone
+        sleeper.elector._may_write_until = running_clock().monotonic()  # it resumes after its deadline
         await sleeper.cut_off.wait()
         await asyncio.sleep(1)
         assert sleeper.history == ["began", "cut off", "cancelled", "began"]
 
 
 @in_virtual_time
-async def test_a_lost_election_is_fought_again() -> None:
+async def test_lost_leader_campaigns_again() -> None:
     api = an_api()
     leader = Candidate(api, "first")
     async with standing(leader):
@@ -258,13 +258,13 @@ async def test_a_lost_election_is_fought_again() -> None:
 
 
 @pytest.mark.parametrize("terms", [(10, 15, 2), (15, 10, 12), (15, 10, 0)])
-def test_terms_that_let_two_lead_are_refused(terms: tuple[float, float, float]) -> None:
+def test_durations_that_allow_two_leaders_are_rejected(terms: tuple[float, float, float]) -> None:
     with pytest.raises(ValueError, match="must hold"):
         LeaseDurations(*terms)
 
 
 class Unreachable:
-    """A network that swallows everything."""
+    """A network that drops everything."""
 
     async def send(self, _: object) -> object:
         await asyncio.sleep(3600)

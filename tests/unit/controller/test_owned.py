@@ -26,7 +26,7 @@ async def pods(world: Any) -> AsyncIterator[Informer]:
         task.cancel()
 
 
-async def test_an_owned_object_is_made_once_and_then_found_in_the_cache(world: Any, pods: Informer) -> None:
+async def test_owned_object_is_created_once(world: Any, pods: Informer) -> None:
     owner = await world.add(world.widgets, "w")
     made = await ensure_owned(world.client, pods, owner, CONTENT)
     await asyncio.sleep(1)
@@ -42,7 +42,7 @@ async def test_an_owned_object_is_made_once_and_then_found_in_the_cache(world: A
     }
 
 
-async def test_an_owned_object_may_have_a_name_of_its_own(world: Any, pods: Informer) -> None:
+async def test_owned_object_may_have_another_name(world: Any, pods: Informer) -> None:
     owner = await world.add(world.widgets, "w")
     for name in ("w-0", "w-1"):
         await ensure_owned(world.client, pods, owner, CONTENT, name=name)
@@ -50,7 +50,7 @@ async def test_an_owned_object_may_have_a_name_of_its_own(world: Any, pods: Info
     assert sorted(pods.store) == ["default/w-0", "default/w-1"]
 
 
-async def test_a_cache_that_lags_makes_a_second_creation_a_conflict(world: Any, pods: Informer) -> None:
+async def test_stale_cache_makes_second_create_a_conflict(world: Any, pods: Informer) -> None:
     owner = await world.add(world.widgets, "w")
     world.api.freeze()
     await ensure_owned(world.client, pods, owner, CONTENT)
@@ -59,17 +59,17 @@ async def test_a_cache_that_lags_makes_a_second_creation_a_conflict(world: Any, 
     assert len(await world.client.list(PODS)) == 1
 
 
-async def test_a_strangers_object_under_the_name_is_left_alone(world: Any, pods: Informer) -> None:
+async def test_object_of_another_owner_is_not_changed(world: Any, pods: Informer) -> None:
     owner = await world.add(world.widgets, "w")
-    stranger = await world.add(PODS, "w")
+    foreign = await world.add(PODS, "w")
     await asyncio.sleep(1)
-    with pytest.raises(Terminal, match="Pod default/w is not ours; rename Widget default/w or delete it") as caught:
+    with pytest.raises(Terminal, match="Pod default/w has another owner; rename or delete Widget default/w") as caught:
         await ensure_owned(world.client, pods, owner, CONTENT)
     assert caught.value.reason == "NameTaken"
-    assert await world.client.list(PODS) == [stranger]
+    assert await world.client.list(PODS) == [foreign]
 
 
-async def test_what_a_namesake_of_the_owner_left_behind_is_a_strangers(world: Any, pods: Informer) -> None:
+async def test_object_of_deleted_owner_is_not_ours(world: Any, pods: Informer) -> None:
     first = await world.add(world.widgets, "w")
     await ensure_owned(world.client, pods, first, CONTENT)
     await world.client.delete(world.widgets, object_named("w", "default"))
@@ -79,7 +79,7 @@ async def test_what_a_namesake_of_the_owner_left_behind_is_a_strangers(world: An
         await ensure_owned(world.client, pods, second, CONTENT)
 
 
-async def test_a_cluster_scoped_object_has_no_namespace_of_its_owners(world: Any, virtual_time: VirtualClock) -> None:
+async def test_cluster_scoped_object_has_no_namespace(world: Any, virtual_time: VirtualClock) -> None:
     owner = await world.add(world.widgets, "w")
     made = await ensure_owned(world.client, Informer(world.client, NODES), owner, {})
     assert "namespace" not in made["metadata"]

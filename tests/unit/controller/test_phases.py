@@ -18,8 +18,8 @@ from tapestry.kube.resources import Resource
 from tapestry.kube.times import timestamp
 
 
-class Steps:
-    """A handler that notes when it was called, and answers what it is told to; at last it stays."""
+class ScriptedHandler:
+    """A handler that records its calls and returns scripted results.  After the last one it stays."""
 
     def __init__(self, clock: VirtualClock, *answers: Next | Result | Exception | None) -> None:
         self.clock = clock
@@ -27,15 +27,15 @@ class Steps:
         self.times: list[float] = []
 
     async def __call__(self, obj: Object) -> Next | Result | None:
-        self.times.append(round(self.clock.monotonic() - 1, 3))  # a manager has a second to start
+        self.times.append(round(self.clock.monotonic() - 1, 3))  # a manager takes a second to start
         answer = self.answers.pop(0) if self.answers else None
         if isinstance(answer, Exception):
             raise answer
         return answer
 
 
-def the_way(working: Handler, **options: Any) -> dict[str, Phase]:
-    """Pending, then Working, where the test is, then Done or Failed."""
+def phase_table(working: Handler, **options: Any) -> dict[str, Phase]:
+    """Return the table: Pending, then Working (the tested handler), then Done or Failed."""
 
     async def pending(obj: Object) -> Next:
         return Next("Working", "off we go")
@@ -75,44 +75,42 @@ ENDS = {"Done": Phase()}
 
 
 @pytest.mark.parametrize(
-    ("phases", "complaint"),
+    ("phases", "message"),
     [
         (ENDS, "the initial phase 'Pending' is not in the table"),
-        ({"Pending": Phase(stay)}, "Pending: a phase has a handler and phases to go to, or neither"),
-        ({"Pending": Phase(to=("Done",)), **ENDS}, "Pending: a phase has a handler and phases to go to, or neither"),
-        ({"Pending": Phase(stay, to=("Gone",))}, "Pending: goes to 'Gone', which is not in the table"),
+        ({"Pending": Phase(stay)}, "Pending: needs both a handler and next phases, or neither"),
+        ({"Pending": Phase(to=("Done",)), **ENDS}, "Pending: needs both a handler and next phases, or neither"),
+        ({"Pending": Phase(stay, to=("Gone",))}, "Pending: next phase 'Gone' is not in the table"),
         (
             {"Pending": Phase(stay, to=("Done",), on_failure="Failed"), **ENDS, "Failed": Phase()},
-            "Pending: on_failure is 'Failed', where it may not go",
+            "Pending: on_failure 'Failed' is not one of its next phases",
         ),
         (
             {"Pending": Phase(stay, to=("Done",), timeout=5), **ENDS},
-            "Pending: a timeout or a number of retries needs an on_failure",
+            "Pending: timeout and retries need on_failure",
         ),
         (
             {"Pending": Phase(stay, to=("Done",), retries=0), **ENDS},
-            "Pending: a timeout or a number of retries needs an on_failure",
+            "Pending: timeout and retries need on_failure",
         ),
         ({"Pending": Phase(stay, to=("Done",)), **ENDS, "Lost": Phase()}, "Lost: cannot be reached from 'Pending'"),
     ],
 )
-def test_a_table_that_cannot_work_is_refused_with_the_reason(
-    phases: dict[str, Phase], complaint: str, widgets: Resource
-) -> None:
+def test_invalid_table_is_rejected_with_reason(phases: dict[str, Phase], message: str, widgets: Resource) -> None:
     with pytest.raises(ValueError) as refused:
         PhaseMachine(widgets, "Pending", phases)
     assert str(refused.value).startswith("the phases of Widget: ")
-    assert complaint in str(refused.value)
+    assert message in str(refused.value)
 
 
-def test_every_complaint_about_a_table_is_made_at_once(widgets: Resource) -> None:
+def test_all_table_errors_are_reported_together(widgets: Resource) -> None:
     phases = {"Pending": Phase(stay, to=("Gone", "Lost"))}
     with pytest.raises(ValueError, match=r"'Gone'.*'Lost'"):
         PhaseMachine(widgets, "Pending", phases)
 
 
-def test_a_machine_is_drawn_as_a_diagram(widgets: Resource) -> None:
-    assert PhaseMachine(widgets, "Pending", the_way(stay)).mermaid().splitlines() == [
+def test_mermaid_diagram(widgets: Resource) -> None:
+    assert PhaseMachine(widgets, "Pending", phase_table(stay)).mermaid().splitlines() == [
         "stateDiagram-v2",
         "    [*] --> Pending",
         "    Pending --> Working",
@@ -123,12 +121,12 @@ def test_a_machine_is_drawn_as_a_diagram(widgets: Resource) -> None:
     ]
 
 
-# -- the way through
+# -- transitions
 
 
-async def test_an_object_walks_to_its_end_and_stays_there(world: Any) -> None:
-    working = Steps(world.clock, Result(requeue_after=30), Next("Done", "all is well"))
-    async with running(world, the_way(working)):
+async def test_object_passes_through_phases_to_its_end(world: Any) -> None:
+    working = ScriptedHandler(world.clock, Result(requeue_after=30), Next("Done", "all is well"))
+    async with running(world, phase_table(working)):
         await world.add(world.widgets, "w", spec={"size": 1})
         await asyncio.sleep(3600)
         found = await status(world)
@@ -140,9 +138,9 @@ async def test_an_object_walks_to_its_end_and_stays_there(world: Any) -> None:
         assert working.times == [0, 30]
 
 
-async def test_conditions_keep_the_history_with_its_times(world: Any) -> None:
-    working = Steps(world.clock, Result(requeue_after=30), Next("Done", "all is well"))
-    async with running(world, the_way(working)):
+async def test_conditions_record_history_with_times(world: Any) -> None:
+    working = ScriptedHandler(world.clock, Result(requeue_after=30), Next("Done", "all is well"))
+    async with running(world, phase_table(working)):
         await world.add(world.widgets, "w")
         await asyncio.sleep(60)
     began, ended = timestamp(START + timedelta(seconds=1)), timestamp(START + timedelta(seconds=31))
@@ -157,8 +155,8 @@ def entry(type: str, status: str, reason: str, message: str, at: str) -> Object:
     return {"type": type, "status": status, "reason": reason, "message": message, "lastTransitionTime": at}
 
 
-async def test_there_is_an_event_for_each_transition(world: Any) -> None:
-    async with running(world, the_way(Steps(world.clock, Next("Done")))):
+async def test_each_transition_is_an_event(world: Any) -> None:
+    async with running(world, phase_table(ScriptedHandler(world.clock, Next("Done")))):
         await world.add(world.widgets, "w")
         await asyncio.sleep(1)
     assert {(event["reason"], event["message"], event["type"]) for event in await world.events()} == {
@@ -167,9 +165,9 @@ async def test_there_is_an_event_for_each_transition(world: Any) -> None:
     }
 
 
-async def test_a_phase_can_be_entered_again_and_its_time_begins_anew(world: Any) -> None:
-    check = Steps(world.clock, Next("Repair"), Next("Repair"), Next("Done"))
-    repair = Steps(world.clock, *[Result(requeue_after=40), Next("Pending")] * 2)
+async def test_reentered_phase_starts_its_time_again(world: Any) -> None:
+    check = ScriptedHandler(world.clock, Next("Repair"), Next("Repair"), Next("Done"))
+    repair = ScriptedHandler(world.clock, *[Result(requeue_after=40), Next("Pending")] * 2)
     phases = {
         "Pending": Phase(check, to=("Repair", "Done")),
         "Repair": Phase(repair, to=("Pending", "Failed"), timeout=60, on_failure="Failed"),
@@ -183,45 +181,43 @@ async def test_a_phase_can_be_entered_again_and_its_time_begins_anew(world: Any)
         assert repair.times == [0, 40, 40, 80]
 
 
-async def test_work_resumes_in_the_phase_last_written(world: Any) -> None:
-    before, after = Steps(world.clock, Result(requeue_after=3600)), Steps(world.clock, Next("Done"))
-    async with running(world, the_way(before)):
+async def test_restart_resumes_in_last_written_phase(world: Any) -> None:
+    before, after = ScriptedHandler(world.clock, Result(requeue_after=3600)), ScriptedHandler(world.clock, Next("Done"))
+    async with running(world, phase_table(before)):
         await world.add(world.widgets, "w")
         await asyncio.sleep(1)
     assert (await status(world))["phase"] == "Working"
-    async with running(world, the_way(after)):
+    async with running(world, phase_table(after)):
         assert (await status(world))["phase"] == "Done"
     assert len(before.times) == len(after.times) == 1
 
 
-async def test_what_else_is_in_the_status_is_left_alone(world: Any) -> None:
+async def test_other_status_fields_are_kept(world: Any) -> None:
     await world.add(world.widgets, "w")
     await world.set_status(world.widgets, "w", theirs="kept")
-    async with running(world, the_way(Steps(world.clock, Next("Done")))):
+    async with running(world, phase_table(ScriptedHandler(world.clock, Next("Done")))):
         found = await status(world)
     assert (found["phase"], found["theirs"]) == ("Done", "kept")
 
 
-async def test_an_object_that_is_being_deleted_is_left_to_go(world: Any) -> None:
-    working = Steps(world.clock)
+async def test_terminating_object_is_ignored(world: Any) -> None:
+    working = ScriptedHandler(world.clock)
     await world.add(world.widgets, "w", finalizers=["example.com/hold"])
     await world.client.delete(world.widgets, object_named("w", "default"))
-    async with running(world, the_way(working)):
+    async with running(world, phase_table(working)):
         assert await status(world) == {}
     assert working.times == []
 
 
-# -- the guard
+# -- illegal transitions
 
 
 @pytest.mark.parametrize("target", ["Nowhere", "Pending"])
-async def test_a_transition_outside_the_table_is_refused_and_said_aloud(
-    target: str, world: Any, growth: Callable[..., float]
-) -> None:
+async def test_transition_outside_the_table_is_rejected(target: str, world: Any, growth: Callable[..., float]) -> None:
     reason = {"controller": "machine", "reason": "IllegalTransition"}
     growth("tapestry_reconcile_errors_total", **reason)
-    working = Steps(world.clock, Next(target))
-    async with running(world, the_way(working)):
+    working = ScriptedHandler(world.clock, Next(target))
+    async with running(world, phase_table(working)):
         await world.add(world.widgets, "w")
         await asyncio.sleep(3600)
         assert (await status(world))["phase"] == "Working"
@@ -232,12 +228,12 @@ async def test_a_transition_outside_the_table_is_refused_and_said_aloud(
     assert warning["message"] == f"from Working to {target}; the machine allows Done, Failed"
 
 
-async def test_an_unknown_phase_waits_for_whoever_put_it_there(world: Any, growth: Callable[..., float]) -> None:
+async def test_unknown_phase_waits_for_a_change(world: Any, growth: Callable[..., float]) -> None:
     reason = {"controller": "machine", "reason": "UnknownPhase"}
     growth("tapestry_reconcile_errors_total", **reason)
     await world.add(world.widgets, "w")
     await world.set_status(world.widgets, "w", phase="Dreaming")
-    async with running(world, the_way(Steps(world.clock, Next("Done")))):
+    async with running(world, phase_table(ScriptedHandler(world.clock, Next("Done")))):
         await asyncio.sleep(60)
         assert growth("tapestry_reconcile_errors_total", **reason) == 1
         assert await status(world) == {"phase": "Dreaming"}
@@ -252,9 +248,9 @@ async def test_an_unknown_phase_waits_for_whoever_put_it_there(world: Any, growt
 @pytest.mark.parametrize(
     "answer", [None, Result(requeue_after=3600), RuntimeError("again and again")], ids=["stays", "waits", "raises"]
 )
-async def test_a_phase_that_takes_too_long_fails_on_time(answer: Any, world: Any) -> None:
-    working = Steps(world.clock, *[answer] * 100)
-    async with running(world, the_way(working, timeout=60, on_failure="Failed")):
+async def test_phase_fails_at_its_timeout(answer: Any, world: Any) -> None:
+    working = ScriptedHandler(world.clock, *[answer] * 100)
+    async with running(world, phase_table(working, timeout=60, on_failure="Failed")):
         await world.add(world.widgets, "w")
         await asyncio.sleep(59)
         assert (await status(world))["phase"] == "Working"
@@ -265,7 +261,7 @@ async def test_a_phase_that_takes_too_long_fails_on_time(answer: Any, world: Any
     assert condition(found, "Failed")["lastTransitionTime"] == timestamp(START + timedelta(seconds=61))
 
 
-async def test_a_handler_that_hangs_is_cancelled_when_its_time_is_up(world: Any) -> None:
+async def test_hanging_handler_is_cancelled_at_timeout(world: Any) -> None:
     ended: list[float] = []
 
     async def working(obj: Object) -> None:
@@ -274,26 +270,26 @@ async def test_a_handler_that_hangs_is_cancelled_when_its_time_is_up(world: Any)
         finally:
             ended.append(world.clock.monotonic())
 
-    async with running(world, the_way(working, timeout=60, on_failure="Failed")):
+    async with running(world, phase_table(working, timeout=60, on_failure="Failed")):
         await world.add(world.widgets, "w")
         await asyncio.sleep(90)
         assert (await status(world))["phase"] == "Failed"
     assert ended == [61]
 
 
-async def test_time_runs_on_while_nobody_works(world: Any) -> None:
-    working = Steps(world.clock, Next("Done"))
+async def test_timeout_counts_while_no_manager_runs(world: Any) -> None:
+    working = ScriptedHandler(world.clock, Next("Done"))
     await world.add(world.widgets, "w")
-    first = Steps(world.clock)
-    async with running(world, the_way(first, timeout=60, on_failure="Failed")):
+    first = ScriptedHandler(world.clock)
+    async with running(world, phase_table(first, timeout=60, on_failure="Failed")):
         pass
     await asyncio.sleep(120)
-    async with running(world, the_way(working, timeout=60, on_failure="Failed")):
+    async with running(world, phase_table(working, timeout=60, on_failure="Failed")):
         assert (await status(world))["phase"] == "Failed"
     assert working.times == []
 
 
-async def test_the_time_of_the_first_phase_begins_with_the_object(world: Any) -> None:
+async def test_timeout_of_first_phase_starts_at_creation(world: Any) -> None:
     phases = {
         "Pending": Phase(stay, to=("Failed",), timeout=100, on_failure="Failed"),
         "Failed": Phase(),
@@ -310,45 +306,45 @@ async def test_the_time_of_the_first_phase_begins_with_the_object(world: Any) ->
 # -- failures
 
 
-async def test_failed_attempts_are_counted_in_the_status_with_pauses_between_them(world: Any) -> None:
-    working = Steps(world.clock, *[RuntimeError("no luck")] * 10)
+async def test_failed_attempts_are_counted_with_backoff(world: Any) -> None:
+    working = ScriptedHandler(world.clock, *[RuntimeError("no luck")] * 10)
     attempts: list[int] = []
 
     async def noted(obj: Object) -> Any:
         attempts.append(value_at(obj, "status", "attempts", default=0))
         return await working(obj)
 
-    async with running(world, the_way(noted, retries=3, on_failure="Failed")):
+    async with running(world, phase_table(noted, retries=3, on_failure="Failed")):
         await world.add(world.widgets, "w")
         await asyncio.sleep(60)
         found = await status(world)
     assert attempts == [0, 1, 2, 3]
     assert working.times == [0, 0.01, 0.03, 0.07]
     assert (found["phase"], found["attempts"]) == ("Failed", 0)
-    assert condition(found, "Failed")["message"] == "failed 4 times, at last: no luck"
+    assert condition(found, "Failed")["message"] == "failed 4 times, the last error: no luck"
 
 
-async def test_the_count_of_attempts_survives_a_restart(world: Any) -> None:
-    working = Steps(world.clock, *[RuntimeError("no luck")] * 10)
+async def test_attempt_count_survives_a_restart(world: Any) -> None:
+    working = ScriptedHandler(world.clock, *[RuntimeError("no luck")] * 10)
     await world.add(world.widgets, "w")
     await world.set_status(world.widgets, "w", phase="Working", attempts=3)
-    async with running(world, the_way(working, retries=3, on_failure="Failed")):
+    async with running(world, phase_table(working, retries=3, on_failure="Failed")):
         assert (await status(world))["phase"] == "Failed"
     assert len(working.times) == 1
 
 
-async def test_a_success_on_the_way_begins_the_next_phase_with_no_failures(world: Any) -> None:
-    working = Steps(world.clock, RuntimeError("no luck"), RuntimeError("no luck"), Next("Done"))
-    async with running(world, the_way(working, retries=2, on_failure="Failed")):
+async def test_next_phase_starts_without_failures(world: Any) -> None:
+    working = ScriptedHandler(world.clock, RuntimeError("no luck"), RuntimeError("no luck"), Next("Done"))
+    async with running(world, phase_table(working, retries=2, on_failure="Failed")):
         await world.add(world.widgets, "w")
         await asyncio.sleep(60)
         found = await status(world)
     assert (found["phase"], found["attempts"]) == ("Done", 0)
 
 
-async def test_without_a_number_of_retries_it_tries_for_ever(world: Any) -> None:
-    working = Steps(world.clock, *[RuntimeError("no luck")] * 30, Next("Done"))
-    async with running(world, the_way(working)):
+async def test_without_retries_attempts_are_unlimited(world: Any) -> None:
+    working = ScriptedHandler(world.clock, *[RuntimeError("no luck")] * 30, Next("Done"))
+    async with running(world, phase_table(working)):
         await world.add(world.widgets, "w")
         await asyncio.sleep(86400)
         found = await status(world)
@@ -357,9 +353,9 @@ async def test_without_a_number_of_retries_it_tries_for_ever(world: Any) -> None
 
 
 @pytest.mark.parametrize("error", [Conflict(409, "Conflict", "moved on"), TransportError("silence", maybe_sent=True)])
-async def test_what_the_phase_did_not_do_wrong_is_not_counted(error: Exception, world: Any) -> None:
-    working = Steps(world.clock, *[error] * 5, Next("Done"))
-    async with running(world, the_way(working, retries=0, on_failure="Failed")):
+async def test_unrelated_errors_are_not_counted(error: Exception, world: Any) -> None:
+    working = ScriptedHandler(world.clock, *[error] * 5, Next("Done"))
+    async with running(world, phase_table(working, retries=0, on_failure="Failed")):
         await world.add(world.widgets, "w")
         await asyncio.sleep(60)
         assert (await status(world))["phase"] == "Done"
@@ -373,11 +369,9 @@ async def test_what_the_phase_did_not_do_wrong_is_not_counted(error: Exception, 
         (InvalidSpec("spec.size: -1 is below 0"), "spec.size: -1 is below 0"),
     ],
 )
-async def test_an_error_that_will_not_go_away_goes_to_on_failure_at_once(
-    error: Exception, message: str, world: Any
-) -> None:
-    working = Steps(world.clock, error)
-    async with running(world, the_way(working, retries=5, on_failure="Failed")):
+async def test_terminal_error_leads_to_on_failure(error: Exception, message: str, world: Any) -> None:
+    working = ScriptedHandler(world.clock, error)
+    async with running(world, phase_table(working, retries=5, on_failure="Failed")):
         await world.add(world.widgets, "w")
         await asyncio.sleep(1)
         found = await status(world)
@@ -385,9 +379,9 @@ async def test_an_error_that_will_not_go_away_goes_to_on_failure_at_once(
     assert condition(found, "Failed")["message"] == message
 
 
-async def test_where_a_failure_leads_nowhere_a_terminal_error_waits_for_a_change(world: Any) -> None:
-    working = Steps(world.clock, Terminal("Hopeless", "not like this"), Next("Done"))
-    async with running(world, the_way(working)):
+async def test_terminal_error_without_on_failure_waits_for_change(world: Any) -> None:
+    working = ScriptedHandler(world.clock, Terminal("Hopeless", "not like this"), Next("Done"))
+    async with running(world, phase_table(working)):
         await world.add(world.widgets, "w", spec={"size": 1})
         await asyncio.sleep(3600)
         assert (await status(world))["phase"] == "Working"
@@ -396,12 +390,12 @@ async def test_where_a_failure_leads_nowhere_a_terminal_error_waits_for_a_change
         assert (await status(world))["phase"] == "Done"
 
 
-async def test_a_change_of_the_object_ends_the_pause_after_a_failure(world: Any) -> None:
-    working = Steps(world.clock, *[RuntimeError("no luck")] * 14, Next("Done"))
-    async with running(world, the_way(working, retries=20, on_failure="Failed")):
+async def test_change_of_object_ends_the_backoff(world: Any) -> None:
+    working = ScriptedHandler(world.clock, *[RuntimeError("no luck")] * 14, Next("Done"))
+    async with running(world, phase_table(working, retries=20, on_failure="Failed")):
         await world.add(world.widgets, "w", spec={"size": 1})
         await asyncio.sleep(100)
-        assert len(working.times) == 14  # the next one would come at 163.83 s
+        assert len(working.times) == 14  # the next one would be at 163.83 s
         await world.client.patch(world.widgets, object_named("w", "default"), {"spec": {"size": 2}})
         await asyncio.sleep(1)
         assert (await status(world))["phase"] == "Done"

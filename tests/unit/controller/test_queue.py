@@ -13,18 +13,18 @@ from tapestry.controller.testing.clock import VirtualClock, VirtualLoop
 KEYS = st.sampled_from(["a", "b", "c", "d"])
 
 
-class Waiting(NamedTuple):
-    """How a key stands in line: fresh work first, then in the order of coming."""
+class WaitingKey(NamedTuple):
+    """Position of a key in the queue: fresh keys first, then in order of addition."""
 
     is_resync: bool
     number: int
     since: float
 
 
-class TheFourPromises(RuleBasedStateMachine):
-    """A queue against a model of it, under virtual time, with workers that take, give back and are cancelled.
+class QueueModel(RuleBasedStateMachine):
+    """A queue compared with a model on virtual time, with workers that take, finish and are cancelled.
 
-    Every rule ends when all that it set off has happened, so the model need not know about turns of a loop.
+    Every rule ends when all its effects have happened, so the model need not know about loop iterations.
     """
 
     def __init__(self) -> None:
@@ -34,10 +34,10 @@ class TheFourPromises(RuleBasedStateMachine):
         self.takers: list[asyncio.Task[str]] = []
         self.numbers = itertools.count()
         # the model
-        self.waiting: dict[str, Waiting] = {}
+        self.waiting: dict[str, WaitingKey] = {}
         self.working: set[str] = set()
         self.again: dict[str, float] = {}
-        self.wishes: dict[str, tuple[float, int]] = {}
+        self.delays: dict[str, tuple[float, int]] = {}
         self.failures: dict[str, int] = {}
         self.closed = False
 
@@ -49,11 +49,11 @@ class TheFourPromises(RuleBasedStateMachine):
         return self.runner.get_loop().time()
 
     def calls(self, method: str, *args: object, **kwargs: object) -> object:
-        """Call a method of the queue on its loop, and let what follows happen."""
+        """Call a method of the queue on its loop, and let its effects happen."""
 
         async def call() -> object:
             answer = getattr(self.queue, method)(*args, **kwargs)
-            await settled()
+            await let_loop_run()
             return answer
 
         return self.runner.run(call())
@@ -65,23 +65,23 @@ class TheFourPromises(RuleBasedStateMachine):
         if key in self.working:
             self.again.setdefault(key, self.now)
         elif before is None:
-            self.waiting[key] = Waiting(is_resync, next(self.numbers), self.now if since is None else since)
+            self.waiting[key] = WaitingKey(is_resync, next(self.numbers), self.now if since is None else since)
         elif before.is_resync and not is_resync:
-            self.waiting[key] = Waiting(False, next(self.numbers), before.since)
+            self.waiting[key] = WaitingKey(False, next(self.numbers), before.since)
 
-    def wished(self, key: str, seconds: float) -> None:
+    def model_add_after(self, key: str, seconds: float) -> None:
         due = self.now + seconds
-        if key not in self.wishes or due < self.wishes[key][0]:
-            self.wishes[key] = (due, next(self.numbers))
+        if key not in self.delays or due < self.delays[key][0]:
+            self.delays[key] = (due, next(self.numbers))
 
     def handed_out(self) -> None:
-        """Waiting takers get what waits; the tasks are asked which keys they have."""
+        """Give waiting keys to waiting takers in the model.  The tasks tell which keys they have."""
         expected = set()
         idle = len(self.takers)
         while self.waiting and idle:
             key = min(self.waiting, key=lambda key: self.waiting[key])
             del self.waiting[key]
-            self.wishes.pop(key, None)
+            self.delays.pop(key, None)
             self.working.add(key)
             expected.add(key)
             idle -= 1
@@ -90,7 +90,7 @@ class TheFourPromises(RuleBasedStateMachine):
         assert {task.result() for task in finished} == expected
         assert len(finished) == len(expected)
 
-    # -- what callers do
+    # -- rules
 
     @precondition(lambda self: not self.closed)
     @rule(key=KEYS, resync=st.booleans())
@@ -103,7 +103,7 @@ class TheFourPromises(RuleBasedStateMachine):
     @rule(key=KEYS, seconds=st.integers(0, 400))
     def add_after(self, key: str, seconds: int) -> None:
         if seconds:
-            self.wished(key, seconds)
+            self.model_add_after(key, seconds)
         else:
             self.added(key)
         self.calls("add_after", key, seconds)
@@ -114,7 +114,7 @@ class TheFourPromises(RuleBasedStateMachine):
     def retry(self, key: str) -> None:
         pause = min(MAX_BACKOFF, INITIAL_BACKOFF * 2 ** self.failures.get(key, 0))
         self.failures[key] = self.failures.get(key, 0) + 1
-        self.wished(key, pause)
+        self.model_add_after(key, pause)
         assert self.calls("retry", key) == pause
 
     @precondition(lambda self: not self.closed)
@@ -128,7 +128,7 @@ class TheFourPromises(RuleBasedStateMachine):
     def take(self) -> None:
         async def start() -> None:
             self.takers.append(asyncio.create_task(self.queue.take()))
-            await settled()
+            await let_loop_run()
 
         self.runner.run(start())
         self.handed_out()
@@ -147,14 +147,14 @@ class TheFourPromises(RuleBasedStateMachine):
     @precondition(lambda self: self.takers)
     @rule(data=st.data(), key=st.none() | KEYS)
     def cancel_a_taker(self, data: st.DataObject, key: str | None) -> None:
-        """Cancelled while it waits, or in the very moment in which a key would have woken it."""
+        """Cancel a taker while it waits, or at the moment a key wakes it."""
         victim = self.takers.pop(data.draw(st.integers(0, len(self.takers) - 1)))
 
         async def cancel() -> None:
             if key is not None:
                 self.queue.add(key)
             victim.cancel()
-            await settled()
+            await let_loop_run()
 
         if key is not None:
             self.added(key)
@@ -166,11 +166,11 @@ class TheFourPromises(RuleBasedStateMachine):
     @rule(seconds=st.integers(1, 400))
     def time_passes(self, seconds: int) -> None:
         until = self.now + seconds
-        due = sorted((wish, key) for key, wish in self.wishes.items() if wish[0] <= until + 1e-6)
+        due = sorted((wish, key) for key, wish in self.delays.items() if wish[0] <= until + 1e-6)
         for moment, fulfilled in itertools.groupby(due, lambda each: round(each[0][0], 3)):
             self.runner.run(asyncio.sleep(moment - self.now))
             for _, key in fulfilled:
-                del self.wishes[key]
+                del self.delays[key]
                 self.added(key)
             self.handed_out()
         self.runner.run(asyncio.sleep(until - self.now))
@@ -180,7 +180,7 @@ class TheFourPromises(RuleBasedStateMachine):
     def close(self) -> None:
         self.calls("close")
         self.closed = True
-        self.wishes = {}
+        self.delays = {}
         self.again = {}
         for task in self.takers:
             assert isinstance(task.exception(), QueueClosed)
@@ -188,7 +188,7 @@ class TheFourPromises(RuleBasedStateMachine):
 
     @precondition(lambda self: self.closed)
     @rule(key=KEYS)
-    def use_it_all_the_same(self, key: str) -> None:
+    def use_after_close(self, key: str) -> None:
         before = len(self.queue)
         for method in ("add", "retry"):
             self.calls(method, key)
@@ -198,42 +198,42 @@ class TheFourPromises(RuleBasedStateMachine):
         with pytest.raises(QueueClosed):
             self.runner.run(self.queue.take())
 
-    # -- what holds at all times
+    # -- invariants
 
     @invariant()
-    def holds_what_the_model_holds(self) -> None:
+    def queue_equals_model(self) -> None:
         assert len(self.queue) == len(self.waiting)
         if not self.closed:
-            assert self.queue.delayed == len(self.wishes)
+            assert self.queue.delayed == len(self.delays)
             assert {key: self.queue.failures(key) for key in self.failures} == self.failures
 
     @invariant()
-    def the_age_is_that_of_the_key_in_front(self) -> None:
+    def age_is_that_of_first_key(self) -> None:
         front = min(self.waiting.values(), default=None)
         assert self.queue.age(self.now) == (self.now - front.since if front else 0)
 
 
-async def settled() -> None:
-    """Some turns of the loop, in which no time passes."""
+async def let_loop_run() -> None:
+    """Run some iterations of the loop without advancing the time."""
     for _ in range(10):
         await asyncio.sleep(0)
 
 
-TestTheFourPromises = TheFourPromises.TestCase
+TestQueueModel = QueueModel.TestCase
 
 
 async def drained(queue: Queue) -> list[str]:
     return [await queue.take() for _ in range(len(queue))]
 
 
-async def test_a_key_that_waits_is_held_once(virtual_time: VirtualClock) -> None:
+async def test_waiting_key_is_queued_once(virtual_time: VirtualClock) -> None:
     queue = Queue()
     for key in ("a", "b", "a", "a"):
         queue.add(key)
     assert await drained(queue) == ["a", "b"]
 
 
-async def test_a_key_in_the_hands_of_a_worker_comes_again_only_after_it_is_done(virtual_time: VirtualClock) -> None:
+async def test_key_in_processing_is_queued_again_after_done(virtual_time: VirtualClock) -> None:
     queue = Queue()
     queue.add("a")
     assert await queue.take() == "a"
@@ -245,7 +245,7 @@ async def test_a_key_in_the_hands_of_a_worker_comes_again_only_after_it_is_done(
     assert len(queue) == 0
 
 
-async def test_fresh_work_goes_before_resync_work(virtual_time: VirtualClock) -> None:
+async def test_fresh_keys_come_before_resync_keys(virtual_time: VirtualClock) -> None:
     queue = Queue()
     for key in ("r1", "r2", "r3"):
         queue.add(key, resync=True)
@@ -254,7 +254,7 @@ async def test_fresh_work_goes_before_resync_work(virtual_time: VirtualClock) ->
     assert await drained(queue) == ["f1", "r2", "f2", "r1", "r3"]
 
 
-async def test_a_resync_does_not_push_fresh_work_back(virtual_time: VirtualClock) -> None:
+async def test_resync_does_not_delay_fresh_keys(virtual_time: VirtualClock) -> None:
     queue = Queue()
     queue.add("a")
     queue.add("b")
@@ -262,7 +262,7 @@ async def test_a_resync_does_not_push_fresh_work_back(virtual_time: VirtualClock
     assert await drained(queue) == ["a", "b"]
 
 
-async def test_pauses_double_up_to_five_minutes(virtual_time: VirtualClock) -> None:
+async def test_backoff_doubles_up_to_five_minutes(virtual_time: VirtualClock) -> None:
     queue = Queue()
     pauses = []
     for _ in range(20):
@@ -277,12 +277,12 @@ async def test_pauses_double_up_to_five_minutes(virtual_time: VirtualClock) -> N
     assert queue.retry("a") == 0.01
 
 
-async def test_a_thousand_failures_do_not_overflow_the_pause(virtual_time: VirtualClock) -> None:
+async def test_thousand_failures_do_not_overflow_the_backoff(virtual_time: VirtualClock) -> None:
     queue = Queue()
     assert [queue.retry("a") for _ in range(2000)][-1] == 300.0
 
 
-async def test_fresh_work_does_not_wait_for_the_pause_after_a_failure(virtual_time: VirtualClock) -> None:
+async def test_fresh_key_does_not_wait_for_backoff(virtual_time: VirtualClock) -> None:
     queue = Queue()
     for _ in range(16):
         queue.retry("a")
@@ -291,7 +291,7 @@ async def test_fresh_work_does_not_wait_for_the_pause_after_a_failure(virtual_ti
     assert virtual_time.monotonic() == 0
 
 
-async def test_the_earliest_wish_counts(virtual_time: VirtualClock) -> None:
+async def test_earliest_delay_counts(virtual_time: VirtualClock) -> None:
     queue = Queue()
     for seconds in (30, 10, 20):
         queue.add_after("a", seconds)
@@ -302,11 +302,11 @@ async def test_the_earliest_wish_counts(virtual_time: VirtualClock) -> None:
     assert len(queue) == 0
 
 
-async def test_a_look_now_serves_whoever_wished_for_one_later(virtual_time: VirtualClock) -> None:
+async def test_immediate_reconcile_covers_delayed_one(virtual_time: VirtualClock) -> None:
     queue = Queue()
     queue.add("a")
     await queue.take()
-    queue.add("a")  # while a worker has it
+    queue.add("a")  # while being processed
     queue.add_after("a", 60)
     queue.done("a")
     await queue.take()
@@ -315,7 +315,7 @@ async def test_a_look_now_serves_whoever_wished_for_one_later(virtual_time: Virt
     assert len(queue) == 0
 
 
-async def test_a_wish_is_kept_when_a_resync_is_held_up_by_fresh_work(virtual_time: VirtualClock) -> None:
+async def test_delay_is_kept_while_resync_waits(virtual_time: VirtualClock) -> None:
     queue = Queue()
     queue.add_after("a", 5)
     queue.add("a", resync=True)
@@ -325,7 +325,7 @@ async def test_a_wish_is_kept_when_a_resync_is_held_up_by_fresh_work(virtual_tim
     assert await drained(queue) == ["b", "a", "c"]
 
 
-async def test_a_wish_during_a_pass_counts_from_then(virtual_time: VirtualClock) -> None:
+async def test_delay_during_processing_counts_from_then(virtual_time: VirtualClock) -> None:
     queue = Queue()
     queue.add("a")
     await queue.take()
@@ -335,7 +335,7 @@ async def test_a_wish_during_a_pass_counts_from_then(virtual_time: VirtualClock)
     assert virtual_time.monotonic() == 10
 
 
-async def test_wishes_that_were_overtaken_do_not_pile_up(virtual_time: VirtualClock) -> None:
+async def test_stale_delays_do_not_accumulate(virtual_time: VirtualClock) -> None:
     queue = Queue()
     tracemalloc.start()
     try:
@@ -347,12 +347,12 @@ async def test_wishes_that_were_overtaken_do_not_pile_up(virtual_time: VirtualCl
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert held < 100_000  # some 20 bytes for each of them
+    assert held < 100_000  # about 20 bytes each
     assert await queue.take() == "a"
     assert virtual_time.monotonic() == 86400
 
 
-async def test_a_worker_cancelled_as_it_is_woken_passes_the_call_on(virtual_time: VirtualClock) -> None:
+async def test_cancelled_taker_passes_its_wakeup_on(virtual_time: VirtualClock) -> None:
     queue = Queue()
     first, second = asyncio.create_task(queue.take()), asyncio.create_task(queue.take())
     await asyncio.sleep(1)
@@ -362,7 +362,7 @@ async def test_a_worker_cancelled_as_it_is_woken_passes_the_call_on(virtual_time
     assert first.cancelled()
 
 
-async def test_closing_ends_waiting_workers_and_lets_keys_in_hand_be_given_back(virtual_time: VirtualClock) -> None:
+async def test_close_ends_waiting_workers(virtual_time: VirtualClock) -> None:
     queue = Queue()
     queue.add("a")
     await queue.take()

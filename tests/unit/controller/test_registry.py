@@ -18,8 +18,8 @@ WIDGET = Kind(Resource("example.com", "v1", "Widget", "widgets"), WidgetSpec)
 GADGET = Kind(Resource("example.com", "v1", "Gadget", "gadgets"), WidgetSpec)
 
 
-class SetUps:
-    """Set-up functions that note which of them were called."""
+class SetupRecorder:
+    """Setup functions that record their calls."""
 
     def __init__(self) -> None:
         self.called: list[str] = []
@@ -29,31 +29,29 @@ class SetUps:
 
 
 @pytest.fixture
-def set_ups() -> SetUps:
-    return SetUps()
+def set_ups() -> SetupRecorder:
+    return SetupRecorder()
 
 
 @pytest.fixture
-def registry(set_ups: SetUps) -> Registry:
+def registry(set_ups: SetupRecorder) -> Registry:
     registry = Registry()
     registry.register("widgets", set_ups.named("widgets"), kinds=(WIDGET,))
     registry.register("gadgets", set_ups.named("gadgets"), kinds=(GADGET,))
     return registry
 
 
-def test_reconcilers_and_kinds_are_known_in_the_order_they_came(registry: Registry) -> None:
+def test_names_and_kinds_keep_registration_order(registry: Registry) -> None:
     assert registry.names() == ["widgets", "gadgets"]
     assert registry.kinds == [WIDGET, GADGET]
 
 
-def test_two_reconcilers_cannot_share_a_name(registry: Registry, set_ups: SetUps) -> None:
+def test_duplicate_name_is_rejected(registry: Registry, set_ups: SetupRecorder) -> None:
     with pytest.raises(ValueError, match="controller 'widgets' is registered twice"):
         registry.register("widgets", set_ups.named("another"))
 
 
-async def test_a_manager_is_given_all_and_runs_nothing_of_them_yet(
-    registry: Registry, set_ups: SetUps, world: Any
-) -> None:
+async def test_add_to_manager_runs_nothing_yet(registry: Registry, set_ups: SetupRecorder, world: Any) -> None:
     manager = world.manager()
     registry.add_to_manager(manager)
     assert set_ups.called == []
@@ -61,24 +59,24 @@ async def test_a_manager_is_given_all_and_runs_nothing_of_them_yet(
     assert set_ups.called == ["widgets", "gadgets"]
 
 
-async def test_a_manager_can_be_given_one_alone(registry: Registry, set_ups: SetUps, world: Any) -> None:
+async def test_single_reconciler_can_be_added(registry: Registry, set_ups: SetupRecorder, world: Any) -> None:
     manager = world.manager()
     registry.add_to_manager(manager, only="gadgets")
     manager.setup()
     assert set_ups.called == ["gadgets"]
 
 
-async def test_asking_for_one_that_is_not_there_names_those_that_are(registry: Registry, world: Any) -> None:
-    with pytest.raises(ValueError, match="there is no controller 'gadget'; known are: gadgets, widgets"):
+async def test_unknown_reconciler_error_lists_known_ones(registry: Registry, world: Any) -> None:
+    with pytest.raises(ValueError, match="controller 'gadget' does not exist; known controllers: gadgets, widgets"):
         registry.add_to_manager(world.manager(), only="gadget")
 
 
-async def test_an_empty_registry_says_so(world: Any) -> None:
-    with pytest.raises(ValueError, match="known are: none"):
+async def test_empty_registry_error_says_so(world: Any) -> None:
+    with pytest.raises(ValueError, match="known controllers: none"):
         Registry().add_to_manager(world.manager(), only="gadget")
 
 
-def test_installed_packages_bring_theirs_by_entry_point() -> None:
+def test_entry_points_register_reconcilers() -> None:
     registry = Registry()
     registry.load_entry_points()
     assert {"at", "redismigration"} <= set(registry.names())

@@ -27,8 +27,8 @@ def labels(pod: Object) -> Iterable[str]:
     return [text for key, value in labels_of(pod).items() for text in (f"{key}={value}", key)]
 
 
-class StoreAgainstADict(RuleBasedStateMachine):
-    """A store with indexes finds what a walk over a plain dict finds."""
+class StoreModel(RuleBasedStateMachine):
+    """A store with indexes compared with a plain dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class StoreAgainstADict(RuleBasedStateMachine):
         self.store.add_index("label", labels)
 
     @invariant()
-    def holds_the_same_objects(self) -> None:
+    def has_the_same_objects(self) -> None:
         assert len(self.store) == len(self.model)
         assert {key: self.store.get(key) for key in self.store} == self.model
         assert sorted(map(key_of, self.store.list())) == sorted(self.model)
@@ -63,7 +63,7 @@ class StoreAgainstADict(RuleBasedStateMachine):
         assert "nowhere/nobody" not in self.store
 
     @invariant()
-    def finds_the_same_by_every_index(self) -> None:
+    def indexes_find_the_same_objects(self) -> None:
         for name, indexer in self.indexers.items():
             for value in ("n1", "n2", "n3", "app=x", "app=y", "tier=x", "tier=y", "app", "tier", "unheard of"):
                 wanted = [pod for pod in self.model.values() if value in indexer(pod)]
@@ -76,10 +76,10 @@ class StoreAgainstADict(RuleBasedStateMachine):
             }
 
 
-TestStoreAgainstADict = StoreAgainstADict.TestCase
+TestStoreModel = StoreModel.TestCase
 
 
-def test_an_object_moves_from_one_value_of_an_index_to_another() -> None:
+def test_changed_object_moves_between_index_values() -> None:
     store = Store({"node": node_of})
     store.put(a_pod("a", node="n1"))
     store.put(a_pod("a", node="n2"))
@@ -87,7 +87,7 @@ def test_an_object_moves_from_one_value_of_an_index_to_another() -> None:
     assert [key_of(pod) for pod in store.by("node", "n2")] == ["default/a"]
 
 
-def test_the_store_may_change_under_a_loop_over_its_keys() -> None:
+def test_store_may_change_during_iteration() -> None:
     store = Store()
     for name in "abc":
         store.put(a_pod(name))
@@ -96,19 +96,19 @@ def test_the_store_may_change_under_a_loop_over_its_keys() -> None:
     assert len(store) == 0
 
 
-def test_the_same_index_may_be_asked_for_twice() -> None:
+def test_same_index_may_be_added_twice() -> None:
     store = Store({"node": node_of})
     store.put(a_pod("a", node="n1"))
     store.add_index("node", node_of)
     assert len(store.by("node", "n1")) == 1
 
 
-def test_two_indexers_cannot_share_a_name() -> None:
+def test_different_indexers_cannot_share_a_name() -> None:
     store = Store({"node": node_of})
-    with pytest.raises(ValueError, match="index 'node' exists already with another indexer"):
+    with pytest.raises(ValueError, match="index 'node' already has another indexer"):
         store.add_index("node", labels)
 
 
-def test_an_index_nobody_made_is_an_error_and_not_an_empty_answer() -> None:
+def test_unknown_index_is_an_error() -> None:
     with pytest.raises(KeyError, match="node"):
         Store().by("node", "n1")

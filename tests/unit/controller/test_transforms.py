@@ -16,7 +16,7 @@ JSON = st.recursive(
 
 
 def copied(value: Any) -> Any:
-    """The same value with new strings, as a decoder makes them."""
+    """Return an equal value with new strings, as a decoder creates them."""
     match value:
         case dict():
             return {key: copied(child) for key, child in value.items()}
@@ -35,37 +35,37 @@ def a_pod(**metadata: Any) -> Object:
     }
 
 
-def test_what_only_the_server_and_kubectl_read_is_dropped() -> None:
+def test_unused_metadata_is_dropped() -> None:
     pod = a_pod(managedFields=[{"manager": "kubectl"}], annotations={LAST_APPLIED: "{}", "ours": "stays"})
     assert slim(pod) == a_pod(annotations={"ours": "stays"})
 
 
 @given(st.lists(st.fixed_dictionaries({"spec": JSON, "status": JSON, "annotations": st.dictionaries(TEXT, TEXT)})))
-def test_everything_else_is_left_as_it_was(parts: list[Object]) -> None:
+def test_everything_else_is_unchanged(parts: list[Object]) -> None:
     pods = [{"metadata": {"name": "p", "annotations": each.pop("annotations")}, **each} for each in parts]
-    kept = [slim(copied(pod)) for pod in pods]
-    # As text: to Python, 1 is equal to True and to 1.0, and to a server it is not.
-    assert [msgspec.json.encode(pod) for pod in kept] == [msgspec.json.encode(pod) for pod in pods]
+    slimmed = [slim(copied(pod)) for pod in pods]
+    # As text: Python treats 1, True and 1.0 as equal, a server does not.
+    assert [msgspec.json.encode(pod) for pod in slimmed] == [msgspec.json.encode(pod) for pod in pods]
 
 
-def test_equal_strings_of_two_objects_are_one_string() -> None:
+def test_equal_strings_are_shared() -> None:
     first, second = slim(copied(a_pod())), slim(copied(a_pod()))
     assert first["spec"]["nodeName"] is second["spec"]["nodeName"]
     assert first["spec"]["args"][0] is second["spec"]["args"][0]
 
 
-def test_long_strings_are_not_kept_for_sharing() -> None:
+def test_long_strings_are_not_shared() -> None:
     first, second = slim(copied(a_pod())), slim(copied(a_pod()))
     assert first["status"]["podIP"] is not second["status"]["podIP"]
 
 
-def test_equal_parts_of_two_objects_are_one_part() -> None:
+def test_equal_parts_are_shared() -> None:
     toleration = {"key": "node.kubernetes.io/not-ready", "effect": "NoExecute", "tolerationSeconds": 300}
     first, second = (slim({"metadata": {"name": name}, "spec": {"tolerations": [dict(toleration)]}}) for name in "ab")
     assert first["spec"]["tolerations"][0] is second["spec"]["tolerations"][0]
 
 
-def test_parts_that_only_python_takes_for_equal_stay_apart() -> None:
+def test_parts_equal_only_in_python_are_not_shared() -> None:
     for value in (1, True, 1.0):
         pod = slim({"metadata": {"name": "p"}, "spec": {"part": {"of": value}}})
         assert type(pod["spec"]["part"]["of"]) is type(value)

@@ -1,7 +1,6 @@
-"""A virtual cluster with a manager at work, and physical clusters by the server that a kubeconfig names.
+"""A virtual cluster with a running manager, and physical clusters by the server in a kubeconfig.
 
-Everything is in this process and on virtual time.  The manager leads an election, so every write of its is one that a
-leader may make.
+Everything runs in-process on virtual time.  The manager has leader election, so its writes are those of a leader.
 """
 
 import asyncio
@@ -42,7 +41,7 @@ from tapestry.kube.resources import (
     SECRETS,
     SERVICE_ACCOUNTS,
 )
-from tapestry.manager.app import RemoteCluster, install, with_election_namespace
+from tapestry.manager.app import SyncerCluster, install, with_election_namespace
 from tapestry.manager.config import BindingsConfig
 
 SYSTEM = keys.SYSTEM_NAMESPACE
@@ -56,7 +55,7 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[]
 
 
 def kubeconfig_of(server: str, token: str = "opaque") -> bytes:
-    """A kubeconfig that a Secret may hold."""
+    """Return a kubeconfig that is valid in a Secret."""
     return json.dumps(
         {
             "apiVersion": "v1",
@@ -70,14 +69,14 @@ def kubeconfig_of(server: str, token: str = "opaque") -> bytes:
 
 
 def token_of(**claims: Any) -> str:
-    """A JSON Web Token that nobody signed."""
+    """Return an unsigned JSON Web Token."""
     parts = ({"alg": "none"}, claims)
     encoded = (base64.urlsafe_b64encode(json.dumps(each).encode()).decode().rstrip("=") for each in parts)
     return ".".join([*encoded, "signature"])
 
 
-class Silence:
-    """A cluster that nobody reaches."""
+class UnreachableTransport:
+    """A transport to an unreachable cluster."""
 
     async def send(self, request: object) -> Any:
         raise TransportError(f"{request}: nobody is there", maybe_sent=False)
@@ -91,19 +90,19 @@ class World:
     clock: VirtualClock
     api: InProcessApi
     client: Client
-    """Everybody else who uses the virtual cluster."""
+    """Client of all other users of the virtual cluster."""
     clusters: dict[str, InProcessApi] = field(default_factory=dict)
-    """Physical clusters by their server; one that is missing does not answer."""
-    asked: list[str] = field(default_factory=list)
+    """Physical clusters by server.  A missing one is unreachable."""
+    connected_servers: list[str] = field(default_factory=list)
     """The servers that were connected to, in order."""
 
-    # -- what people do
+    # -- actions of users
 
     async def add_cluster(self, server: str, *denied: str) -> str:
-        """A physical cluster that denies some rights, said as `list nodes`; returns its identity."""
+        """Add a physical cluster that denies some permissions, as in `list nodes`.  Return its identity."""
 
-        def review(asked: Object) -> Object:
-            attributes = value_at(asked, "spec", "resourceAttributes", default={})
+        def review(body: Object) -> Object:
+            attributes = value_at(body, "spec", "resourceAttributes", default={})
             return {"allowed": f"{attributes['verb']} {attributes['resource']}" not in denied}
 
         api = InProcessApi(PHYSICAL, now=self.clock.now, review=review if denied else everything_allowed)
@@ -125,7 +124,7 @@ class World:
         return await self.client.create(CLUSTER_BINDINGS, {**object_named(name), "spec": given})
 
     async def join(self, name: str, server: str = "https://east.example", **spec: Any) -> Object:
-        """Everything that it takes to bind a cluster; returns the binding once it is Ready."""
+        """Create everything needed to bind a cluster.  Return the binding once it is Ready."""
         if server not in self.clusters:
             await self.add_cluster(server)
         await self.add_secret(name, {"kubeconfig": kubeconfig_of(server)})
@@ -145,16 +144,16 @@ class World:
         await self.client.delete(CLUSTER_BINDINGS, object_named(name))
 
     async def wait(self, seconds: float) -> None:
-        """Let everything happen that does within that time."""
+        """Let everything happen within that time."""
         await asyncio.sleep(seconds)
 
-    # -- what came of it
+    # -- results
 
     async def binding(self, name: str) -> Object:
         return await self.client.get(CLUSTER_BINDINGS, name)
 
     async def reaches(self, name: str, phase: str, reason: str = "") -> Object:
-        """The binding once it is in a phase, for a reason."""
+        """Wait for a phase and reason of the binding, and return it."""
 
         def is_there(obj: Object | None) -> bool:
             ready = find_condition(value_at(obj, "status", "conditions"), "Ready") or {}
@@ -165,7 +164,7 @@ class World:
         return found
 
     async def condition(self, name: str, type: str) -> tuple[str, str]:
-        """Status and reason of a binding's condition."""
+        """Return status and reason of a binding's condition."""
         found = find_condition(value_at(await self.binding(name), "status", "conditions"), type) or {}
         return found.get("status", ""), found.get("reason", "")
 
@@ -183,7 +182,7 @@ class World:
         return found
 
     async def of_syncers(self) -> list[str]:
-        """What there is of syncers, as `Kind name`."""
+        """Return the objects of syncers, as `Kind name`."""
         return [
             f"{resource.kind} {obj['metadata']['name']}"
             for resource in OF_SYNCERS
@@ -191,7 +190,7 @@ class World:
         ]
 
     async def reasons(self) -> list[str]:
-        """The reasons of all events so far, in order."""
+        """Return the reasons of all events so far, in order."""
         await asyncio.sleep(1)
         events = await self.client.list(EVENTS)
         return [
@@ -201,15 +200,15 @@ class World:
     # -- the manager
 
     def connect(self, access: Access) -> Transport:
-        self.asked.append(access.server)
+        self.connected_servers.append(access.server)
         api = self.clusters.get(access.server)
-        return api.connect() if api is not None else Silence()  # type: ignore[return-value]
+        return api.connect() if api is not None else UnreachableTransport()  # type: ignore[return-value]
 
     @asynccontextmanager
     async def running(
-        self, config: BindingsConfig | None = None, elsewhere: RemoteCluster | None = None
+        self, config: BindingsConfig | None = None, syncer_cluster: SyncerCluster | None = None
     ) -> AsyncIterator[Manager]:
-        """A manager at work; it is stopped in the end."""
+        """Run a manager and stop it at the end."""
         quiet = structs.replace(config or BindingsConfig(), metrics=Metrics(address=""), probes=Probes(address=""))
         manager = Manager(
             with_election_namespace(quiet),
@@ -218,7 +217,9 @@ class World:
             now=self.clock.now,
             monotonic=self.clock.monotonic,
         )
-        manager.register("bindings", lambda each: install(quiet, each, connect=self.connect, remote=elsewhere))
+        manager.register(
+            "bindings", lambda each: install(quiet, each, connect=self.connect, syncer_cluster=syncer_cluster)
+        )
         async with asyncio.TaskGroup() as group:
             group.create_task(manager.run())
             yield manager
@@ -240,11 +241,11 @@ async def world() -> AsyncIterator[World]:
 
 @pytest.fixture
 def a_kubeconfig() -> Callable[..., bytes]:
-    """A kubeconfig by server and token."""
+    """Return a function: a kubeconfig by server and token."""
     return kubeconfig_of
 
 
 @pytest.fixture
 def a_token() -> Callable[..., str]:
-    """A token by its claims."""
+    """Return a function: a token by its claims."""
     return token_of

@@ -1,4 +1,4 @@
-"""ClusterBindings and the manager, from the first sight to Ready or Failed, and back again."""
+"""The reconciler of ClusterBindings: Pending, Ready, Failed, and recovery."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from tapestry.kube.errors import TransportError
 from tapestry.kube.objects import is_owned_by, object_named, uid_of, version_of
 from tapestry.kube.resources import DEPLOYMENTS, EVENTS, NAMESPACES, ROLES, SECRETS, SERVICE_ACCOUNTS
 from tapestry.kube.times import timestamp
-from tapestry.manager.app import RemoteCluster
+from tapestry.manager.app import SyncerCluster
 from tapestry.manager.config import BindingsConfig, SyncerSettings
 
 EAST = "https://east.example"
@@ -39,7 +39,7 @@ def available(count: int, generation: int = 1) -> dict[str, Any]:
     return {"status": {**counts, "observedGeneration": generation}}
 
 
-async def test_a_binding_becomes_ready_and_its_syncer_is_made(world: World) -> None:
+async def test_valid_binding_becomes_ready_and_gets_a_syncer(world: World) -> None:
     identity = await world.add_cluster(EAST)
     async with world.running():
         binding = await world.join("east")
@@ -61,7 +61,7 @@ async def test_a_binding_becomes_ready_and_its_syncer_is_made(world: World) -> N
         assert await world.reasons() == ["Initializing", "Ready"]
 
 
-async def test_a_binding_at_rest_is_not_written_again(world: World) -> None:
+async def test_unchanged_binding_is_not_written(world: World) -> None:
     async with world.running():
         await world.join("east")
         await world.wait(10)
@@ -71,7 +71,7 @@ async def test_a_binding_at_rest_is_not_written_again(world: World) -> None:
         assert await world.reasons() == ["Initializing", "Ready"]
 
 
-async def test_the_syncer_is_ready_when_a_replica_is_available_and_no_sooner(world: World) -> None:
+async def test_syncer_is_ready_with_an_available_replica(world: World) -> None:
     async with world.running():
         await world.join("east")
         assert await world.condition("east", "SyncerReady") == ("False", "SyncerUnavailable")
@@ -83,7 +83,7 @@ async def test_the_syncer_is_ready_when_a_replica_is_available_and_no_sooner(wor
         assert await world.reasons() == ["Initializing", "Ready", "SyncerAvailable", "SyncerUnavailable"]
 
 
-async def test_a_rollout_that_the_cluster_has_not_seen_yet_is_not_availability(world: World) -> None:
+async def test_unobserved_rollout_is_not_available(world: World) -> None:
     async with world.running():
         await world.join("east")
         await world.client.patch(DEPLOYMENTS, await world.deployment(), available(2, 0), subresource="status")
@@ -91,7 +91,7 @@ async def test_a_rollout_that_the_cluster_has_not_seen_yet_is_not_availability(w
         assert await world.condition("east", "SyncerReady") == ("False", "SyncerUnavailable")
 
 
-async def test_a_syncer_that_somebody_removed_is_made_again(world: World) -> None:
+async def test_deleted_syncer_is_recreated(world: World) -> None:
     async with world.running():
         await world.join("east")
         everything = await world.of_syncers()
@@ -102,7 +102,7 @@ async def test_a_syncer_that_somebody_removed_is_made_again(world: World) -> Non
         assert await world.of_syncers() == everything
 
 
-async def test_what_somebody_changed_is_put_right_and_what_they_added_stays(world: World) -> None:
+async def test_changed_fields_are_restored_and_additions_kept(world: World) -> None:
     async with world.running():
         await world.join("east")
         deployment = await world.deployment()
@@ -117,8 +117,8 @@ async def test_what_somebody_changed_is_put_right_and_what_they_added_stays(worl
         assert spec["minReadySeconds"] == 3
 
 
-async def test_a_stranger_under_the_syncers_name_is_not_touched(world: World) -> None:
-    stranger = await world.client.create(DEPLOYMENTS, specimen(DEPLOYMENTS, "tapestry-syncer-east", SYSTEM))
+async def test_foreign_object_with_syncer_name_is_not_changed(world: World) -> None:
+    foreign = await world.client.create(DEPLOYMENTS, specimen(DEPLOYMENTS, "tapestry-syncer-east", SYSTEM))
     async with world.running():
         await world.add_cluster(EAST)
         await world.add_secret("east", {"kubeconfig": world.kubeconfig(EAST)})
@@ -126,12 +126,12 @@ async def test_a_stranger_under_the_syncers_name_is_not_touched(world: World) ->
         await world.reaches("east", "Failed", "NameTaken")
         assert await world.condition("east", "SyncerReady") == ("False", "NameTaken")
         assert await world.condition("east", "Connected") == ("True", "Connected")
-        assert await world.deployment() == stranger
-        await world.client.delete(DEPLOYMENTS, stranger)
+        assert await world.deployment() == foreign
+        await world.client.delete(DEPLOYMENTS, foreign)
         await world.reaches("east", "Ready")
 
 
-async def test_a_deployment_that_lost_its_labels_is_recognized_by_its_owner(world: World) -> None:
+async def test_deployment_without_labels_is_recognized_by_owner(world: World) -> None:
     async with world.running():
         await world.join("east")
         deployment = await world.deployment()
@@ -141,7 +141,7 @@ async def test_a_deployment_that_lost_its_labels_is_recognized_by_its_owner(worl
         assert (await world.deployment())["metadata"]["labels"] == deployment["metadata"]["labels"]
 
 
-async def test_an_invalid_binding_waits_for_a_change(world: World) -> None:
+async def test_invalid_binding_waits_for_a_change(world: World) -> None:
     async with world.running():
         await world.add_cluster(EAST)
         await world.add_secret("east", {"kubeconfig": world.kubeconfig(EAST)})
@@ -151,13 +151,13 @@ async def test_an_invalid_binding_waits_for_a_change(world: World) -> None:
         version = version_of(await world.binding("east"))
         await world.wait(FIVE_MINUTES)
         assert version_of(await world.binding("east")) == version
-        assert world.asked == []
+        assert world.connected_servers == []
         await world.patch("east", {"spec": {"mountNamespace": "leased"}})
         await world.reaches("east", "Ready")
         assert await world.reasons() == ["Initializing", "ValidationFailed", "Ready"]
 
 
-async def test_of_two_bindings_with_one_cluster_id_the_first_stays_also_after_a_restart(world: World) -> None:
+async def test_first_binding_keeps_a_duplicate_cluster_id(world: World) -> None:
     async with world.running():
         await world.join("east")
         await world.add_cluster("https://west.example")
@@ -176,7 +176,7 @@ async def test_of_two_bindings_with_one_cluster_id_the_first_stays_also_after_a_
         assert is_owned_by(await world.deployment(), await world.binding("west"))
 
 
-async def test_the_end_of_a_duplicate_leaves_the_other_ones_syncer_alone(world: World) -> None:
+async def test_deleting_a_duplicate_keeps_the_other_syncer(world: World) -> None:
     async with world.running():
         await world.join("east")
         await world.add_binding("west", clusterID="east")
@@ -187,7 +187,7 @@ async def test_the_end_of_a_duplicate_leaves_the_other_ones_syncer_alone(world: 
         assert await world.of_syncers() == everything
 
 
-async def test_a_kubeconfig_of_this_machine_needs_a_flag(world: World, a_kubeconfig: Callable[..., bytes]) -> None:
+async def test_loopback_kubeconfig_needs_a_flag(world: World, a_kubeconfig: Callable[..., bytes]) -> None:
     server = "https://127.0.0.1:6443"
     await world.add_cluster(server)
     await world.add_secret("east", {"kubeconfig": a_kubeconfig(server)})
@@ -195,19 +195,19 @@ async def test_a_kubeconfig_of_this_machine_needs_a_flag(world: World, a_kubecon
     async with world.running():
         await world.reaches("east", "Failed", "ConnectivityFailed")
         assert "--allow-loopback" in await world.message("east")
-        assert world.asked == []
+        assert world.connected_servers == []
     async with world.running(BindingsConfig(allow_loopback=True)):
         await world.reaches("east", "Ready")
 
 
-async def test_a_secret_elsewhere_is_not_even_looked_at(world: World) -> None:
+async def test_secret_in_other_namespace_is_not_read(world: World) -> None:
     await world.add_cluster(EAST)
     await world.add_secret("east", {"kubeconfig": world.kubeconfig(EAST)}, namespace="tenant")
     await world.add_binding("east", secretRef={"name": "east", "namespace": "tenant"})
     async with world.running():
         await world.reaches("east", "Failed", "SecretNamespaceNotAllowed")
         assert await world.condition("east", "Connected") == ("False", "SecretNamespaceNotAllowed")
-        assert world.asked == []
+        assert world.connected_servers == []
     async with world.running(BindingsConfig(kubeconfig_namespaces=["tenant"])):
         await world.reaches("east", "Ready")
         roles = {obj["metadata"]["namespace"]: obj["rules"] for obj in await world.client.list(ROLES)}
@@ -216,16 +216,16 @@ async def test_a_secret_elsewhere_is_not_even_looked_at(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "complaint"),
+    ("data", "message"),
     [
-        (None, "Secret tapestry-system/east is not there"),
+        (None, "Secret tapestry-system/east does not exist"),
         ({"config": b"x"}, "Secret tapestry-system/east has no key kubeconfig"),
         ({"kubeconfig": b"\x00garbage"}, "Secret tapestry-system/east: kubeconfig: "),
         ({"kubeconfig": b"{}"}, "current-context: not set"),
     ],
 )
-async def test_an_unusable_kubeconfig_waits_for_its_secret(
-    world: World, data: dict[str, bytes] | None, complaint: str
+async def test_invalid_kubeconfig_waits_for_its_secret(
+    world: World, data: dict[str, bytes] | None, message: str
 ) -> None:
     async with world.running():
         await world.add_cluster(EAST)
@@ -233,9 +233,9 @@ async def test_an_unusable_kubeconfig_waits_for_its_secret(
             await world.add_secret("east", data)
         await world.add_binding("east")
         await world.reaches("east", "Failed", "ConnectivityFailed")
-        assert complaint in await world.message("east", "Connected")
+        assert message in await world.message("east", "Connected")
         await world.wait(FIVE_MINUTES)
-        assert world.asked == []
+        assert world.connected_servers == []
         if data is not None:
             await world.client.delete(SECRETS, object_named("east", SYSTEM))
         await world.add_secret("east", {"kubeconfig": world.kubeconfig(EAST)})
@@ -243,21 +243,21 @@ async def test_an_unusable_kubeconfig_waits_for_its_secret(
         assert (await world.reasons())[-1] == "Ready"
 
 
-async def test_a_silent_cluster_is_asked_again_and_again_but_ever_less_often(world: World) -> None:
+async def test_unreachable_cluster_is_retried_with_backoff(world: World) -> None:
     async with world.running():
         await world.add_secret("east", {"kubeconfig": world.kubeconfig(EAST)})
         await world.add_binding("east")
         await world.reaches("east", "Failed", "ConnectivityFailed")
         assert await world.condition("east", "Connected") == ("False", "ConnectivityFailed")
         await world.wait(3600)
-        assert 15 < len(world.asked) < 40
+        assert 15 < len(world.connected_servers) < 40
         assert await world.reasons() == ["Initializing", "ConnectivityFailed"]
         await world.add_cluster(EAST)
         await world.wait(FIVE_MINUTES)
         await world.reaches("east", "Ready")
 
 
-async def test_a_cluster_that_falls_silent_is_noticed_and_keeps_its_syncer(world: World) -> None:
+async def test_unreachable_cluster_keeps_its_syncer(world: World) -> None:
     async with world.running():
         await world.join("east")
         everything = await world.of_syncers()
@@ -271,7 +271,7 @@ async def test_a_cluster_that_falls_silent_is_noticed_and_keeps_its_syncer(world
         await world.reaches("east", "Ready")
 
 
-async def test_a_rotated_kubeconfig_is_tried_at_once(world: World) -> None:
+async def test_rotated_kubeconfig_is_used_at_once(world: World) -> None:
     async with world.running():
         await world.join("east")
         await world.client.delete(SECRETS, object_named("east", SYSTEM))
@@ -279,11 +279,11 @@ async def test_a_rotated_kubeconfig_is_tried_at_once(world: World) -> None:
         world.clusters["https://moved.example"] = world.clusters[EAST]
         await world.add_secret("east", {"kubeconfig": world.kubeconfig("https://moved.example")})
         await world.wait(1)
-        assert world.asked[-1] == "https://moved.example"
+        assert world.connected_servers[-1] == "https://moved.example"
         assert (await world.binding("east"))["status"]["phase"] == "Ready"
 
 
-async def test_missing_rights_are_all_listed_and_asked_about_again_within_half_a_minute(world: World) -> None:
+async def test_missing_permissions_are_listed_and_rechecked(world: World) -> None:
     async with world.running():
         identity = await world.add_cluster(EAST, "list nodes", "watch pods", "patch resourceleasingpolicies")
         await world.add_secret("east", {"kubeconfig": world.kubeconfig(EAST)})
@@ -300,7 +300,7 @@ async def test_missing_rights_are_all_listed_and_asked_about_again_within_half_a
         assert (binding["status"]["phase"], binding["status"]["identity"]) == ("Ready", identity)
 
 
-async def test_an_account_whose_token_expires_must_be_able_to_renew_it(world: World) -> None:
+async def test_expiring_token_needs_renewal_permission(world: World) -> None:
     async with world.running():
         await world.add_cluster(EAST, "create serviceaccounts")
         expires = world.clock.now() + timedelta(days=30)
@@ -311,7 +311,7 @@ async def test_an_account_whose_token_expires_must_be_able_to_renew_it(world: Wo
         assert (await world.message("east")).endswith("create serviceaccounts/token syncer in leased")
 
 
-async def test_the_end_of_the_credentials_is_shown_and_warned_of(world: World) -> None:
+async def test_credential_expiry_is_reported_with_warning(world: World) -> None:
     async with world.running():
         await world.add_cluster(EAST)
         expires = world.clock.now() + timedelta(days=7, minutes=6)
@@ -328,11 +328,11 @@ async def test_the_end_of_the_credentials_is_shown_and_warned_of(world: World) -
         await world.add_secret("east", {"kubeconfig": world.kubeconfig(EAST, token)})
         await world.wait(1)
         assert "within a day" in await world.message("east", "Connected")
-        told = [event["type"] for event in await world.client.list(EVENTS) if event["reason"] == "CredentialsExpire"]
-        assert told == ["Warning", "Warning"]
+        types = [event["type"] for event in await world.client.list(EVENTS) if event["reason"] == "CredentialsExpire"]
+        assert types == ["Warning", "Warning"]
 
 
-async def test_another_cluster_behind_the_kubeconfig_suspends_the_binding_until_it_is_approved(world: World) -> None:
+async def test_changed_identity_fails_until_approved(world: World) -> None:
     async with world.running():
         binding = await world.join("east")
         first = binding["status"]["identity"]
@@ -348,7 +348,7 @@ async def test_another_cluster_behind_the_kubeconfig_suspends_the_binding_until_
         assert "IdentityApproved" in await world.reasons()
 
 
-async def test_one_cluster_is_bound_once(world: World) -> None:
+async def test_cluster_is_bound_only_once(world: World) -> None:
     async with world.running():
         await world.join("east")
         await world.add_secret("again", {"kubeconfig": world.kubeconfig(EAST)})
@@ -363,11 +363,11 @@ async def test_one_cluster_is_bound_once(world: World) -> None:
         assert (await world.binding("again"))["status"]["phase"] == "Ready"
 
 
-async def test_what_the_syncer_writes_neither_wakes_nor_loses_anything(world: World) -> None:
+async def test_status_writes_of_syncer_trigger_no_reconcile(world: World) -> None:
     async with world.running():
         await world.join("east")
         await world.wait(1)
-        asked = len(world.asked)
+        count = len(world.connected_servers)
         leasing = {"type": "Leasing", "status": "True", "reason": "Leasing", "message": "", "lastTransitionTime": "x"}
         binding = await world.binding("east")
         ours = [each for each in binding["status"]["conditions"] if each["type"] != "Leasing"]
@@ -377,11 +377,11 @@ async def test_what_the_syncer_writes_neither_wakes_nor_loses_anything(world: Wo
         status = (await world.binding("east"))["status"]
         assert status["nodes"] == 3
         assert await world.condition("east", "Leasing") == ("True", "Leasing")
-        assert len(world.asked) == asked + 1  # by the clock
+        assert len(world.connected_servers) == count + 1  # by the periodic recheck
 
 
 @pytest.mark.parametrize("cluster", ["east", "east-1", None])
-async def test_a_bound_cluster_that_no_policy_names_says_so(world: World, cluster: str | None) -> None:
+async def test_bound_cluster_without_policy_reports_it(world: World, cluster: str | None) -> None:
     if cluster is not None:
         await world.client.create(POLICIES, {**object_named("night"), "spec": {"cluster": cluster}})
     async with world.running():
@@ -401,7 +401,7 @@ async def test_bindings_are_counted_by_phase(world: World) -> None:
         assert counts == [1, 1, 0]
 
 
-async def test_templates_of_ones_own_take_the_place_of_the_packaged_ones(world: World, tmp_path: Path) -> None:
+async def test_custom_templates_replace_packaged_ones(world: World, tmp_path: Path) -> None:
     spec = json.dumps(specimen(DEPLOYMENTS, "mine")["spec"])
     place = "{name: 'mine-${clusterID}', namespace: '${namespace}'}"
     text = f"{{apiVersion: apps/v1, kind: Deployment, metadata: {place}, spec: {spec}}}"
@@ -411,7 +411,7 @@ async def test_templates_of_ones_own_take_the_place_of_the_packaged_ones(world: 
         await world.add_secret("east", {"kubeconfig": world.kubeconfig(EAST)})
         await world.add_binding("east")
         await world.reaches("east", "Failed", "SyncerFailed")
-        assert "has no file that ends in .yaml" in await world.message("east")
+        assert "contains no .yaml file" in await world.message("east")
         (tmp_path / "syncer.yaml").write_text(text.replace("namespace}", "wrong}"))
         await world.wait(FIVE_MINUTES)
         assert "syncer.yaml: metadata.namespace: ${wrong} is unknown" in await world.message("east")
@@ -427,10 +427,10 @@ async def test_templates_of_ones_own_take_the_place_of_the_packaged_ones(world: 
         assert await world.of_syncers() == []
 
 
-async def test_syncers_may_run_in_a_cluster_of_their_own(world: World) -> None:
+async def test_syncers_may_run_in_a_remote_cluster(world: World) -> None:
     management = InProcessApi([DEPLOYMENTS, SERVICE_ACCOUNTS], now=world.clock.now)
     there = Client(management.connect())
-    async with world.running(ELSEWHERE, RemoteCluster(management.connect(), management.connect())):
+    async with world.running(ELSEWHERE, SyncerCluster(management.connect(), management.connect())):
         binding = await world.join("east")
         assert await world.of_syncers() == []
         deployment = await wait_for(there, DEPLOYMENTS, "tapestry-syncer-east", SYSTEM, until=bool)
@@ -449,9 +449,9 @@ async def test_syncers_may_run_in_a_cluster_of_their_own(world: World) -> None:
         assert await there.list(DEPLOYMENTS) == await there.list(SERVICE_ACCOUNTS) == []
 
 
-async def test_a_manager_that_lost_the_lead_writes_nothing_elsewhere_either(world: World) -> None:
+async def test_former_leader_writes_nothing_to_remote_cluster(world: World) -> None:
     management = InProcessApi([DEPLOYMENTS, SERVICE_ACCOUNTS], now=world.clock.now)
-    elsewhere = RemoteCluster(management.connect(), management.connect())
+    elsewhere = SyncerCluster(management.connect(), management.connect())
     async with world.running(ELSEWHERE, elsewhere) as manager:
         await world.join("east")
         assert manager.elector is not None
@@ -460,17 +460,17 @@ async def test_a_manager_that_lost_the_lead_writes_nothing_elsewhere_either(worl
 
 
 async def cut_off(transport: Transport, cut: Callable[[], None]) -> None:
-    """A request that is cut while it is under way."""
+    """Cut a request while it is in flight."""
     under_way = asyncio.create_task(transport.send(Request("GET", DEPLOYMENTS.path(SYSTEM))))
     await asyncio.sleep(0)
     cut()
     await under_way
 
 
-async def test_nothing_is_made_for_a_binding_that_only_a_cache_still_has(world: World) -> None:
+async def test_binding_only_in_cache_creates_nothing(world: World) -> None:
     management = InProcessApi([DEPLOYMENTS, SERVICE_ACCOUNTS], now=world.clock.now)
     there = Client(management.connect())
-    async with world.running(ELSEWHERE, RemoteCluster(management.connect(), management.connect())):
+    async with world.running(ELSEWHERE, SyncerCluster(management.connect(), management.connect())):
         await world.join("east")
         await world.wait(1)
         world.api.freeze()
@@ -484,7 +484,7 @@ async def test_nothing_is_made_for_a_binding_that_only_a_cache_still_has(world: 
         assert await there.list(DEPLOYMENTS) == []
 
 
-async def test_nothing_is_written_below(world: World) -> None:
+async def test_nothing_is_written_to_the_physical_cluster(world: World) -> None:
     async with world.running():
         await world.add_cluster(EAST)
         before = world.clusters[EAST].dump()
@@ -493,10 +493,10 @@ async def test_nothing_is_written_below(world: World) -> None:
         assert world.clusters[EAST].dump() == before
 
 
-# -- the mount namespace, and rights over volumes
+# -- mount namespace and volume permissions
 
 
-async def mark_mount(world: World, mark: str | None) -> None:
+async def label_mount_namespace(world: World, mark: str | None) -> None:
     client = Client(world.clusters[EAST].connect())
     labels = {"metadata": {"name": "leased", "labels": {keys.VIRTUAL_CLUSTER: mark}}}
     if await client.find(NAMESPACES, "leased") is None:
@@ -505,10 +505,10 @@ async def mark_mount(world: World, mark: str | None) -> None:
         await client.patch(NAMESPACES, object_named("leased"), labels)
 
 
-async def test_a_namespace_that_another_virtual_cluster_marked_fails_the_binding(world: World) -> None:
+async def test_mount_namespace_of_other_virtual_cluster_fails_binding(world: World) -> None:
     async with world.running():
         await world.add_cluster(EAST)
-        await mark_mount(world, "another")
+        await label_mount_namespace(world, "another")
         await world.add_secret("east", {"kubeconfig": world.kubeconfig(EAST)})
         await world.add_binding("east")
         await world.reaches("east", "Failed", keys.MOUNT_NAMESPACE_TAKEN)
@@ -516,19 +516,19 @@ async def test_a_namespace_that_another_virtual_cluster_marked_fails_the_binding
         assert "namespace leased in the physical cluster belongs to another" in await world.message("east")
         assert await world.of_syncers() == []
         own = virtual_cluster_label(uid_of(await world.client.get(NAMESPACES, "kube-system")))
-        await mark_mount(world, own)
+        await label_mount_namespace(world, own)
         await world.reaches("east", "Ready")
 
 
-async def test_a_binding_whose_namespace_is_taken_later_fails(world: World) -> None:
+async def test_mount_namespace_taken_later_fails_binding(world: World) -> None:
     async with world.running():
         await world.join("east")
-        await mark_mount(world, "another")
+        await label_mount_namespace(world, "another")
         await world.wait(2 * FIVE_MINUTES)
         assert (await world.binding("east"))["status"]["phase"] == "Failed"
 
 
-async def test_without_rights_over_volumes_the_binding_stays_ready_and_says_so(world: World) -> None:
+async def test_missing_volume_permissions_keep_binding_ready(world: World) -> None:
     async with world.running():
         await world.add_cluster(EAST, "create persistentvolumes")
         await world.add_secret("east", {"kubeconfig": world.kubeconfig(EAST)})
@@ -537,8 +537,8 @@ async def test_without_rights_over_volumes_the_binding_stays_ready_and_says_so(w
         await world.deployment()
         assert await world.condition("east", "Ready") == ("True", "Ready")
         assert await world.condition("east", "Permitted") == ("False", "PermissionsMissing")
-        told = await world.message("east", "Permitted")
-        assert told.startswith("volumes do not cross, for the kubeconfig does not grant: create persistentvolumes;")
+        message = await world.message("east", "Permitted")
+        assert message.startswith("volumes are not synced: the kubeconfig does not grant create persistentvolumes;")
         world.clusters[EAST].review = lambda _: {"allowed": True}
         await world.wait(HALF_A_MINUTE)
         assert await world.condition("east", "Permitted") == ("True", "Permitted")

@@ -21,9 +21,9 @@ from tapestry.kube.objects import Object, object_named, value_at
 from tapestry.kube.resources import NAMESPACES
 from tapestry.manager.binding_errors import BindingError, RetryPolicy
 from tapestry.manager.connectivity import (
+    MAX_CONCURRENT_REVIEWS,
     PROBE_CACHE_SECONDS,
     PROBE_TIMEOUT,
-    REVIEWS_AT_ONCE,
     ConnectivityChecker,
     ProbeResult,
     account_in,
@@ -40,8 +40,8 @@ AKubeconfig = Callable[..., bytes]
 AToken = Callable[..., str]
 
 
-class Answers:
-    """A transport that gives one answer to everything, after some time."""
+class FixedResponseTransport:
+    """A transport with one response to everything, after some time."""
 
     def __init__(self, status: int = 200, body: Object | None = None, *, seconds: float = 0) -> None:
         self.status, self.body, self.seconds = status, msgspec.json.encode(body), seconds
@@ -55,7 +55,7 @@ class Answers:
         self.is_closed = True
 
 
-def fault_of(transport: Any, kubeconfig: bytes) -> BindingError:
+def error_of(transport: Any, kubeconfig: bytes) -> BindingError:
     with pytest.raises(BindingError) as caught:
         run(probe_cluster(strict_access(kubeconfig), "leased", AllowedVolumes(), lambda _: transport))
     assert caught.value.reason == "ConnectivityFailed"
@@ -64,11 +64,11 @@ def fault_of(transport: Any, kubeconfig: bytes) -> BindingError:
     return caught.value
 
 
-def test_a_cluster_that_says_nothing_for_half_a_minute_is_given_up(a_kubeconfig: AKubeconfig) -> None:
-    transport = Answers(seconds=3600)
+def test_silent_cluster_times_out_after_half_a_minute(a_kubeconfig: AKubeconfig) -> None:
+    transport = FixedResponseTransport(seconds=3600)
 
     async def examination() -> float:
-        with pytest.raises(BindingError, match=f"{EAST} did not answer within 30 s"):
+        with pytest.raises(BindingError, match=f"{EAST} did not respond within 30 s"):
             await probe_cluster(strict_access(a_kubeconfig(EAST)), "leased", AllowedVolumes(), lambda _: transport)
         return running_clock().monotonic()
 
@@ -76,17 +76,17 @@ def test_a_cluster_that_says_nothing_for_half_a_minute_is_given_up(a_kubeconfig:
     assert transport.is_closed
 
 
-def test_refused_credentials_ask_for_a_new_kubeconfig(a_kubeconfig: AKubeconfig) -> None:
+def test_rejected_credentials_ask_for_a_new_kubeconfig(a_kubeconfig: AKubeconfig) -> None:
     refusal = Unauthorized(401, "Unauthorized", "the token has expired")
-    message = fault_of(Answers(401, refusal.status()), a_kubeconfig(EAST)).message
-    assert message == f"{EAST} refuses the credentials: the token has expired; put a new kubeconfig into the Secret"
+    message = error_of(FixedResponseTransport(401, refusal.status()), a_kubeconfig(EAST)).message
+    assert message == f"{EAST} rejects the credentials: the token has expired; put a new kubeconfig into the Secret"
 
 
-def test_a_page_of_somebody_else_is_no_answer(a_kubeconfig: AKubeconfig) -> None:
-    assert "not Kubernetes' own" in fault_of(Answers(200), a_kubeconfig(EAST)).message
+def test_page_of_another_server_is_an_error(a_kubeconfig: AKubeconfig) -> None:
+    assert "not from an API server" in error_of(FixedResponseTransport(200), a_kubeconfig(EAST)).message
 
 
-def test_an_examination_reads_little_of_a_huge_answer(a_kubeconfig: AKubeconfig) -> None:
+def test_probe_limits_the_response_size(a_kubeconfig: AKubeconfig) -> None:
     sent = 0
 
     async def version(request: web.Request) -> web.StreamResponse:
@@ -108,18 +108,18 @@ def test_an_examination_reads_little_of_a_huge_answer(a_kubeconfig: AKubeconfig)
                 await probe_cluster(access, "leased", AllowedVolumes(), HttpTransport)
         return caught.value
 
-    assert "/version: the answer is over 1048576 bytes" in asyncio.run(examination()).message
+    assert "/version: the response is over 1048576 bytes" in asyncio.run(examination()).message
     assert sent < 20 << 20
 
 
-class Watchful:
-    """A cluster that grants some rights, and notes how many reviews are under way at once."""
+class ReviewCountingTransport:
+    """A cluster that grants some permissions and counts concurrent reviews."""
 
     def __init__(self, allowed: Callable[[Object], bool], *, shows_itself: bool = True) -> None:
         self.allowed = allowed
         self.shows_itself = shows_itself
         self.under_way = self.most = 0
-        self.asked: list[Object] = []
+        self.reviews: list[Object] = []
 
     async def send(self, request: Request) -> Response:
         self.under_way += 1
@@ -129,7 +129,7 @@ class Watchful:
         if request.method == "GET":
             return self.seen(request.path)
         attributes = msgspec.json.decode(request.body or b"")["spec"]["resourceAttributes"]
-        self.asked.append(attributes)
+        self.reviews.append(attributes)
         return Response(201, {}, msgspec.json.encode({"status": {"allowed": self.allowed(attributes)}}))
 
     def seen(self, path: str) -> Response:
@@ -142,55 +142,57 @@ class Watchful:
         return
 
 
-def finding_of(cluster: Any, kubeconfig: bytes) -> ProbeResult:
+def probe_of(cluster: Any, kubeconfig: bytes) -> ProbeResult:
     return run(probe_cluster(strict_access(kubeconfig), "leased", AllowedVolumes(), lambda _: cluster))
 
 
-def test_every_right_is_asked_about_a_few_at_a_time(a_kubeconfig: AKubeconfig) -> None:
-    cluster = Watchful(lambda _: True)
-    assert finding_of(cluster, a_kubeconfig(EAST)) == ProbeResult("v1.34.3", "one", (), None)
-    assert cluster.most == REVIEWS_AT_ONCE
-    assert {"verb": "list", "version": "v1", "resource": "nodes"} in cluster.asked
-    assert {"verb": "watch", "version": "v1", "resource": "namespaces", "name": "leased"} in cluster.asked
-    assert not any(asked["resource"] == "serviceaccounts" for asked in cluster.asked)
+def test_permissions_are_reviewed_with_limited_concurrency(a_kubeconfig: AKubeconfig) -> None:
+    cluster = ReviewCountingTransport(lambda _: True)
+    assert probe_of(cluster, a_kubeconfig(EAST)) == ProbeResult("v1.34.3", "one", (), None)
+    assert cluster.most == MAX_CONCURRENT_REVIEWS
+    assert {"verb": "list", "version": "v1", "resource": "nodes"} in cluster.reviews
+    assert {"verb": "watch", "version": "v1", "resource": "namespaces", "name": "leased"} in cluster.reviews
+    assert not any(review["resource"] == "serviceaccounts" for review in cluster.reviews)
 
 
-def test_missing_rights_come_in_the_order_of_the_table(a_kubeconfig: AKubeconfig) -> None:
-    found = finding_of(Watchful(lambda asked: asked["resource"] != "nodes"), a_kubeconfig(EAST))
+def test_missing_permissions_keep_table_order(a_kubeconfig: AKubeconfig) -> None:
+    found = probe_of(ReviewCountingTransport(lambda review: review["resource"] != "nodes"), a_kubeconfig(EAST))
     assert [str(right) for right in found.missing] == ["get nodes", "list nodes", "watch nodes"]
 
 
-def test_a_cluster_that_hides_its_identity_lacks_that_right(a_kubeconfig: AKubeconfig) -> None:
-    found = finding_of(
-        Watchful(lambda asked: asked.get("name") != "kube-system", shows_itself=False), a_kubeconfig(EAST)
+def test_hidden_identity_counts_as_missing_permission(a_kubeconfig: AKubeconfig) -> None:
+    found = probe_of(
+        ReviewCountingTransport(lambda review: review.get("name") != "kube-system", shows_itself=False),
+        a_kubeconfig(EAST),
     )
     assert found.identity is None
     assert [str(right) for right in found.missing] == ["get namespaces kube-system"]
 
 
-def test_a_cluster_that_contradicts_itself_is_tried_again(a_kubeconfig: AKubeconfig) -> None:
-    assert "kube-system" in fault_of(Watchful(lambda _: True, shows_itself=False), a_kubeconfig(EAST)).message
+def test_contradictory_cluster_is_retried(a_kubeconfig: AKubeconfig) -> None:
+    assert (
+        "kube-system"
+        in error_of(ReviewCountingTransport(lambda _: True, shows_itself=False), a_kubeconfig(EAST)).message
+    )
 
 
-def test_an_account_is_asked_about_its_own_token_only_if_that_expires(
-    a_kubeconfig: AKubeconfig, a_token: AToken
-) -> None:
+def test_token_renewal_is_reviewed_only_for_expiring_tokens(a_kubeconfig: AKubeconfig, a_token: AToken) -> None:
     account = "system:serviceaccount:leased:syncer"
-    for claims, is_asked in (({"sub": account, "exp": EXPIRY}, True), ({"sub": account}, False)):
-        cluster = Watchful(lambda _: True)
-        found = finding_of(cluster, a_kubeconfig(EAST, a_token(**claims)))
-        assert any(asked.get("subresource") == "token" for asked in cluster.asked) is is_asked
-        assert found.expires == (datetime.fromtimestamp(EXPIRY, UTC) if is_asked else None)
+    for claims, is_reviewed in (({"sub": account, "exp": EXPIRY}, True), ({"sub": account}, False)):
+        cluster = ReviewCountingTransport(lambda _: True)
+        found = probe_of(cluster, a_kubeconfig(EAST, a_token(**claims)))
+        assert any(review.get("subresource") == "token" for review in cluster.reviews) is is_reviewed
+        assert found.expires == (datetime.fromtimestamp(EXPIRY, UTC) if is_reviewed else None)
 
 
 @pytest.mark.parametrize(
     "token", ["", "opaque", "a.b.c", "a.bnVsbA.c", "a.eyJ.c", "a.\u00fc.c", ".eyJleHAiOjF9.x", "a." + "A" * 9999 + ".c"]
 )
-def test_a_token_that_says_nothing_of_itself_is_as_good_as_any(token: str) -> None:
+def test_opaque_token_is_accepted(token: str) -> None:
     assert claims_of([("Authorization", f"Bearer {token}")]) == {}
 
 
-def test_nobody_trusts_the_claims_to_make_sense() -> None:
+def test_invalid_claims_are_ignored() -> None:
     assert claims_of([]) == {}
     for exp in ("soon", None, 1e300, -1e300, float("nan"), [1]):
         assert expiry_in({"exp": exp}) is None
@@ -200,8 +202,8 @@ def test_nobody_trusts_the_claims_to_make_sense() -> None:
     assert account_in(account) == {Placeholder.SYNCER_ACCOUNT_NAMESPACE: "ns", Placeholder.SYNCER_ACCOUNT: "name"}
 
 
-def test_a_good_answer_stands_for_a_minute_unless_the_secret_changes(a_kubeconfig: AKubeconfig) -> None:
-    async def asked() -> list[int]:
+def test_good_result_is_cached_until_secret_changes(a_kubeconfig: AKubeconfig) -> None:
+    async def count_reviews() -> list[int]:
         api = InProcessApi([NAMESPACES], now=running_clock().now)
         await Client(api.connect()).create(NAMESPACES, object_named("kube-system"))
         connections = []
@@ -213,12 +215,12 @@ def test_a_good_answer_stands_for_a_minute_unless_the_secret_changes(a_kubeconfi
             counts.append(len(connections))
         return counts
 
-    assert run(asked()) == [1, 1, 2, 3]
+    assert run(count_reviews()) == [1, 1, 2, 3]
 
 
-def test_missing_rights_are_asked_about_each_time(a_kubeconfig: AKubeconfig) -> None:
-    async def asked() -> list[bool]:
-        cluster = Watchful(lambda _: value_at(granted, "now", default=False))
+def test_missing_permissions_are_not_cached(a_kubeconfig: AKubeconfig) -> None:
+    async def check_twice() -> list[bool]:
+        cluster = ReviewCountingTransport(lambda _: value_at(granted, "now", default=False))
         granted: Object = {}
         examiner = ConnectivityChecker(lambda _: cluster)  # type: ignore[arg-type,return-value]
         secret = a_secret(a_kubeconfig(EAST), "1")
@@ -226,9 +228,9 @@ def test_missing_rights_are_asked_about_each_time(a_kubeconfig: AKubeconfig) -> 
         granted["now"] = True
         return [bool(first.missing), bool((await examiner.check("east", secret, SPEC)).missing)]
 
-    assert run(asked()) == [True, False]
+    assert run(check_twice()) == [True, False]
 
 
 def a_secret(kubeconfig: bytes, version: str) -> Object:
-    encoded = msgspec.json.decode(msgspec.json.encode(kubeconfig))  # base64, as JSON has bytes
+    encoded = msgspec.json.decode(msgspec.json.encode(kubeconfig))  # base64, as in JSON
     return {"metadata": {"name": "s", "uid": "u", "resourceVersion": version}, "data": {"kubeconfig": encoded}}

@@ -17,7 +17,7 @@ def by_name(objects: list[Object]) -> dict[str, Object]:
     return {f"{obj['kind']} {key_of(obj)}": obj for obj in objects}
 
 
-def test_the_command_prints_everything_in_the_order_to_apply_it_in() -> None:
+def test_manifests_are_printed_in_apply_order() -> None:
     done = CliRunner().invoke(main, ["manifests", "--image", "mine:1"])
     assert done.exit_code == 0, done.output
     found = by_name(list(yaml.safe_load_all(done.output)))
@@ -42,7 +42,7 @@ def test_the_command_prints_everything_in_the_order_to_apply_it_in() -> None:
     assert {"name": "TAPESTRY_SYNCER_IMAGE", "value": "mine:1"} in container["env"]
 
 
-def test_no_role_has_a_star_and_the_manager_binds_one_name_only() -> None:
+def test_roles_have_no_wildcards_and_bind_one_name() -> None:
     found = by_name(list(installation_objects(kubeconfig_namespaces=["tenant"])))
     rules = [(name, rule) for name, obj in found.items() for rule in obj.get("rules", [])]
     assert rules
@@ -53,7 +53,7 @@ def test_no_role_has_a_star_and_the_manager_binds_one_name_only() -> None:
     ]
 
 
-def test_pods_are_created_for_host_ports_only_by_whoever_lives_with_the_manager() -> None:
+def test_only_syncers_may_create_host_port_pods() -> None:
     found = by_name(list(installation_objects(namespace="home")))
     creators = {
         name: obj
@@ -67,7 +67,7 @@ def test_pods_are_created_for_host_ports_only_by_whoever_lives_with_the_manager(
     ]
 
 
-def test_the_manager_has_secrets_at_home_and_where_kubeconfigs_are_and_a_syncer_only_reads_them() -> None:
+def test_secret_permissions_are_limited_to_kubeconfig_namespaces() -> None:
     found = by_name(list(installation_objects(namespace="home", kubeconfig_namespaces=["tenant"])))
     allowed = {
         name: set(rule["verbs"])
@@ -85,7 +85,7 @@ def test_the_manager_has_secrets_at_home_and_where_kubeconfigs_are_and_a_syncer_
     assert found["RoleBinding tenant/tapestry-manager"]["subjects"] == [subject]
 
 
-def test_what_is_installed_is_what_the_manager_reads_back() -> None:
+def test_installed_arguments_are_valid_manager_settings() -> None:
     found = by_name(list(installation_objects(image="mine:1", namespace="home", kubeconfig_namespaces=["a", "b"])))
     container = found["Deployment home/tapestry-manager"]["spec"]["template"]["spec"]["containers"][0]
     environ = {each["name"]: each["value"] for each in container["env"]}
@@ -95,17 +95,17 @@ def test_what_is_installed_is_what_the_manager_reads_back() -> None:
     assert config.leader_election.enabled
 
 
-def test_the_manager_says_what_is_wrong_with_its_settings(tmp_path: Path) -> None:
+def test_invalid_manager_settings_are_reported(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
-    for text, complaint in {
+    for text, message in {
         "syncer: {resources: {limits: {cpu: lots}}}": "syncer: resources.limits.cpu: 'lots'",
-        "deployKubeconfig: elsewhere": "deployKubeconfig: syncers elsewhere need syncer.kubeconfigSecret",
+        "deployKubeconfig: elsewhere": "deployKubeconfig: syncers in another cluster need syncer.kubeconfigSecret",
         "syncer: {imagee: x}": "syncer.imagee: unknown; did you mean syncer.image?",
     }.items():
         file.write_text(text)
         with pytest.raises(ConfigError) as caught:
             load_config(BindingsConfig, file=file, environ={}, flags={})
-        assert complaint in str(caught.value)
+        assert message in str(caught.value)
     done = CliRunner().invoke(main, ["manager", "--config", str(file)], env=dict(os.environ))
     assert done.exit_code == 1
     assert "did you mean syncer.image?" in done.output

@@ -1,4 +1,4 @@
-"""Joining and leaving: what is made in both clusters, what is left alone, and what is refused."""
+"""Join and unjoin: created objects in both clusters, untouched objects, and errors."""
 
 import asyncio
 import base64
@@ -94,7 +94,7 @@ class World:
         return Cluster("physical", Client(self.physical_api.connect()), self.steps.append)
 
     async def join(self, name: str = "east", **plan: Any) -> list[Step]:
-        """The steps of one run, but for the rights."""
+        """Join and return the steps, without those of permissions."""
         self.steps.clear()
         given = Plan(name, **{"cluster_id": name, **plan})
         clusters = self.virtual, self.physical
@@ -107,14 +107,14 @@ class World:
         await unjoin(name, self.virtual, self.physical, **how)
         return list(self.steps)
 
-    async def below(self) -> list[str]:
-        """What there is below of what join makes, as `Kind name`, and is there to stay."""
+    async def physical_objects(self) -> list[str]:
+        """Return the physical objects of the kinds that join creates, as `Kind name`, without terminating ones."""
         client = self.physical.client
         found = [
             f"{kind.kind} {name_of(each)}"
             for kind in MADE_BELOW
             for each in await client.list(kind)
-            if not is_deleting(each)  # nobody is at work here who empties namespaces and definitions
+            if not is_deleting(each)  # no controller here finishes the deletion of namespaces and CRDs
         ]
         return [each for each in found if each != "Namespace kube-system"]
 
@@ -149,17 +149,17 @@ async def a_world(virtual: InProcessApi, physical: InProcessApi) -> World:
     return world
 
 
-def by_mark(steps: list[Step], *marks: StepResult) -> list[str]:
+def kinds_with_result(steps: list[Step], *marks: StepResult) -> list[str]:
     return [step.subject.split()[0] for step in steps if step.result in marks]
 
 
-# -- joining
+# -- join
 
 
-def test_everything_is_made_and_marked_and_a_second_run_makes_nothing() -> None:
+def test_second_join_creates_nothing() -> None:
     async def scenario(world: World) -> None:
         first = await world.join()
-        made = by_mark(first, StepResult.CREATED)
+        made = kinds_with_result(first, StepResult.CREATED)
         assert made == [
             *("Namespace", "PriorityClass", "CustomResourceDefinition", "ResourceLeasingPolicy", "NetworkPolicy"),
             *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
@@ -174,13 +174,13 @@ def test_everything_is_made_and_marked_and_a_second_run_makes_nothing() -> None:
         priority = await world.physical.client.get(PRIORITY_CLASSES, keys.PRIORITY_CLASS)
         assert (priority["value"], priority["preemptionPolicy"]) == (-10000, "Never")
         second = await world.join()
-        assert by_mark(second, StepResult.CREATED) == []
-        assert by_mark(second, StepResult.UPDATED) == ["Secret"]  # a token of this server does not tell its age
+        assert kinds_with_result(second, StepResult.CREATED) == []
+        assert kinds_with_result(second, StepResult.UPDATED) == ["Secret"]  # tokens of this server have no issue time
 
     in_a_world(scenario)
 
 
-def test_a_cluster_with_simulated_nodes_lets_their_annotations_pass() -> None:
+def test_simulated_nodes_allow_their_annotations() -> None:
     async def scenario(world: World) -> None:
         await world.join()
         binding = await world.virtual.client.get(CLUSTER_BINDINGS, "east")
@@ -197,7 +197,7 @@ def test_a_cluster_with_simulated_nodes_lets_their_annotations_pass() -> None:
     in_a_world(scenario)
 
 
-def test_the_account_below_has_the_rights_of_the_table_and_no_others() -> None:
+def test_account_has_exactly_the_permissions_of_the_table() -> None:
     async def scenario(world: World) -> None:
         await world.join()
         client, name = world.physical.client, account_name(await world.uid(), "east")
@@ -216,7 +216,7 @@ def test_the_account_below_has_the_rights_of_the_table_and_no_others() -> None:
     in_a_world(scenario)
 
 
-def test_rights_over_volumes_come_and_go_with_the_drivers_that_the_binding_allows() -> None:
+def test_volume_permissions_follow_allowed_drivers() -> None:
     async def scenario(world: World) -> None:
         async def granted() -> list[Object]:
             name = account_name(await world.uid(), "east")
@@ -236,7 +236,7 @@ def test_rights_over_volumes_come_and_go_with_the_drivers_that_the_binding_allow
     in_a_world(scenario)
 
 
-def test_the_secret_holds_a_kubeconfig_that_a_binding_may_use() -> None:
+def test_secret_contains_a_valid_kubeconfig() -> None:
     async def scenario(world: World) -> None:
         await world.join()
         secret = await world.virtual.client.get(SECRETS, "east", keys.SYSTEM_NAMESPACE)
@@ -256,7 +256,7 @@ def test_the_secret_holds_a_kubeconfig_that_a_binding_may_use() -> None:
 
 
 async def install_manager(world: World, namespace: str) -> None:
-    """The namespace and the ClusterRoleBinding of `tapestry manifests -n namespace`."""
+    """Create the namespace and the ClusterRoleBinding of `tapestry manifests -n namespace`."""
     client = world.virtual.client
     await client.create(NAMESPACES, object_named(namespace))
     for each in installation_objects(namespace=namespace):
@@ -264,7 +264,7 @@ async def install_manager(world: World, namespace: str) -> None:
             await client.create(CLUSTER_ROLE_BINDINGS, each)
 
 
-def test_join_writes_the_secret_to_the_namespace_of_the_manager() -> None:
+def test_secret_is_in_the_manager_namespace() -> None:
     async def scenario(world: World) -> None:
         await install_manager(world, "grid")
         await world.join()
@@ -277,7 +277,7 @@ def test_join_writes_the_secret_to_the_namespace_of_the_manager() -> None:
     in_a_world(scenario)
 
 
-def test_join_gives_no_secret_to_a_tenant_with_a_deployment_like_the_manager() -> None:
+def test_tenant_deployment_named_like_manager_gets_no_secret() -> None:
     async def scenario(world: World) -> None:
         client = world.virtual.client
         await client.create(NAMESPACES, object_named("tenant"))
@@ -290,7 +290,7 @@ def test_join_gives_no_secret_to_a_tenant_with_a_deployment_like_the_manager() -
     in_a_world(scenario)
 
 
-def test_join_writes_the_secret_to_the_namespace_that_it_is_told() -> None:
+def test_secret_is_in_the_requested_namespace() -> None:
     async def scenario(world: World) -> None:
         await install_manager(world, "grid")
         await world.join(namespace="kubeconfigs")
@@ -301,7 +301,7 @@ def test_join_writes_the_secret_to_the_namespace_that_it_is_told() -> None:
     in_a_world(scenario)
 
 
-def test_join_warns_of_a_loopback_address_and_refuses_a_link_local_one() -> None:
+def test_loopback_is_warned_and_link_local_rejected() -> None:
     async def scenario(world: World) -> None:
         async def join_at(server: str) -> None:
             access = replace(ACCESS, server=server)
@@ -311,7 +311,7 @@ def test_join_warns_of_a_loopback_address_and_refuses_a_link_local_one() -> None
 
         with pytest.raises(JoinError, match="it is a link-local address"):
             await join_at("https://169.254.1.1:6443")
-        assert await world.below() == []
+        assert await world.physical_objects() == []
         await join_at("https://127.0.0.1:6443")
         [warning] = [step for step in world.steps if step.result is StepResult.WARNING]
         assert "--allow-loopback" in warning.note
@@ -320,7 +320,7 @@ def test_join_warns_of_a_loopback_address_and_refuses_a_link_local_one() -> None
     in_a_world(scenario)
 
 
-def test_every_resource_that_a_node_has_gets_the_limit_so_that_none_is_lent_whole() -> None:
+def test_every_node_resource_gets_the_limit() -> None:
     async def scenario(world: World) -> None:
         await world.join(offer=Offer(percent=30))
         limits = {each["resource"]: each["percent"] for each in (await world.policy())["spec"]["resourceLimits"]}
@@ -329,11 +329,13 @@ def test_every_resource_that_a_node_has_gets_the_limit_so_that_none_is_lent_whol
     in_a_world(scenario)
 
 
-def test_what_an_offer_does_not_name_stays_as_the_owner_has_it() -> None:
+def test_options_not_in_the_offer_stay_unchanged() -> None:
     async def scenario(world: World) -> None:
         await world.join(offer=Offer(windows=parse_windows(["22:00-06:00 Mon"]), grace_seconds=60))
         await world.physical.client.patch(POLICIES, await world.policy(), {"spec": {"resourceLimits": []}})
-        assert "ResourceLeasingPolicy" not in by_mark(await world.join(), StepResult.UPDATED, StepResult.CREATED)
+        assert "ResourceLeasingPolicy" not in kinds_with_result(
+            await world.join(), StepResult.UPDATED, StepResult.CREATED
+        )
         await world.join(offer=Offer(force_reclaim=True))
         assert (await world.policy())["spec"] == {
             "cluster": "east",
@@ -348,7 +350,7 @@ def test_what_an_offer_does_not_name_stays_as_the_owner_has_it() -> None:
     in_a_world(scenario)
 
 
-def test_a_policy_that_the_owner_wrote_before_is_not_widened_by_a_default_one() -> None:
+def test_existing_owner_policy_gets_no_default_beside_it() -> None:
     async def scenario(world: World) -> None:
         policy = {
             **object_named("mine"),
@@ -361,7 +363,7 @@ def test_a_policy_that_the_owner_wrote_before_is_not_widened_by_a_default_one() 
     in_a_world(scenario)
 
 
-def test_a_namespace_that_was_there_is_labelled_and_never_deleted() -> None:
+def test_existing_namespace_is_labelled_but_never_deleted() -> None:
     async def scenario(world: World) -> None:
         await world.physical.client.create(NAMESPACES, object_named("team"))
         await world.join(mount_namespace="team")
@@ -369,7 +371,7 @@ def test_a_namespace_that_was_there_is_labelled_and_never_deleted() -> None:
         assert labels_of(namespace)[keys.OWNER_POLICY] == keys.OWNER_POLICY_REQUIRED
         assert keys.MANAGED_BY not in labels_of(namespace)
         await world.unjoin()
-        assert await world.below() == ["Namespace team"]
+        assert await world.physical_objects() == ["Namespace team"]
 
     in_a_world(scenario)
 
@@ -381,108 +383,108 @@ def test_a_namespace_that_was_there_is_labelled_and_never_deleted() -> None:
         (CLUSTER_ROLES, object_named("account"), "physical"),
     ],
 )
-def test_what_somebody_else_made_is_not_taken_over(resource: Resource, obj: Object, side: str) -> None:
+def test_foreign_objects_are_not_taken_over(resource: Resource, obj: Object, side: str) -> None:
     async def scenario(world: World) -> None:
         cluster: Cluster = getattr(world, side)
         name = account_name(await world.uid(), "east") if side == "physical" else name_of(obj)
         await cluster.client.create(resource, {"metadata": {**obj["metadata"], "name": name}})
-        with pytest.raises(JoinError, match=f"{resource.kind} .*{name} in the {side} cluster was not made by join"):
+        with pytest.raises(JoinError, match=f"{resource.kind} .*{name} in the {side} cluster was not created by join"):
             await world.join()
 
     in_a_world(scenario)
 
 
-def test_rights_that_stay_missing_are_told_and_end_the_run() -> None:
-    def review(asked: Object) -> Object:
-        attributes = asked["spec"]["resourceAttributes"]
+def test_missing_permissions_are_reported_and_fail() -> None:
+    def review(body: Object) -> Object:
+        attributes = body["spec"]["resourceAttributes"]
         return {"allowed": (attributes["verb"], attributes["resource"]) != ("watch", "pods")}
 
     async def scenario(world: World) -> None:
-        with pytest.raises(JoinError, match="1 rights are missing"):
+        with pytest.raises(JoinError, match="1 permissions are missing"):
             await world.join()
         assert [step.subject for step in world.steps if step.result is StepResult.MISSING] == ["watch pods"]
         (granted,) = [step.subject for step in world.steps if step.result is StepResult.GRANTED]
-        assert granted.endswith("rights, asked for as the syncer")
+        assert granted.endswith("permissions, checked as the syncer")
 
     in_a_world(scenario, review)
 
 
-def test_rights_that_take_a_moment_are_waited_for() -> None:
-    refusals = iter([False] * 40)
+def test_delayed_permissions_are_waited_for() -> None:
+    results = iter([False] * 40)
 
     def review(_: Object) -> Object:
-        return {"allowed": next(refusals, True)}
+        return {"allowed": next(results, True)}
 
     async def scenario(world: World) -> None:
         await world.join()
-        assert not by_mark(world.steps, StepResult.MISSING)
-        assert by_mark(world.steps, StepResult.GRANTED)
+        assert not kinds_with_result(world.steps, StepResult.MISSING)
+        assert kinds_with_result(world.steps, StepResult.GRANTED)
 
     in_a_world(scenario, review)
 
 
-def test_what_is_being_deleted_is_waited_for_and_made_anew() -> None:
+def test_terminating_objects_are_waited_for_and_recreated() -> None:
     async def scenario(world: World) -> None:
         client = world.physical.client
-        going = {"metadata": {"name": MOUNT, "finalizers": ["example.com/held"]}}
-        await client.create(NAMESPACES, going)
+        terminating = {"metadata": {"name": MOUNT, "finalizers": ["example.com/held"]}}
+        await client.create(NAMESPACES, terminating)
         await client.delete(NAMESPACES, object_named(MOUNT))
         async with asyncio.TaskGroup() as group:
             joining = group.create_task(world.join())
             await asyncio.sleep(5)
-            held = await client.patch(NAMESPACES, object_named(MOUNT), {"metadata": {"finalizers": []}})
-            await client.replace(NAMESPACES, {**held, "spec": {}}, subresource="finalize")  # it is empty
+            released = await client.patch(NAMESPACES, object_named(MOUNT), {"metadata": {"finalizers": []}})
+            await client.replace(NAMESPACES, {**released, "spec": {}}, subresource="finalize")  # it is empty
         assert [step.result for step in joining.result()][:2] == [StepResult.WAITING, StepResult.CREATED]
 
     in_a_world(scenario)
 
 
-def test_what_stays_in_its_deletion_is_an_error() -> None:
+def test_object_stuck_in_deletion_is_an_error() -> None:
     async def scenario(world: World) -> None:
-        going = {"metadata": {"name": MOUNT, "finalizers": ["example.com/held"]}}
-        await world.physical.client.create(NAMESPACES, going)
+        terminating = {"metadata": {"name": MOUNT, "finalizers": ["example.com/held"]}}
+        await world.physical.client.create(NAMESPACES, terminating)
         await world.physical.client.delete(NAMESPACES, object_named(MOUNT))
-        with pytest.raises(JoinError, match=f"Namespace {MOUNT} is still being deleted in the physical cluster"):
+        with pytest.raises(JoinError, match=f"Namespace {MOUNT} still exists in the physical cluster"):
             await world.join()
 
     in_a_world(scenario)
 
 
-# -- what cannot be joined is refused before anything is written
+# -- invalid joins are rejected before anything is written
 
 
-async def check_refused(world: World, match: str, name: str = "east", **plan: Any) -> None:
+async def check_rejected(world: World, match: str, name: str = "east", **plan: Any) -> None:
     before = world.physical_api.dump(), world.virtual_api.dump()
     with pytest.raises((JoinError, ValueError), match=match):
         await world.join(name, **plan)
     assert (world.physical_api.dump(), world.virtual_api.dump()) == before
 
 
-def test_a_cluster_cannot_lease_itself() -> None:
+def test_cluster_cannot_lease_itself() -> None:
     async def main() -> None:
         api = InProcessApi((*PHYSICAL, CLUSTER_BINDINGS), now=running_clock().now)
-        await check_refused(await a_world(api, api), "a cluster cannot lease itself")
+        await check_rejected(await a_world(api, api), "a cluster cannot lease itself")
 
     run(main())
 
 
-def test_a_cluster_joins_one_virtual_cluster_once() -> None:
+def test_cluster_joins_a_virtual_cluster_once() -> None:
     async def scenario(world: World) -> None:
         await world.join()
-        await check_refused(world, "the cluster has joined as east already", "west")
-        await check_refused(world, "clusterID east belongs to ClusterBinding east", "west", cluster_id="east")
+        await check_rejected(world, "the cluster has already joined as east", "west")
+        await check_rejected(world, "clusterID east belongs to ClusterBinding east", "west", cluster_id="east")
 
     in_a_world(scenario)
 
 
-def test_what_a_binding_has_for_good_is_named_when_a_second_run_says_otherwise() -> None:
+def test_immutable_binding_fields_are_named() -> None:
     async def scenario(world: World) -> None:
         await world.join()
-        await check_refused(world, "give --cluster-id east", cluster_id="other")
-        await check_refused(world, f"give --mount-namespace {MOUNT}", mount_namespace="other")
+        await check_rejected(world, "give --cluster-id east", cluster_id="other")
+        await check_rejected(world, f"give --mount-namespace {MOUNT}", mount_namespace="other")
         binding = await world.virtual.client.get(CLUSTER_BINDINGS, "east")
         await world.virtual.client.patch(CLUSTER_BINDINGS, binding, {"status": {"identity": "x"}}, subresource="status")
-        await check_refused(world, "is of another cluster, x")
+        await check_rejected(world, "is bound to another cluster, x")
 
     in_a_world(scenario)
 
@@ -495,15 +497,15 @@ def test_what_a_binding_has_for_good_is_named_when_a_second_run_says_otherwise()
         ({"offer": Offer(windows=({"start": "25:00", "end": "06:00"},))}, r"spec\.timeWindows\[0\]\.start"),
     ],
 )
-def test_a_plan_that_cannot_be_meant_names_its_field(plan: dict[str, Any], match: str) -> None:
-    in_a_world(lambda world: check_refused(world, match, **plan))
+def test_invalid_plan_names_its_field(plan: dict[str, Any], match: str) -> None:
+    in_a_world(lambda world: check_rejected(world, match, **plan))
 
 
-def test_a_virtual_cluster_that_knows_no_bindings_says_how_to_prepare_it() -> None:
+def test_virtual_cluster_without_crds_explains_setup() -> None:
     async def main() -> None:
         now = running_clock().now
         bare = InProcessApi([NAMESPACES, SECRETS], now=now)
-        await check_refused(await a_world(bare, InProcessApi(PHYSICAL, now=now)), "run `tapestry manifests")
+        await check_rejected(await a_world(bare, InProcessApi(PHYSICAL, now=now)), "run `tapestry manifests")
 
     run(main())
 
@@ -511,8 +513,8 @@ def test_a_virtual_cluster_that_knows_no_bindings_says_how_to_prepare_it() -> No
 @pytest.mark.parametrize(
     "access", [Access("http://east.example"), Access("https://e.example", verification=ServerVerification(None, True))]
 )
-def test_a_server_that_a_syncer_could_not_trust_is_refused(access: Access) -> None:
-    with pytest.raises(JoinError, match="will not do for a syncer"):
+def test_unverifiable_server_is_rejected(access: Access) -> None:
+    with pytest.raises(JoinError, match="cannot be used by a syncer"):
         kubeconfig(access, "token")
 
 
@@ -524,7 +526,7 @@ def claims(issued: int, expires: int, uid: str = "u") -> Object:
 
 
 @given(issued=st.integers(0, 2**31), life=st.integers(10, 2**24), age=st.floats(0, 1.5))
-def test_a_token_goes_on_for_four_fifths_of_its_life(issued: int, life: int, age: float) -> None:
+def test_token_is_reused_until_renewal_time(issued: int, life: int, age: float) -> None:
     account = {"metadata": {"uid": "u"}}
     now = datetime.fromtimestamp(issued + int(age * life), UTC)
     assert is_token_reusable(claims(issued, issued + life), account, now) == (int(age * life) < 0.8 * life)
@@ -532,7 +534,7 @@ def test_a_token_goes_on_for_four_fifths_of_its_life(issued: int, life: int, age
 
 
 @pytest.mark.parametrize("found", [{}, {"iat": 1}, {"iat": "x", "exp": "y"}])
-def test_a_token_that_does_not_tell_its_age_is_old(found: Object) -> None:
+def test_token_without_issue_time_is_renewed(found: Object) -> None:
     assert not is_token_reusable(found, {"metadata": {"uid": ""}}, datetime.now(UTC))
 
 
@@ -540,12 +542,12 @@ def test_a_token_that_does_not_tell_its_age_is_old(found: Object) -> None:
 
 
 @pytest.mark.parametrize(("text", "part"), [("0%", 0), ("50%", 50), ("100%", 100)])
-def test_a_part_is_written_in_percent(text: str, part: int) -> None:
+def test_percentage_is_parsed(text: str, part: int) -> None:
     assert parse_percent(text) == part
 
 
 @pytest.mark.parametrize("text", ["50", "101%", "-1%", "half", "", "5 0%"])
-def test_anything_else_is_no_part(text: str) -> None:
+def test_invalid_percentage_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="write it as 50%"):
         parse_percent(text)
 
@@ -557,7 +559,7 @@ def test_anything_else_is_no_part(text: str) -> None:
         ("22:00-24:00 Mon,tuesday", {"start": "22:00", "end": "24:00", "days": ["Mon", "tuesday"]}),
     ],
 )
-def test_a_window_is_written_as_it_is_read(text: str, found: Object) -> None:
+def test_window_is_parsed(text: str, found: Object) -> None:
     assert parse_window(text) == found
     assert parse_windows([text]) == (found,)
     validate_offer(Offer(windows=(found,)))
@@ -566,34 +568,34 @@ def test_a_window_is_written_as_it_is_read(text: str, found: Object) -> None:
 @pytest.mark.parametrize(
     "text", ["22-06", "22:00", "22:00-06:00 1,2", "22:00 - 06:00", "25:00-06:00", "22:00-24:01", "22:00-06:00 Mon,Foo"]
 )
-def test_anything_else_is_no_window(text: str) -> None:
+def test_invalid_window_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="is not a window; write it as"):
         parse_window(text)
 
 
-def test_always_takes_windows_away_and_nothing_leaves_them() -> None:
+def test_always_removes_windows_and_nothing_keeps_them() -> None:
     assert parse_windows(["always"]) == ()
     assert parse_windows([]) is None
 
 
-# -- leaving
+# -- unjoin
 
 
-def test_leaving_removes_what_joining_made_and_nothing_else() -> None:
+def test_unjoin_deletes_only_what_join_created() -> None:
     async def scenario(world: World) -> None:
         await world.physical.client.create(CLUSTER_ROLES, object_named("somebody-elses"))
-        before = await world.below()
+        before = await world.physical_objects()
         await world.join()
         steps = await world.unjoin()
-        assert await world.below() == before
+        assert await world.physical_objects() == before
         assert await world.virtual.client.list(CLUSTER_BINDINGS) == []
         assert await world.virtual.client.list(SECRETS) == []
-        assert len(by_mark(steps, StepResult.DELETED)) == 14
+        assert len(kinds_with_result(steps, StepResult.DELETED)) == 14
 
     in_a_world(scenario)
 
 
-def test_what_two_virtual_clusters_share_goes_with_the_last_of_them() -> None:
+def test_shared_objects_are_deleted_with_the_last_binding() -> None:
     async def main() -> None:
         now = running_clock().now
         physical = InProcessApi(PHYSICAL, now=now)
@@ -601,32 +603,32 @@ def test_what_two_virtual_clusters_share_goes_with_the_last_of_them() -> None:
         other = World(InProcessApi(VIRTUAL, now=now), physical)
         await other.virtual.client.create(NAMESPACES, object_named("kube-system"))
         await one.join()
-        alone = await one.below()
+        alone = await one.physical_objects()
         await other.join()
         await other.unjoin()
-        assert await one.below() == alone
+        assert await one.physical_objects() == alone
         await one.unjoin()
-        assert await one.below() == []
+        assert await one.physical_objects() == []
 
     run(main())
 
 
-def test_a_namespace_with_something_in_it_and_a_kind_with_an_owners_policy_are_left_and_listed() -> None:
+def test_used_namespace_and_crd_are_kept_and_reported() -> None:
     async def scenario(world: World) -> None:
         await world.join()
         await world.physical.client.create(PODS, specimen(PODS, "guest", MOUNT))
         await world.physical.client.create(POLICIES, {**object_named("mine"), "spec": {"cluster": "other"}})
         left = {step.subject: step.note for step in await world.unjoin() if step.result is StepResult.LEFT}
         assert left == {
-            f"CustomResourceDefinition {POLICIES.name}": "it holds ResourceLeasingPolicy mine",
-            f"Namespace {MOUNT}": "it holds Pod guest",
+            f"CustomResourceDefinition {POLICIES.name}": "it contains ResourceLeasingPolicy mine",
+            f"Namespace {MOUNT}": "it contains Pod guest",
         }
 
     in_a_world(scenario)
 
 
-async def held(world: World) -> None:
-    """A binding whose syncer and manager are gone without a word."""
+async def add_stuck_binding(world: World) -> None:
+    """Create a binding whose syncer and manager do not run any more."""
     await world.join()
     binding = await world.virtual.client.get(CLUSTER_BINDINGS, "east")
     finalizers = [keys.MANAGER_FINALIZER, keys.SYNCER_FINALIZER]
@@ -637,26 +639,26 @@ async def held(world: World) -> None:
     await world.virtual.client.create(PODS, pod)
 
 
-def test_a_binding_that_nobody_sees_to_is_an_error_that_says_how_to_force_it() -> None:
+def test_stuck_binding_error_suggests_force() -> None:
     async def scenario(world: World) -> None:
-        await held(world)
-        with pytest.raises(JoinError, match=r"still there after 60 s; .*`tapestry unjoin east --force`"):
+        await add_stuck_binding(world)
+        with pytest.raises(JoinError, match=r"still exists after 60 s; .*`tapestry unjoin east --force`"):
             await world.unjoin(timeout=60)
         first, second, *_, last = [step.note for step in world.steps]
-        assert (first, second) == ("its syncer", "its syncer; pods have 25 s left to end")
+        assert (first, second) == ("its syncer", "its syncer; pods have 25 s left to terminate")
         assert last == "its syncer; 55 s so far"
         assert len(await world.virtual.client.list(NODES)) == 1
 
     in_a_world(scenario)
 
 
-def test_unjoin_counts_down_and_suggests_force_only_once_it_is_stuck() -> None:
+def test_unjoin_counts_down_and_suggests_force_when_stuck() -> None:
     async def scenario(world: World) -> None:
-        await held(world)
+        await add_stuck_binding(world)
         with pytest.raises(JoinError):
             await world.unjoin(timeout=120)
         notes = [step.note for step in world.steps]
-        left = [note for note in notes if "left to end" in note]
+        left = [note for note in notes if "left to terminate" in note]
         assert [note.split()[-5] for note in left] == ["25", "20", "15", "10", "5"]
         stuck = [note for note in notes if "--force" in note]
         assert stuck == notes[-len(stuck) :]
@@ -665,9 +667,9 @@ def test_unjoin_counts_down_and_suggests_force_only_once_it_is_stuck() -> None:
     in_a_world(scenario)
 
 
-def test_by_force_a_binding_goes_without_anybody_and_what_is_left_is_told() -> None:
+def test_forced_unjoin_deletes_binding_and_reports_leftovers() -> None:
     async def scenario(world: World) -> None:
-        await held(world)
+        await add_stuck_binding(world)
         steps = await world.unjoin(force=True)
         for resource in (CLUSTER_BINDINGS, NODES, PODS, SECRETS):
             assert await world.virtual.client.list(resource) == []
@@ -677,30 +679,30 @@ def test_by_force_a_binding_goes_without_anybody_and_what_is_left_is_told() -> N
     in_a_world(scenario)
 
 
-class Silent:
-    """A cluster that nobody reaches."""
+class UnreachableTransport:
+    """A transport to an unreachable cluster."""
 
     async def send(self, request: object) -> Any:
         raise TransportError(f"{request}: nobody is there", maybe_sent=False)
 
 
-def test_a_cluster_that_does_not_answer_is_left_by_force_with_a_list_of_what_is_there() -> None:
+def test_forced_unjoin_of_unreachable_cluster_lists_leftovers() -> None:
     async def scenario(world: World) -> None:
         await world.join()
-        nobody = Cluster("physical", Client(Silent()), world.steps.append)  # type: ignore[arg-type]
+        nobody = Cluster("physical", Client(UnreachableTransport()), world.steps.append)  # type: ignore[arg-type]
         world.steps.clear()
         await unjoin("east", world.virtual, nobody, force=True)
         name = account_name(await world.uid(), "east")
         assert f"ClusterRole {name}" in [step.subject for step in world.steps if step.result is StepResult.LEFT]
         assert await world.virtual.client.list(CLUSTER_BINDINGS) == []
-        await world.unjoin()  # it is back
-        assert await world.below() == []
+        await world.unjoin()  # reachable again
+        assert await world.physical_objects() == []
 
     in_a_world(scenario)
 
 
-async def forsaken(world: World, *below: Object) -> Object:
-    """A binding that nobody was at work for, and that left something in a cluster that did not answer; as it was."""
+async def add_leftovers(world: World, *physical_objects: Object) -> Object:
+    """Force the unjoin of a binding whose unreachable cluster has objects.  Return the binding as it was."""
     await world.join()
     client, identity = world.virtual.client, await world.physical.identity()
     binding = await client.patch(
@@ -709,33 +711,33 @@ async def forsaken(world: World, *below: Object) -> Object:
     finalizers = {"metadata": {"finalizers": [keys.MANAGER_FINALIZER, keys.SYNCER_FINALIZER]}}
     await client.patch(CLUSTER_BINDINGS, object_named("east"), finalizers)
     labels = binding_of(binding, await world.uid()).owner_labels()
-    for obj in below:
+    for obj in physical_objects:
         await world.physical.client.create(PODS, with_value(obj, ("metadata", "labels"), labels))
-    nobody = Cluster("physical", Client(Silent()), world.steps.append)  # type: ignore[arg-type]
+    nobody = Cluster("physical", Client(UnreachableTransport()), world.steps.append)  # type: ignore[arg-type]
     world.steps.clear()
     await unjoin("east", world.virtual, nobody, force=True)
     return binding
 
 
-def test_safety_rule_8_the_kubeconfig_stays_until_what_was_left_by_force_is_gone() -> None:
+def test_safety_rule_8_kubeconfig_stays_until_leftovers_are_deleted() -> None:
     async def scenario(world: World) -> None:
-        binding = await forsaken(world, specimen(PODS, "twin", MOUNT))
-        (kept,) = (step for step in world.steps if step.subject == f"Secret {keys.SYSTEM_NAMESPACE}/east")
-        assert kept.result is StepResult.LEFT
-        assert f"ClusterBinding east ({binding['metadata']['uid']}) left in namespace {MOUNT}" in kept.note
+        binding = await add_leftovers(world, specimen(PODS, "twin", MOUNT))
+        (reported,) = (step for step in world.steps if step.subject == f"Secret {keys.SYSTEM_NAMESPACE}/east")
+        assert reported.result is StepResult.LEFT
+        assert f"ClusterBinding east ({binding['metadata']['uid']}) in namespace {MOUNT}" in reported.note
         secret = await world.virtual.client.get(SECRETS, "east", keys.SYSTEM_NAMESPACE)
         assert [each.uid for each in leftovers_in(secret)] == [binding["metadata"]["uid"]]
-        await world.unjoin()  # the cluster is back
+        await world.unjoin()  # the cluster is reachable again
         assert await world.physical.client.list(PODS) == []
-        assert await world.below() == []
+        assert await world.physical_objects() == []
         assert await world.virtual.client.list(SECRETS) == []
 
     in_a_world(scenario)
 
 
-def test_safety_rule_8_without_the_cluster_at_hand_the_rest_is_for_the_manager() -> None:
+def test_safety_rule_8_leftovers_are_left_to_the_manager() -> None:
     async def scenario(world: World) -> None:
-        await forsaken(world, specimen(PODS, "twin", MOUNT))
+        await add_leftovers(world, specimen(PODS, "twin", MOUNT))
         await unjoin("east", world.virtual, None)
         assert len(await world.virtual.client.list(SECRETS)) == 1
         assert len(await world.physical.client.list(PODS)) == 1
@@ -743,21 +745,21 @@ def test_safety_rule_8_without_the_cluster_at_hand_the_rest_is_for_the_manager()
     in_a_world(scenario)
 
 
-def test_what_was_left_by_force_and_does_not_go_is_an_error_and_keeps_the_account() -> None:
+def test_stuck_leftovers_fail_and_keep_the_account() -> None:
     async def scenario(world: World) -> None:
-        await forsaken(world, specimen(PODS, "twin", MOUNT, finalizers=["example.com/theirs"]))
-        before = await world.below()
+        await add_leftovers(world, specimen(PODS, "twin", MOUNT, finalizers=["example.com/theirs"]))
+        before = await world.physical_objects()
         with pytest.raises(JoinError, match=f"still being deleted in the physical cluster: Pod {MOUNT}/twin"):
             await world.unjoin()
-        assert await world.below() == before
+        assert await world.physical_objects() == before
         assert len(await world.virtual.client.list(SECRETS)) == 1
 
     in_a_world(scenario)
 
 
-def test_what_was_left_by_force_in_another_cluster_is_not_looked_for_in_this_one() -> None:
+def test_leftovers_of_another_cluster_are_not_deleted_here() -> None:
     async def scenario(world: World) -> None:
-        await forsaken(world, specimen(PODS, "twin", MOUNT))
+        await add_leftovers(world, specimen(PODS, "twin", MOUNT))
         other = await a_world(world.virtual_api, InProcessApi(PHYSICAL, now=running_clock().now))
         await other.unjoin()
         assert len(await world.physical.client.list(PODS)) == 1
@@ -766,19 +768,19 @@ def test_what_was_left_by_force_in_another_cluster_is_not_looked_for_in_this_one
     in_a_world(scenario)
 
 
-def test_without_force_a_cluster_that_does_not_answer_is_an_error() -> None:
+def test_unreachable_cluster_without_force_is_an_error() -> None:
     async def scenario(world: World) -> None:
         await world.join()
-        nobody = Cluster("physical", Client(Silent()), world.steps.append)  # type: ignore[arg-type]
-        with pytest.raises(JoinError, match="the physical cluster does not answer"):
+        nobody = Cluster("physical", Client(UnreachableTransport()), world.steps.append)  # type: ignore[arg-type]
+        with pytest.raises(JoinError, match="the physical cluster is unreachable"):
             await unjoin("east", world.virtual, nobody)
 
     in_a_world(scenario)
 
 
-def test_leaving_a_cluster_that_never_joined_is_an_error() -> None:
+def test_unjoin_of_unknown_binding_is_an_error() -> None:
     async def scenario(world: World) -> None:
-        with pytest.raises(JoinError, match="there is no ClusterBinding nobody"):
+        with pytest.raises(JoinError, match="ClusterBinding nobody does not exist"):
             await unjoin("nobody", world.virtual, None)
 
     in_a_world(scenario)

@@ -27,7 +27,7 @@ BINDING: Object = {
 
 
 def rendered(config: BindingsConfig | None = None) -> dict[str, Object]:
-    """The packaged templates for one binding, by kind and name."""
+    """Render the packaged templates for one binding, by kind and name."""
     config = config or BindingsConfig()
     given = template_values(BINDING, decode_spec(CLUSTER_BINDING, BINDING), config)
     found = syncer_manifests(load_templates(packaged_templates("syncer")), given, scopes(config))
@@ -39,38 +39,38 @@ def filled(text: str, **given: Any) -> Object:
     return found
 
 
-def test_placeholders_become_text_within_text_and_values_by_themselves() -> None:
+def test_placeholders_become_text_or_values() -> None:
     text = "{a: 'x-${name}-${count}', b: '${count}', c: '${map}', d: ['${list}', last], e: '${none}', f: ['${none}']}"
     found = filled(text, name="n", count=3, map={"k": 1}, list=[1, 2], none=None)
     assert found == {"a": "x-n-3", "b": 3, "c": {"k": 1}, "d": [1, 2, "last"], "f": []}
 
 
 @given(st.text())
-def test_a_value_never_becomes_anything_but_a_value(text: str) -> None:
+def test_value_never_changes_the_structure(text: str) -> None:
     template = "{metadata: {name: '${name}', labels: {id: 'x-${name}'}}, list: [\"${name}\"]}"
     labels = {"id": f"x-{text}"}
     assert filled(template, name=text) == {"metadata": {"name": text, "labels": labels}, "list": [text]}
 
 
-def test_a_value_with_a_placeholder_in_it_is_not_filled_in_again() -> None:
+def test_placeholder_inside_a_value_is_not_rendered() -> None:
     assert filled("{a: '${name}', b: 'x${name}'}", name="${image}") == {"a": "${image}", "b": "x${image}"}
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "message"),
     [
-        ("{spec: {a: [1, 'x${wrong}']}}", "a.yaml: spec.a[1]: ${wrong} is unknown; known are: name"),
-        ("{spec: {'${name}': 1}}", "a.yaml: spec.${name}: a key is text without placeholders"),
-        ("{spec: {1: 1}}", "a.yaml: spec.1: a key is text"),
-        ("[1, 2]", "a.yaml: a document is not an object but [1, 2]"),
+        ("{spec: {a: [1, 'x${wrong}']}}", "a.yaml: spec.a[1]: ${wrong} is unknown; known placeholders: name"),
+        ("{spec: {'${name}': 1}}", "a.yaml: spec.${name}: keys must be strings without placeholders"),
+        ("{spec: {1: 1}}", "a.yaml: spec.1: keys must be strings"),
+        ("[1, 2]", "a.yaml: a document must be an object, got [1, 2]"),
         ("{a: b", "a.yaml: not YAML: "),
         ("!!python/object:os.system {}", "a.yaml: not YAML: "),
     ],
 )
-def test_a_template_that_cannot_be_used_says_where_and_why(text: str, complaint: str) -> None:
+def test_invalid_template_error_names_location_and_reason(text: str, message: str) -> None:
     with pytest.raises(TemplateError) as caught:
         filled(text, name="n")
-    assert str(caught.value).startswith(complaint)
+    assert str(caught.value).startswith(message)
 
 
 def a_deployment(**metadata: str) -> str:
@@ -79,24 +79,22 @@ def a_deployment(**metadata: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("templates", "complaint"),
+    ("templates", "message"),
     [
-        ({}, "no file: 0 Deployments; one is needed"),
-        ({"a.yaml": a_deployment(), "b.yaml": a_deployment()}, "a.yaml, b.yaml: 2 Deployments; one is needed"),
-        ({"a.yaml": "{apiVersion: v1, kind: Pod}"}, "a.yaml: v1 Pod is not what a syncer may consist of"),
-        ({"a.yaml": "{apiVersion: apps/v1, kind: Deployment}"}, "a.yaml: metadata.name: the Deployment needs one"),
-        ({"a.yaml": a_deployment(namespace="kube-system")}, "a.yaml: metadata.namespace: Deployment d may be in"),
+        ({}, "no file: 0 Deployments; one is required"),
+        ({"a.yaml": a_deployment(), "b.yaml": a_deployment()}, "a.yaml, b.yaml: 2 Deployments; one is required"),
+        ({"a.yaml": "{apiVersion: v1, kind: Pod}"}, "a.yaml: v1 Pod is not allowed in a syncer template"),
+        ({"a.yaml": "{apiVersion: apps/v1, kind: Deployment}"}, "a.yaml: metadata.name: required for the Deployment"),
+        ({"a.yaml": a_deployment(namespace="kube-system")}, "a.yaml: metadata.namespace: Deployment d must be in"),
     ],
 )
-def test_templates_make_one_deployment_and_nothing_that_nobody_watches(
-    templates: dict[str, str], complaint: str
-) -> None:
+def test_templates_need_one_deployment_and_watched_kinds(templates: dict[str, str], message: str) -> None:
     with pytest.raises(TemplateError) as caught:
         syncer_manifests(templates, {}, scopes(BindingsConfig()))
-    assert str(caught.value).startswith(complaint)
+    assert str(caught.value).startswith(message)
 
 
-def test_the_packaged_syncer_runs_with_least_rights_and_off_virtual_nodes() -> None:
+def test_packaged_syncer_runs_with_least_privileges() -> None:
     pod = rendered()["Deployment tapestry-syncer-east-1"]["spec"]["template"]["spec"]
     container = pod["containers"][0]
     assert [*container["command"], *container["args"]][:4] == ["tapestry", "syncer", "--binding", "east"]
@@ -115,7 +113,7 @@ def test_the_packaged_syncer_runs_with_least_rights_and_off_virtual_nodes() -> N
     assert "volumes" not in pod
 
 
-def test_a_syncer_may_touch_its_own_lease_and_its_own_secret() -> None:
+def test_syncer_may_use_its_own_lease_and_secret() -> None:
     found = rendered()
     election = ["tapestry-syncer-east"]
     rules = found["Role tapestry-syncer-east-1"]["rules"]
@@ -124,7 +122,7 @@ def test_a_syncer_may_touch_its_own_lease_and_its_own_secret() -> None:
     assert (secret["resources"], secret["resourceNames"]) == (["secrets"], ["kc"])
 
 
-def test_settings_reach_the_syncer() -> None:
+def test_settings_are_passed_to_the_syncer() -> None:
     resources = {"limits": {"cpu": "1000m", "memory": "0.5Gi"}}
     settings = SyncerSettings(
         image="mine:1", replicas=3, resources=resources, args=["--log-level=debug"], priority_class_name="high"
@@ -138,7 +136,7 @@ def test_settings_reach_the_syncer() -> None:
     assert pod["priorityClassName"] == "high"
     assert container["image"] == "mine:1"
     assert container["args"][-1] == "--log-level=debug"
-    assert container["resources"] == {"limits": {"cpu": "1", "memory": "512Mi"}}  # as a server writes them
+    assert container["resources"] == {"limits": {"cpu": "1", "memory": "512Mi"}}  # in canonical form
     assert {each["name"]: each.get("value") for each in container["env"]} == {
         "TAPESTRY_LEADER_ELECTION_NAMESPACE": "home",
         "TAPESTRY_KUBECONFIG_NAMESPACES": "home,tapestry-system",
@@ -147,7 +145,7 @@ def test_settings_reach_the_syncer() -> None:
     }
 
 
-def test_the_reference_names_every_template_variable() -> None:
+def test_reference_documents_every_template_variable() -> None:
     text = (Path(__file__).parents[3] / "docs/reference/configuration.md").read_text()
     section = text.partition("### Templates of a syncer")[2].partition("\n## ")[0]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
@@ -155,7 +153,7 @@ def test_the_reference_names_every_template_variable() -> None:
     assert documented == set(template_values(BINDING, decode_spec(CLUSTER_BINDING, BINDING), BindingsConfig()))
 
 
-def test_syncers_may_use_loopback_only_where_the_manager_may() -> None:
+def test_syncers_may_use_loopback_if_manager_may() -> None:
     def args(config: BindingsConfig) -> list[str]:
         deployment = rendered(config)["Deployment tapestry-syncer-east-1"]
         found: list[str] = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
@@ -165,7 +163,7 @@ def test_syncers_may_use_loopback_only_where_the_manager_may() -> None:
     assert "--allow-loopback" in args(BindingsConfig(allow_loopback=True))
 
 
-def test_elsewhere_only_what_runs_is_made() -> None:
+def test_remote_cluster_gets_only_account_and_deployment() -> None:
     config = BindingsConfig(deploy_kubeconfig="f", syncer=SyncerSettings(kubeconfig_secret="s"))
     assert {resource for resource, _ in scopes(config)} == {DEPLOYMENTS, SERVICE_ACCOUNTS}
     assert set(rendered(config)) == {"ServiceAccount tapestry-syncer-east-1", "Deployment tapestry-syncer-east-1"}
@@ -179,20 +177,20 @@ TREES = st.recursive(
 
 
 def with_defaults(value: Any) -> Any:
-    """A tree as a server shows it: more fields in every object, wherever it is."""
+    """Return a tree with server defaults: additional fields in every object."""
     if isinstance(value, dict):
         return {**{key: with_defaults(child) for key, child in value.items()}, "defaulted": True}
     return [with_defaults(child) for child in value] if isinstance(value, list) else value
 
 
 @given(st.dictionaries(st.sampled_from("abcd"), TREES))
-def test_what_a_server_fills_in_is_no_reason_to_write(wanted: Object) -> None:
-    shown = with_defaults(wanted)
-    assert owned_patch(shown, with_server_additions(wanted, shown)) == {}
+def test_server_defaults_cause_no_write(wanted: Object) -> None:
+    stored = with_defaults(wanted)
+    assert owned_patch(stored, with_server_additions(wanted, stored)) == {}
 
 
 @given(st.dictionaries(st.sampled_from("abcd"), TREES), st.dictionaries(st.sampled_from("abcd"), TREES))
-def test_after_a_write_everything_wanted_is_there(wanted: Object, current: Object) -> None:
+def test_write_produces_everything_wanted(wanted: Object, current: Object) -> None:
     assert covers(with_server_additions(wanted, current), wanted)
 
 
@@ -204,7 +202,7 @@ def covers(found: Any, wanted: Any) -> bool:
     return bool(found == wanted)
 
 
-def test_a_null_in_a_list_means_absent_and_stays_so() -> None:
+def test_null_in_a_list_means_absent() -> None:
     wanted = {"containers": [{"name": "c", "command": None}]}
     assert with_server_additions(wanted, {"containers": [{"name": "c"}]}) == {"containers": [{"name": "c"}]}
     assert with_server_additions(wanted, {"containers": [{"name": "c", "command": ["sh"]}]}) == {

@@ -34,14 +34,14 @@ def a_deployment(replicas: int, available: int, *, generation: int = 2, observed
     return {"metadata": {"generation": generation}, "spec": {"replicas": replicas}, "status": status}
 
 
-def told(
+def conditions_of(
     fault: BindingError | None, finding: ProbeResult | None = FINDING, deployment: Object | None = None
 ) -> dict[str, str]:
     return {each["type"]: each["status"] for each in binding_conditions(fault, finding, deployment, NOW)}
 
 
-def test_what_comes_before_the_fault_was_well_and_what_comes_after_is_not_spoken_of() -> None:
-    assert told(None, deployment=a_deployment(2, 1)) == {
+def test_stages_before_the_error_passed() -> None:
+    assert conditions_of(None, deployment=a_deployment(2, 1)) == {
         "Connected": "True",
         "Permitted": "True",
         "SyncerReady": "True",
@@ -54,10 +54,10 @@ def test_what_comes_before_the_fault_was_well_and_what_comes_after_is_not_spoken
         "": {"Ready": "False"},
     }
     for condition, conditions in expected.items():
-        assert told(BindingError("Word", "words", condition=condition)) == conditions
+        assert conditions_of(BindingError("Word", "words", condition=condition)) == conditions
 
 
-def test_a_priority_class_that_is_missing_is_for_the_syncer_to_tell_and_to_take_back() -> None:
+def test_syncer_reasons_are_not_overwritten() -> None:
     theirs = a_condition("Permitted", "False", keys.PRIORITY_CLASS_MISSING)
     for fault in (None, BindingError("PermissionsMissing", "words", condition="Permitted")):
         found = binding_status(a_binding(theirs), "Ready", binding_conditions(fault, FINDING, None, NOW), NOW)
@@ -68,7 +68,7 @@ def test_a_priority_class_that_is_missing_is_for_the_syncer_to_tell_and_to_take_
     assert (find_condition(found["conditions"], "Permitted") or {})["status"] == "True"
 
 
-def test_conditions_speak_of_the_generation_that_was_seen_and_those_of_others_stay() -> None:
+def test_conditions_have_observed_generation() -> None:
     theirs = a_condition("Leasing", "True", "Leasing")
     found = binding_status(a_binding(theirs), "Ready", [a_condition("Ready", "True", "Ready")], NOW)
     assert found["conditions"][0] is theirs
@@ -88,12 +88,12 @@ def test_conditions_speak_of_the_generation_that_was_seen_and_those_of_others_st
         (timedelta(days=-1), "CredentialsExpire"),
     ],
 )
-def test_credentials_that_run_out_are_warned_of_for_a_week(left: timedelta, reason: str) -> None:
+def test_credential_expiry_is_warned_for_a_week(left: timedelta, reason: str) -> None:
     found = connected_condition(ProbeResult("v1", "one", (), NOW + left), NOW)
     assert (found["status"], found["reason"]) == ("True", reason)
 
 
-def test_the_last_day_is_told_of_once_more() -> None:
+def test_last_day_is_reported_again() -> None:
     before, after = (
         connected_condition(ProbeResult("v1", "one", (), NOW + timedelta(days=1)), NOW - ago)
         for ago in (WEEK / 2, 0 * WEEK)
@@ -106,11 +106,11 @@ def test_the_last_day_is_told_of_once_more() -> None:
     [
         (a_deployment(2, 1), "True", "1 of 2 replicas are available"),
         (a_deployment(2, 0), "False", "0 of 2 replicas are available"),
-        (a_deployment(2, 2, observed=1), "False", "the Deployment has yet to be rolled out"),
+        (a_deployment(2, 2, observed=1), "False", "the Deployment is not rolled out yet"),
         ({"metadata": {}, "spec": {}}, "False", "0 of 1 replicas are available"),
     ],
 )
-def test_a_syncer_is_ready_by_what_its_deployment_shows(deployment: Object, status: str, message: str) -> None:
+def test_syncer_ready_follows_the_deployment(deployment: Object, status: str, message: str) -> None:
     found = syncer_ready_condition(deployment)
     assert (found["status"], found["message"]) == (status, message)
 
@@ -147,5 +147,5 @@ LOST = [a_condition("Connected", "False", "ConnectivityFailed"), a_condition("Re
         ([], [a_condition("Connected", "True", "CredentialsExpire")], [(True, "CredentialsExpire")]),
     ],
 )
-def test_an_event_tells_what_is_new_once(before: list[Object], after: list[Object], expected: list[Any]) -> None:
+def test_each_change_is_one_event(before: list[Object], after: list[Object], expected: list[Any]) -> None:
     assert reasons(before, after) == expected

@@ -19,18 +19,18 @@ def a_binding(name: str = "east", *, identity: str | None = None, **spec: Any) -
     return {"metadata": metadata, "spec": given, "status": {"identity": identity} if identity else {}}
 
 
-def fault_of(binding: Object, *others: Object) -> BindingError:
+def error_of(binding: Object, *others: Object) -> BindingError:
     with pytest.raises(BindingError) as caught:
         validated_spec(binding, others, {SYSTEM})
     return caught.value
 
 
-def test_a_binding_with_everything_it_needs_is_good() -> None:
+def test_complete_binding_is_valid() -> None:
     assert validated_spec(a_binding(), [a_binding("west")], {SYSTEM}).cluster_id == "east"
 
 
 @pytest.mark.parametrize(
-    ("binding", "complaint"),
+    ("binding", "message"),
     [
         (without_field(a_binding(), "spec", "clusterID"), "spec.clusterID: is required"),
         (a_binding(clusterID=""), "spec.clusterID: "),
@@ -39,35 +39,35 @@ def test_a_binding_with_everything_it_needs_is_good() -> None:
         (without_field(a_binding(), "spec", "secretRef"), "spec.secretRef: is required"),
         (a_binding(secretRef={"namespace": SYSTEM}), "spec.secretRef.name: is required"),
         (a_binding(secretRef={"name": "east", "namespace": ""}), "spec.secretRef.namespace: "),
-        (without_field(a_binding(), "spec", "mountNamespace"), "spec.mountNamespace: is required"),
+        (without_field(a_binding(), "spec", "mountNamespace"), "spec.mountNamespace: required"),
         (a_binding(mountNamespace="Team_A"), "spec.mountNamespace: "),
         (a_binding(serviceNamespaces=["web", ""]), "spec.serviceNamespaces[1]: "),
-        (a_binding("n" * 238, clusterID="east"), "metadata.name: 238 characters are over 237"),
+        (a_binding("n" * 238, clusterID="east"), "metadata.name: 238 characters are over the limit of 237"),
         (without_field(a_binding(), "spec"), "spec.clusterID: is required"),
     ],
 )
-def test_a_complaint_begins_with_the_path(binding: Object, complaint: str) -> None:
-    fault = fault_of(binding)
+def test_error_starts_with_the_path(binding: Object, message: str) -> None:
+    fault = error_of(binding)
     assert fault.reason == "ValidationFailed"
-    assert fault.message.startswith(complaint)
+    assert fault.message.startswith(message)
     assert fault.retry is RetryPolicy.ON_CHANGE
 
 
-def test_the_older_of_two_bindings_has_the_cluster_id() -> None:
+def test_older_binding_keeps_the_cluster_id() -> None:
     old, young = a_binding("old", clusterID="c"), a_binding("young", clusterID="c", created="2024-06-01T00:00:00Z")
     assert validated_spec(old, [young], {SYSTEM})
-    fault = fault_of(young, old)
+    fault = error_of(young, old)
     assert (fault.reason, fault.retry) == ("DuplicateClusterID", RetryPolicy.ON_CHANGE)
     assert fault.message.startswith("spec.clusterID: c belongs to ClusterBinding old")
 
 
-def test_a_binding_that_was_accepted_goes_before_an_older_one_that_was_not() -> None:
+def test_accepted_binding_is_preferred_over_older() -> None:
     at_work = a_binding("young", clusterID="c", created="2024-06-01T00:00:00Z", identity="one")
     assert validated_spec(at_work, [a_binding("old", clusterID="c")], {SYSTEM})
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3)), min_size=2, max_size=4))
-def test_whoever_is_asked_and_in_whatever_order_one_binding_may_stay(traits: list[tuple[bool, int]]) -> None:
+def test_preference_does_not_depend_on_order(traits: list[tuple[bool, int]]) -> None:
     bindings = [
         a_binding(f"b{number}", created=f"2024-01-0{day + 1}T00:00:00Z", identity="x" if accepted else None)
         for number, (accepted, day) in enumerate(traits)
@@ -76,15 +76,15 @@ def test_whoever_is_asked_and_in_whatever_order_one_binding_may_stay(traits: lis
     assert len(winners) == 1
 
 
-def test_a_secret_may_be_in_allowed_namespaces_only() -> None:
+def test_secret_must_be_in_an_allowed_namespace() -> None:
     binding = a_binding(secretRef={"name": "east", "namespace": "kube-system"})
-    fault = fault_of(binding)
+    fault = error_of(binding)
     assert (fault.reason, fault.condition) == ("SecretNamespaceNotAllowed", "Connected")
     assert "kube-system is not one of tapestry-system" in fault.message
     assert validated_spec(binding, [], {SYSTEM, "kube-system"})
 
 
-def identity_fault(binding: Object, identity: str, *others: Object) -> str:
+def identity_error(binding: Object, identity: str, *others: Object) -> str:
     try:
         check_identity(binding, identity, others)
     except BindingError as fault:
@@ -92,27 +92,27 @@ def identity_fault(binding: Object, identity: str, *others: Object) -> str:
     return ""
 
 
-def test_the_first_cluster_behind_a_binding_is_taken_on_trust() -> None:
-    assert identity_fault(a_binding(), "one") == ""
-    assert identity_fault(a_binding(identity="one"), "one") == ""
+def test_first_identity_is_accepted() -> None:
+    assert identity_error(a_binding(), "one") == ""
+    assert identity_error(a_binding(identity="one"), "one") == ""
 
 
-def test_another_cluster_needs_approval_by_its_name() -> None:
+def test_changed_identity_needs_approval() -> None:
     binding = a_binding(identity="one")
-    assert identity_fault(binding, "two") == "IdentityChanged"
+    assert identity_error(binding, "two") == "IdentityChanged"
     for approved, reason in (("two", ""), ("one", "IdentityChanged"), ("true", "IdentityChanged")):
         metadata = {**binding["metadata"], "annotations": {keys.APPROVE_IDENTITY: approved}}
-        assert identity_fault({**binding, "metadata": metadata}, "two") == reason
+        assert identity_error({**binding, "metadata": metadata}, "two") == reason
 
 
-def test_a_cluster_belongs_to_the_binding_that_is_pinned_to_it() -> None:
+def test_cluster_belongs_to_the_binding_with_its_identity() -> None:
     holder = a_binding("young", identity="one", created="2024-06-01T00:00:00Z")
-    assert identity_fault(a_binding("old"), "one", holder) == "DuplicateCluster"
-    assert identity_fault(holder, "one", a_binding("old")) == ""
+    assert identity_error(a_binding("old"), "one", holder) == "DuplicateCluster"
+    assert identity_error(holder, "one", a_binding("old")) == ""
 
 
-def test_of_two_that_are_pinned_to_one_cluster_the_older_goes_on() -> None:
+def test_older_binding_of_same_cluster_is_preferred() -> None:
     old = a_binding("old", identity="one")
     young = a_binding("young", identity="one", created="2024-06-01T00:00:00Z")
-    assert identity_fault(old, "one", young) == ""
-    assert identity_fault(young, "one", old) == "DuplicateCluster"
+    assert identity_error(old, "one", young) == ""
+    assert identity_error(young, "one", old) == "DuplicateCluster"

@@ -1,4 +1,4 @@
-"""A kubelet of virtual nodes."""
+"""The kubelet API of virtual nodes."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Who may call the kubelet of a virtual node, and for what."""
+"""Authorization of requests to the kubelet API of a virtual node."""
 
 import ssl
 from datetime import UTC, datetime
@@ -24,23 +24,23 @@ from .world import NODE, RIGHT, World
 
 
 @pytest.mark.parametrize(("who", "code"), [("", 401), ("made up", 401), ("guest's", 403), ("operator's", 200)])
-async def test_a_token_opens_what_its_user_has_the_right_to(world: World, who: str, code: int) -> None:
+async def test_token_is_authorized_by_its_user(world: World, who: str, code: int) -> None:
     assert (await world.ask(who=who))[0] == code
 
 
 @pytest.mark.parametrize(("user", "code"), [("operator", 200), ("guest", 403)])
-async def test_a_certificate_says_who_calls_and_not_that_they_may(world: World, user: str, code: int) -> None:
+async def test_client_certificate_authenticates_but_does_not_authorize(world: World, user: str, code: int) -> None:
     assert await world.ask_with(world.authority.client_certificate(user, ["a-group"])) == code
     assert world.reviews == [{"user": user, "groups": ["a-group"], "resourceAttributes": RIGHT}]
 
 
-async def test_a_certificate_of_somebody_elses_ends_the_connection(world: World) -> None:
+async def test_certificate_of_unknown_ca_ends_the_connection(world: World) -> None:
     with pytest.raises((aiohttp.ClientError, ssl.SSLError, ConnectionError)):
-        await world.ask_with(world.stranger.client_certificate("operator", []))
+        await world.ask_with(world.other_authority.client_certificate("operator", []))
     assert world.reviews == []
 
 
-async def test_it_takes_the_right_to_the_node_of_the_pod_and_to_all_nodes_where_there_is_no_such_pod(
+async def test_request_needs_permission_on_the_node(
     world: World,
 ) -> None:
     await world.ask()
@@ -50,23 +50,23 @@ async def test_it_takes_the_right_to_the_node_of_the_pod_and_to_all_nodes_where_
 
 
 @pytest.mark.parametrize("verb", ["exec", "attach", "portForward", "run"])
-async def test_what_is_not_served_says_so_to_those_who_may_ask(world: World, verb: str) -> None:
+async def test_unsupported_verbs_respond_not_implemented(world: World, verb: str) -> None:
     path = f"/{verb}/default/web" + ("" if verb == "portForward" else "/c?command=sh")
     code, text = await world.ask(path, method="POST")
-    assert (code, "serves logs and nothing else" in text) == (501, True)
+    assert (code, "serves only logs" in text) == (501, True)
     assert world.reviews[-1]["resourceAttributes"]["verb"] == "create"
     assert (await world.ask(path, who="guest's"))[0] == 403
 
 
-async def test_where_the_virtual_cluster_cannot_be_asked_nobody_gets_in(world: World) -> None:
+async def test_unreachable_virtual_cluster_denies_all_requests(world: World) -> None:
     world.refusal = Forbidden(403, "Forbidden", "the syncer may not ask")
-    assert await world.ask() == (503, "the API server cannot be asked who you are")
+    assert await world.ask() == (503, "the API server cannot authenticate the request now")
 
 
 # -- certificates
 
 
-async def test_clients_are_known_by_the_authorities_that_the_virtual_cluster_publishes(caplog: Any) -> None:
+async def test_client_cas_come_from_the_virtual_cluster(caplog: Any) -> None:
     api = InProcessApi([CONFIGMAPS], now=lambda: datetime.now(UTC))
     client = Client(api)
     assert await published_client_cas(client) == ""
@@ -77,23 +77,23 @@ async def test_clients_are_known_by_the_authorities_that_the_virtual_cluster_pub
     assert await published_client_cas(client) == "a CA"
 
 
-async def test_our_own_api_server_publishes_all_that_it_knows_clients_by(world: World, tmp_path: Path) -> None:
-    theirs, tls = world.stranger.certificate_pem(), Tls(client_ca=str(world.stranger.certificate_file))
+async def test_our_api_server_publishes_its_client_cas(world: World, tmp_path: Path) -> None:
+    theirs, tls = world.other_authority.certificate_pem(), Tls(client_ca=str(world.other_authority.certificate_file))
     config = ApiServerConfig(backend="memory", file_rootpath=str(tmp_path), secure_address="127.0.0.1:0", tls=tls)
     async with run_apiserver(config) as served:
         published = await published_client_cas(Client(InProcessTransport(served.server, APISERVER_USER)))
     assert published == CertificateAuthority(tmp_path / "pki").certificate_pem() + theirs
 
 
-async def test_a_certificate_of_its_own_is_used_and_an_authority_of_its_own_goes_before_the_published(
+async def test_configured_certificate_and_ca_win(
     world: World,
 ) -> None:
-    certificate, key = world.stranger.server_certificate(["127.0.0.1"])
-    theirs = str(world.stranger.certificate_file)
+    certificate, key = world.other_authority.server_certificate(["127.0.0.1"])
+    theirs = str(world.other_authority.certificate_file)
     tls = kubelet_tls("127.0.0.1", str(certificate), str(key), theirs, world.authority.certificate_pem())
     (known,) = tls.get_ca_certs()
     (other,) = kubelet_tls("127.0.0.1", "", "", theirs, world.authority.certificate_pem()).get_ca_certs()
-    assert known["serialNumber"] == other["serialNumber"] == serial_of(world.stranger)
+    assert known["serialNumber"] == other["serialNumber"] == serial_of(world.other_authority)
     assert kubelet_tls("127.0.0.1", "", "", "", "").verify_mode is ssl.CERT_NONE
 
 

@@ -1,4 +1,4 @@
-"""Logs of virtual pods: what is asked below, what comes of it, and who waits for whom."""
+"""Logs of virtual pods: requests to the physical cluster, errors and backpressure."""
 
 import asyncio
 from pathlib import Path
@@ -9,12 +9,12 @@ from aiohttp import web
 
 from tapestry.kube.errors import ApiError, BadRequest, Forbidden, Invalid, NotFound, ServerError, Unauthorized
 
-from .world import LOG, POD, TWIN, World, a_world, hang_up
+from .world import LOG, POD, TWIN, World, a_world, abort_connection
 
 MIB = 1 << 20
 
 
-async def test_the_log_of_a_pod_is_that_of_its_twin_with_the_same_options(world: World) -> None:
+async def test_log_of_pod_is_that_of_its_twin(world: World) -> None:
     options = {
         "follow": "true",
         "previous": "true",
@@ -28,10 +28,10 @@ async def test_the_log_of_a_pod_is_that_of_its_twin_with_the_same_options(world:
     query = "&".join(f"{name}={value}" for name, value in options.items())
     assert await world.ask(f"{LOG}?{query}&pretty=true") == (200, "one\ntwo\n")
     assert await world.ask("/containerLogs/default/web/first") == (200, "one\ntwo\n")
-    assert world.physical.asked == [{"container": "c", **options}, {"container": "first"}]
+    assert world.physical.queries == [{"container": "c", **options}, {"container": "first"}]
 
 
-async def test_a_log_that_is_followed_comes_as_it_is_written(world: World) -> None:
+async def test_followed_log_is_streamed(world: World) -> None:
     lines: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def writing(answer: web.StreamResponse, _: web.Request) -> None:
@@ -48,7 +48,7 @@ async def test_a_log_that_is_followed_comes_as_it_is_written(world: World) -> No
         assert await answer.content.read() == b""
 
 
-async def test_when_its_reader_leaves_nobody_reads_below_any_more(world: World) -> None:
+async def test_disconnected_client_ends_the_physical_stream(world: World) -> None:
     async def writing(answer: web.StreamResponse, _: web.Request) -> None:
         await answer.write(b"one\n")
         await asyncio.Event().wait()
@@ -61,7 +61,7 @@ async def test_when_its_reader_leaves_nobody_reads_below_any_more(world: World) 
         await world.physical.ended.wait()
 
 
-async def test_whoever_writes_waits_for_a_slow_reader(world: World) -> None:
+async def test_slow_reader_slows_the_writer(world: World) -> None:
     written = 0
 
     async def writing(answer: web.StreamResponse, _: web.Request) -> None:
@@ -77,10 +77,10 @@ async def test_whoever_writes_waits_for_a_slow_reader(world: World) -> None:
             read += len(chunk)
             ahead = max(ahead, written - read)
     assert read == 64 * MIB
-    assert ahead < 16 * MIB  # what the buffers on the way hold
+    assert ahead < 16 * MIB  # the capacity of the buffers in between
 
 
-async def test_only_so_many_logs_are_read_at_once(tmp_path: Path) -> None:
+async def test_concurrent_logs_are_limited(tmp_path: Path) -> None:
     go = asyncio.Event()
 
     async def writing(answer: web.StreamResponse, _: web.Request) -> None:
@@ -92,41 +92,41 @@ async def test_only_so_many_logs_are_read_at_once(tmp_path: Path) -> None:
         async with world.asking(f"{LOG}?follow=true") as answer:
             await answer.content.readline()
             code, text = await world.ask()
-            assert (code, "try again when one has ended" in text) == (429, True)
+            assert (code, "try again later" in text) == (429, True)
             go.set()
             await answer.content.read()
         assert (await world.ask())[0] == 200
 
 
-async def test_a_log_that_breaks_off_below_is_not_taken_for_complete(world: World) -> None:
+async def test_interrupted_log_is_not_complete(world: World) -> None:
     async def writing(answer: web.StreamResponse, request: web.Request) -> None:
         await answer.write(b"one\n")
-        hang_up(request)
+        abort_connection(request)
 
     world.physical.writing = writing
     with pytest.raises(aiohttp.ClientPayloadError):
         await world.ask()
 
 
-# -- where there is no log
+# -- errors
 
 
-async def test_of_what_is_not_there_a_kubelet_says_so(world: World) -> None:
+async def test_missing_pod_or_container_is_not_found(world: World) -> None:
     assert await world.ask("/containerLogs/default/web/none") == (404, 'container "none" not found in pod "web"')
     assert await world.ask("/containerLogs/default/none/c") == (404, 'pod "none" does not exist')
     assert await world.ask("/containerLogs/other/web/c") == (404, 'pod "web" does not exist')
-    assert world.physical.asked == []
+    assert world.physical.queries == []
 
 
-async def test_rule_1_a_pod_without_a_twin_of_its_own_has_no_log_and_nobody_is_asked_for_one(world: World) -> None:
+async def test_rule_1_pod_without_own_twin_has_no_log(world: World) -> None:
     world.twin = None
     code, text = await world.ask()
     assert (code, "`tapestry explain pod default/web`" in text) == (400, True)
-    assert world.physical.asked == []
+    assert world.physical.queries == []
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "words"),
+    ("error", "code", "message"),
     [
         (
             BadRequest(400, "BadRequest", f'container "c" in pod "{TWIN}" is waiting to start'),
@@ -137,23 +137,25 @@ async def test_rule_1_a_pod_without_a_twin_of_its_own_has_no_log_and_nobody_is_a
         (NotFound(404, "NotFound", "pods not found"), 400, "tapestry explain pod default/web"),
         (Forbidden(403, "Forbidden", "no"), 500, "grant it `get pods/log` in namespace leased"),
         (Unauthorized(401, "Unauthorized", "no"), 500, "tapestry doctor"),
-        (ServerError(500, "InternalError", "dial tcp: timeout"), 500, "the physical cluster says: dial tcp: timeout"),
-        (ServerError(500, "InternalError", "x" * 9999), 500, "the physical cluster says: xxx"),
+        (
+            ServerError(500, "InternalError", "dial tcp: timeout"),
+            500,
+            "the physical cluster reports: dial tcp: timeout",
+        ),
+        (ServerError(500, "InternalError", "x" * 9999), 500, "the physical cluster reports: xxx"),
     ],
 )
-async def test_what_is_refused_below_is_told_in_words_that_reach_people(
-    world: World, error: ApiError, code: int, words: str
-) -> None:
+async def test_physical_errors_are_translated_for_users(world: World, error: ApiError, code: int, message: str) -> None:
     world.physical.refusal = error
     status, text = await world.ask()
-    assert (status, words in text) == (code, True), text
+    assert (status, message in text) == (code, True), text
     assert TWIN not in text
     assert len(text) < 4200
 
 
-async def test_silence_below_is_told_without_telling_where(world: World) -> None:
+async def test_unreachable_error_does_not_reveal_the_address(world: World) -> None:
     world.physical.is_mute = True
     code, text = await world.ask()
     assert code == 500
-    assert "the physical cluster behind node vnode-east-n1 does not answer" in text
+    assert "the physical cluster of node vnode-east-n1 is unreachable" in text
     assert "127.0.0.1" not in text

@@ -1,4 +1,4 @@
-"""A virtual node with one pod, the kubelet that answers for it, and a physical API server that does as it is told."""
+"""A virtual node with one pod, its kubelet API, and a scripted physical API server."""
 
 import asyncio
 import ssl
@@ -43,29 +43,29 @@ async def two_lines(answer: web.StreamResponse, _: web.Request) -> None:
     await answer.write(b"one\ntwo\n")
 
 
-def hang_up(request: web.BaseRequest) -> None:
-    """End the connection without another word."""
+def abort_connection(request: web.BaseRequest) -> None:
+    """Close the connection without a response."""
     assert request.transport is not None
     request.transport.abort()
 
 
 @dataclass
 class Physical:
-    """The physical API server, as far as it has logs: those of one twin."""
+    """The log endpoint of the physical API server, for one twin."""
 
     writing: Writing = two_lines
     refusal: ApiError | None = None
     is_mute: bool = False
-    asked: list[dict[str, str]] = field(default_factory=list)
+    queries: list[dict[str, str]] = field(default_factory=list)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    """Nobody reads any more."""
+    """Set when the client disconnected."""
 
     async def log(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append(dict(request.query))
+        self.queries.append(dict(request.query))
         if self.refusal is not None:
             return web.json_response(self.refusal.status(), status=self.refusal.code)
         if self.is_mute:
-            hang_up(request)
+            abort_connection(request)
         answer = web.StreamResponse()
         await answer.prepare(request)
         try:
@@ -77,18 +77,18 @@ class Physical:
 
 @dataclass
 class World:
-    """Who is asked for what, and what comes of it; the operator may call `NODE`, and nobody else."""
+    """Requests and their results.  Only the operator may call `NODE`."""
 
     authority: CertificateAuthority
-    stranger: CertificateAuthority
+    other_authority: CertificateAuthority
     physical: Physical
     url: str = ""
     pods: dict[str, Object] = field(default_factory=dict)
     twin: Object | None = field(default_factory=lambda: {"metadata": {"name": TWIN, "namespace": MOUNT}})
     reviews: list[Object] = field(default_factory=list)
-    """What the virtual API server was asked about users."""
+    """Reviews that the virtual API server received."""
     refusal: ApiError | None = None
-    """What it says instead of an answer."""
+    """Error that it raises instead of responding."""
 
     def review(self, review: Object) -> Object:
         if self.refusal is not None:
@@ -101,7 +101,7 @@ class World:
         return {"allowed": spec["user"] == "operator" and spec["resourceAttributes"]["name"] in (NODE, "")}
 
     async def ask(self, path: str = LOG, who: str = "operator's", method: str = "GET") -> tuple[int, str]:
-        """What the kubelet answers to somebody with a token, or with nothing."""
+        """Return the kubelet's response to a request with a token, or without one."""
         async with self.asking(path, who, method) as answer:
             return answer.status, await answer.text()
 

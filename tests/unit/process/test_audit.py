@@ -25,7 +25,7 @@ def dropped() -> float:
     return REGISTRY.get_sample_value("tapestry_audit_dropped_total") or 0.0
 
 
-def test_a_record_is_one_line_that_says_who_did_what_and_what_came_of_it(tmp_path: Path) -> None:
+def test_record_is_one_line_with_request_and_result(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     with AuditLog(str(path)) as audit:
         audit.record(
@@ -58,12 +58,12 @@ def test_a_record_is_one_line_that_says_who_did_what_and_what_came_of_it(tmp_pat
     ]
 
 
-def test_a_record_has_the_time_it_was_made() -> None:
+def test_record_has_its_creation_time() -> None:
     before = datetime.now(UTC)
     assert before <= a_write().time <= datetime.now(UTC)
 
 
-def test_closing_writes_out_everything_in_order(tmp_path: Path) -> None:
+def test_close_writes_everything_in_order(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     with AuditLog(str(path)) as audit:
         for number in range(1000):
@@ -71,7 +71,7 @@ def test_closing_writes_out_everything_in_order(tmp_path: Path) -> None:
     assert names(path) == [str(number) for number in range(1000)]
 
 
-def test_records_are_written_out_before_anyone_asks(tmp_path: Path) -> None:
+def test_records_are_written_in_the_background(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -79,10 +79,10 @@ def test_records_are_written_out_before_anyone_asks(tmp_path: Path) -> None:
         os.set_blocking(reader, True)
         for name in ("a", "b"):
             audit.record(a_write(name))
-            assert json.loads(pipe.readline())["name"] == name  # waits for the thread
+            assert json.loads(pipe.readline())["name"] == name  # blocks until the thread writes
 
 
-def test_a_file_is_appended_to_and_a_new_one_is_for_its_owner_only(tmp_path: Path) -> None:
+def test_file_is_appended_and_private(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     for name in ("first", "second"):
         with AuditLog(str(path)) as audit:
@@ -91,7 +91,7 @@ def test_a_file_is_appended_to_and_a_new_one_is_for_its_owner_only(tmp_path: Pat
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_file_that_is_moved_away_is_begun_anew(tmp_path: Path) -> None:
+def test_renamed_file_is_recreated(tmp_path: Path) -> None:
     path, old = tmp_path / "audit.log", tmp_path / "audit.log.1"
     with AuditLog(str(path)) as audit:
         audit.record(a_write("before"))
@@ -106,7 +106,7 @@ def test_a_file_that_is_moved_away_is_begun_anew(tmp_path: Path) -> None:
     assert (names(old), names(path)) == (["after"], ["replaced"])
 
 
-def test_a_file_that_is_truncated_goes_on_from_its_start(tmp_path: Path) -> None:
+def test_truncated_file_continues_at_its_start(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     with AuditLog(str(path)) as audit:
         audit.record(a_write("before"))
@@ -116,7 +116,7 @@ def test_a_file_that_is_truncated_goes_on_from_its_start(tmp_path: Path) -> None
     assert names(path) == ["after"]
 
 
-def test_a_full_buffer_drops_what_comes_and_counts_it(tmp_path: Path) -> None:
+def test_full_buffer_drops_and_counts_records(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -124,7 +124,7 @@ def test_a_full_buffer_drops_what_comes_and_counts_it(tmp_path: Path) -> None:
     with os.fdopen(reader, "rb") as pipe:
         os.set_blocking(reader, True)
         with AuditLog(str(path), capacity=3) as audit:
-            audit.record(a_write("x" * 200_000))  # more than a pipe holds: the thread waits for us to read
+            audit.record(a_write("x" * 200_000))  # more than a pipe holds: the thread blocks until we read
             assert pipe.read(1) == b"{"
             for name in "abcde":
                 audit.record(a_write(name))
@@ -134,7 +134,7 @@ def test_a_full_buffer_drops_what_comes_and_counts_it(tmp_path: Path) -> None:
         assert pipe.read() == b""
 
 
-def test_what_comes_after_the_end_is_dropped_and_counted(tmp_path: Path) -> None:
+def test_records_after_close_are_dropped_and_counted(tmp_path: Path) -> None:
     audit = AuditLog(str(tmp_path / "audit.log"))
     audit.close()
     before = dropped()
@@ -144,7 +144,7 @@ def test_what_comes_after_the_end_is_dropped_and_counted(tmp_path: Path) -> None
     assert names(tmp_path / "audit.log") == []
 
 
-def test_a_full_disk_loses_records_and_not_the_process(caplog: pytest.LogCaptureFixture) -> None:
+def test_full_disk_loses_records_but_not_the_process(caplog: pytest.LogCaptureFixture) -> None:
     before = dropped()
     with AuditLog("/dev/full") as audit:
         audit.record(a_write())
@@ -152,10 +152,10 @@ def test_a_full_disk_loses_records_and_not_the_process(caplog: pytest.LogCapture
             audit.flush()
         audit.record(a_write())
     assert dropped() - before == 2
-    assert [record.getMessage() for record in caplog.records] == ["audit cannot be written"]
+    assert [record.getMessage() for record in caplog.records] == ["audit log write failed"]
 
 
-def test_what_a_file_refused_is_written_once_it_takes_it_again(tmp_path: Path) -> None:
+def test_failed_write_is_repeated_later(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     path.symlink_to("/dev/full")
     with AuditLog(str(path)) as audit:
@@ -167,12 +167,12 @@ def test_what_a_file_refused_is_written_once_it_takes_it_again(tmp_path: Path) -
     assert names(path) == ["kept", "next"]
 
 
-def test_a_file_that_refused_is_tried_again_without_a_new_record(tmp_path: Path) -> None:
+def test_failed_write_is_repeated_without_a_new_record(tmp_path: Path) -> None:
     path, pipe_path = tmp_path / "audit.log", tmp_path / "pipe"
     path.symlink_to("/dev/full")
     os.mkfifo(pipe_path)
-    reader = os.open(pipe_path, os.O_RDWR)  # with a writer of our own: without any a pipe would be at its end
-    refused = Told()
+    reader = os.open(pipe_path, os.O_RDWR)  # keep a writer open: without one, the pipe would be at its end
+    refused = LogSignal()
     logging.getLogger("tapestry.audit").addHandler(refused)
     try:
         with AuditLog(str(path)) as audit, os.fdopen(reader, "rb") as pipe:
@@ -184,8 +184,8 @@ def test_a_file_that_refused_is_tried_again_without_a_new_record(tmp_path: Path)
         logging.getLogger("tapestry.audit").removeHandler(refused)
 
 
-class Told(logging.Handler):
-    """Says that something was logged."""
+class LogSignal(logging.Handler):
+    """Sets an event when something is logged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,19 +195,19 @@ class Told(logging.Handler):
         self.event.set()
 
 
-def test_a_path_that_cannot_be_opened_is_refused_at_once(tmp_path: Path) -> None:
+def test_invalid_path_is_rejected_at_once(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         AuditLog(str(tmp_path / "missing" / "audit.log"))
 
 
-def test_a_dash_is_stderr_which_stays_open(capfd: pytest.CaptureFixture[str]) -> None:
+def test_dash_is_stderr_and_stays_open(capfd: pytest.CaptureFixture[str]) -> None:
     for name in ("a", "b"):
         with AuditLog("-") as audit:
             audit.record(a_write(name))
     assert [json.loads(line)["name"] for line in capfd.readouterr().err.splitlines()] == ["a", "b"]
 
 
-def test_a_file_that_has_grown_is_moved_away_and_so_many_are_kept(tmp_path: Path) -> None:
+def test_large_file_is_rotated_with_backups(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     beside = tmp_path / "audit.log.old"
     beside.write_text("somebody's own")
@@ -220,7 +220,7 @@ def test_a_file_that_has_grown_is_moved_away_and_so_many_are_kept(tmp_path: Path
     assert beside.read_text() == "somebody's own"
 
 
-def test_records_that_would_take_too_much_memory_are_dropped_and_counted(tmp_path: Path) -> None:
+def test_records_beyond_memory_limit_are_dropped(tmp_path: Path) -> None:
     before = dropped()
     path = tmp_path / "audit.log"
     with AuditLog(str(path)) as audit:

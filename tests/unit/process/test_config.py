@@ -60,11 +60,11 @@ def configured(
     return load_config(App, file=file, environ=environ or {}, flags={"binding": "east", **(flags or {})})
 
 
-def test_what_is_not_said_has_its_default() -> None:
+def test_unset_values_have_defaults() -> None:
     assert configured() == App(binding="east")
 
 
-def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+def test_flags_win_over_environment_and_file(tmp_path: Path) -> None:
     text = "workers: 1\nformat: json\nleaderElection: {enabled: false, leaseSeconds: 20, renewSeconds: 5}"
     environ = {"TAPESTRY_LEADER_ELECTION_LEASE_SECONDS": "21", "TAPESTRY_LEADER_ELECTION_RENEW_SECONDS": "6"}
     found = configured(tmp_path, text, environ, {"leaderElection.renewSeconds": 7, "workers": None})
@@ -76,30 +76,30 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
     )
 
 
-def test_flags_may_be_nested_and_none_is_not_given() -> None:
+def test_flags_may_be_nested_and_none_is_ignored() -> None:
     found = configured(flags={"leaderElection": {"enabled": False, "leaseSeconds": None}, "tls": None})
     assert found.leader_election == Election(enabled=False, lease_seconds=30)
 
 
-def test_the_rest_of_a_section_keeps_the_default_of_the_section_and_not_of_its_type() -> None:
+def test_partial_section_keeps_its_section_default() -> None:
     assert configured(flags={"leaderElection.enabled": False}).leader_election.lease_seconds == 30
 
 
-def test_an_optional_section_exists_once_something_in_it_is_said() -> None:
+def test_optional_section_exists_once_set() -> None:
     assert configured().tls is None
     found = configured(environ={"TAPESTRY_TLS_CERT_FILE": "a.crt", "TAPESTRY_TLS_KEY_FILE": "a.key"})
     assert found.tls == TLS(cert_file="a.crt", key_file="a.key")
 
 
-def test_an_empty_file_and_an_empty_section_say_nothing(tmp_path: Path) -> None:
+def test_empty_file_and_section_set_nothing(tmp_path: Path) -> None:
     assert configured(tmp_path, "") == configured(tmp_path, "leaderElection:\ntls:\n") == App(binding="east")
 
 
-def test_a_null_is_a_value_where_the_setting_allows_it(tmp_path: Path) -> None:
+def test_null_is_a_value_if_allowed(tmp_path: Path) -> None:
     assert configured(tmp_path, "address: null").address is None
 
 
-def test_the_environment_is_text_and_reads_as_the_type_asks() -> None:
+def test_environment_values_are_converted_by_type() -> None:
     found = configured(
         environ={
             "TAPESTRY_WORKERS": "8",
@@ -116,7 +116,7 @@ def test_the_environment_is_text_and_reads_as_the_type_asks() -> None:
     assert (found.colour, found.address) == (Colour.BLUE, "")
 
 
-def test_other_variables_of_the_environment_are_left_alone() -> None:
+def test_unrelated_variables_are_ignored() -> None:
     environ = {"PATH": "/bin", "TAPESTRY_APISERVER_SERVICE_HOST": "10.0.0.1", "TAPESTRY_CONSOLE_PORT": "tcp://x:1"}
     assert configured(environ=environ) == App(binding="east")
 
@@ -142,7 +142,7 @@ def test_other_variables_of_the_environment_are_left_alone() -> None:
         ("a: b: c", "line 1: mapping values are not allowed here"),
     ],
 )
-def test_an_error_names_the_file_the_path_and_what_was_found(tmp_path: Path, text: str, wanted: str) -> None:
+def test_file_error_names_path_and_value(tmp_path: Path, text: str, wanted: str) -> None:
     with pytest.raises(ConfigError) as caught:
         configured(tmp_path, text)
     assert str(caught.value).startswith(f"{tmp_path / 'config.yaml'}: {wanted}")
@@ -160,37 +160,37 @@ def test_an_error_names_the_file_the_path_and_what_was_found(tmp_path: Path, tex
         ),
     ],
 )
-def test_an_error_in_the_environment_names_the_variable(environ: dict[str, str], wanted: str) -> None:
+def test_environment_error_names_the_variable(environ: dict[str, str], wanted: str) -> None:
     with pytest.raises(ConfigError) as caught:
         configured(environ=environ)
     assert str(caught.value) == wanted
 
 
-def test_an_error_on_the_command_line_says_so() -> None:
+def test_command_line_error_names_its_source() -> None:
     with pytest.raises(ConfigError, match=r"^command line: workers: expected a whole number, got '8'$"):
         configured(flags={"workers": "8"})
     with pytest.raises(ConfigError, match=r"^command line: workres: unknown; did you mean workers\?$"):
         configured(flags={"workres": 8})
 
 
-def test_a_required_setting_says_where_it_can_be_set() -> None:
+def test_required_setting_error_names_all_sources() -> None:
     with pytest.raises(ConfigError, match=r"^binding: required; .* TAPESTRY_BINDING "):
         load_config(App, file=None, environ={}, flags={})
     with pytest.raises(ConfigError, match=r"^tls.keyFile: required; .* TAPESTRY_TLS_KEY_FILE "):
         configured(flags={"tls.certFile": "a.crt"})
 
 
-def test_a_rule_between_fields_is_checked_on_what_all_sources_say_together(tmp_path: Path) -> None:
+def test_rules_are_checked_after_merging_sources(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^leaderElection: renewSeconds: 25.0 must be under leaseSeconds, 20.0$"):
         configured(tmp_path, "leaderElection: {leaseSeconds: 20}", flags={"leaderElection.renewSeconds": 25})
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing.yaml: cannot be read: No such file"):
         load_config(App, file=tmp_path / "missing.yaml", environ={}, flags={})
 
 
-def test_rule_7_an_error_does_not_quote_a_secret(tmp_path: Path) -> None:
+def test_rule_7_error_does_not_quote_a_secret(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         configured(tmp_path, "workers: {token: abcdef}")
     assert "abcdef" not in str(caught.value)
@@ -199,7 +199,7 @@ def test_rule_7_an_error_does_not_quote_a_secret(tmp_path: Path) -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_two_settings_may_not_share_a_variable() -> None:
+def test_settings_may_not_share_a_variable() -> None:
     class Inner(Section, frozen=True):
         enabled: bool = True
 
@@ -212,7 +212,7 @@ def test_two_settings_may_not_share_a_variable() -> None:
 
 
 @given(workers=st.integers(-(2**40), 2**40), enabled=st.booleans(), lease=st.floats(11, 1e9))
-def test_a_value_means_the_same_from_every_source(workers: int, enabled: bool, lease: float) -> None:
+def test_all_sources_give_equal_values(workers: int, enabled: bool, lease: float) -> None:
     flags = {"workers": workers, "leaderElection": {"enabled": enabled, "leaseSeconds": lease}}
     environ = {
         "TAPESTRY_WORKERS": str(workers),

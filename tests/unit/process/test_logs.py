@@ -55,7 +55,7 @@ def human_text(act: Callable[[], object]) -> str:
     return stream.getvalue()
 
 
-def test_a_line_has_the_phrase_and_the_values_as_keys() -> None:
+def test_line_has_message_and_values() -> None:
     found = line("reconciled", kind="Pod", name="web-0", seconds=0.004, ready=True, gone=None)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", found.pop("time"))
     assert found == {
@@ -70,19 +70,19 @@ def test_a_line_has_the_phrase_and_the_values_as_keys() -> None:
     }
 
 
-def test_a_timestamp_is_utc_with_milliseconds() -> None:
+def test_timestamp_is_utc_with_milliseconds() -> None:
     assert logs.timestamp(0) == "1970-01-01T00:00:00.000Z"
     assert logs.timestamp(1767225599.0625) == "2025-12-31T23:59:59.062Z"
 
 
-def test_a_value_may_have_any_name_and_hides_nothing() -> None:
+def test_value_may_have_any_name() -> None:
     found = line("seen", message="m", level="l", args=1, exc_info=2, name="n", msg=3)
     assert (found["message"], found["message_"]) == ("seen", "m")
     assert (found["level"], found["level_"]) == ("info", "l")
     assert (found["args"], found["exc_info"], found["name"], found["msg"]) == (1, 2, "n", 3)
 
 
-def test_what_is_bound_is_in_every_line_of_the_block_and_the_innermost_counts() -> None:
+def test_context_applies_to_block_and_inner_wins() -> None:
     def act() -> None:
         with logs.log_context(controller="pods", key="a"):
             with logs.log_context(key="b"):
@@ -96,7 +96,7 @@ def test_what_is_bound_is_in_every_line_of_the_block_and_the_innermost_counts() 
     assert [entry.get("controller") for entry in found] == ["pods", "pods", "pods", None]
 
 
-async def test_tasks_take_along_what_was_bound_where_they_started() -> None:
+async def test_tasks_inherit_the_context() -> None:
     stream = io.StringIO()
     logs.configure("info", "json", stream)
 
@@ -115,7 +115,7 @@ async def test_tasks_take_along_what_was_bound_where_they_started() -> None:
     assert sorted((entry["controller"], entry["key"]) for entry in found) == [("pods", "a"), ("pods", "b")]
 
 
-def test_below_the_level_nothing_is_written() -> None:
+def test_lower_levels_are_not_written() -> None:
     def act() -> None:
         log.debug("quiet")
         log.warning("loud")
@@ -124,12 +124,12 @@ def test_below_the_level_nothing_is_written() -> None:
     assert [entry["message"] for entry in lines(act, level="debug")] == ["quiet", "loud"]
 
 
-def test_records_of_other_packages_come_out_the_same() -> None:
+def test_other_packages_log_in_the_same_format() -> None:
     (found,) = lines(lambda: logging.getLogger("other").warning("%s of %d", "three", 5))
     assert (found["logger"], found["level"], found["message"]) == ("other", "warning", "three of 5")
 
 
-def test_an_exception_is_one_line_with_its_traceback_in_a_field() -> None:
+def test_exception_is_one_line_with_traceback_field() -> None:
     def act() -> None:
         try:
             try:
@@ -146,13 +146,13 @@ def test_an_exception_is_one_line_with_its_traceback_in_a_field() -> None:
     assert "direct cause" in found["traceback"]
 
 
-def test_an_error_given_as_a_value_is_its_class_and_message() -> None:
+def test_error_value_is_class_and_message() -> None:
     error = NotFound(404, "NotFound", "pods web-0 not found")
     assert line(error=error)["error"] == "NotFound: 404 NotFound: pods web-0 not found"
     assert line(error=TimeoutError())["error"] == "TimeoutError"
 
 
-def test_a_kubernetes_object_is_logged_by_name_and_never_by_content() -> None:
+def test_kubernetes_object_is_logged_by_name_only() -> None:
     secret = {"kind": "Secret", "metadata": {"namespace": "default", "name": "db"}, "data": {"pw": "aHVudGVyMg=="}}
     assert line(object=secret)["object"] == "Secret default/db"
     assert line(objects=[{"kind": "Node", "metadata": {"name": "a"}}])["objects"] == ["Node a"]
@@ -169,12 +169,12 @@ def test_any_value_can_be_logged() -> None:
     assert (found["e"], found["f"], found["g"]) == ("x", None, [1, "x"])
 
 
-def test_text_that_is_not_unicode_is_still_logged() -> None:
+def test_non_unicode_text_is_logged() -> None:
     found = line(file="\udcff.yaml", nested=[{"\udcff": 1}])
     assert (found["file"], found["nested"]) == ("\\udcff.yaml", [{"\\udcff": 1}])
 
 
-def test_the_format_follows_the_stream() -> None:
+def test_format_follows_the_stream() -> None:
     terminal, pipe = Terminal(), io.StringIO()
     logs.configure("info", "auto", terminal)
     log.info("seen", name="web-0")
@@ -184,12 +184,12 @@ def test_the_format_follows_the_stream() -> None:
     assert json.loads(pipe.getvalue())["name"] == "web-0"
 
 
-def test_people_get_quotes_where_text_needs_them_and_no_control_characters() -> None:
+def test_human_format_quotes_text_and_escapes_control_characters() -> None:
     text = human_text(lambda: log.info("seen", a="two words", b="", c="x=1", d="\x1b[31mred", e=[1], f="café"))
     assert text.endswith('seen a="two words" b="" c="x=1" d=\\x1b[31mred e=[1] f=café\n')
 
 
-def test_people_get_the_traceback_below_the_line() -> None:
+def test_human_format_has_traceback_after_the_line() -> None:
     def act() -> None:
         try:
             raise RuntimeError("broken\x1b[2J")
@@ -202,7 +202,7 @@ def test_people_get_the_traceback_below_the_line() -> None:
     assert rest[-1] == "RuntimeError: broken\\x1b[2J"
 
 
-async def test_signals_turn_debug_on_and_go_back_to_the_configured_level() -> None:
+async def test_signals_change_and_restore_the_level() -> None:
     loop, root = asyncio.get_running_loop(), logging.getLogger()
     logs.configure("warning", "json", io.StringIO())
     logs.install_level_signals(loop)
@@ -217,7 +217,7 @@ async def test_signals_turn_debug_on_and_go_back_to_the_configured_level() -> No
 
 
 async def level_after(number: signal.Signals, loop: asyncio.AbstractEventLoop) -> int:
-    """The level once the loop has seen the signal: signals are delivered in order, so one of our own comes after it."""
+    """Return the level after a signal.  Signals are delivered in order, so wait for one of our own."""
     seen = asyncio.Event()
     loop.add_signal_handler(signal.SIGWINCH, seen.set)
     os.kill(os.getpid(), number)
@@ -247,7 +247,7 @@ async def level_after(number: signal.Signals, loop: asyncio.AbstractEventLoop) -
         ("https://user:hunter2@example.com/x", "https://user:[redacted]@example.com/x"),
     ],
 )
-def test_rule_7_secrets_are_masked_and_the_rest_is_kept(text: str, wanted: str) -> None:
+def test_rule_7_secrets_are_masked(text: str, wanted: str) -> None:
     assert logs.redacted(text) == wanted
     assert logs.redacted(wanted) == wanted
 
@@ -263,11 +263,11 @@ def test_rule_7_secrets_are_masked_and_the_rest_is_kept(text: str, wanted: str) 
         "-----BEGIN CERTIFICATE-----\nTUlJ\n-----END CERTIFICATE-----",
     ],
 )
-def test_what_is_no_secret_is_left_alone(text: str) -> None:
+def test_other_text_is_not_masked(text: str) -> None:
     assert logs.redacted(text) == text
 
 
-def test_rule_7_a_long_text_of_near_misses_is_masked_all_the_same() -> None:
+def test_rule_7_long_text_of_near_misses_is_masked() -> None:
     near_misses = "token-eyJ-bearer " * 100_000
     assert logs.redacted(f"{near_misses}token=abc").endswith("token=[redacted]")
 
@@ -277,7 +277,7 @@ PARTS = ("RSUzI1NiJ9", "c2lnbmF0", "TUlJRW93", "abcdefgh1234", "hunter2", "q w e
 
 
 @given(before=st.text(max_size=20).map(lambda text: f"{text} "), secret=SECRETS, human=st.booleans())
-def test_rule_7_no_secret_reaches_a_line_whichever_way_it_comes(before: str, secret: str, human: bool) -> None:
+def test_rule_7_no_secret_reaches_a_line(before: str, secret: str, human: bool) -> None:
     text = before + secret
     stream = io.StringIO()
     logs.configure("info", "human" if human else "json", stream)

@@ -43,12 +43,12 @@ async def get(
         ("0", None),
     ],
 )
-def test_an_address_is_a_host_and_a_port_or_nowhere(text: str, wanted: Address | None) -> None:
+def test_address_is_parsed(text: str, wanted: Address | None) -> None:
     assert parse_address(text) == wanted
 
 
 @pytest.mark.parametrize("text", ["8080", "localhost", "host:", "host:x", "host:-1", "host:65536", "::1:80", "host:²"])
-def test_an_address_that_is_none_is_refused_with_what_would_do(text: str) -> None:
+def test_invalid_address_error_shows_valid_forms(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected HOST:PORT, \[IPV6\]:PORT or :PORT"):
         parse_address(text)
 
@@ -56,28 +56,28 @@ def test_an_address_that_is_none_is_refused_with_what_would_do(text: str) -> Non
 @given(
     host=st.sampled_from(["", "0.0.0.0", "10.1.2.3", "::", "fe80::1", "node-1.example.com"]), port=st.integers(0, 65535)
 )
-def test_an_address_reads_back_as_it_was_written(host: str, port: int) -> None:
+def test_address_round_trips(host: str, port: int) -> None:
     assert parse_address(str(Address(host, port))) == Address(host, port)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
-def test_loopback_is_known_by_address_and_by_name(host: str) -> None:
+def test_loopback_is_recognized_by_address_and_name(host: str) -> None:
     assert Address(host, 80).is_loopback
 
 
 @pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "10.0.0.1", "localhost.example.com"])
-def test_nothing_else_counts_as_loopback(host: str) -> None:
+def test_other_hosts_are_not_loopback(host: str) -> None:
     assert not Address(host, 80).is_loopback
 
 
-async def test_probes_say_ok_when_there_is_nothing_to_say() -> None:
+async def test_probes_without_checks_are_ok() -> None:
     async with serve_health("127.0.0.1:0", alive={}, ready={}) as at:
         assert await get(f"http://{at}/healthz") == (200, "ok")
         assert await get(f"http://{at}/readyz") == (200, "ok")
         assert (await get(f"http://{at}/"))[0] == 404
 
 
-async def test_a_failing_check_is_not_ok_and_its_reason_stays_inside(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_check_is_logged_but_not_shown(caplog: pytest.LogCaptureFixture) -> None:
     wrong = {"caches": "pods are not synced"}
     ready = {"caches": lambda: wrong.get("caches")}
     async with serve_health("127.0.0.1:0", alive={}, ready=ready) as at:
@@ -86,11 +86,11 @@ async def test_a_failing_check_is_not_ok_and_its_reason_stays_inside(caplog: pyt
         assert await get(f"http://{at}/readyz") == (503, "not ok")
         wrong.clear()
         assert await get(f"http://{at}/readyz") == (200, "ok")
-    (record,) = [record for record in caplog.records if record.getMessage() == "probe fails"]
+    (record,) = [record for record in caplog.records if record.getMessage() == "probe failed"]
     assert vars(record)["values"] == {"probe": "readyz", "checks": {"caches": "pods are not synced"}}
 
 
-async def test_checks_may_come_and_go_while_probes_are_served() -> None:
+async def test_checks_may_change_while_serving() -> None:
     alive: dict[str, probes.Check] = {}
     async with serve_health("127.0.0.1:0", alive=alive, ready={}) as at:
         alive["loop"] = lambda: "stuck"
@@ -99,7 +99,7 @@ async def test_checks_may_come_and_go_while_probes_are_served() -> None:
         assert await get(f"http://{at}/healthz") == (200, "ok")
 
 
-async def test_a_check_that_raises_has_failed() -> None:
+async def test_check_that_raises_has_failed() -> None:
     def broken() -> str | None:
         raise LookupError("no such thing")
 
@@ -107,19 +107,19 @@ async def test_a_check_that_raises_has_failed() -> None:
         assert await get(f"http://{at}/healthz") == (503, "not ok")
 
 
-async def test_nowhere_serves_nothing() -> None:
+async def test_empty_address_serves_nothing() -> None:
     async with serve_health("0", alive={}, ready={}) as health, serve_metrics("", authorize=None) as metrics:
         assert (health, metrics) == (None, None)
 
 
-async def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
+async def test_port_in_use_error_names_the_port() -> None:
     async with serve_health("127.0.0.1:0", alive={}, ready={}) as at:
         with pytest.raises(OSError, match=f"in use.*{at and at.port}"):
             async with serve_health(str(at), alive={}, ready={}):
                 pass
 
 
-async def test_every_interface_is_one_port_for_both_families() -> None:
+async def test_all_interfaces_use_one_port() -> None:
     async with serve_health(":0", alive={}, ready={}) as at:
         assert at is not None
         assert at.port != 0
@@ -128,7 +128,7 @@ async def test_every_interface_is_one_port_for_both_families() -> None:
             assert await get(f"http://[::1]:{at.port}/healthz") == (200, "ok")
 
 
-async def test_an_idle_connection_does_not_hold_up_the_end() -> None:
+async def test_idle_connection_does_not_delay_shutdown() -> None:
     async with contextlib.AsyncExitStack() as stack:
         at = await stack.enter_async_context(serve_health("127.0.0.1:0", alive={}, ready={}))
         assert at is not None
@@ -144,9 +144,7 @@ async def test_an_idle_connection_does_not_hold_up_the_end() -> None:
 
 
 @pytest.mark.parametrize("turns", range(6))
-async def test_a_client_that_comes_as_a_listener_goes_is_not_left_hanging(
-    turns: int, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_client_connecting_during_shutdown_does_not_hang(turns: int, caplog: pytest.LogCaptureFixture) -> None:
     async with serve_health("127.0.0.1:0", alive={}, ready={}) as at:
         assert at is not None
         client = socket.create_connection((at.host, at.port), timeout=10)
@@ -158,15 +156,15 @@ async def test_a_client_that_comes_as_a_listener_goes_is_not_left_hanging(
 
 
 @dataclass
-class Reviewer:
-    """Stands for the token and access reviews of an API server."""
+class ScriptedReviewer:
+    """Acts as the token and access reviews of an API server."""
 
     good: set[str]
-    asked: list[str] = field(default_factory=list)
+    tokens: list[str] = field(default_factory=list)
     is_down: bool = False
 
     async def __call__(self, token: str) -> bool:
-        self.asked.append(token)
+        self.tokens.append(token)
         if self.is_down:
             raise TransportError("POST tokenreviews: no answer", maybe_sent=True)
         return token in self.good
@@ -183,27 +181,27 @@ def registry() -> CollectorRegistry:
 async def public_metrics(
     registry: CollectorRegistry, authorize: probes.Authorize | None, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[str]:
-    """Metrics on every interface, reached through loopback: what counts is where they are bound."""
+    """Serve metrics on all interfaces, reached through loopback: the bound address counts."""
     async with serve_metrics("0.0.0.0:0", authorize=authorize, tls=tls, registry=registry) as at:
         assert at is not None
         yield f"{'https' if tls else 'http'}://127.0.0.1:{at.port}/metrics"
 
 
-async def test_metrics_on_loopback_are_open(registry: CollectorRegistry) -> None:
-    reviewer = Reviewer(good=set())
+async def test_metrics_on_loopback_need_no_token(registry: CollectorRegistry) -> None:
+    reviewer = ScriptedReviewer(good=set())
     async with serve_metrics("127.0.0.1:0", authorize=reviewer, registry=registry) as at:
         status, text = await get(f"http://{at}/metrics")
-    assert (status, reviewer.asked) == (200, [])
+    assert (status, reviewer.tokens) == (200, [])
     assert "tapestry_things_total 7.0" in text
 
 
-async def test_metrics_without_authorization_are_open_anywhere(registry: CollectorRegistry) -> None:
+async def test_metrics_without_authorization_are_open(registry: CollectorRegistry) -> None:
     async with public_metrics(registry, None) as url:
         assert (await get(url))[0] == 200
 
 
-async def test_metrics_elsewhere_need_a_token_that_is_accepted(registry: CollectorRegistry) -> None:
-    async with public_metrics(registry, Reviewer(good={"prometheus"})) as url:
+async def test_metrics_off_loopback_need_an_accepted_token(registry: CollectorRegistry) -> None:
+    async with public_metrics(registry, ScriptedReviewer(good={"prometheus"})) as url:
         assert await get(url) == (401, "unauthorized")
         assert await get(url, "prometheus", scheme="Basic") == (401, "unauthorized")
         assert await get(url, "stranger") == (403, "forbidden")
@@ -212,40 +210,40 @@ async def test_metrics_elsewhere_need_a_token_that_is_accepted(registry: Collect
     assert "tapestry_things_total 7.0" in text
 
 
-async def test_a_decision_is_asked_for_once_and_no_answer_is_no_decision(registry: CollectorRegistry) -> None:
-    reviewer = Reviewer(good={"prometheus"}, is_down=True)
+async def test_decision_is_cached_but_errors_are_not(registry: CollectorRegistry) -> None:
+    reviewer = ScriptedReviewer(good={"prometheus"}, is_down=True)
     async with public_metrics(registry, reviewer) as url:
         assert await get(url, "prometheus") == (503, "try again")
         reviewer.is_down = False
         assert (await get(url, "prometheus"))[0] == 200
         assert (await get(url, "prometheus"))[0] == 200
-    assert reviewer.asked == ["prometheus", "prometheus"]
+    assert reviewer.tokens == ["prometheus", "prometheus"]
 
 
-async def test_a_request_under_way_does_not_hold_up_the_end(
+async def test_request_in_flight_does_not_delay_shutdown(
     monkeypatch: pytest.MonkeyPatch, registry: CollectorRegistry
 ) -> None:
     monkeypatch.setattr(probes, "SHUTDOWN_SECONDS", 0.01)
-    asked = asyncio.Event()
+    called = asyncio.Event()
 
-    async def never_answered(_: str) -> bool:
-        asked.set()
+    async def never_authorize(_: str) -> bool:
+        called.set()
         await asyncio.Event().wait()
         return True
 
     async with contextlib.AsyncExitStack() as stack:
-        url = await stack.enter_async_context(public_metrics(registry, never_answered))
+        url = await stack.enter_async_context(public_metrics(registry, never_authorize))
         request = asyncio.create_task(get(url, "prometheus"))
-        await asked.wait()
-        async with asyncio.timeout(30):  # half of what aiohttp would wait
+        await called.wait()
+        async with asyncio.timeout(30):  # half of aiohttp's timeout
             await stack.aclose()
         with pytest.raises(aiohttp.ClientError):
             await request
 
 
-async def test_a_decision_holds_for_a_minute() -> None:
+async def test_decision_is_cached_for_a_minute() -> None:
     now = [100.0]
-    reviewer = Reviewer(good={"a"})
+    reviewer = ScriptedReviewer(good={"a"})
     decisions = AuthorizationCache(reviewer, lambda: now[0])
     assert await decisions.allows("a")
     reviewer.good.clear()
@@ -254,16 +252,16 @@ async def test_a_decision_holds_for_a_minute() -> None:
     now[0] += 0.1
     assert not await decisions.allows("a")
     assert not await decisions.allows("a")
-    assert reviewer.asked == ["a", "a"]
+    assert reviewer.tokens == ["a", "a"]
 
 
-async def test_decisions_are_bounded_and_the_oldest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_oldest_decision_is_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "MAX_CACHED_DECISIONS", 2)
-    reviewer = Reviewer(good={"a", "b", "c"})
+    reviewer = ScriptedReviewer(good={"a", "b", "c"})
     decisions = AuthorizationCache(reviewer)
     for token in "abcbca":
         assert await decisions.allows(token)
-    assert reviewer.asked == ["a", "b", "c", "a"]
+    assert reviewer.tokens == ["a", "b", "c", "a"]
 
 
 @dataclass(frozen=True)
@@ -321,24 +319,22 @@ def client_tls(authority: Authority, identity: Identity | None = None) -> ssl.SS
     return context
 
 
-async def test_a_client_certificate_that_verifies_stands_in_for_a_token(
-    tmp_path: Path, registry: CollectorRegistry
-) -> None:
+async def test_verified_client_certificate_replaces_a_token(tmp_path: Path, registry: CollectorRegistry) -> None:
     ours, theirs = Authority(tmp_path, "ours"), Authority(tmp_path, "theirs")
-    server, prometheus, stranger = ours.identity("server"), ours.identity("prometheus"), theirs.identity("stranger")
+    server, prometheus, unknown = ours.identity("server"), ours.identity("prometheus"), theirs.identity("stranger")
     tls = server_tls(str(server.cert), str(server.key), str(ours.cert))
-    async with public_metrics(registry, Reviewer(good={"t"}), tls) as url:
+    async with public_metrics(registry, ScriptedReviewer(good={"t"}), tls) as url:
         assert (await get(url, tls=client_tls(ours, prometheus)))[0] == 200
         assert (await get(url, tls=client_tls(ours)))[0] == 401
         assert (await get(url, token="t", tls=client_tls(ours)))[0] == 200
         with pytest.raises(aiohttp.ClientError):
-            await get(url, tls=client_tls(ours, stranger))
+            await get(url, tls=client_tls(ours, unknown))
 
 
-async def test_without_a_client_authority_a_certificate_means_nothing(
-    tmp_path: Path, registry: CollectorRegistry
-) -> None:
+async def test_client_certificate_without_ca_is_ignored(tmp_path: Path, registry: CollectorRegistry) -> None:
     ours = Authority(tmp_path, "ours")
     server = ours.identity("server")
-    async with public_metrics(registry, Reviewer(good=set()), server_tls(str(server.cert), str(server.key))) as url:
+    async with public_metrics(
+        registry, ScriptedReviewer(good=set()), server_tls(str(server.cert), str(server.key))
+    ) as url:
         assert (await get(url, tls=client_tls(ours, ours.identity("prometheus"))))[0] == 401

@@ -1,4 +1,4 @@
-"""Being told to stop, by signals that are really sent."""
+"""The stop event, with real signals."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ from tapestry.process.signals import stop_event
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-async def test_whoever_waits_goes_on_when_told_to_stop(number: signal.Signals) -> None:
+async def test_signal_sets_the_stop_event(number: signal.Signals) -> None:
     stopping = stop_event()
     assert not stopping.is_set()
     os.kill(os.getpid(), number)

@@ -32,13 +32,13 @@ def exported(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
     return {span.name: span for span in exporter.get_finished_spans()}
 
 
-def test_tracing_is_off_unless_it_is_configured() -> None:
+def test_tracing_is_off_by_default() -> None:
     with tracing.span("work", parent="00-" + "1" * 32 + "-" + "2" * 16 + "-01", name="web-0") as current:
         assert current is None
         assert tracing.traceparent() is None
 
 
-def test_what_is_off_does_not_import_opentelemetry() -> None:
+def test_disabled_tracing_does_not_import_opentelemetry() -> None:
     program = (
         "import sys; from tapestry.process import tracing\n"
         "with tracing.span('work'): pass\n"
@@ -47,7 +47,7 @@ def test_what_is_off_does_not_import_opentelemetry() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_a_span_has_its_name_its_attributes_and_the_service(exporter: InMemorySpanExporter) -> None:
+def test_span_has_name_attributes_and_service(exporter: InMemorySpanExporter) -> None:
     pod = {"kind": "Pod", "metadata": {"namespace": "default", "name": "web-0"}}
     with tracing.span("create twin", name="web-0", tries=2, node=None, pod=pod, zones=["a", "b"]):
         pass
@@ -56,7 +56,7 @@ def test_a_span_has_its_name_its_attributes_and_the_service(exporter: InMemorySp
     assert found.resource.attributes["service.name"] == "syncer"
 
 
-def test_spans_nest_as_the_blocks_do(exporter: InMemorySpanExporter) -> None:
+def test_spans_nest_like_blocks(exporter: InMemorySpanExporter) -> None:
     with tracing.span("outer"), tracing.span("inner"):
         pass
     found = exported(exporter)
@@ -65,7 +65,7 @@ def test_spans_nest_as_the_blocks_do(exporter: InMemorySpanExporter) -> None:
     assert found["outer"].parent is None
 
 
-def test_a_trace_goes_on_from_what_another_process_wrote_down(exporter: InMemorySpanExporter) -> None:
+def test_trace_continues_from_another_process(exporter: InMemorySpanExporter) -> None:
     with tracing.span("virtual side"):
         annotation = tracing.traceparent()
     assert tracing.traceparent() is None
@@ -79,14 +79,14 @@ def test_a_trace_goes_on_from_what_another_process_wrote_down(exporter: InMemory
 
 
 @pytest.mark.parametrize("parent", ["", "nonsense", "00-" + "0" * 32 + "-" + "2" * 16 + "-01", "x" * 5000])
-def test_a_parent_that_does_not_parse_counts_as_none(exporter: InMemorySpanExporter, parent: str) -> None:
+def test_invalid_parent_is_ignored(exporter: InMemorySpanExporter, parent: str) -> None:
     with tracing.span("outer"), tracing.span("inner", parent=parent):
         pass
     found = exported(exporter)
     assert found["inner"].context.trace_id == found["outer"].context.trace_id
 
 
-def test_a_trace_that_is_not_sampled_is_not_sampled_further_down() -> None:
+def test_unsampled_trace_stays_unsampled() -> None:
     above, below = InMemorySpanExporter(), InMemorySpanExporter()
     tracing.start(above, 0.0)
     with tracing.span("left out"):
@@ -101,7 +101,7 @@ def test_a_trace_that_is_not_sampled_is_not_sampled_further_down() -> None:
     assert set(exported(below)) == {"kept"}
 
 
-def test_rule_7_an_error_passes_through_and_marks_the_span_without_its_secrets(exporter: InMemorySpanExporter) -> None:
+def test_rule_7_error_marks_span_without_secrets(exporter: InMemorySpanExporter) -> None:
     def fail() -> None:
         with tracing.span("work", note="password=hunter2"):
             raise ValueError("token=abcdef was refused")
@@ -115,7 +115,7 @@ def test_rule_7_an_error_passes_through_and_marks_the_span_without_its_secrets(e
     assert "abcdef" not in found.to_json()
 
 
-def test_spans_reach_a_collector_over_http() -> None:
+def test_spans_are_sent_to_a_collector() -> None:
     bodies: list[tuple[str, bytes]] = []
 
     class Collector(BaseHTTPRequestHandler):
@@ -143,7 +143,7 @@ def test_spans_reach_a_collector_over_http() -> None:
     assert {a.key: a.value.string_value for a in resource.resource.attributes}["service.name"] == "manager"
 
 
-def test_missing_packages_are_named_with_the_way_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_error_explains_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(
         tracing.TracingUnavailable, match=r"tracing needs opentelemetry\S*; install .*'kube-tapestry\[otel\]'"

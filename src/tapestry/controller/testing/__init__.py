@@ -1,4 +1,4 @@
-"""Test tools for authors of controllers: virtual time, a Kubernetes API in this process, the perturbation driver."""
+"""Test tools for controllers: virtual time, an in-process Kubernetes API, the perturbation driver."""
 
 from tapestry.controller.testing.api import InProcessApi, everything_allowed
 from tapestry.controller.testing.clock import (

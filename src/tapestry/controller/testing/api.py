@@ -1,12 +1,12 @@
-"""A Kubernetes API in this process, for the tests of reconcilers: no sockets, no waiting, and time as you set it.
+"""An in-process Kubernetes API for tests of reconcilers, without sockets and on virtual time.
 
     api = InProcessApi([PODS, NODES], now=running_clock().now)
     client = Client(api.connect())
 
-It is this project's API server over a store in memory; `assembly` says what it has and what it goes without.
+It is the API server of this project with an in-memory store.  `assembly` lists the features that it includes and omits.
 
-A test can put it in the states that servers get into: reads that lag behind the writes (`stale`), watches that are not
-told (`freeze`), a history that is gone (`compact`), and watches that end (`disconnect`).
+A test can simulate conditions of real servers: reads that lag behind writes (`stale`), watches that receive nothing
+(`freeze`), compacted history (`compact`), and watches that end (`disconnect`).
 """
 
 from collections.abc import Callable, Iterable
@@ -29,18 +29,18 @@ from tapestry.kube.resources import TOKEN_REVIEWS, Resource
 
 
 def everything_allowed(review: Object) -> Object:
-    """The status of a review: every right is granted, and every token is an administrator's."""
+    """Return a review status that grants every permission and authenticates every token as an administrator."""
     if review["kind"] == TOKEN_REVIEWS.kind:
         return {"authenticated": True, "user": {"username": "kubernetes-admin", "groups": ["system:masters"]}}
     return {"allowed": True}
 
 
 class InProcessApi:
-    """The server; it is also a transport to itself, for tests with a single client.
+    """The server.  It is also a transport to itself, for tests with a single client.
 
-    It serves `resources`; those that Kubernetes does not have are custom ones with a status, of which any field is
-    kept.  `review` gives the status of an access or token review.  With a `seed`, UIDs and generated names are the same
-    on every run; give each cluster of a test its own.
+    It serves `resources`.  Resources that Kubernetes does not have become custom resources with a status that accept
+    any field.  `review` returns the status of an access or token review.  With a `seed`, UIDs and generated names are
+    the same on every run; use different seeds for several clusters.
     """
 
     def __init__(
@@ -54,15 +54,15 @@ class InProcessApi:
         self._now = now
         self._store = InstantStore()
         self.review = review
-        """A test may change it."""
-        self._server = new_server(resources, self._store, now, lambda asked: self.review(asked), Random(seed))
+        """A test may replace it."""
+        self._server = new_server(resources, self._store, now, lambda body: self.review(body), Random(seed))
         self._watches: set[WatchStream] = set()
         self._own = self.connect()
 
     # -- a transport
 
     def connect(self) -> Connection:
-        """A transport of its own for one client: to abort or close it touches no other client."""
+        """Return a new transport for one client.  Aborting or closing it does not affect other clients."""
         return Connection(self._server, self._watches)
 
     async def send(self, request: Request) -> Response:
@@ -77,39 +77,40 @@ class InProcessApi:
     async def close(self) -> None:
         await self._own.close()
 
-    # -- what a test may do to a server
+    # -- control by tests
 
     async def insert_unvalidated(self, resource: Resource, obj: Object) -> None:
-        """Have an object that the server would refuse, as if it were from the time of other rules."""
-        row = self._server.registry.info_for(resource)
-        target = Target(row, namespace_of(obj) or "")
-        made = writes.created_object(
-            row, writes.object_from_body(target, obj), uid=self._server.verbs.new_uid(), now=self._now()
+        """Store an object that the server would reject, as if it was created under older validation rules."""
+        info = self._server.registry.info_for(resource)
+        target = Target(info, namespace_of(obj) or "")
+        created = writes.created_object(
+            info, writes.object_from_body(target, obj), uid=self._server.verbs.new_uid(), now=self._now()
         )
-        await self._store.put(Key(row.storage, target.namespace, name_of(obj)), None, encode_for_storage(row, made))
+        key = Key(info.storage, target.namespace, name_of(obj))
+        await self._store.put(key, None, encode_for_storage(info, created))
 
     def stale(self, revisions: int | None) -> None:
-        """Let get, list and watch lag that many revisions behind the writes from now on; None lets them catch up."""
+        """Make reads lag that many revisions behind writes from now on.  None lets them catch up."""
         self._store.lag(revisions or 0)
 
     def freeze(self) -> None:
-        """Tell watches nothing from now on but bookmarks, while reads go on."""
+        """Stop watch events except bookmarks.  Reads are not affected."""
         self._store.freeze()
 
     def thaw(self) -> None:
-        """Tell watches all that they missed, in order."""
+        """Deliver all missed watch events, in order."""
         self._store.thaw()
 
     def compact(self) -> None:
-        """Forget all history: a watch or a page that needs any of it gets 410 Expired."""
+        """Drop the history: a watch or a page that needs it gets 410 Expired."""
         self._store.compact()
 
     def disconnect(self) -> None:
-        """End every watch, as a server does that restarts; clients watch again from where they were."""
+        """End every watch, as on a server restart.  Clients resume at their last version."""
         for watch in self._watches:
             watch.end()
 
     def dump(self) -> list[Object]:
-        """Every object as it truly is, by resource, namespace and name."""
-        truth = self._store.latest
-        return [msgspec.json.decode(truth[key].raw) for key in sorted(truth)]
+        """Return every object in its latest state, sorted by resource, namespace and name."""
+        latest = self._store.latest
+        return [msgspec.json.decode(latest[key].raw) for key in sorted(latest)]

@@ -1,9 +1,9 @@
-"""The API server of this project as tests have it: its own parts, put together without those that need a world around.
+"""Assembly of the in-process API server for tests from parts of the real one.
 
-What is the same: paths, verbs, reading by type, defaults, validation, server-side apply, CustomResourceDefinitions,
-evictions, bindings, and addresses of Services.  What is left out: rights, admission (namespaces need not be there),
-scales, connections to kubelets, and whatever is done by controllers, such as collecting garbage.  Reviews are answered
-by the test, and tokens are signed by nobody.
+Included: paths, verbs, decoding by type, defaults, validation, server-side apply, CustomResourceDefinitions, evictions,
+bindings, and addresses of Services.  Omitted: authorization, admission (namespaces need not exist), scale subresources,
+connections to kubelets, and all work of controllers, for example garbage collection.  The test supplies the status of
+reviews.  Tokens are not signed.
 """
 
 import ipaddress
@@ -49,16 +49,16 @@ from tapestry.kube.resources import (
 
 REVIEWS = (TOKEN_REVIEWS, SUBJECT_ACCESS_REVIEWS, SELF_SUBJECT_ACCESS_REVIEWS)
 SERVICE_RANGE = ipaddress.ip_network("10.0.0.0/8")
-ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+ANY_SCHEMA = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 
 
 @dataclass(frozen=True)
 class SharedParts:
-    """What is made once in a process: it takes longer than most tests."""
+    """Parts that are built once per process, because building them takes longer than most tests."""
 
     table: PublishedApi
     registry: ResourceRegistry
-    """All of them, whatever a server of a test has."""
+    """All resources, including those that a test's server does not serve."""
     types: TypeDecoders
     shapes: MergeSchemas
 
@@ -78,17 +78,17 @@ def new_server(
     review: Callable[[Object], Object],
     random: Random,
 ) -> Server:
-    """A server of these resources, those that Kubernetes does not have being custom ones."""
+    """Return a server of these resources.  Resources that Kubernetes does not have become custom resources."""
     shared, served = shared_parts(), {*resources, *REVIEWS}
-    types, rows = shared.types, ResourceRegistry(row for row in shared.table.resources if row.resource in served)
-    definitions, rules = Definitions(store, rows, types), DefinitionStrategy(rows, now)
-    for resource in sorted(served - {row.resource for row in rows}, key=lambda each: each.name):
+    types, registry = shared.types, ResourceRegistry(info for info in shared.table.resources if info.resource in served)
+    definitions, rules = Definitions(store, registry, types), DefinitionStrategy(registry, now)
+    for resource in sorted(served - {info.resource for info in registry}, key=lambda each: each.name):
         definitions.serve(definition_of(resource))
     definitions.load()
     addresses = ServiceAllocator(store, SERVICE_RANGE, random)
     addresses.load()
     ownership = FieldManager(shared.shapes, now, tracks_from_creation=False)
-    crds, given = is_one_of(CRDS.name), DeterministicValues(store, random.getrandbits(64))
+    crds, values = is_one_of(CRDS.name), DeterministicValues(store, random.getrandbits(64))
     prepare = Pipeline(
         [
             *(ResourceStep(is_built_in, BuiltInDecoder(types)), ResourceStep(is_custom, definitions.prune_and_default)),
@@ -96,9 +96,9 @@ def new_server(
             *(ResourceStep(crds, rules.default), ownership.track_update),
         ]
     )
-    settle = Pipeline(
+    finish = Pipeline(
         [
-            *(given.uid, ResourceStep(is_one_of(SERVICES.name), given.address), admission.prepare_for_write),
+            *(values.uid, ResourceStep(is_one_of(SERVICES.name), values.address), admission.prepare_for_write),
             *(ResourceStep(is_one_of(SERVICES.name), addresses), validation.validation_step),
             *(
                 ResourceStep(is_custom, definitions.validate),
@@ -107,7 +107,7 @@ def new_server(
             ),
         ]
     )
-    verbs = Verbs(store, now, prepare, settle, ownership.apply, random)
+    verbs = Verbs(store, now, prepare, finish, ownership.apply, random)
     special: dict[tuple[str, str], ResourceHandler] = {
         **{(each.name, ""): review_handler(review) for each in REVIEWS},
         **TokensAndBindings(
@@ -115,9 +115,8 @@ def new_server(
         ).handlers(),
         ("pods", "eviction"): EvictionHandler(verbs, shared.registry.info_for(DISRUPTION_BUDGETS)).evict,
     }
-    return Server(
-        rows, verbs, DocumentCache(rows, shared.table.schemas), server_version(shared.table), special_handlers=special
-    )
+    documents = DocumentCache(registry, shared.table.schemas)
+    return Server(registry, verbs, documents, server_version(shared.table), special_handlers=special)
 
 
 def server_version(table: PublishedApi) -> Object:
@@ -126,12 +125,12 @@ def server_version(table: PublishedApi) -> Object:
 
 
 def definition_of(resource: Resource) -> Object:
-    """A definition of a kind that may look like anything, with a status."""
+    """Return a CustomResourceDefinition that accepts any field, with a status."""
     version = {
         "name": resource.version,
         "served": True,
         "storage": True,
-        "schema": {"openAPIV3Schema": ANYTHING},
+        "schema": {"openAPIV3Schema": ANY_SCHEMA},
         "subresources": {"status": {}},
     }
     names = {"kind": resource.kind, "plural": resource.plural, "listKind": f"{resource.kind}List"}
@@ -141,23 +140,23 @@ def definition_of(resource: Resource) -> Object:
 
 
 def review_handler(review: Callable[[Object], Object]) -> ResourceHandler:
-    async def answer(call: Call, target: Target) -> ApiResponse:
+    async def handle(call: Call, target: Target) -> ApiResponse:
         body = review_body(call, target)
         return created_response({**body, "status": review(body)})
 
-    return answer
+    return handle
 
 
 @dataclass(frozen=True)
 class DeterministicValues:
-    """Steps: what a server chooses at random for an object follows from its name, not from what was made before.
+    """Pipeline steps that derive a server's random values from the object's name.
 
-    Names of ours are made of UIDs, and a replay that makes one thing more must come to the same ones.
+    Names of twins contain UIDs.  A replay that creates one object more must still produce the same names.
     """
 
     store: InstantStore
     salt: int
-    """Makes this server's UIDs unlike those of others."""
+    """Makes the UIDs of this server differ from those of others."""
 
     async def uid(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
         if new is None or old is not None:
@@ -169,22 +168,21 @@ class DeterministicValues:
 
     async def address(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
         key = request_key(request)
-        if new is None or old is not None or key in self.store.latest:  # the last is going to be refused
+        if new is None or old is not None or key in self.store.latest:  # an existing name is rejected later
             return new or old or {}
         spec = new.get("spec") or {}
         if spec.get("clusterIP") or spec.get("type") == "ExternalName":
             return new
-        chosen = crc32(f"{key}".encode()) % (SERVICE_RANGE.num_addresses - 2)
-        return with_value(new, ("spec", "clusterIP"), str(SERVICE_RANGE[1 + chosen]))
+        offset = crc32(f"{key}".encode()) % (SERVICE_RANGE.num_addresses - 2)
+        return with_value(new, ("spec", "clusterIP"), str(SERVICE_RANGE[1 + offset]))
 
 
 def request_key(request: WriteRequest) -> Key:
-    """Which object is made."""
     return Key(request.target.info.storage, request.target.namespace, request.name)
 
 
 class UnsignedKeys(TokenKeys):
-    """Tokens that nothing accepts, and that are the same on every run."""
+    """Tokens that no server accepts and that are the same on every run."""
 
     def __init__(self, random: Random) -> None:
         self._random = random

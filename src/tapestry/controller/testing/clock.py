@@ -1,12 +1,12 @@
-"""Time that costs nothing: an event loop whose clock jumps to the next timer instead of waiting for it.
+"""Virtual time for tests: an event loop whose clock jumps to the next timer.
 
-`run(main())` is `asyncio.run` on such a loop, and a test under `@in_virtual_time` has one of its own.  Code under test
-sleeps, sets timers and deadlines through asyncio as it always does, and takes the wall clock as
-`now: Callable[[], datetime]`; `running_clock().now` moves with the loop.  A week of retries passes in the time that its
-callbacks take, in the same order on every run.
+`run(main())` is `asyncio.run` on such a loop.  The decorator `@in_virtual_time` runs one test on such a loop.  Code
+under test uses asyncio's sleeps, timers and timeouts as usual, and takes the wall clock as `now: Callable[[],
+datetime]`; `running_clock().now` advances with the loop.  A week of retries takes only the time of its callbacks, in
+the same order on every run.
 
-Sockets, pipes and `call_soon_threadsafe` work as on any loop.  What is ready goes before any timer, but no timer waits
-for what is still under way elsewhere: a deadline set on the work of a thread or of another process passes at once.
+Sockets, pipes and `call_soon_threadsafe` work as on any loop.  Ready callbacks run before any timer, but no timer waits
+for other threads or processes: a timeout on their work expires at once.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 START = datetime(2024, 1, 1, tzinfo=UTC)  # a Monday, at midnight
-MAX_TURNS = 1_000_000  # of the loop; some ten seconds of real time
+MAX_TURNS = 1_000_000  # loop iterations, about ten seconds of real time
 
 
 class Spinning(AssertionError):
-    """The loop has turned very often and its main coroutine is not done: something polls, or waits for nothing."""
+    """The loop exceeded its limit of iterations: something polls, or the main coroutine waits forever."""
 
 
 class VirtualClock:
@@ -31,16 +31,16 @@ class VirtualClock:
 
     def __init__(self, start: datetime = START) -> None:
         if start.tzinfo is None:
-            raise ValueError(f"start: {start} has no time zone; give it one, such as UTC")
+            raise ValueError(f"start: {start} has no time zone; add one, for example UTC")
         self._start = start.astimezone(UTC)
         self._elapsed = 0.0
 
     def now(self) -> datetime:
-        """The virtual wall clock, in UTC."""
+        """Return the virtual wall-clock time in UTC."""
         return self._start + timedelta(seconds=self._elapsed)
 
     def monotonic(self) -> float:
-        """Virtual seconds since the loop was made; the same as `loop.time()`."""
+        """Return the virtual seconds since the loop was created, as `loop.time()` does."""
         return self._elapsed
 
     def _advance(self, seconds: float) -> None:
@@ -48,25 +48,25 @@ class VirtualClock:
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop on virtual time.  After `turns` turns it raises Spinning out of `run_until_complete`."""
+    """An event loop on virtual time.  After `turns` iterations, `run_until_complete` raises Spinning."""
 
     def __init__(self, start: datetime = START, *, turns: int = MAX_TURNS) -> None:
         self.clock = VirtualClock(start)
         super().__init__(_JumpingSelector(self.clock, turns))
-        # A timer is due within this many seconds of its time.  The usual nanosecond is lost in a float after a few
-        # months, and a timer that is due now would never fire.
+        # A timer fires within this many seconds of its time.  After a few months of virtual time, a float cannot
+        # represent the usual nanosecond, and a timer would never fire.
         self._clock_resolution = 1e-6
 
     def time(self) -> float:
         return self.clock.monotonic()
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ARG002
-        # A deadline would pass in an instant, before the threads had a chance to end.
+        # A timeout would expire at once, before the threads could end.
         await super().shutdown_default_executor()
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Where an event loop waits; here the wait for a timer moves the clock instead."""
+    """The selector of the loop.  Instead of waiting for a timer, it advances the clock."""
 
     def __init__(self, clock: VirtualClock, turns: int) -> None:
         super().__init__()
@@ -87,24 +87,24 @@ class _JumpingSelector(selectors.DefaultSelector):
     def _count_turn(self) -> None:
         self._left -= 1
         if self._left < 0:
-            self._left = self._turns  # so that the tasks can be cancelled and the loop closed
+            self._left = self._turns  # allow cancelling the tasks and closing the loop
             raise Spinning(
-                f"not done after {self._turns} turns of the loop, at {self._clock.now().isoformat()}: "
-                "something polls without end, or a periodic timer runs while the main coroutine waits for nothing"
+                f"not done after {self._turns} iterations of the loop, at {self._clock.now().isoformat()}: "
+                "something polls forever, or a periodic timer runs while the main coroutine waits forever"
             )
 
 
 def run(main: Coroutine[Any, Any, T], *, start: datetime = START, turns: int = MAX_TURNS) -> T:
-    """The result of `main`, run on a VirtualLoop of its own.
+    """Run `main` on a new VirtualLoop and return its result.
 
-    Tasks that `main` leaves behind are cancelled and awaited, and the loop is closed, as `asyncio.run` does.
+    As with `asyncio.run`, remaining tasks are cancelled and awaited, and the loop is closed.
     """
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(start, turns=turns)) as runner:
         return runner.run(main)
 
 
 def in_virtual_time(test_coroutine: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that is a coroutine, as a plain one that runs it on a VirtualLoop of its own."""
+    """Decorate a test coroutine to run on a new VirtualLoop."""
 
     @wraps(test_coroutine)
     def test(*args: Any, **kwargs: Any) -> None:
@@ -114,7 +114,7 @@ def in_virtual_time(test_coroutine: Callable[..., Coroutine[Any, Any, None]]) ->
 
 
 def running_clock() -> VirtualClock:
-    """The clock of the VirtualLoop that runs the caller."""
+    """Return the clock of the running VirtualLoop."""
     loop = asyncio.get_running_loop()
     if not isinstance(loop, VirtualLoop):
         raise RuntimeError(f"{type(loop).__name__} runs on real time; call this from a coroutine given to run()")

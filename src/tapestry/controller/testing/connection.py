@@ -1,4 +1,4 @@
-"""One client's way to the in-process API: a Transport that carries nothing anywhere, and can be cut all the same."""
+"""In-process transport of one client to the in-process API, which can be cut like a real one."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -15,47 +15,47 @@ ADMIN = User("kubernetes-admin", ("system:masters",))
 
 
 class Connection:
-    """Carries the requests of one client.
+    """Transport of one client.
 
-    Each is under way for a turn of the event loop there and another one back, so that tasks interleave around it as
-    they do around a real one.  Its timeout never passes.
+    A request takes one iteration of the event loop in each direction, so that tasks interleave as with a real server.
+    Timeouts never expire.
     """
 
     def __init__(self, server: Server, watches: set["WatchStream"]) -> None:
         self._server = server
         self._watches = watches
-        """Of all connections."""
+        """The watches of all connections."""
         self._own: set[WatchStream] = set()
-        self._cuts = 0
+        self._abort_count = 0
 
     async def send(self, request: Request) -> Response:
-        answer = await self._call(request)
-        if isinstance(answer, ApiResponse):
-            headers = {name.lower(): value for name, value in answer.headers.items()}
-            return Response(answer.status, {"content-type": answer.content_type, **headers}, answer.body)
-        with self._watch(answer) as watch:
+        response = await self._call(request)
+        if isinstance(response, ApiResponse):
+            headers = {name.lower(): value for name, value in response.headers.items()}
+            return Response(response.status, {"content-type": response.content_type, **headers}, response.body)
+        with self._watch(response) as watch:
             return Response(watch.status, {}, b"".join([chunk async for chunk in watch.chunks()]))
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator["WatchStream | BufferedStream"]:
-        answer = await self._call(request)
-        if isinstance(answer, ApiResponse):
-            yield BufferedStream(answer)
+        response = await self._call(request)
+        if isinstance(response, ApiResponse):
+            yield BufferedStream(response)
             return
-        with self._watch(answer) as watch:
+        with self._watch(response) as watch:
             yield watch
 
     async def _call(self, request: Request) -> ApiResponse | WatchResponse:
-        cuts = self._cuts
-        await self._turn(request, cuts, maybe_sent=False)
-        answer = await self._server.handle(call_of(request))
-        if isinstance(answer, ApiResponse):
-            await self._turn(request, cuts, maybe_sent=True)
-        return answer
+        abort_count = self._abort_count
+        await self._turn(request, abort_count, maybe_sent=False)
+        response = await self._server.handle(call_of(request))
+        if isinstance(response, ApiResponse):
+            await self._turn(request, abort_count, maybe_sent=True)
+        return response
 
     @contextmanager
-    def _watch(self, watching: WatchResponse) -> Iterator["WatchStream"]:
-        watch = WatchStream(watching)
+    def _watch(self, response: WatchResponse) -> Iterator["WatchStream"]:
+        watch = WatchStream(response)
         self._own.add(watch)
         self._watches.add(watch)
         try:
@@ -63,19 +63,19 @@ class Connection:
         finally:
             self._own.discard(watch)
             self._watches.discard(watch)
-            watching.end()
+            response.end()
 
     def abort(self) -> None:
-        self._cuts += 1
+        self._abort_count += 1
         for watch in self._own:
             watch.cut()
 
     async def close(self) -> None:
         self.abort()
 
-    async def _turn(self, request: Request, cuts: int, *, maybe_sent: bool) -> None:
+    async def _turn(self, request: Request, abort_count: int, *, maybe_sent: bool) -> None:
         await asyncio.sleep(0)
-        if self._cuts != cuts:
+        if self._abort_count != abort_count:
             raise TransportError(f"{request}: the connection was cut", maybe_sent=maybe_sent)
 
 
@@ -86,7 +86,7 @@ def call_of(request: Request) -> Call:
 
 @dataclass(frozen=True, slots=True)
 class BufferedStream:
-    """An answer that is all there, as a stream."""
+    """A complete response as a stream."""
 
     response: ApiResponse
 
@@ -100,18 +100,18 @@ class BufferedStream:
 
 @dataclass(eq=False, slots=True)
 class WatchStream:
-    """A watch, for as long as neither side ends it."""
+    """A watch until either side ends it."""
 
     watch: WatchResponse
     status: int = 200
     is_cut: bool = False
 
     def end(self) -> None:
-        """End it, as a server does."""
+        """End the watch, as the server does."""
         self.watch.subscription.drop()
 
     def cut(self) -> None:
-        """Break it off, as a lost connection does."""
+        """Break the watch, as a lost connection does."""
         self.is_cut = True
         self.end()
 
@@ -122,5 +122,5 @@ class WatchStream:
                     break
                 yield chunk
         if self.is_cut:
-            what = self.watch.info.resource.name
-            raise TransportError(f"watch of {what}: the connection was cut", maybe_sent=True)
+            resource = self.watch.info.resource.name
+            raise TransportError(f"watch of {resource}: the connection was cut", maybe_sent=True)

@@ -1,10 +1,10 @@
-"""The perturbation driver: does a reconciler come to the same end whatever happens on the way?
+"""The perturbation driver: a reconciler must reach the same final state after any single fault.
 
-A scenario is first run undisturbed, which gives its final state and the number of its API calls.  Then it is replayed
-once for every call and every disturbance: the process dies before the call or right after it, the request or its answer
-is lost, the server answers with a conflict, or the caches fall behind from that call on: all of them or, where there
-are several clusters, those of the cluster that was called, or those of the others.  Each replay must end in the same
-state, but for times, versions and UIDs.
+It first runs a scenario without faults, which gives the final state and the number of API calls.  Then it replays the
+scenario once for every call and every disturbance: the process dies before or after the call, the request or its
+response is lost, the server responds with a conflict, or the caches fall behind from that call on.  With several
+clusters, the caches of all clusters, of the called one or of the others fall behind.  Each replay must reach the same
+state, except for times, versions and UIDs.
 
     perturb(Scenario("at", [AT.resource, PODS], setup, world)).check()
 
@@ -36,9 +36,9 @@ from tapestry.kube.resources import EVENTS, LEASES, Resource
 
 STALE_SECONDS = 20
 LIMIT_SECONDS = 24 * 3600.0
-"""Of virtual time, within which every replay must have come to its end."""
-MAX_PASSES = 20_000
-"""Passes over one key after which a run counts as endless."""
+"""Limit of virtual seconds for one replay."""
+MAX_RECONCILES = 20_000
+"""Reconciles of one key after which a run counts as endless."""
 VOLATILE = frozenset({"resourceVersion", "generation", "observedGeneration", "managedFields"})
 UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
@@ -51,10 +51,10 @@ class Disturbance(StrEnum):
     DIES_BEFORE = "the process dies before the call"
     DIES_AFTER = "the process dies after the call"
     LOSES_REQUEST = "the request is lost"
-    LOSES_ANSWER = "the answer is lost"
-    CONFLICTS = "the server answers with a conflict"
+    LOSES_RESPONSE = "the response is lost"
+    CONFLICTS = "the server responds with a conflict"
     FALLS_BEHIND = "the caches fall behind from the call on"
-    FALLS_BEHIND_THERE = "the caches of the cluster called fall behind from the call on"
+    FALLS_BEHIND_THERE = "the caches of the called cluster fall behind from the call on"
     FALLS_BEHIND_ELSEWHERE = "the caches of the other clusters fall behind from the call on"
 
 
@@ -63,24 +63,24 @@ ONE_SIDED = (Disturbance.FALLS_BEHIND_THERE, Disturbance.FALLS_BEHIND_ELSEWHERE)
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A reconciler and a world for it to work in."""
+    """A reconciler and the environment in which it runs."""
 
     name: str
     resources: Sequence[Resource]
-    """What the API serves, besides Events and Leases."""
+    """Resources that the API serves, in addition to Events and Leases."""
     setup: Callable[..., Any]
-    """Installs the reconciler, as a registry's set-up function does.  With `others` it is awaited as
-    `setup(manager, *transports)`, one transport for each of them."""
+    """Installs the reconciler, as the setup function of a registry does.  With `others`, it is awaited as
+    `setup(manager, *transports)`, with one transport for each of them."""
     world: Callable[..., Awaitable[None]]
-    """Plays everyone else: users, kubelets, other controllers; given a client of the API and one of each of the
-    `others`.  Returns when it has seen the end."""
+    """Acts as users, kubelets and other controllers.  Called with a client of the API and one of each of the `others`.
+    Returns when it has observed the final state."""
     config: ManagerConfig = field(default_factory=ManagerConfig)
     others: Sequence[Sequence[Resource]] = ()
-    """What further clusters serve."""
+    """Resources that further clusters serve."""
     counts: Callable[[str], bool] = lambda _: True
-    """Which calls are disturbed, by method and path: heartbeats are all alike, and many."""
+    """Selects the calls to disturb, by method and path.  Used to skip heartbeats, which are many and alike."""
     rejection: Rejection = lambda _cluster, _request: None
-    """What the process under test is refused, by the number of the cluster."""
+    """Returns the error for a request of the process under test, by the number of the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the replays of one scenario showed."""
+    """Result of the replays of one scenario."""
 
     scenario: str
     calls: int
@@ -103,25 +103,25 @@ class Report:
     failures: list[Failure]
 
     def __str__(self) -> str:
-        head = f"{self.scenario}: {self.calls} calls, {self.cases} replays, {len(self.failures)} ended differently"
-        return "\n  ".join([head, *map(str, self.failures)])
+        summary = f"{self.scenario}: {self.calls} calls, {self.cases} replays, {len(self.failures)} ended differently"
+        return "\n  ".join([summary, *map(str, self.failures)])
 
     def check(self) -> None:
-        """Raise an AssertionError that lists every failure, if there is any."""
+        """Raise an AssertionError that lists every failure, if any."""
         if self.failures:
             raise AssertionError(str(self))
 
 
 class Endless(AssertionError):
-    """A run that came to no end; the message names the controller and key that were reconciled most."""
+    """A run that did not end.  The message names the controller and key that were reconciled most."""
 
 
 class ProcessDied(BaseException):
-    """The process under test is no more; nothing of it may catch this."""
+    """The process under test has died.  Its code must not catch this."""
 
 
 class FaultInjector:
-    """What befalls the process under test: it counts the calls to all its clusters and disturbs one of them."""
+    """Counts the calls of the process under test to all its clusters and disturbs one of them."""
 
     def __init__(
         self, disturbance: Disturbance | None, at: int, counts: Callable[[str], bool], clusters: int = 1
@@ -130,18 +130,18 @@ class FaultInjector:
         self._counts = counts
         self.caches_behind = asyncio.Event()
         self.caches_current = [asyncio.Event() for _ in range(clusters)]
-        """Of each cluster, set while its caches may see what happens."""
+        """One event per cluster, set while its caches receive events."""
         self.catch_up()
         self.is_over = False
-        self.passes: Counter[tuple[str, str]] = Counter()
-        """Passes by controller and key."""
+        self.reconciles: Counter[tuple[str, str]] = Counter()
+        """Number of reconciles by controller and key."""
         self.endless = asyncio.Event()
         self._disturbance = disturbance
         self._at = at
         self._dead = False
 
     def disturbance_for(self, call: str) -> Disturbance | None:
-        """What is to happen to this call."""
+        """Return the disturbance of this call, if any."""
         if self._dead:
             raise ProcessDied
         if not self._counts(call):
@@ -149,17 +149,17 @@ class FaultInjector:
         self.calls.append(call)
         return self._disturbance if len(self.calls) == self._at else None
 
-    def count_pass(self, controller: str, key: str) -> None:
-        self.passes[controller, key] += 1
-        if self.passes[controller, key] >= MAX_PASSES:
+    def count_reconcile(self, controller: str, key: str) -> None:
+        self.reconciles[controller, key] += 1
+        if self.reconciles[controller, key] >= MAX_RECONCILES:
             self.endless.set()
 
     def explanation(self) -> str:
-        """Which key was reconciled most, how often, and what was called last."""
-        calls = f"the last call was {self.calls[-1]}" if self.calls else "nothing was called"
-        if not self.passes:
-            return f"no controller was called; {calls}"
-        ((controller, key), count), *_ = self.passes.most_common(1)
+        """Return the key that was reconciled most, how often, and the last call."""
+        calls = f"the last call was {self.calls[-1]}" if self.calls else "no call was made"
+        if not self.reconciles:
+            return f"no key was reconciled; {calls}"
+        ((controller, key), count), *_ = self.reconciles.most_common(1)
         return f"controller {controller!r} reconciled {key!r} {count:,} times; {calls}"
 
     def die(self) -> None:
@@ -170,10 +170,10 @@ class FaultInjector:
         self._dead = False
 
     def fall_behind(self, disturbance: Disturbance, called: int) -> None:
-        """Have the caches of some clusters fall behind, now that the one with the number `called` was."""
+        """Make the caches of some clusters fall behind, after a call to cluster number `called`."""
         for number, current in enumerate(self.caches_current):
-            there = number == called
-            if disturbance is Disturbance.FALLS_BEHIND or there == (disturbance is Disturbance.FALLS_BEHIND_THERE):
+            is_called = number == called
+            if disturbance is Disturbance.FALLS_BEHIND or is_called == (disturbance is Disturbance.FALLS_BEHIND_THERE):
                 current.clear()
         self.caches_behind.set()
 
@@ -184,7 +184,7 @@ class FaultInjector:
 
 @dataclass(frozen=True, slots=True)
 class FaultyTransport:
-    """A transport of the process under test, to the cluster of that number."""
+    """Transport of the process under test to the cluster `number`, with faults."""
 
     api: Transport
     faults: FaultInjector
@@ -202,20 +202,20 @@ class FaultyTransport:
                 return Response(409, {}, ENCODER.encode(error.status()))
             case Disturbance.FALLS_BEHIND | Disturbance.FALLS_BEHIND_THERE | Disturbance.FALLS_BEHIND_ELSEWHERE:
                 self.faults.fall_behind(disturbance, self.number)
-        answer = await self.api.send(request)
+        response = await self.api.send(request)
         match disturbance:
             case Disturbance.DIES_AFTER:
                 self.faults.die()
-            case Disturbance.LOSES_ANSWER:
-                raise TransportError(f"{request}: its answer was lost on purpose", maybe_sent=True)
-        return answer
+            case Disturbance.LOSES_RESPONSE:
+                raise TransportError(f"{request}: its response was lost on purpose", maybe_sent=True)
+        return response
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator[Stream]:
         match self.faults.disturbance_for(f"watch {request.path}"):
             case Disturbance.DIES_BEFORE | Disturbance.DIES_AFTER:
                 self.faults.die()
-            case Disturbance.LOSES_REQUEST | Disturbance.LOSES_ANSWER:
+            case Disturbance.LOSES_REQUEST | Disturbance.LOSES_RESPONSE:
                 raise TransportError(f"watch {request.path}: lost on purpose", maybe_sent=True)
         async with self.api.stream(request) as stream:
             yield DelayedStream(stream, self.faults.caches_current[self.number])
@@ -229,7 +229,7 @@ class FaultyTransport:
 
 @dataclass(frozen=True, slots=True)
 class RejectingTransport:
-    """A transport to a cluster, the one of that number, that refuses some of what it is asked for."""
+    """Transport to the cluster `number` that rejects some requests."""
 
     api: Transport
     rejection: Rejection
@@ -253,7 +253,7 @@ class RejectingTransport:
 
 @dataclass(frozen=True, slots=True)
 class DelayedStream:
-    """A stream whose chunks wait until the caches may see them."""
+    """A stream that holds back its chunks until the caches may receive them."""
 
     stream: Stream
     current: asyncio.Event
@@ -269,9 +269,9 @@ class DelayedStream:
 
 
 def perturb(scenario: Scenario) -> Report:
-    """Run the scenario undisturbed, then once for each call and disturbance.
+    """Run the scenario without faults, then once for each call and disturbance.
 
-    Raises Endless if it comes to no end by itself.
+    Raise Endless if the run without faults does not end.
     """
     try:
         expected, calls = run(_final_state(scenario, None, 0))
@@ -284,69 +284,69 @@ def perturb(scenario: Scenario) -> Report:
         for at in range(1, len(calls) + 1):
             cases += 1
             try:
-                found, _ = run(_final_state(scenario, disturbance, at))
-            except Exception as error:  # noqa: BLE001  whatever ends a replay early is what we are looking for
+                actual, _ = run(_final_state(scenario, disturbance, at))
+            except Exception as error:  # noqa: BLE001  any error of a replay is a finding
                 failures.append(Failure(disturbance, at, f"{calls[at - 1]}: {first_error(error)!r}"))
                 continue
-            if found != expected:
-                failures.append(Failure(disturbance, at, f"{calls[at - 1]}: {difference(expected, found)}"))
+            if actual != expected:
+                failures.append(Failure(disturbance, at, f"{calls[at - 1]}: {difference(expected, actual)}"))
     return Report(scenario.name, len(calls), cases, failures)
 
 
 async def _final_state(
     scenario: Scenario, disturbance: Disturbance | None, at: int
 ) -> tuple[dict[str, Any], list[str]]:
-    """The final state of one run, and the calls it took."""
+    """Return the final state of one run and its calls."""
     served = [[*resources, EVENTS, LEASES] for resources in (scenario.resources, *scenario.others)]
-    # Names of ours are made of UIDs: each replay has to come to the same ones.
+    # Names of twins contain UIDs, which must be the same in each replay.
     apis = [InProcessApi(resources, now=running_clock().now, seed=number) for number, resources in enumerate(served)]
-    fate = FaultInjector(disturbance, at, scenario.counts, len(apis))
+    faults = FaultInjector(disturbance, at, scenario.counts, len(apis))
     transports = [
-        FaultyTransport(RejectingTransport(api.connect(), scenario.rejection, number), fate, number)
+        FaultyTransport(RejectingTransport(api.connect(), scenario.rejection, number), faults, number)
         for number, api in enumerate(apis)
     ]
     try:
         async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:
-            process = group.create_task(_process(scenario, transports, fate))
-            limit = group.create_task(_stop_endless(scenario, fate))
+            process = group.create_task(_process(scenario, transports, faults))
+            limit = group.create_task(_stop_endless(scenario, faults))
             await scenario.world(*(Client(api.connect()) for api in apis))
-            fate.is_over = True
+            faults.is_over = True
             process.cancel()
             limit.cancel()
     except TimeoutError:
         limit_hours = f"{LIMIT_SECONDS / 3600:g} hours of virtual time"
-        message = f"{scenario.name}: the world did not see its end within {limit_hours}: {fate.explanation()}"
+        message = f"{scenario.name}: the world function did not return within {limit_hours}: {faults.explanation()}"
         raise Endless(message) from None
-    return comparable_state([api.dump() for api in apis]), fate.calls
+    return comparable_state([api.dump() for api in apis]), faults.calls
 
 
 async def _stop_endless(scenario: Scenario, faults: FaultInjector) -> None:
-    """End a run in which a key is reconciled without end: it would take minutes to come to the time limit."""
+    """Stop a run that reconciles a key endlessly: reaching the time limit would take minutes."""
     await faults.endless.wait()
-    advice = "let it wait for a change instead of polling, or for longer"
+    advice = "wait for a change instead of polling, or poll less often"
     raise Endless(f"{scenario.name}: at {running_clock().now().isoformat()} {faults.explanation()}; {advice}")
 
 
-class PassCounter(Manager):
-    """A manager that counts the passes of its controllers."""
+class ReconcileCounter(Manager):
+    """A manager that counts the reconciles of its controllers."""
 
     faults: FaultInjector
 
     def controller(self, name: str, reconcile: Reconcile, **options: Any) -> Controller:
         async def counted(key: str) -> Result | None:
-            self.faults.count_pass(name, key)
+            self.faults.count_reconcile(name, key)
             return await reconcile(key)
 
         return super().controller(name, counted, **options)
 
 
 async def _process(scenario: Scenario, transports: list[FaultyTransport], faults: FaultInjector) -> None:
-    """The process under test, started again each time it dies."""
+    """Run the process under test, and restart it whenever it dies."""
     config = without_listeners(scenario.config)
-    while not faults.is_over:  # a death at the very end can swallow the cancellation
+    while not faults.is_over:  # a death at the very end can hide the cancellation
         faults.revive()
         clock = running_clock()
-        manager = PassCounter(
+        manager = ReconcileCounter(
             config, lambda: transports[0], identity="perturbed", now=clock.now, monotonic=clock.monotonic
         )
         manager.faults = faults
@@ -361,11 +361,11 @@ async def _process(scenario: Scenario, transports: list[FaultyTransport], faults
         except* ProcessDied:
             faults.catch_up()
         except* TransportError:
-            faults.catch_up()  # what a process cannot start without was lost: it is started again
+            faults.catch_up()  # a request at startup was lost: start again
 
 
 async def _resync_stale_caches(manager: Manager, faults: FaultInjector) -> None:
-    """Once the caches have fallen behind, have everything looked at again and again, then let them catch up."""
+    """Once the caches have fallen behind, resync repeatedly, then let them catch up."""
     await faults.caches_behind.wait()
     for _ in range(STALE_SECONDS):
         for controller in manager.controllers:
@@ -375,12 +375,12 @@ async def _resync_stale_caches(manager: Manager, faults: FaultInjector) -> None:
 
 
 def without_listeners(config: ManagerConfig) -> ManagerConfig:
-    """`config` without listeners: replays share one machine."""
+    """Return `config` without listeners, because replays share one machine."""
     return structs.replace(config, metrics=Metrics(address=""), probes=Probes(address=""))
 
 
 def comparable_state(clusters: Sequence[Sequence[Object]]) -> dict[str, Any]:
-    """What counts of a final state, by object; UIDs are named after their owners, times and versions do not count."""
+    """Return the comparable part of a final state: UIDs are replaced by names, times and versions removed."""
     objects = [(f"{number}: {obj['kind']} {key_of(obj)}", obj) for number, each in enumerate(clusters) for obj in each]
     names = {obj["metadata"]["uid"]: f"uid of {name}" for name, obj in objects}
     return {
@@ -394,20 +394,20 @@ def without_volatile(value: Any, names: dict[str, str]) -> Any:
     if isinstance(value, list):
         return [without_volatile(child, names) for child in value]
     if isinstance(value, str):
-        return TIME.sub("some time", UID.sub(lambda found: names.get(found[0], "some uid"), value))
+        return TIME.sub("some time", UID.sub(lambda match: names.get(match[0], "some uid"), value))
     return value
 
 
 def first_error(error: BaseException) -> BaseException:
-    """The first error in a group of groups: the others came of it."""
+    """Return the first error in nested groups, which caused the others."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
-def difference(expected: dict[str, Any], found: dict[str, Any]) -> str:
-    """The first object that differs, as it should be and as it is."""
-    for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
-            return f"{name} should be {expected.get(name)}, is {found.get(name)}"
+def difference(expected: dict[str, Any], actual: dict[str, Any]) -> str:
+    """Return the first object that differs, with its expected and actual state."""
+    for name in sorted(expected.keys() | actual.keys()):
+        if expected.get(name) != actual.get(name):
+            return f"{name} should be {expected.get(name)}, is {actual.get(name)}"
     return "nothing differs"

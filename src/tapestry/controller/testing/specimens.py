@@ -1,4 +1,4 @@
-"""The least that a server takes of a kind, for tests that do not care what is in an object."""
+"""Minimal valid objects of each kind, for tests that do not depend on the content."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,9 +33,9 @@ MINIMAL_CONTENT: Mapping[Resource, Object] = {
         "spec": {"accessModes": ["ReadWriteOnce"], "capacity": STORAGE, "hostPath": {"path": "/somewhere"}}
     },
 }
-"""What objects of a kind must have; those of others need nothing but a name."""
+"""Required fields by kind.  Other kinds need only a name."""
 
 
 def specimen(resource: Resource, name: str, namespace: str | None = None, **metadata: Any) -> Object:
-    """An object of a kind, with `metadata` such as labels."""
+    """Return a minimal object.  `metadata` adds fields, for example labels."""
     return {"metadata": {**object_named(name, namespace)["metadata"], **metadata}, **MINIMAL_CONTENT.get(resource, {})}

@@ -1,6 +1,6 @@
-"""Where the in-process API keeps its objects: a store of the API server in which a write is durable at once.
+"""In-memory storage of the in-process API, in which writes are durable at once.
 
-Readers can be held back behind the writers, as by a slow cache of a real server, and watchers behind the readers.
+Reads can lag behind writes, as with a slow cache of a real server, and watches behind reads.
 """
 
 from collections import Counter, deque
@@ -18,15 +18,15 @@ from tapestry.apiserver.storage.store import (
 
 
 class InstantStore(Store):
-    """Objects in memory; no write waits, so each is atomic, and nothing has to run beside it."""
+    """Objects in memory.  No write awaits, so each is atomic, and no background task is needed."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.revision = self._last_revision = 1  # a list at revision 0 would be one of any moment
+        self.revision = self._last_revision = 1  # a list at revision 0 means any revision
         self.latest: dict[Key, ObjectVersion] = {}
-        """Every object as the next writer finds it."""
+        """Latest version of every object, as the next write finds it."""
         self.create_counts: Counter[Key] = Counter()
-        """How often a name was given."""
+        """Number of creates per key."""
         self.frozen = False
         self._lag = 0
         self._unseen: deque[tuple[Key, WatchEvent]] = deque()
@@ -70,18 +70,18 @@ class InstantStore(Store):
         self.lag(self._lag)
 
     async def wait_for_pending_write(self, key: Key) -> None:
-        """Everything is."""
+        """No write is ever pending."""
 
     async def wait_for_latest(self) -> None:
-        """Readers that lag do not know of it."""
+        """Do nothing: lagging reads must not catch up."""
 
     async def run(self) -> None:
-        """There is nothing to do."""
+        """No background work is needed."""
 
-    # -- holding back
+    # -- delayed reads
 
     def lag(self, revisions: int) -> None:
-        """Let readers and watchers see all but the last so many revisions; what they have seen they do not forget."""
+        """Hide the last `revisions` revisions from readers and watchers.  What was visible stays visible."""
         self._lag = revisions
         while self._unseen and self._unseen[0][1].revision <= self._last_revision - revisions:
             key, event = self._unseen.popleft()
@@ -97,7 +97,7 @@ class InstantStore(Store):
             watcher.wake()
 
     def compact(self) -> None:
-        """Forget what happened so far; watchers that were not told of it yet are dropped."""
+        """Drop the history.  Watchers with undelivered events are dropped."""
         self.compact_events(self.revision)
         for watcher in self._watchers:
             if watcher.has_pending_events:
@@ -117,7 +117,7 @@ class InstantStore(Store):
 
 
 class FreezableSubscription(Subscription):
-    """A watcher that takes nothing while its store is frozen."""
+    """A subscription that delivers nothing while its store is frozen."""
 
     __slots__ = ("_store",)
 
@@ -126,8 +126,8 @@ class FreezableSubscription(Subscription):
         self._store = store
 
     async def next_events(self) -> list[WatchEvent]:
-        taken = await super().next_events()
+        events = await super().next_events()
         if not self._store.frozen:
-            return taken
-        self._events[:0] = taken
+            return events
+        self._events[:0] = events
         return []

@@ -1,10 +1,9 @@
-"""From `tapestry manifests` and `tapestry join` to virtual nodes, with nobody's rights but those that were granted.
+"""Lifecycle of a binding, from join to unjoin, with exactly the granted permissions.
 
-The manager is a pod under its own service account; the syncers are pods that the manager's Deployments ask for, under
-theirs, and all of these are processes of this machine; what they may do below is what `tapestry join` granted.  A
-missing right shows as a failure here, and so does a right without a use: the story is told in chapters, and whoever
-grants a right adds what it is for to one of them.  The API servers are of the kind that cannot stream lists, so that
-lists are read, too.
+Manager and syncers are pods with their own service accounts, run as processes of this machine. In the physical cluster
+they have the permissions that `tapestry join` grants. The test fails on missing and on unused permissions. It consists
+of steps: if you add a permission, add its use to a step. Streaming lists are disabled in the API servers, so that the
+`list` permissions are used too.
 """
 
 import asyncio
@@ -87,13 +86,13 @@ from tapestry.local.kubernetes import ControlPlane
 from tapestry.local.nodes import new_node
 from tapestry.local.simulated_kubelet import SIMULATED_NODES
 
-from .installation import SYSTEM, Installed, at_work, client_of, tapestry
-from .rights import Ledger, complaints
+from .installation import SYSTEM, Installation, client_of, running_installation, tapestry
+from .permission_audit import PermissionAudit, permission_errors
 
 MOUNT = "tapestry-leased"
 NODE = "vnode-east-n1"
 DRIVER = "csi.example"
-OF_SYNCERS = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS, DEPLOYMENTS)
+SYNCER_RESOURCES = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS, DEPLOYMENTS)
 ELECTION = {"leaseSeconds": 5, "deadlineSeconds": 3, "retrySeconds": 1}
 MANAGER_SETTINGS = {
     "TAPESTRY_LEADER_ELECTION_LEASE_SECONDS": "5",
@@ -101,43 +100,49 @@ MANAGER_SETTINGS = {
     "TAPESTRY_LEADER_ELECTION_RETRY_SECONDS": "1",
 }
 SYNCER_SETTINGS = {"checkSeconds": 5, "silenceSeconds": 4, "leaderElection": ELECTION}
-"""So that what takes minutes elsewhere takes seconds."""
+"""Short periods, so that the steps take seconds."""
 
-SPARE = {"the manager": {f"bind clusterroles {SYNCER_ROLE}": "asked for when a ClusterRoleBinding is written"}}
-"""Rights of each account that no request of its shows, and what they are for."""
+EXCEPTIONS = {"the manager": {f"bind clusterroles {SYNCER_ROLE}": "checked when a ClusterRoleBinding is written"}}
+"""Permissions that no request shows, by account, and their purpose."""
 
 
-def ledgers(above: ControlPlane, below: ControlPlane, account: str) -> list[Ledger]:
-    home = {Placeholder.MANAGER_NAMESPACE: SYSTEM, Placeholder.KUBECONFIG_NAMESPACE: SYSTEM}
-    own = {**home, Placeholder.SYNCER_LEASE: syncer_lease_name("east"), Placeholder.KUBECONFIG_SECRET: "east"}
-    there = {
+def permission_audits(above: ControlPlane, below: ControlPlane, account: str) -> list[PermissionAudit]:
+    manager_places = {Placeholder.MANAGER_NAMESPACE: SYSTEM, Placeholder.KUBECONFIG_NAMESPACE: SYSTEM}
+    syncer_places = {
+        **manager_places,
+        Placeholder.SYNCER_LEASE: syncer_lease_name("east"),
+        Placeholder.KUBECONFIG_SECRET: "east",
+    }
+    physical_places = {
         Placeholder.MOUNT_NAMESPACE: MOUNT,
         Placeholder.SYNCER_ACCOUNT_NAMESPACE: MOUNT,
         Placeholder.SYNCER_ACCOUNT: account,
     }
-    wide = (*SYNCER_IN_VIRTUAL, *SYNCER_LEADER_ELECTION, *SYNCER_HOST_PORTS, *SYNCER_KUBECONFIG)
+    syncer_permissions = (*SYNCER_IN_VIRTUAL, *SYNCER_LEADER_ELECTION, *SYNCER_HOST_PORTS, *SYNCER_KUBECONFIG)
     return [
-        Ledger("the manager", SYSTEM, "tapestry-manager", above, MANAGER_PERMISSIONS, home),
-        Ledger("a syncer above", SYSTEM, syncer_name("east"), above, wide, own),
-        Ledger("a syncer below", MOUNT, account, below, (*SYNCER_IN_PHYSICAL, *SYNCER_VOLUMES), there),
+        PermissionAudit("the manager", SYSTEM, "tapestry-manager", above, MANAGER_PERMISSIONS, manager_places),
+        PermissionAudit("a syncer above", SYSTEM, syncer_name("east"), above, syncer_permissions, syncer_places),
+        PermissionAudit(
+            "a syncer below", MOUNT, account, below, (*SYNCER_IN_PHYSICAL, *SYNCER_VOLUMES), physical_places
+        ),
     ]
 
 
 @dataclass
 class World:
-    """Both clusters as their administrators see them, and what runs for Tapestry."""
+    """Both clusters with administrator access, and the installation of Tapestry."""
 
     above: ControlPlane
     below: ControlPlane
     virtual: Client
     physical: Client
-    installed: Installed
+    installed: Installation
 
     async def tapestry(self, *command: object) -> str:
         return await asyncio.to_thread(tapestry, *command, "--kubeconfig", self.above.kubeconfig)
 
     async def join(self) -> None:
-        """The binding is there first, for what may cross is written in it; then the cluster joins."""
+        """Create the binding, which says what is synced, and join the cluster."""
         spec = {
             "clusterID": "east",
             "secretRef": {"name": "east", "namespace": SYSTEM},
@@ -149,8 +154,10 @@ class World:
         }
         await self.virtual.create(CLUSTER_BINDINGS, {**an_object(CLUSTER_BINDINGS, "east"), "spec": spec})
         await self.tapestry("join", "east", "--cluster-kubeconfig", self.below.kubeconfig, "--lease", "50%")
-        await reaches(self.virtual, NODES, NODE, lambda node: node["status"]["allocatable"]["cpu"] == "2")
-        await reaches(self.virtual, CLUSTER_BINDINGS, "east", lambda binding: is_condition_true(binding, "SyncerReady"))
+        await wait_for_object(self.virtual, NODES, NODE, lambda node: node["status"]["allocatable"]["cpu"] == "2")
+        await wait_for_object(
+            self.virtual, CLUSTER_BINDINGS, "east", lambda binding: is_condition_true(binding, "SyncerReady")
+        )
 
     async def binding(self) -> Binding:
         system = await self.virtual.get(NAMESPACES, "kube-system")
@@ -160,26 +167,26 @@ class World:
         binding = await self.binding()
         return physical_name(binding.virtual_cluster, binding.uid, namespace, name)
 
-    async def ledgers(self) -> list[Ledger]:
+    async def permission_audits(self) -> list[PermissionAudit]:
         (account,) = await self.physical.list(SERVICE_ACCOUNTS, MOUNT, labels=keys.VIRTUAL_CLUSTER)
-        return ledgers(self.above, self.below, name_of(account))
+        return permission_audits(self.above, self.below, name_of(account))
 
     async def kill_syncers(self) -> None:
         for pid in await self.installed.pids(syncer_name("east")):
             os.kill(pid, signal.SIGKILL)
 
 
-# -- the chapters
+# -- steps
 
 
-async def a_claim_is_made(world: World) -> None:
-    """Early, for Kubernetes takes its time to bind it."""
+async def create_volume_claim(world: World) -> None:
+    """Create a volume and a claim. This is an early step because Kubernetes binds them slowly."""
     await world.virtual.create(PERSISTENT_VOLUMES, a_volume("data"))
     await world.virtual.create(PERSISTENT_VOLUME_CLAIMS, a_claim("data"))
 
 
-async def metrics_are_read(world: World) -> None:
-    """Off loopback, by somebody with a token."""
+async def read_metrics(world: World) -> None:
+    """Read metrics off loopback with a token."""
     for deployment in ("tapestry-manager", syncer_name("east")):
         log = "".join(await world.installed.logs(deployment))
         (*_, port) = re.findall(r'"metrics":"0\.0\.0\.0:(\d+)"', log)
@@ -187,74 +194,74 @@ async def metrics_are_read(world: World) -> None:
         assert (status, "tapestry_is_leader" in page) == (200, True)
 
 
-async def syncers_are_killed(world: World) -> None:
-    """Those that come after them find what is there, and a name that is taken."""
+async def kill_syncers_and_occupy_node_name(world: World) -> None:
+    """Kill the syncers, and take the name of the next virtual node. The new syncers choose another name."""
     await world.kill_syncers()
     await world.virtual.create(NODES, object_named("vnode-east-n2"))
     await world.physical.create(NODES, a_node("n2"))
-    await reaches_any(world.virtual, NODES, lambda node: annotations_of(node).get(keys.PHYSICAL_NODE_NAME) == "n2")
+    await wait_for_any(world.virtual, NODES, lambda node: annotations_of(node).get(keys.PHYSICAL_NODE_NAME) == "n2")
     await world.virtual.delete(NODES, object_named("vnode-east-n2"))
 
 
-async def elections_are_meddled_with(world: World) -> None:
-    """Until a leader finds its Lease changed as it renews it, and looks again."""
+async def change_leases(world: World) -> None:
+    """Change the Leases until a leader gets a conflict on renewal and reads its Lease."""
     numbers = map(str, count())
 
-    async def meddle(election: str) -> None:
+    async def change_lease(election: str) -> None:
         patch = {"metadata": {"annotations": {"number": next(numbers)}}}
         await world.virtual.patch(LEASES, object_named(election, SYSTEM), patch)
 
-    manager, syncer, _ = await world.ledgers()
-    await until_used(manager, "get leases", partial(meddle, "tapestry-manager"))
-    await until_used(syncer, "get leases", partial(meddle, syncer_lease_name("east")))
+    manager, syncer, _ = await world.permission_audits()
+    await wait_until_used(manager, "get leases", partial(change_lease, "tapestry-manager"))
+    await wait_until_used(syncer, "get leases", partial(change_lease, syncer_lease_name("east")))
 
 
-async def what_runs_a_syncer_drifts(world: World) -> None:
-    """Somebody takes our labels off, so that we no longer see what we made; and a Deployment is down for a moment."""
+async def change_syncer_objects(world: World) -> None:
+    """Remove the labels of the manager's objects, so that its caches miss them, and report a Deployment as down."""
     uid = uid_of(await world.virtual.get(CLUSTER_BINDINGS, "east"))
     ours = f"{keys.CLUSTER_BINDING_UID}={uid}"
-    for resource in OF_SYNCERS:
+    for resource in SYNCER_RESOURCES:
         for obj in await world.virtual.list(resource, labels=ours):
             nothing = {"metadata": {"labels": {keys.MANAGED_BY: None, keys.CLUSTER_BINDING_UID: None}}}
-            await world.virtual.patch(resource, like(obj), nothing)
+            await world.virtual.patch(resource, reference_to(obj), nothing)
             marked = lambda found: labels_of(found).get(keys.CLUSTER_BINDING_UID) == uid  # noqa: E731
-            await reaches(world.virtual, resource, name_of(obj), marked, namespace_of(obj))
+            await wait_for_object(world.virtual, resource, name_of(obj), marked, namespace_of(obj))
     for _ in range(2):
         down = {"status": {"availableReplicas": 0, "readyReplicas": 0}}
-        world.above.pause("kube-controller-manager")  # it would say what is true, perhaps before anybody has looked
+        world.above.pause("kube-controller-manager")  # it would correct the status too early
         try:
             await world.virtual.patch(
                 DEPLOYMENTS, object_named(syncer_name("east"), SYSTEM), down, subresource="status"
             )
-            await reaches(
+            await wait_for_object(
                 world.virtual, CLUSTER_BINDINGS, "east", lambda binding: not is_condition_true(binding, "SyncerReady")
             )
         finally:
             world.above.resume("kube-controller-manager")
-        await reaches(
+        await wait_for_object(
             world.virtual, CLUSTER_BINDINGS, "east", lambda binding: is_condition_true(binding, "SyncerReady")
         )
 
 
-async def a_node_is_shown(world: World) -> None:
-    """With its drivers, with host ports that are taken, and under a policy of the operator's too."""
+async def update_virtual_node(world: World) -> None:
+    """Change the CSI drivers, the used host ports and the policies of a node."""
     drivers = [{"name": DRIVER, "nodeID": "n1"}, {"name": "csi.other", "nodeID": "n1"}]
     await world.physical.create(CSI_NODES, {**object_named("n1"), "spec": {"drivers": drivers[:1]}})
-    await reaches(world.virtual, CSI_NODES, NODE, lambda node: len(node["spec"]["drivers"]) == 1)
+    await wait_for_object(world.virtual, CSI_NODES, NODE, lambda node: len(node["spec"]["drivers"]) == 1)
     await world.physical.patch(CSI_NODES, object_named("n1"), {"spec": {"drivers": drivers}})
-    await reaches(world.virtual, CSI_NODES, NODE, lambda node: len(node["spec"]["drivers"]) == 2)
+    await wait_for_object(world.virtual, CSI_NODES, NODE, lambda node: len(node["spec"]["drivers"]) == 2)
     port = {"name": "c", "image": "i", "ports": [{"containerPort": 80, "hostPort": 80}]}
     await world.physical.create(
         PODS, {**object_named("web", "default"), "spec": {"nodeName": "n1", "containers": [port]}}
     )
-    await reaches_any(world.virtual, PODS, lambda pod: pod["spec"].get("nodeName") == NODE, keys.HOST_PORTS_NAMESPACE)
+    await wait_for_any(world.virtual, PODS, lambda pod: pod["spec"].get("nodeName") == NODE, keys.HOST_PORTS_NAMESPACE)
     await world.physical.delete(PODS, object_named("web", "default"), grace_seconds=0)
     await world.virtual.create(POLICIES, {**an_object(POLICIES, "ours"), "spec": {"cluster": "east"}})
-    await reaches(world.virtual, POLICIES, "ours", lambda policy: value_at(policy, "status", "nodes") == 2)
+    await wait_for_object(world.virtual, POLICIES, "ours", lambda policy: value_at(policy, "status", "nodes") == 2)
 
 
-async def a_pod_runs_with_all_it_needs(world: World) -> None:
-    """And a kubelet says the same of it twice."""
+async def run_pod_with_dependencies(world: World) -> None:
+    """Run a pod with ConfigMap, Secret, Service and volume, and record the same event for its twin twice."""
     virtual, physical = world.virtual, world.physical
     for resource in (CONFIGMAPS, SECRETS):
         await virtual.create(resource, object_named("settings", "default"))
@@ -265,48 +272,48 @@ async def a_pod_runs_with_all_it_needs(world: World) -> None:
     slice = {"metadata": {"name": "web-1", "namespace": "default", "labels": labels}, "addressType": "IPv4"}
     await virtual.create(ENDPOINT_SLICES, {**slice, "ports": ports, "endpoints": endpoints})
     await virtual.create(PODS, a_pod("work"))
-    twin = await reaches(physical, PODS, await world.name_below("work"), bool, MOUNT)
+    twin = await wait_for_object(physical, PODS, await world.name_below("work"), bool, MOUNT)
     about = {"kind": "Pod", "namespace": MOUNT, "name": name_of(twin), "uid": uid_of(twin)}
     for number in (1, 2):
-        said = {"involvedObject": about, "reason": "Pulled", "message": "it is there", "type": "Normal"}
-        await physical.create(EVENTS, {**object_named(f"pulled-{number}", MOUNT), **said})
-        seen = lambda event, number=number: (event["reason"], event.get("count")) == ("Pulled", number)  # noqa: E731
-        await reaches_any(virtual, EVENTS, seen, "default")
+        event = {"involvedObject": about, "reason": "Pulled", "message": "it is there", "type": "Normal"}
+        await physical.create(EVENTS, {**object_named(f"pulled-{number}", MOUNT), **event})
+        is_counted = lambda event, number=number: (event["reason"], event.get("count")) == ("Pulled", number)  # noqa: E731
+        await wait_for_any(virtual, EVENTS, is_counted, "default")
 
 
-async def its_log_is_asked_for(world: World) -> None:
-    """It is empty: below, nobody has placed the twin."""
+async def read_pod_log(world: World) -> None:
+    """Read the log of the pod. It is empty because the twin is not scheduled."""
     async with pod_log(world.virtual, "work", "default", {}) as chunks:
         assert [chunk async for chunk in chunks] == []
 
 
-async def all_of_it_changes(world: World) -> None:
+async def change_pod_and_dependencies(world: World) -> None:
     virtual, physical = world.virtual, world.physical
     below = await world.name_below("work")
     await virtual.patch(PODS, object_named("work", "default"), {"metadata": {"labels": {"changed": "yes"}}})
-    await reaches(physical, PODS, below, lambda pod: "changed" in labels_of(pod), MOUNT)
+    await wait_for_object(physical, PODS, below, lambda pod: "changed" in labels_of(pod), MOUNT)
     debugger = {"spec": {"ephemeralContainers": [{"name": "debug", "image": "i"}]}}
-    how = {"type": PatchType.STRATEGIC}
-    await virtual.patch(PODS, object_named("work", "default"), debugger, subresource="ephemeralcontainers", **how)
-    await reaches(physical, PODS, below, lambda pod: value_at(pod, "spec", "ephemeralContainers", 0), MOUNT)
+    options = {"type": PatchType.STRATEGIC}
+    await virtual.patch(PODS, object_named("work", "default"), debugger, subresource="ephemeralcontainers", **options)
+    await wait_for_object(physical, PODS, below, lambda pod: value_at(pod, "spec", "ephemeralContainers", 0), MOUNT)
     more = {"spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": "200m"}}}]}}
-    await virtual.patch(PODS, object_named("work", "default"), more, subresource="resize", **how)
-    asks = lambda pod: value_at(pod, "spec", "containers", 0, "resources", "requests", "cpu") == "200m"  # noqa: E731
-    await reaches(physical, PODS, below, asks, MOUNT)
+    await virtual.patch(PODS, object_named("work", "default"), more, subresource="resize", **options)
+    has_request = lambda pod: value_at(pod, "spec", "containers", 0, "resources", "requests", "cpu") == "200m"  # noqa: E731
+    await wait_for_object(physical, PODS, below, has_request, MOUNT)
     copy = await world.name_below("settings")
     for resource in (CONFIGMAPS, SECRETS):
         data = {"data": {"key": base64.b64encode(b"new").decode()}}
         await virtual.patch(resource, object_named("settings", "default"), data)
-        await reaches(physical, resource, copy, lambda obj: value_at(obj, "data", "key"), MOUNT)
+        await wait_for_object(physical, resource, copy, lambda obj: value_at(obj, "data", "key"), MOUNT)
     await virtual.patch(SERVICES, object_named("web", "default"), {"spec": {"ports": [{"port": 81}]}})
     port = lambda service: value_at(service, "spec", "ports", 0, "port") == 81  # noqa: E731
-    await reaches_any(physical, SERVICES, port, MOUNT)
+    await wait_for_any(physical, SERVICES, port, MOUNT)
     await virtual.patch(ENDPOINT_SLICES, object_named("web-1", "default"), {"endpoints": [{"addresses": ["10.1.2.4"]}]})
     address = lambda slice: value_at(slice, "endpoints", 0, "addresses", 0) == "10.1.2.4"  # noqa: E731
-    await reaches_any(physical, ENDPOINT_SLICES, address, MOUNT)
+    await wait_for_any(physical, ENDPOINT_SLICES, address, MOUNT)
 
 
-async def a_volume_grows(world: World) -> None:
+async def grow_volume(world: World) -> None:
     virtual, physical = world.virtual, world.physical
     size = {"storage": "2Gi"}
     await virtual.patch(PERSISTENT_VOLUMES, object_named("data"), {"spec": {"capacity": size}})
@@ -315,155 +322,160 @@ async def a_volume_grows(world: World) -> None:
         PERSISTENT_VOLUME_CLAIMS, object_named("data", "default"), {"status": pending}, subresource="status"
     )
     volume, claim = await world.name_below("data", ""), await world.name_below("data")
-    await reaches(physical, PERSISTENT_VOLUMES, volume, lambda each: each["spec"]["capacity"] == size)
+    await wait_for_object(physical, PERSISTENT_VOLUMES, volume, lambda each: each["spec"]["capacity"] == size)
     grown = {"status": {"capacity": size}}
     await physical.patch(PERSISTENT_VOLUME_CLAIMS, object_named(claim, MOUNT), grown, subresource="status")
     done = lambda claim: value_at(claim, "status", "capacity") == size  # noqa: E731
-    await reaches(virtual, PERSISTENT_VOLUME_CLAIMS, "data", done, "default")
+    await wait_for_object(virtual, PERSISTENT_VOLUME_CLAIMS, "data", done, "default")
 
 
-async def what_is_ours_below_loses_its_labels(world: World) -> None:
-    """It is nobody's then: its name is taken, until somebody gives it back to us."""
-    *_, ledger = await world.ledgers()
+async def remove_owner_labels(world: World) -> None:
+    """Remove the owner labels of physical objects for a while. Their names are then taken by foreign objects."""
+    *_, audit = await world.permission_audits()
     binding = await world.binding()
     ours = owner_selector(binding.virtual_cluster, binding.uid)
     for resource in (CONFIGMAPS, SECRETS, SERVICES, ENDPOINT_SLICES):
-        async with stripped(world.physical, resource, ours):
-            await until_used(ledger, f"get {resource.plural}", world.physical.server_version)
+        async with without_labels(world.physical, resource, ours):
+            await wait_until_used(audit, f"get {resource.plural}", world.physical.server_version)
     for resource in (PERSISTENT_VOLUMES, PERSISTENT_VOLUME_CLAIMS):
-        async with stripped(world.physical, resource, ours):
+        async with without_labels(world.physical, resource, ours):
             if resource is PERSISTENT_VOLUMES:
                 await world.virtual.create(PODS, a_pod("second"))
-            await until_used(ledger, f"get {resource.plural}", world.physical.server_version)
+            await wait_until_used(audit, f"get {resource.plural}", world.physical.server_version)
     await world.virtual.delete(PODS, object_named("second", "default"))
 
 
 @asynccontextmanager
-async def stripped(client: Client, resource: Resource, labels: str) -> AsyncIterator[None]:
-    """What these labels select, without them."""
-    marks = (keys.VIRTUAL_CLUSTER, keys.CLUSTER_BINDING_UID)
+async def without_labels(client: Client, resource: Resource, labels: str) -> AsyncIterator[None]:
+    """Remove the owner labels from all selected objects, and restore them on exit."""
+    label_keys = (keys.VIRTUAL_CLUSTER, keys.CLUSTER_BINDING_UID)
     found = await client.list(resource, labels=labels)
     assert found
     for obj in found:
-        await client.patch(resource, like(obj), {"metadata": {"labels": dict.fromkeys(marks)}})
+        await client.patch(resource, reference_to(obj), {"metadata": {"labels": dict.fromkeys(label_keys)}})
     yield
     for obj in found:
-        kept = {key: labels_of(obj)[key] for key in marks}
-        await client.patch(resource, like(obj), {"metadata": {"labels": kept}})
+        removed = {key: labels_of(obj)[key] for key in label_keys}
+        await client.patch(resource, reference_to(obj), {"metadata": {"labels": removed}})
 
 
-async def a_service_goes(world: World) -> None:
+async def delete_service(world: World) -> None:
     await world.virtual.delete(SERVICES, object_named("web", "default"))
-    gone_below = lambda found: not any(name_of(each).startswith("web-") for each in found)  # noqa: E731
-    await wait_for_all(world.physical, SERVICES, MOUNT, gone_below)
+    is_deleted = lambda found: not any(name_of(each).startswith("web-") for each in found)  # noqa: E731
+    await wait_for_list(world.physical, SERVICES, MOUNT, is_deleted)
 
 
-async def the_cluster_is_silent_for_a_while(world: World) -> None:
-    """Pods above learn to wait, and get their patience back."""
+async def pause_physical_api_server(world: World) -> None:
+    """Pause the API server until the tolerations of virtual pods are held, and resume it."""
     world.below.pause("kube-apiserver")
     try:
         held = lambda pod: keys.HELD_TOLERATIONS in annotations_of(pod)  # noqa: E731
-        await reaches(world.virtual, PODS, "work", held, "default")
+        await wait_for_object(world.virtual, PODS, "work", held, "default")
     finally:
         world.below.resume("kube-apiserver")
-    await reaches(world.virtual, PODS, "work", lambda pod: not held(pod), "default")
+    await wait_for_object(world.virtual, PODS, "work", lambda pod: not held(pod), "default")
 
 
-async def a_lease_ends(world: World) -> None:
-    """Its pod is asked to go while there is time; then the owner wants a node back at once, and takes another away."""
+async def end_lease(world: World) -> None:
+    """Close the window with a grace period, reclaim a node at once, and delete another node."""
     (policy,) = await world.physical.list(POLICIES)
-    closed = {"timeWindows": [an_hour_ago()], "forceReclaim": True}
+    closed = {"timeWindows": [past_window()], "forceReclaim": True}
     gently = {"gracefulReclaimPeriodSeconds": 600, "evictDuringGrace": True}
     await world.physical.patch(POLICIES, policy, {"spec": {**closed, **gently}})
-    await gone(world.virtual, PODS, "work", "default")
+    await wait_until_deleted(world.virtual, PODS, "work", "default")
     await world.physical.patch(POLICIES, object_named(name_of(policy)), {"spec": {"timeWindows": None}})
-    await reaches(world.virtual, NODES, NODE, lambda node: not out_of_windows(node))
+    await wait_for_object(world.virtual, NODES, NODE, lambda node: not out_of_windows(node))
     await world.virtual.create(PODS, a_pod("more"))
-    await reaches(world.physical, PODS, await world.name_below("more"), bool, MOUNT)
+    await wait_for_object(world.physical, PODS, await world.name_below("more"), bool, MOUNT)
     await world.physical.patch(
         NODES, object_named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}}
     )
-    await gone(world.virtual, PODS, "more", "default")
+    await wait_until_deleted(world.virtual, PODS, "more", "default")
     await world.physical.patch(NODES, object_named("n1"), {"metadata": {"annotations": {keys.RECLAIM: None}}})
     await world.physical.delete(NODES, object_named("n2"))
-    await reaches(world.virtual, CLUSTER_BINDINGS, "east", lambda binding: value_at(binding, "status", "nodes") == 1)
+    await wait_for_object(
+        world.virtual, CLUSTER_BINDINGS, "east", lambda binding: value_at(binding, "status", "nodes") == 1
+    )
 
 
-async def the_token_is_near_its_end(world: World) -> None:
+async def expire_token_soon(world: World) -> None:
     secret = await world.virtual.get(SECRETS, "east", SYSTEM)
     kubeconfig = yaml.safe_load(base64.b64decode(secret["data"]["kubeconfig"]))
-    old = aged(kubeconfig["users"][0]["user"]["token"], world.below.folder / "certs" / "apiserver.key")
+    old = nearly_expired_token(kubeconfig["users"][0]["user"]["token"], world.below.folder / "certs" / "apiserver.key")
     kubeconfig["users"][0]["user"]["token"] = old
     data = base64.b64encode(yaml.safe_dump(kubeconfig).encode()).decode()
     await world.virtual.patch(SECRETS, object_named("east", SYSTEM), {"data": {"kubeconfig": data}})
     renewed = lambda found: value_at(found, "data", "kubeconfig") != data  # noqa: E731
-    await reaches(world.virtual, SECRETS, "east", renewed, SYSTEM)
+    await wait_for_object(world.virtual, SECRETS, "east", renewed, SYSTEM)
 
 
-async def the_cluster_leaves(world: World) -> None:
-    shown = await world.tapestry("status")
-    assert "east" in shown
+async def unjoin_cluster(world: World) -> None:
+    output = await world.tapestry("status")
+    assert "east" in output
     await world.tapestry("unjoin", "east", "--cluster-kubeconfig", world.below.kubeconfig)
     assert [node for node in await world.virtual.list(NODES) if name_of(node).startswith("vnode-")] == []
 
 
-async def the_cluster_joins_again_and_is_left_by_force(world: World) -> None:
-    """While it does not answer; when it does, what was left there goes."""
+async def join_again_and_unjoin_by_force(world: World) -> None:
+    """Unjoin while the cluster is down. Once it is back, the leftovers are deleted."""
     await world.join()
     await world.virtual.create(PODS, a_pod("again"))
-    await reaches(world.physical, PODS, await world.name_below("again"), bool, MOUNT)
+    await wait_for_object(world.physical, PODS, await world.name_below("again"), bool, MOUNT)
     world.below.pause("kube-apiserver")
     try:
         await world.tapestry("unjoin", "east", "--force")
         assert await world.virtual.list(CLUSTER_BINDINGS) == []
     finally:
         world.below.resume("kube-apiserver")
-    await gone(world.virtual, SECRETS, "east", SYSTEM)
+    await wait_until_deleted(world.virtual, SECRETS, "east", SYSTEM)
     assert await world.physical.list(PODS, MOUNT) == []
 
 
-STORY: tuple[Callable[[World], Any], ...] = (
-    a_claim_is_made,
+STEPS: tuple[Callable[[World], Any], ...] = (
+    create_volume_claim,
     World.join,
-    metrics_are_read,
-    syncers_are_killed,
-    elections_are_meddled_with,
-    what_runs_a_syncer_drifts,
-    a_node_is_shown,
-    a_pod_runs_with_all_it_needs,
-    its_log_is_asked_for,
-    all_of_it_changes,
-    a_volume_grows,
-    what_is_ours_below_loses_its_labels,
-    a_service_goes,
-    the_cluster_is_silent_for_a_while,
-    a_lease_ends,
-    the_token_is_near_its_end,
-    the_cluster_leaves,
-    the_cluster_joins_again_and_is_left_by_force,
+    read_metrics,
+    kill_syncers_and_occupy_node_name,
+    change_leases,
+    change_syncer_objects,
+    update_virtual_node,
+    run_pod_with_dependencies,
+    read_pod_log,
+    change_pod_and_dependencies,
+    grow_volume,
+    remove_owner_labels,
+    delete_service,
+    pause_physical_api_server,
+    end_lease,
+    expire_token_soon,
+    unjoin_cluster,
+    join_again_and_unjoin_by_force,
 )
 
 
 @pytest.fixture
 def planes(kube_assets: Path, tmp_path: Path) -> Iterator[tuple[ControlPlane, ControlPlane]]:
-    """A virtual cluster with service accounts of its own, and a physical one."""
+    """A virtual and a physical control plane, both with service accounts and audit logs."""
     options = {"controller_manager": True, "fsync": False, "audit": True}
     flags = {"feature-gates": "WatchList=false"}
-    calling = {**flags, **kubelet_flags(tmp_path / "virtual")}
+    virtual_flags = {**flags, **kubelet_flags(tmp_path / "virtual")}
     with (
-        ControlPlane(tmp_path / "virtual", kube_assets, scheduler=True, flags=calling, **options) as virtual,
+        ControlPlane(tmp_path / "virtual", kube_assets, scheduler=True, flags=virtual_flags, **options) as virtual,
         ControlPlane(tmp_path / "physical", kube_assets, flags=flags, **options) as physical,
     ):
         yield virtual, physical
 
 
 @asynccontextmanager
-async def a_world(planes: tuple[ControlPlane, ControlPlane], assets: Path, folder: Path) -> AsyncIterator[World]:
+async def running_world(planes: tuple[ControlPlane, ControlPlane], assets: Path, folder: Path) -> AsyncIterator[World]:
     above, below = planes
     virtual, physical = client_of(above), client_of(below)
     try:
         await physical.create(NODES, a_node("n1"))
-        async with nodes_alive(below), at_work(above, assets, folder, MANAGER_SETTINGS, SYNCER_SETTINGS) as installed:
+        async with (
+            ready_nodes(below),
+            running_installation(above, assets, folder, MANAGER_SETTINGS, SYNCER_SETTINGS) as installed,
+        ):
             yield World(above, below, virtual, physical, installed)
     finally:
         await virtual.close()
@@ -471,8 +483,8 @@ async def a_world(planes: tuple[ControlPlane, ControlPlane], assets: Path, folde
 
 
 @asynccontextmanager
-async def nodes_alive(plane: ControlPlane) -> AsyncIterator[None]:
-    """The nodes of a cluster are said to be ready; nobody runs pods there."""
+async def ready_nodes(plane: ControlPlane) -> AsyncIterator[None]:
+    """Keep the nodes of a cluster ready. No pods run there."""
     async with kubelet_manager(plane) as served, asyncio.TaskGroup() as group:
         nodes.install(served.manager, SIMULATED_NODES, lambda: 10250)
         group.create_task(served.manager.run())
@@ -483,28 +495,28 @@ async def nodes_alive(plane: ControlPlane) -> AsyncIterator[None]:
 
 
 @pytest.mark.timeout(300)
-async def test_a_cluster_joins_lends_survives_and_leaves_with_no_right_too_many_and_none_too_few(
+async def test_binding_lifecycle_uses_exactly_the_granted_permissions(
     planes: tuple[ControlPlane, ControlPlane],
     kube_assets: Path,
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    async with a_world(planes, kube_assets, tmp_path) as world:
-        for chapter in STORY:
-            await chapter(world)
-        found = await world.ledgers()
+    async with running_world(planes, kube_assets, tmp_path) as world:
+        for step in STEPS:
+            await step(world)
+        found = await world.permission_audits()
     wrong = []
-    for ledger in found:
-        spare = SPARE.get(ledger.who, {})
-        wrong += complaints(ledger, spare)
-        record_property("figure", f"rights of {ledger.who}: {len(ledger.granted())}, of them spare: {len(spare)}")
+    for audit in found:
+        exceptions = EXCEPTIONS.get(audit.label, {})
+        wrong += permission_errors(audit, exceptions)
+        record_property("figure", f"rights of {audit.label}: {len(audit.granted())}, of them spare: {len(exceptions)}")
     assert wrong == [], "\n".join(wrong)
 
 
-# -- words of these tests
+# -- helpers
 
 
-async def reaches(
+async def wait_for_object(
     client: Client, resource: Resource, name: str, until: Callable[[Object], Any], namespace: str | None = None
 ) -> Object:
     found = await wait_for(
@@ -514,14 +526,14 @@ async def reaches(
     return found
 
 
-async def reaches_any(
+async def wait_for_any(
     client: Client, resource: Resource, until: Callable[[Object], bool], namespace: str | None = None
 ) -> None:
-    """Some object of the kind is as it should be."""
-    await wait_for_all(client, resource, namespace, lambda found: any(map(until, found)))
+    """Wait until at least one object of the kind meets the condition."""
+    await wait_for_list(client, resource, namespace, lambda found: any(map(until, found)))
 
 
-async def wait_for_all(
+async def wait_for_list(
     client: Client, resource: Resource, namespace: str | None, until: Callable[[list[Object]], bool]
 ) -> None:
     informer, changed = Informer(client, resource, namespace=namespace), asyncio.Event()
@@ -535,15 +547,15 @@ async def wait_for_all(
         running.cancel()
 
 
-async def until_used(ledger: Ledger, right: str, meanwhile: Callable[[], Any]) -> None:
-    """The audit shows that the account needed the right; there is no watch for that, so something is done meanwhile."""
+async def wait_until_used(audit: PermissionAudit, right: str, meanwhile: Callable[[], Any]) -> None:
+    """Call `meanwhile` until the audit log shows that the account used the permission."""
     async with asyncio.timeout(60):
-        while any(str(unused).startswith(right) for unused in ledger.unused()):
+        while any(str(unused).startswith(right) for unused in audit.unused()):
             for _ in range(100):
                 await meanwhile()
 
 
-async def gone(client: Client, resource: Resource, name: str, namespace: str | None = None) -> None:
+async def wait_until_deleted(client: Client, resource: Resource, name: str, namespace: str | None = None) -> None:
     await wait_for(client, resource, name, namespace, until=lambda obj: obj is None, timeout=40)
 
 
@@ -554,8 +566,8 @@ def metrics_at(port: int, token: str) -> tuple[int, str]:
         return answer.status, answer.read().decode()
 
 
-def like(obj: Object) -> Object:
-    """Whatever has the object's name."""
+def reference_to(obj: Object) -> Object:
+    """Return a reference with the name and namespace of an object."""
     return object_named(name_of(obj), namespace_of(obj))
 
 
@@ -569,7 +581,7 @@ def a_node(name: str) -> Object:
 
 
 def a_pod(name: str) -> Object:
-    """A pod with a token, and whatever else a pod may mount."""
+    """Return a pod with a token, a ConfigMap, a Secret and a volume."""
     volumes = [
         {"name": "settings", "configMap": {"name": "settings"}},
         {"name": "data", "persistentVolumeClaim": {"claimName": "data"}},
@@ -604,8 +616,8 @@ def a_claim(name: str) -> Object:
     return {**object_named(name, "default"), "spec": spec}
 
 
-def an_hour_ago() -> Object:
-    """A window that has just been."""
+def past_window() -> Object:
+    """Return a window that closed an hour ago."""
     start, end = (time.strftime("%H:%M", time.gmtime(time.time() - seconds)) for seconds in (7200, 3600))
     return {"start": start, "end": end, "timeZone": "UTC"}
 
@@ -614,8 +626,8 @@ def out_of_windows(node: Object) -> bool:
     return any(taint["key"] == keys.OUT_OF_TIME_WINDOWS_TAINT for taint in value_at(node, "spec", "taints", default=[]))
 
 
-def aged(token: str, key: Path) -> str:
-    """The token of a service account as it would be near its end, signed as the API server signs."""
+def nearly_expired_token(token: str, key: Path) -> str:
+    """Return a service account token with one day left, signed with the key of the API server."""
     head, payload, _ = token.split(".")
     claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
     now = int(time.time())

@@ -1,7 +1,7 @@
-"""A witness of both sides: what ever happened there, and whether they agree now.
+"""Observer of both sides: the history of pods and twins, and the current disagreements.
 
-It reads from the API servers themselves, past all gates.  Watches resume where they broke off, so that no twin comes
-and goes unseen; if one ever had to begin anew, the witness says so, and what it says counts for nothing.
+It reads from the API servers directly, not through proxies. Watches resume where they ended, so no twin is missed. If a
+watch had to list again, `restarted_watches` reports it and the observations are not valid.
 """
 
 import asyncio
@@ -22,16 +22,16 @@ from tapestry.kube.resources import CONFIGMAPS, NAMESPACES, PODS, SECRETS
 from ...integration.lending import Lending
 from .churn import COLOUR, FINISHING, KIND, LATE, PASSWORD, SETTINGS, TOKEN
 
-ENDS = ("Succeeded", "Failed")
-SHOWN = ("phase", "startTime", "hostIP", "podIP", "podIPs", "containerStatuses")
+TERMINAL_PHASES = ("Succeeded", "Failed")
+STATUS_FIELDS = ("phase", "startTime", "hostIP", "podIP", "podIPs", "containerStatuses")
 PAUSE = 0.5
-"""Seconds between two looks at everything."""
+"""Seconds between two comparisons of both sides."""
 CONDITIONS = ("Initialized", "ContainersReady", "Ready")
 
 
 @dataclass
-class Below:
-    """What of ours is in the mount namespace of one site."""
+class PhysicalState:
+    """Our objects in the mount namespace of one site."""
 
     pods: Informer
     configmaps: Informer
@@ -43,80 +43,82 @@ class Below:
 
 
 @dataclass
-class Witness:
+class Observer:
     above: Informer
     sources: Mapping[str, Informer]
-    """ConfigMaps and Secrets above, by the name of their kind."""
-    below: Mapping[str, Below]
-    """By the name of the binding."""
+    """Virtual ConfigMaps and Secrets, by kind."""
+    below: Mapping[str, PhysicalState]
+    """Physical objects, by the name of the binding."""
     twins: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """The UIDs of all the twins that a pod ever had, by the pod's UID."""
+    """UIDs of all twins that a pod ever had, by the pod's UID."""
     ended: dict[str, str] = field(default_factory=dict)
-    """The phase in which each pod ended, by its UID."""
-    revived: list[str] = field(default_factory=list)
-    """Pods that were in another phase after their end."""
+    """Terminal phase of each pod that terminated, by UID."""
+    resurrected: list[str] = field(default_factory=list)
+    """Pods whose phase changed after they terminated."""
     failed: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """On which node pods failed and what was said of them, by their UIDs."""
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Node and message of each failed pod, by UID."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
     to_finish: asyncio.Queue[tuple[str, Object]] = field(default_factory=asyncio.Queue)
-    """Twins that run and are of the kind that finishes, each with its binding's name."""
-    lists_before: int = field(default_factory=lambda: lists_again())
-    """Of earlier tests in this process."""
+    """Running twins that should finish, each with the name of its binding."""
+    relisted_before: int = field(default_factory=lambda: relisted_watches())
+    """Watches that listed again in earlier tests of this process."""
 
-    def began_anew(self) -> int:
-        """How many watches had to list again since, and may have missed something."""
-        return lists_again() - self.lists_before
+    def restarted_watches(self) -> int:
+        """Return the number of watches that had to list again, and may have missed changes."""
+        return relisted_watches() - self.relisted_before
 
-    def see_pod(self, _: Object | None, pod: Object | None) -> None:
+    def record_pod(self, _: Object | None, pod: Object | None) -> None:
         if pod is not None:
             uid, phase = uid_of(pod), pod["status"]["phase"]
             if self.ended.get(uid, phase) != phase:
-                self.revived.append(f"{key_of(pod)}: {self.ended[uid]}, then {phase}")
-            if phase in ENDS:
+                self.resurrected.append(f"{key_of(pod)}: {self.ended[uid]}, then {phase}")
+            if phase in TERMINAL_PHASES:
                 self.ended[uid] = phase
             if phase == "Failed":
-                node, said = pod["spec"]["nodeName"], (pod["status"].get("reason"), pod["status"].get("message"))
-                self.failed[uid] = node, f"{key_of(pod)} on {node} failed: {said}"
-        self.news.set()
+                node, message = pod["spec"]["nodeName"], (pod["status"].get("reason"), pod["status"].get("message"))
+                self.failed[uid] = node, f"{key_of(pod)} on {node} failed: {message}"
+        self.changed.set()
 
-    def see_twin(self, site: str, old: Object | None, twin: Object | None) -> None:
+    def record_twin(self, site: str, old: Object | None, twin: Object | None) -> None:
         if twin is not None:
             self.twins[annotations_of(twin).get(keys.VIRTUAL_POD_UID, "")].add(uid_of(twin))
-            began = phase_of(twin) == "Running" and (old is None or phase_of(old) != "Running")
-            if began and labels_of(twin).get(KIND) == FINISHING:
+            started = phase_of(twin) == "Running" and (old is None or phase_of(old) != "Running")
+            if started and labels_of(twin).get(KIND) == FINISHING:
                 self.to_finish.put_nowait((site, twin))
-        self.news.set()
+        self.changed.set()
 
-    def ran_twice(self) -> list[str]:
+    def duplicate_twins(self) -> list[str]:
         return [f"pod {pod} had the twins {sorted(twins)}" for pod, twins in self.twins.items() if len(twins) > 1]
 
-    async def wait_until(self, claim: Callable[[], bool], timeout: float, *, pause: float = 0.0) -> bool:
-        """Whether it came true in time; asked at each change, or no sooner than `pause` seconds after the last time."""
+    async def wait_until(self, condition: Callable[[], bool], timeout: float, *, pause: float = 0.0) -> bool:
+        """Return True if the condition holds in time. It is checked on changes, at most once per `pause` seconds."""
         try:
             async with asyncio.timeout(timeout):
-                while not claim():
-                    self.news.clear()
+                while not condition():
+                    self.changed.clear()
                     await asyncio.sleep(pause)
-                    await self.news.wait()
+                    await self.changed.wait()
         except TimeoutError:
             return False
         return True
 
     async def wait_for_agreement(self, timeout: float) -> bool:
-        return await self.wait_until(lambda: not self.complaints(), timeout, pause=PAUSE)
+        return await self.wait_until(lambda: not self.disagreements(), timeout, pause=PAUSE)
 
     # -- agreement
 
-    def complaints(self) -> list[str]:
-        """What would have to change for both sides to agree and everything to be done."""
+    def disagreements(self) -> list[str]:
+        """Return all differences between both sides, and all work that is not finished."""
         found = [
-            complaint
+            disagreement
             for site, below in self.below.items()
-            for part in (self.about_twins, self.about_copies)
-            for complaint in part(site, below)
+            for part in (self.twin_disagreements, self.copy_disagreements)
+            for disagreement in part(site, below)
         ]
-        strays = [f"{key_of(pod)} is on no node of ours" for pod in self.above.store.list() if not self.site_of(pod)]
-        return found + strays
+        unassigned = [
+            f"{key_of(pod)} is on no node of ours" for pod in self.above.store.list() if not self.site_of(pod)
+        ]
+        return found + unassigned
 
     def site_of(self, pod: Object) -> str:
         node = pod["spec"]["nodeName"]
@@ -125,29 +127,31 @@ class Witness:
     def pods_of(self, site: str) -> list[Object]:
         return [pod for pod in self.above.store.list() if self.site_of(pod) == site]
 
-    def about_twins(self, site: str, below: Below) -> Iterator[str]:
-        made: dict[str, list[Object]] = defaultdict(list)
+    def twin_disagreements(self, site: str, below: PhysicalState) -> Iterator[str]:
+        twins_by_pod: dict[str, list[Object]] = defaultdict(list)
         for twin in below.pods.store.list():
-            made[annotations_of(twin).get(keys.VIRTUAL_POD_UID, "")].append(twin)
+            twins_by_pod[annotations_of(twin).get(keys.VIRTUAL_POD_UID, "")].append(twin)
         for pod in self.pods_of(site):
-            twins = made.pop(uid_of(pod), [])
+            twins = twins_by_pod.pop(uid_of(pod), [])
             if len(twins) == 1:
                 yield from (f"{key_of(pod)}: {each}" for each in differences(pod, twins[0]))
-            elif phase_of(pod) not in ENDS or twins:
+            elif phase_of(pod) not in TERMINAL_PHASES or twins:
                 yield f"{key_of(pod)} ({phase_of(pod)}) has {len(twins)} twins"
-        yield from (f"{site}: {key_of(twin)} has no pod" for twins in made.values() for twin in twins)
+        yield from (f"{site}: {key_of(twin)} has no pod" for twins in twins_by_pod.values() for twin in twins)
 
-    def about_copies(self, site: str, below: Below) -> Iterator[str]:
-        wanted = {need for pod in self.pods_of(site) if phase_of(pod) not in ENDS for need in needs_of(pod)}
+    def copy_disagreements(self, site: str, below: PhysicalState) -> Iterator[str]:
+        needed = {
+            key for pod in self.pods_of(site) if phase_of(pod) not in TERMINAL_PHASES for key in copies_needed_by(pod)
+        }
         found: dict[tuple[str, str], Object] = {}
         for kind, informer in (("ConfigMap", below.configmaps), ("Secret", below.secrets)):
             for copy in informer.store.list():
-                said = annotations_of(copy)
-                name = said.get(keys.VIRTUAL_NAME)
-                found[(kind, name) if name else (TOKEN, said[keys.VIRTUAL_POD_UID])] = copy
-        yield from (f"{site}: there is no copy of {need}" for need in wanted - found.keys())
-        yield from (f"{site}: nobody needs the copy of {need}" for need in found.keys() - wanted)
-        for kind, name in wanted & found.keys():
+                annotations = annotations_of(copy)
+                name = annotations.get(keys.VIRTUAL_NAME)
+                found[(kind, name) if name else (TOKEN, annotations[keys.VIRTUAL_POD_UID])] = copy
+        yield from (f"{site}: there is no copy of {key}" for key in needed - found.keys())
+        yield from (f"{site}: no pod needs the copy of {key}" for key in found.keys() - needed)
+        for kind, name in needed & found.keys():
             if kind in self.sources:
                 source = self.sources[kind].store.get(f"default/{name}")
                 if source is None or source.get("data") != found[kind, name].get("data"):
@@ -158,8 +162,8 @@ def phase_of(pod: Object) -> str:
     return str(value_at(pod, "status", "phase"))
 
 
-def needs_of(pod: Object) -> Iterator[tuple[str, str]]:
-    """The copies that a pod needs below."""
+def copies_needed_by(pod: Object) -> Iterator[tuple[str, str]]:
+    """Yield the copies that a pod needs in the physical cluster."""
     match labels_of(pod)[KIND]:
         case kind if kind in (SETTINGS, LATE):
             yield "ConfigMap", pod["spec"]["volumes"][0]["configMap"]["name"]
@@ -170,19 +174,19 @@ def needs_of(pod: Object) -> Iterator[tuple[str, str]]:
 
 
 def differences(pod: Object, twin: Object) -> Iterator[str]:
-    """How the two are not what they should be to each other."""
+    """Yield the differences between a pod and its twin."""
     if is_deleting(pod) or is_deleting(twin):
-        yield "it, or its twin, is on the way out"
+        yield "it, or its twin, is being deleted"
     if phase_of(pod) not in ("Running", "Succeeded"):
         yield f"it is {phase_of(pod)}"
     if labels_of(pod)[KIND] == FINISHING and phase_of(pod) == "Running":
-        yield "it has yet to finish"
+        yield "it has not finished yet"
     if phase_of(pod) == "Running" and labels_of(pod)[COLOUR] != labels_of(twin).get(COLOUR):
         yield f"it is {labels_of(pod)[COLOUR]}, its twin {labels_of(twin).get(COLOUR)}"
     mapped = condition_of(pod, keys.MAPPED_CONDITION)
     if (mapped.get("status"), mapped.get("message")) != ("True", uid_of(twin)):
         yield f"its twin is {uid_of(twin)}, and it says {mapped}"
-    for field_ in SHOWN:
+    for field_ in STATUS_FIELDS:
         if value_at(pod, "status", field_) != value_at(twin, "status", field_):
             yield f"{field_} is {value_at(pod, 'status', field_)}, below {value_at(twin, 'status', field_)}"
     for type in CONDITIONS:
@@ -194,8 +198,8 @@ def condition_of(pod: Object, type: str) -> Object:
     return next((each for each in value_at(pod, "status", "conditions", default=[]) if each["type"] == type), {})
 
 
-def lists_again() -> int:
-    """How many watches of this process ever had to list again."""
+def relisted_watches() -> int:
+    """Return the number of watches of this process that ever had to list again."""
     return sum(int(count) for labels, count in WATCH_RESTARTS.values().items() if "Gone" in labels)
 
 
@@ -204,32 +208,36 @@ async def binding_of_site(site: Lending) -> Binding:
     return binding_of(await site.virtual.get(CLUSTER_BINDINGS, site.name), uid_of(system))
 
 
-async def seen_below(site: Lending) -> Below:
+async def informers_of(site: Lending) -> PhysicalState:
     ours = (await binding_of_site(site)).owner_labels()
     labels = ",".join(f"{key}={value}" for key, value in ours.items())
     kinds = (PODS, CONFIGMAPS, SECRETS)
-    return Below(*(Informer(site.physical, kind, namespace=site.mount, labels=labels) for kind in kinds))
+    return PhysicalState(*(Informer(site.physical, kind, namespace=site.mount, labels=labels) for kind in kinds))
 
 
 @asynccontextmanager
-async def witness(virtual: Client, sites: Iterable[Lending]) -> AsyncIterator[Witness]:
-    """One who has seen everything that is there."""
-    below = {site.name: await seen_below(site) for site in sites}
+async def observing(virtual: Client, sites: Iterable[Lending]) -> AsyncIterator[Observer]:
+    """Run an Observer. It has seen all existing objects when this yields."""
+    below = {site.name: await informers_of(site) for site in sites}
     sources = {kind.kind: Informer(virtual, kind, namespace="default") for kind in (CONFIGMAPS, SECRETS)}
-    made = Witness(Informer(virtual, PODS, namespace="default", labels=KIND), sources, below)
-    made.above.on_change(made.see_pod)
+    observer = Observer(Informer(virtual, PODS, namespace="default", labels=KIND), sources, below)
+    observer.above.on_change(observer.record_pod)
     for name, each in below.items():
-        each.pods.on_change(partial(made.see_twin, name))
+        each.pods.on_change(partial(observer.record_twin, name))
     copies = [informer for each in below.values() for informer in (each.configmaps, each.secrets)]
     for informer in (*sources.values(), *copies):
-        informer.on_change(lambda _old, _new: made.news.set())
-    informers = [made.above, *sources.values(), *(informer for each in below.values() for informer in each.informers)]
+        informer.on_change(lambda _old, _new: observer.changed.set())
+    informers = [
+        observer.above,
+        *sources.values(),
+        *(informer for each in below.values() for informer in each.informers),
+    ]
     async with asyncio.TaskGroup() as group:
-        following = [group.create_task(informer.run()) for informer in informers]
+        tasks = [group.create_task(informer.run()) for informer in informers]
         for informer in informers:
             await informer.synced.wait()
         try:
-            yield made
+            yield observer
         finally:
-            for task in following:
+            for task in tasks:
                 task.cancel()

@@ -1,6 +1,6 @@
-"""A controller that does nothing but write: each ConfigMap it sees gets our name, again and again, as fast as it goes.
+"""Controller that writes its identity into ConfigMaps continuously, to show who wrote at which revision.
 
-It is found through its entry point, as anybody's controller is, and shows who wrote at which revision.
+It is discovered through its entry point, like any third-party controller.
 """
 
 from dataclasses import dataclass, field
@@ -13,28 +13,28 @@ from tapestry.kube.resources import CONFIGMAPS
 
 
 @dataclass(frozen=True)
-class Scribe:
-    pages: Informer
+class Writer:
+    configmaps: Informer
     manager: Manager
     latest: dict[str, Object] = field(default_factory=dict)
 
     async def reconcile(self, key: str) -> Result | None:
-        page = self.latest.pop(key, None) or self.pages.store.get(key)
-        if page is None:
+        configmap = self.latest.pop(key, None) or self.configmaps.store.get(key)
+        if configmap is None:
             return None
-        count = int(page["data"].get("count", "0")) + 1
+        count = int(configmap["data"].get("count", "0")) + 1
         patch = {"data": {"writer": self.manager.identity, "count": str(count)}}
         try:
-            self.latest[key] = await self.manager.client.patch(CONFIGMAPS, page, patch)
+            self.latest[key] = await self.manager.client.patch(CONFIGMAPS, configmap, patch)
         except Conflict:
             return Result(requeue_after=0.05)
         return Result(requeue_after=0.001)
 
 
 def setup(manager: Manager) -> None:
-    pages = manager.informer(CONFIGMAPS, labels="scribe")
-    manager.controller("scribe", Scribe(pages, manager).reconcile).watch(pages)
+    configmaps = manager.informer(CONFIGMAPS, labels="written-by=writer")
+    manager.controller("writer", Writer(configmaps, manager).reconcile).watch(configmaps)
 
 
 def register(registry: Registry) -> None:
-    registry.register("scribe", setup)
+    registry.register("writer", setup)

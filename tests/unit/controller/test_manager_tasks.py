@@ -1,4 +1,4 @@
-"""What a manager runs beside its controllers: duties, and informers of other clusters."""
+"""Tasks and informers of other clusters that a manager runs in addition to its controllers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,8 +21,8 @@ async def nothing(_: str) -> None:
     return
 
 
-async def test_work_does_not_wait_for_an_informer_of_another_cluster(world: Any) -> None:
-    elsewhere = InProcessApi([PODS], now=world.clock.now)
+async def test_work_does_not_wait_for_optional_informer(world: Any) -> None:
+    other = InProcessApi([PODS], now=world.clock.now)
     seen: list[str] = []
 
     async def reconcile(key: str) -> None:
@@ -31,8 +31,8 @@ async def test_work_does_not_wait_for_an_informer_of_another_cluster(world: Any)
     def setup(manager: Manager) -> None:
         widgets = manager.informer(world.widgets)
         manager.controller("widgets", reconcile).watch(widgets)
-        # CONFIGMAPS are not served there: this cache is never filled
-        manager.add_optional_informer(Informer(type(manager.reads)(elsewhere.connect()), CONFIGMAPS))
+        # CONFIGMAPS are not served there: this cache never syncs
+        manager.add_optional_informer(Informer(type(manager.reads)(other.connect()), CONFIGMAPS))
 
     await world.add(world.widgets, "one")
     async with world.running(world.manager(setup)):
@@ -40,34 +40,34 @@ async def test_work_does_not_wait_for_an_informer_of_another_cluster(world: Any)
     assert seen == ["default/one"]
 
 
-async def test_a_resource_that_need_not_exist_counts_as_empty_where_it_does_not(world: Any) -> None:
-    elsewhere = InProcessApi([PODS], now=world.clock.now)
-    informer = Informer(type(world.client)(elsewhere.connect()), CONFIGMAPS).allow_missing()
-    told: list[str] = []
-    informer.after_sync(lambda: told.append("synced"))
+async def test_missing_resource_counts_as_empty_if_allowed(world: Any) -> None:
+    other = InProcessApi([PODS], now=world.clock.now)
+    informer = Informer(type(world.client)(other.connect()), CONFIGMAPS).allow_missing()
+    calls: list[str] = []
+    informer.after_sync(lambda: calls.append("synced"))
     task = asyncio.create_task(informer.run())
     await asyncio.sleep(60)
     task.cancel()
-    assert told == ["synced"]
+    assert calls == ["synced"]
     assert len(informer.store) == 0
 
 
-class Elsewhere:
-    """Something that is no API server, and finds nothing."""
+class NotAnApiServer:
+    """An HTTP server that is not an API server and responds with 404."""
 
-    def __init__(self, answers: dict[str, Object]) -> None:
-        self.answers = answers
+    def __init__(self, responses: dict[str, Object]) -> None:
+        self.responses = responses
 
     async def send(self, request: Request) -> Response:
-        found = self.answers.get(request.path)
+        found = self.responses.get(request.path)
         return Response(200, {}, ENCODER.encode(found)) if found else Response(404, {}, b"404 page not found")
 
     @asynccontextmanager
     async def stream(self, _: Request) -> AsyncIterator[Any]:
-        yield NotThere()
+        yield NotFoundStream()
 
 
-class NotThere:
+class NotFoundStream:
     status = 404
 
     async def chunks(self) -> AsyncIterator[bytes]:
@@ -75,7 +75,7 @@ class NotThere:
 
 
 @pytest.mark.parametrize(
-    ("answers", "is_absent"),
+    ("responses", "is_absent"),
     [
         ({}, False),
         ({"/apis": {"kind": "Pancakes"}}, False),
@@ -83,27 +83,27 @@ class NotThere:
         ({"/apis": {"kind": "APIGroupList", "groups": [{"versions": [{"groupVersion": "apps/v1"}]}]}}, False),
     ],
 )
-async def test_only_a_server_that_says_what_it_has_can_be_without_a_resource(
-    world: Any, answers: dict[str, Object], is_absent: bool
+async def test_resource_is_missing_only_with_discovery(
+    world: Any, responses: dict[str, Object], is_absent: bool
 ) -> None:
-    informer = Informer(type(world.client)(Elsewhere(answers)), DEPLOYMENTS).allow_missing()
+    informer = Informer(type(world.client)(NotAnApiServer(responses)), DEPLOYMENTS).allow_missing()
     task = asyncio.create_task(informer.run())
     await asyncio.sleep(600)
     task.cancel()
     assert informer.synced.is_set() == is_absent
 
 
-async def test_a_resource_that_is_missing_among_others_of_its_group_counts_as_empty(world: Any) -> None:
-    elsewhere = InProcessApi([PODS, DEPLOYMENTS], now=world.clock.now)
+async def test_resource_missing_in_its_group_counts_as_empty(world: Any) -> None:
+    other = InProcessApi([PODS, DEPLOYMENTS], now=world.clock.now)
     sets = Resource("apps", "v1", "StatefulSet", "statefulsets")
-    informer = Informer(type(world.client)(elsewhere.connect()), sets).allow_missing()
+    informer = Informer(type(world.client)(other.connect()), sets).allow_missing()
     task = asyncio.create_task(informer.run())
     await asyncio.sleep(10)
     task.cancel()
     assert informer.synced.is_set()
 
 
-async def test_a_duty_runs_while_the_manager_works_and_begins_again_after_an_error_of_a_server(world: Any) -> None:
+async def test_leader_task_is_restarted_after_server_error(world: Any) -> None:
     began: list[float] = []
 
     async def duty() -> None:
@@ -122,7 +122,7 @@ async def test_a_duty_runs_while_the_manager_works_and_begins_again_after_an_err
     assert began[1] - began[0] == 1
 
 
-async def test_a_standby_prepares_itself_but_does_no_duty(world: Any) -> None:
+async def test_standby_runs_startup_tasks_but_no_leader_tasks(world: Any) -> None:
     done: list[str] = []
 
     def setup_of(name: str) -> Any:

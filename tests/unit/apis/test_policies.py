@@ -1,6 +1,6 @@
-"""ResourceLeasingPolicy: what is read from one.  Its definition is a golden file.
+"""ResourceLeasingPolicy: decoding.  Its definition is a golden file.
 
-`REWRITE_GOLDEN=1 pytest ...` writes the file anew; a real kube-apiserver takes it in the integration tests.
+`REWRITE_GOLDEN=1 pytest ...` writes the file again.  The integration tests apply it to a real kube-apiserver.
 """
 
 import os
@@ -30,14 +30,14 @@ def a_limit(**fields: Any) -> Object:
     return a_policy(resourceLimits=[{"resource": "cpu", **fields}])
 
 
-def test_the_definition_is_as_the_golden_file_has_it() -> None:
+def test_definition_equals_golden_file() -> None:
     found = yaml.safe_dump(crd(POLICY), sort_keys=False, width=120, allow_unicode=True)
     if os.environ.get("REWRITE_GOLDEN"):
         GOLDEN.write_text(found)
     assert found == GOLDEN.read_text()
 
 
-def test_a_policy_without_more_lends_always_and_takes_nothing_back_by_force() -> None:
+def test_default_policy_is_always_open_without_force() -> None:
     spec = decode_spec(POLICY, a_policy())
     assert spec == ResourceLeasingPolicySpec(cluster="east")
     assert not spec.time_windows
@@ -45,7 +45,7 @@ def test_a_policy_without_more_lends_always_and_takes_nothing_back_by_force() ->
     assert (spec.force_reclaim, spec.graceful_reclaim_period_seconds, spec.evict_during_grace) == (False, 0, False)
 
 
-def test_a_manifest_of_kubeocean_is_read_whole() -> None:
+def test_kubeocean_manifest_decodes_completely() -> None:
     spec = decode_spec(
         POLICY,
         a_policy(
@@ -65,16 +65,16 @@ def test_a_manifest_of_kubeocean_is_read_whole() -> None:
 
 
 @pytest.mark.parametrize("day", [*day_name, *day_abbr, *map(str.lower, day_name), *map(str.upper, day_abbr), "fRiDaY"])
-def test_a_day_is_an_english_name_long_or_short_in_any_case(day: str) -> None:
+def test_weekday_may_be_short_and_in_any_case(day: str) -> None:
     assert decode_spec(POLICY, a_window(days=[day])).time_windows[0].days == (day,)
 
 
 @pytest.mark.parametrize("clock", ["00:00", "08:30", "19:59", "23:59"])
-def test_a_window_starts_at_a_minute_of_the_day(clock: str) -> None:
+def test_window_starts_at_a_valid_time(clock: str) -> None:
     assert decode_spec(POLICY, a_window(start=clock)).time_windows[0].start == clock
 
 
-def test_a_window_may_end_at_the_end_of_the_day() -> None:
+def test_window_may_end_at_24_00() -> None:
     assert decode_spec(POLICY, a_window(end="24:00")).time_windows[0].end == "24:00"
 
 
@@ -96,12 +96,12 @@ def test_a_window_may_end_at_the_end_of_the_day() -> None:
         (a_policy(gracefulReclaimPeriodSeconds=-1), "spec.gracefulReclaimPeriodSeconds"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_path(policy: Object, path: str) -> None:
+def test_invalid_policy_is_rejected_with_path(policy: Object, path: str) -> None:
     with pytest.raises(InvalidSpec) as caught:
         decode_spec(POLICY, policy)
     assert str(caught.value).startswith(f"{path}: ")
 
 
 @pytest.mark.parametrize("quantity", [0, 4, "0", "+4", "500m", "1.5Gi", "1e3", ".5"])
-def test_a_quantity_is_a_number_with_or_without_a_suffix(quantity: int | str) -> None:
+def test_quantity_may_have_a_suffix(quantity: int | str) -> None:
     assert decode_spec(POLICY, a_limit(quantity=quantity)).resource_limits[0].quantity == quantity

@@ -1,4 +1,4 @@
-"""The driver must find what it is there to find: reconcilers that end differently after a disturbance."""
+"""The perturbation driver must find reconcilers whose final state depends on a disturbance."""
 
 import asyncio
 from typing import Any
@@ -24,7 +24,7 @@ SOURCE = {
 
 
 def copier(metadata: Object) -> Scenario:
-    """Copies a ConfigMap into a Secret with `metadata` once, and marks the ConfigMap as copied."""
+    """Copy a ConfigMap into a Secret with `metadata` once, and mark the ConfigMap as copied."""
 
     def setup(manager: Manager) -> None:
         sources = manager.informer(CONFIGMAPS)
@@ -61,7 +61,7 @@ async def exists(client: Client, name: str) -> bool:
 
 
 def poller(seconds: float) -> Scenario:
-    """Looks at a ConfigMap again and again, in a world that waits for what never comes."""
+    """Reconcile a ConfigMap forever, in a world that waits for something that never happens."""
 
     def setup(manager: Manager) -> None:
         async def reconcile(key: str) -> Result | None:
@@ -77,38 +77,38 @@ def poller(seconds: float) -> Scenario:
     return Scenario("poller", [CONFIGMAPS], setup, world)
 
 
-def test_a_controller_that_polls_is_named_with_its_key_and_call() -> None:
+def test_polling_controller_is_named_with_key_and_call() -> None:
     with pytest.raises(Endless, match="controller 'poller' reconciled 'default/source' 20,000 times") as raised:
         perturb(poller(0.1))
     assert "GET /api/v1/namespaces/default/configmaps/source" in str(raised.value)
 
 
-def test_a_world_that_never_sees_its_end_is_told_what_happened() -> None:
-    with pytest.raises(Endless, match="did not see its end within 24 hours of virtual time: controller 'poller'"):
+def test_endless_world_error_describes_last_calls() -> None:
+    with pytest.raises(Endless, match="did not return within 24 hours of virtual time: controller 'poller'"):
         perturb(poller(600))
 
 
-def test_a_failed_check_lists_every_failure() -> None:
+def test_failed_check_lists_every_failure() -> None:
     report = perturb(copier({"generateName": "copy-"}))
     with pytest.raises(AssertionError) as raised:
         report.check()
     assert str(raised.value).count("\n") == len(report.failures) > 1
 
 
-def test_a_reconciler_with_deterministic_names_passes() -> None:
+def test_reconciler_with_deterministic_names_passes() -> None:
     report = perturb(copier({"name": "copy"}))
     assert report.failures == []
     assert report.cases == report.calls * (len(Disturbance) - len(ONE_SIDED))
 
 
-def test_a_reconciler_that_makes_up_names_is_found_when_it_dies_after_the_create() -> None:
+def test_reconciler_with_random_names_fails_after_create() -> None:
     report = perturb(copier({"generateName": "copy-"}))
     found = {failure.disturbance for failure in report.failures}
-    assert {Disturbance.DIES_AFTER, Disturbance.LOSES_ANSWER} <= found
+    assert {Disturbance.DIES_AFTER, Disturbance.LOSES_RESPONSE} <= found
     assert "Secret default/copy-" in str(report)
 
 
-def test_a_reconciler_that_trusts_a_stale_cache_is_found() -> None:
+def test_reconciler_that_trusts_stale_cache_fails() -> None:
     def setup(manager: Manager) -> None:
         sources = manager.informer(CONFIGMAPS)
 
@@ -129,7 +129,7 @@ def test_a_reconciler_that_trusts_a_stale_cache_is_found() -> None:
 
 
 def far_copier(name: str, **options: Any) -> Scenario:
-    """Copies ConfigMaps into another cluster, under names that begin with `name`."""
+    """Copy ConfigMaps to another cluster, under names that start with `name`."""
 
     async def setup(manager: Manager, transport: Transport) -> None:
         elsewhere = Client(transport)
@@ -155,24 +155,24 @@ def far_copier(name: str, **options: Any) -> Scenario:
     return Scenario("far copier", [CONFIGMAPS], setup, world, others=[[SECRETS]], **options)
 
 
-def test_where_there_are_two_clusters_the_caches_of_either_fall_behind_alone() -> None:
+def test_caches_of_each_cluster_fall_behind_alone() -> None:
     report = perturb(far_copier("copy-"))
     assert report.cases == report.calls * len(Disturbance)
     behind = {failure.disturbance for failure in report.failures} & {Disturbance.FALLS_BEHIND, *ONE_SIDED}
     assert behind == {Disturbance.FALLS_BEHIND, Disturbance.FALLS_BEHIND_THERE}
 
 
-def test_what_a_scenario_refuses_is_a_call_that_is_disturbed_like_others() -> None:
+def test_rejected_call_is_disturbed_like_others() -> None:
     def refusal(cluster: int, request: Request) -> ApiError | None:
         early = running_clock().monotonic() < 5
         return Forbidden(403, "Forbidden", "not yet") if early and cluster and request.method == "POST" else None
 
     counts = lambda call: call.startswith("POST")  # noqa: E731
-    report = perturb(far_copier("copy-", refusal=refusal, counts=counts))
+    report = perturb(far_copier("copy-", rejection=refusal, counts=counts))
     assert report.calls == 2
 
 
-def test_a_reconciler_that_never_gets_there_is_found() -> None:
+def test_reconciler_that_never_retries_fails() -> None:
     def setup(manager: Manager) -> None:
         sources = manager.informer(CONFIGMAPS)
         tried: set[str] = set()
@@ -180,7 +180,7 @@ def test_a_reconciler_that_never_gets_there_is_found() -> None:
         async def reconcile(key: str) -> Result | None:
             source = sources.store.get(key)
             if source is not None and key not in tried and not value_at(source, "data", "copied"):
-                tried.add(key)  # edge-triggered: a failure is never made up for
+                tried.add(key)  # edge-triggered: a failure is never retried
                 await manager.client.patch(CONFIGMAPS, source, {"data": {"copied": "yes"}})
             return None
 

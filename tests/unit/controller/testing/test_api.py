@@ -1,6 +1,6 @@
-"""What is the in-process API's own: its transport, what a test may do to it, and what it gives out.
+"""The in-process API: its transport, its control by tests, and its deterministic values.
 
-What its server does is tested with the server, in `tests/unit/apiserver`.
+The server itself is tested in `tests/unit/apiserver`.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from tapestry.kube.errors import TransportError
 from tapestry.kube.objects import Object, key_of, uid_of, version_of
 from tapestry.kube.resources import CONFIGMAPS, CRDS, NAMESPACES, PODS, SERVICE_ACCOUNTS, SERVICES, Resource
 
-from ..asking import COLLECTION, MERGE, POD, a_watch, answer, created, done, names, refused
+from ...asking import COLLECTION, MERGE, POD, a_watch, answer, created, done, names, refused
 
 WIDGETS = Resource("example.com", "v1", "Widget", "widgets")
 RESOURCES = (PODS, NAMESPACES, CONFIGMAPS, SERVICES, SERVICE_ACCOUNTS, CRDS, WIDGETS)
@@ -34,10 +34,10 @@ def a_pod(name: str = "p", **metadata: Any) -> Object:
     return specimen(PODS, name, "default", **metadata)
 
 
-# -- what is served
+# -- served resources
 
 
-async def test_what_a_test_did_not_ask_for_is_not_served() -> None:
+async def test_unlisted_resource_is_not_served() -> None:
     assert (await refused(an_api(), "GET", "/api/v1/secrets"))["code"] == 404
     assert (await done(an_api(), "GET", "/version"))["major"] == "1"
     listed = await done(an_api(), "GET", "/api/v1")
@@ -46,7 +46,7 @@ async def test_what_a_test_did_not_ask_for_is_not_served() -> None:
     }
 
 
-async def test_objects_are_read_by_their_type_completed_and_validated() -> None:
+async def test_objects_are_defaulted_and_validated() -> None:
     api = an_api()
     pod = await created(api, {**a_pod(), "nonsense": True})
     assert "nonsense" not in pod
@@ -55,13 +55,13 @@ async def test_objects_are_read_by_their_type_completed_and_validated() -> None:
     assert nothing["message"] == 'Pod "q" is invalid: spec.containers: Required value'
 
 
-async def test_no_namespace_and_no_account_need_be_there() -> None:
+async def test_namespaces_and_accounts_need_not_exist() -> None:
     api = an_api()
     assert await names(api, NAMESPACES.path()) == []
     assert (await created(api, a_pod()))["metadata"]["namespace"] == "default"
 
 
-async def test_a_kind_that_kubernetes_does_not_have_keeps_any_field_and_has_a_status() -> None:
+async def test_custom_resource_keeps_any_field_and_has_status() -> None:
     api = an_api()
     path = WIDGETS.path("default", "w")
     await created(api, {"metadata": {"name": "w"}, "spec": {"any": {"field": 1}}, "status": {"no": 1}}, WIDGETS)
@@ -70,7 +70,7 @@ async def test_a_kind_that_kubernetes_does_not_have_keeps_any_field_and_has_a_st
     assert found["metadata"]["generation"] == 1
 
 
-async def test_a_definition_that_a_test_creates_is_served_and_minded() -> None:
+async def test_created_definition_is_served() -> None:
     api = an_api()
     schema = {"type": "object", "properties": {"spec": {"type": "object", "properties": {"size": {"type": "integer"}}}}}
     version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
@@ -84,7 +84,7 @@ async def test_a_definition_that_a_test_creates_is_served_and_minded() -> None:
     assert wrong["reason"] == "Invalid"
 
 
-async def test_a_planted_object_is_there_whatever_the_rules_say() -> None:
+async def test_insert_unvalidated_ignores_validation() -> None:
     api = an_api()
     await api.insert_unvalidated(PODS, {**a_pod(), "spec": {"containers": []}})
     found = await done(api, "GET", POD)
@@ -93,7 +93,7 @@ async def test_a_planted_object_is_there_whatever_the_rules_say() -> None:
 
 
 @pytest.mark.parametrize("resource", [*MINIMAL_CONTENT, CONFIGMAPS], ids=lambda each: each.plural)
-async def test_a_specimen_is_accepted(resource: Resource) -> None:
+async def test_specimen_is_accepted(resource: Resource) -> None:
     namespace = "default" if resource.namespaced else None
     found = await created(
         InProcessApi([resource], now=lambda: START), specimen(resource, "x", namespace, labels={"a": "b"}), resource
@@ -101,7 +101,7 @@ async def test_a_specimen_is_accepted(resource: Resource) -> None:
     assert found["metadata"]["labels"] == {"a": "b"}
 
 
-# -- what is given out
+# -- deterministic values
 
 
 async def test_uids_and_generated_names_follow_the_seed() -> None:
@@ -115,7 +115,7 @@ async def test_uids_and_generated_names_follow_the_seed() -> None:
     assert await dump(None) != await dump(None)
 
 
-async def test_what_an_object_is_given_follows_from_its_name_and_not_from_what_was_made_before() -> None:
+async def test_values_depend_on_the_name_only() -> None:
     alone, crowded = an_api(seed=1), an_api(seed=1)
     service = specimen(SERVICES, "s", "default")
     await created(crowded, specimen(SERVICES, "first", "default"), SERVICES)
@@ -124,7 +124,7 @@ async def test_what_an_object_is_given_follows_from_its_name_and_not_from_what_w
     assert one["spec"]["clusterIP"] == other["spec"]["clusterIP"] != "None"
 
 
-async def test_a_namesake_is_another_object() -> None:
+async def test_recreated_object_gets_another_uid() -> None:
     api = an_api(seed=1)
     first = await created(api, a_pod())
     assert (await refused(api, "POST", COLLECTION, a_pod()))["reason"] == "AlreadyExists"
@@ -132,7 +132,7 @@ async def test_a_namesake_is_another_object() -> None:
     assert uid_of(await created(api, a_pod())) != uid_of(first)
 
 
-async def test_a_service_that_is_there_already_is_told_so() -> None:
+async def test_existing_service_is_already_exists() -> None:
     api = an_api()
     await created(api, specimen(SERVICES, "s", "default"), SERVICES)
     again = await refused(api, "POST", SERVICES.path("default"), specimen(SERVICES, "s", "default"))
@@ -151,10 +151,10 @@ async def test_tokens_differ_and_follow_the_seed() -> None:
     assert await tokens() == first
 
 
-# -- watching, on the clock of the test
+# -- watches on virtual time
 
 
-def test_bookmarks_come_each_minute_and_the_stream_ends_on_time() -> None:
+def test_bookmarks_arrive_each_minute_until_timeout() -> None:
     async def main() -> None:
         clock = running_clock()
         api = InProcessApi(RESOURCES, now=clock.now)
@@ -171,7 +171,7 @@ def test_bookmarks_come_each_minute_and_the_stream_ends_on_time() -> None:
     run(main())
 
 
-def test_a_watch_without_a_time_limit_ends_all_the_same() -> None:
+def test_watch_without_timeout_ends_eventually() -> None:
     async def main() -> float:
         api = InProcessApi(RESOURCES, now=running_clock().now)
         response = await api.send(Request("GET", COLLECTION, {"watch": "true"}))
@@ -181,7 +181,7 @@ def test_a_watch_without_a_time_limit_ends_all_the_same() -> None:
     assert 1800 <= run(main()) <= 3600
 
 
-def test_a_version_of_the_future_is_waited_for_and_then_too_large() -> None:
+def test_future_version_waits_then_fails() -> None:
     async def main() -> None:
         api = InProcessApi(RESOURCES, now=running_clock().now)
         response = await api.send(Request("GET", COLLECTION, {"resourceVersion": "1000"}))
@@ -192,10 +192,10 @@ def test_a_version_of_the_future_is_waited_for_and_then_too_large() -> None:
     run(main())
 
 
-# -- what a test may do to the server
+# -- control by tests
 
 
-async def test_stale_reads_lag_and_writes_see_the_truth() -> None:
+async def test_stale_affects_reads_but_not_writes() -> None:
     api = an_api()
     await created(api, a_pod("a"))
     api.stale(1)
@@ -217,19 +217,19 @@ async def test_stale_reads_lag_and_writes_see_the_truth() -> None:
         assert await names(api) == ["a", "c"]
 
 
-async def test_frozen_watches_hear_nothing_until_they_thaw() -> None:
+async def test_frozen_watches_resume_on_thaw() -> None:
     api = an_api()
     async with a_watch(api) as events, asyncio.TaskGroup() as tasks:
         api.freeze()
         await created(api, a_pod("a"))
-        heard = tasks.create_task(events.brief())
+        event = tasks.create_task(events.brief())
         assert await names(api) == ["a"]
-        assert not heard.done()
+        assert not event.done()
         api.thaw()
-        assert await heard == ("ADDED", "a")
+        assert await event == ("ADDED", "a")
 
 
-def test_a_bookmark_of_a_frozen_watch_says_no_more_than_was_told() -> None:
+def test_bookmark_of_frozen_watch_does_not_skip_events() -> None:
     async def main() -> None:
         api = InProcessApi(RESOURCES, now=running_clock().now)
         version = version_of(await created(api, a_pod("a")))
@@ -245,7 +245,7 @@ def test_a_bookmark_of_a_frozen_watch_says_no_more_than_was_told() -> None:
     run(main())
 
 
-async def test_compaction_ends_watches_that_were_held_back_for_good() -> None:
+async def test_compaction_ends_frozen_watches() -> None:
     api = an_api()
     version = version_of(await created(api, a_pod("a")))
     async with a_watch(api, resourceVersion=version) as events:
@@ -258,7 +258,7 @@ async def test_compaction_ends_watches_that_were_held_back_for_good() -> None:
         assert (type, status["reason"]) == ("ERROR", "Expired")
 
 
-async def test_a_watch_that_is_up_to_date_survives_compaction() -> None:
+async def test_current_watch_survives_compaction() -> None:
     api = an_api()
     version = version_of(await created(api, a_pod("a")))
     async with a_watch(api, resourceVersion=version) as events:
@@ -267,7 +267,7 @@ async def test_a_watch_that_is_up_to_date_survives_compaction() -> None:
         assert await events.brief() == ("ADDED", "b")
 
 
-async def test_a_page_of_a_forgotten_moment_is_gone() -> None:
+async def test_page_after_compaction_is_gone() -> None:
     api = an_api()
     for name in "abc":
         await created(api, a_pod(name))
@@ -278,7 +278,7 @@ async def test_a_page_of_a_forgotten_moment_is_gone() -> None:
     assert (status["code"], status["reason"]) == (410, "Expired")
 
 
-async def test_a_disconnected_watch_ends_and_can_be_taken_up_again() -> None:
+async def test_disconnected_watch_can_be_resumed() -> None:
     api = an_api()
     version = version_of(await created(api, a_pod("a")))
     async with a_watch(api, resourceVersion=version) as events, asyncio.TaskGroup() as tasks:
@@ -291,19 +291,19 @@ async def test_a_disconnected_watch_ends_and_can_be_taken_up_again() -> None:
         assert await events.brief() == ("ADDED", "b")
 
 
-async def test_an_aborted_connection_breaks_its_watches_and_no_other() -> None:
+async def test_abort_breaks_only_own_watches() -> None:
     api = an_api()
     ours, theirs = api.connect(), api.connect()
-    async with a_watch(ours) as cut, a_watch(theirs) as kept:
+    async with a_watch(ours) as cut, a_watch(theirs) as other:
         ours.abort()
         with pytest.raises(TransportError, match="the connection was cut"):
             await cut.next()
         await created(ours, a_pod("a"))
-        assert await kept.brief() == ("ADDED", "a")
+        assert await other.brief() == ("ADDED", "a")
 
 
 @pytest.mark.parametrize(("turns", "arrived"), [(1, False), (2, True)])
-def test_a_request_under_way_fails_when_the_connection_is_aborted(turns: int, arrived: bool) -> None:
+def test_abort_fails_requests_in_flight(turns: int, arrived: bool) -> None:
     api = an_api()
     connection = api.connect()
     sent = connection.send(Request("POST", COLLECTION, {}, msgspec.json.encode(a_pod())))
@@ -316,7 +316,7 @@ def test_a_request_under_way_fails_when_the_connection_is_aborted(turns: int, ar
     assert bool(api.dump()) is arrived
 
 
-async def test_a_closed_watch_is_forgotten() -> None:
+async def test_closed_watch_is_removed() -> None:
     api = an_api()
     async with a_watch(api):
         assert len(api._watches) == len(api._store._watchers) == 1
@@ -324,16 +324,16 @@ async def test_a_closed_watch_is_forgotten() -> None:
     assert not api._store._watchers
 
 
-async def test_reviews_are_answered_as_the_test_says_even_if_it_changes_its_mind() -> None:
+async def test_review_function_may_be_replaced() -> None:
     path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-    api = an_api(review=lambda asked: {"allowed": asked["spec"]["resourceAttributes"]["verb"] == "get"})
-    asked = {"spec": {"resourceAttributes": {"verb": "list"}}}
-    assert (await done(api, "POST", path, asked))["status"] == {"allowed": False}
+    api = an_api(review=lambda body: {"allowed": body["spec"]["resourceAttributes"]["verb"] == "get"})
+    body = {"spec": {"resourceAttributes": {"verb": "list"}}}
+    assert (await done(api, "POST", path, body))["status"] == {"allowed": False}
     api.review = lambda _: {"allowed": True}
-    assert (await done(api, "POST", path, asked))["status"] == {"allowed": True}
+    assert (await done(api, "POST", path, body))["status"] == {"allowed": True}
 
 
-async def test_the_dump_is_the_true_state_in_order() -> None:
+async def test_dump_is_the_latest_state_in_order() -> None:
     api = an_api()
     api.stale(3)
     await created(api, a_pod("b"))
@@ -346,7 +346,7 @@ async def test_the_dump_is_the_true_state_in_order() -> None:
     ]
 
 
-# -- the whole, under any history
+# -- properties of any history
 
 
 steps = st.lists(
@@ -389,9 +389,7 @@ def decoded(body: bytes) -> Iterator[tuple[str, Object]]:
 
 
 @given(before=steps, after=steps, selector=st.sampled_from(["", "on=yes", "on!=yes"]))
-def test_a_list_and_the_watch_from_it_give_the_present_whatever_happened(
-    before: list[Any], after: list[Any], selector: str
-) -> None:
+def test_list_plus_watch_gives_the_present_state(before: list[Any], after: list[Any], selector: str) -> None:
     async def main() -> None:
         api = InProcessApi([PODS], now=running_clock().now)
         for step in before:
@@ -410,7 +408,7 @@ def test_a_list_and_the_watch_from_it_give_the_present_whatever_happened(
 
 
 @given(history=steps, lag=st.integers(min_value=0, max_value=30))
-def test_a_stale_read_shows_exactly_what_was(history: list[Any], lag: int) -> None:
+def test_stale_read_shows_an_exact_past_state(history: list[Any], lag: int) -> None:
     async def main() -> None:
         api, slow = (InProcessApi([PODS], now=running_clock().now, seed=1) for _ in range(2))
         slow.stale(lag)
@@ -420,8 +418,8 @@ def test_a_stale_read_shows_exactly_what_was(history: list[Any], lag: int) -> No
             await taken(slow, step)
             present = await done(api, "GET", COLLECTION)
             past[int(version_of(present))] = present["items"]
-        shown = await done(slow, "GET", COLLECTION)
-        assert int(version_of(shown)) == max(1, max(past) - lag)
-        assert shown["items"] == past[int(version_of(shown))]
+        listed = await done(slow, "GET", COLLECTION)
+        assert int(version_of(listed)) == max(1, max(past) - lag)
+        assert listed["items"] == past[int(version_of(listed))]
 
     run(main())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tapestry.controller.testing.clock import START, Spinning, VirtualClock, in_virtual_time, run, running_clock
 
 
-def test_a_year_of_sleep_takes_no_real_time() -> None:
+def test_year_of_sleep_takes_no_real_time() -> None:
     async def main() -> timedelta:
         clock = running_clock()
         before = clock.now()
@@ -22,7 +22,7 @@ def test_a_year_of_sleep_takes_no_real_time() -> None:
     assert time.monotonic() - started < 60
 
 
-def test_the_wall_clock_and_the_loop_move_together() -> None:
+def test_wall_clock_and_loop_advance_together() -> None:
     async def main() -> None:
         clock = running_clock()
         loop = asyncio.get_running_loop()
@@ -35,7 +35,7 @@ def test_the_wall_clock_and_the_loop_move_together() -> None:
 
 
 @in_virtual_time
-async def test_a_test_may_be_a_story_on_a_loop_of_its_own() -> None:
+async def test_in_virtual_time_runs_on_its_own_loop() -> None:
     assert running_clock().now() == START
     await asyncio.sleep(3600)
     assert running_clock().monotonic() == 3600
@@ -50,7 +50,7 @@ def test_no_time_passes_without_a_timer() -> None:
     assert run(main()) == 0
 
 
-def test_the_start_is_the_callers_choice_and_shown_in_utc() -> None:
+def test_start_can_be_chosen_and_is_utc() -> None:
     async def main() -> datetime:
         return running_clock().now()
 
@@ -60,13 +60,13 @@ def test_the_start_is_the_callers_choice_and_shown_in_utc() -> None:
     assert found.tzinfo is UTC
 
 
-def test_a_start_without_a_time_zone_is_refused() -> None:
+def test_start_without_time_zone_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"start: .* has no time zone"):
         VirtualClock(datetime(2025, 1, 1))  # noqa: DTZ001
 
 
 @given(st.lists(st.floats(min_value=0, max_value=10**9), max_size=20))
-def test_timers_fire_in_order_and_exactly_when_due(delays: list[float]) -> None:
+def test_timers_fire_in_order_when_due(delays: list[float]) -> None:
     async def main() -> list[tuple[float, float]]:
         fired: list[tuple[float, float]] = []
 
@@ -85,7 +85,7 @@ def test_timers_fire_in_order_and_exactly_when_due(delays: list[float]) -> None:
         assert at == pytest.approx(delay, abs=1e-6)
 
 
-def test_a_deadline_passes_in_virtual_time() -> None:
+def test_timeout_expires_in_virtual_time() -> None:
     async def main() -> float:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(30):
@@ -95,7 +95,7 @@ def test_a_deadline_passes_in_virtual_time() -> None:
     assert run(main()) == 30
 
 
-def test_what_arrived_on_a_socket_goes_before_a_timer() -> None:
+def test_ready_socket_comes_before_timer() -> None:
     async def main() -> tuple[bytes, float]:
         ours, theirs = socket.socketpair()
         with ours, theirs:
@@ -108,7 +108,7 @@ def test_what_arrived_on_a_socket_goes_before_a_timer() -> None:
     assert run(main()) == (b"here already", 0)
 
 
-def test_a_server_and_its_client_talk_over_a_real_socket() -> None:
+def test_server_and_client_use_a_real_socket() -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(await reader.readline())
         await writer.drain()
@@ -128,14 +128,14 @@ def test_a_server_and_its_client_talk_over_a_real_socket() -> None:
     assert run(main()) == b"hello\n"
 
 
-def test_a_thread_wakes_a_loop_that_has_no_timers() -> None:
+def test_thread_wakes_a_loop_without_timers() -> None:
     async def main() -> str:
         return await asyncio.to_thread(lambda: "from a thread")
 
     assert run(main()) == "from a thread"
 
 
-def test_tasks_left_behind_are_cancelled_and_generators_closed() -> None:
+def test_remaining_tasks_and_generators_are_closed() -> None:
     ended = []
 
     async def for_ever() -> None:
@@ -162,7 +162,7 @@ def test_tasks_left_behind_are_cancelled_and_generators_closed() -> None:
     assert ended == ["task", "generator"]
 
 
-def test_a_timer_that_repeats_for_nobody_is_an_error_and_not_a_hang() -> None:
+def test_endless_periodic_timer_is_an_error() -> None:
     async def heartbeat() -> None:
         while True:  # noqa: ASYNC110
             await asyncio.sleep(10)
@@ -172,11 +172,11 @@ def test_a_timer_that_repeats_for_nobody_is_an_error_and_not_a_hang() -> None:
         await asyncio.Event().wait()
         await task
 
-    with pytest.raises(Spinning, match=r"not done after 1000 turns of the loop, at 2024-01-01T0\d"):
+    with pytest.raises(Spinning, match=r"not done after 1000 iterations of the loop, at 2024-01-01T0\d"):
         run(main(), turns=1000)
 
 
-def test_polling_without_a_pause_is_an_error_and_not_a_hang() -> None:
+def test_polling_without_pause_is_an_error() -> None:
     async def main() -> None:
         while True:  # noqa: ASYNC110
             await asyncio.sleep(0)
@@ -185,6 +185,6 @@ def test_polling_without_a_pause_is_an_error_and_not_a_hang() -> None:
         run(main(), turns=1000)
 
 
-async def test_a_loop_on_real_time_has_no_virtual_clock() -> None:
+async def test_real_loop_has_no_virtual_clock() -> None:
     with pytest.raises(RuntimeError, match="runs on real time"):
         running_clock()

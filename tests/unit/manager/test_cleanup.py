@@ -1,4 +1,4 @@
-"""The end of ClusterBindings: orderly, or by force."""
+"""Deletion of ClusterBindings, graceful and forced."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ async def add_virtual_node(world: World, name: str, uid: str, *pods: str) -> Non
         await world.client.create(PODS, {**obj, "spec": {**obj["spec"], **given}})
 
 
-async def test_a_binding_that_never_was_ready_goes_at_once(world: World) -> None:
+async def test_never_ready_binding_is_deleted_at_once(world: World) -> None:
     async with world.running():
         await world.add_binding("east", mountNamespace="")
         await world.reaches("east", "Failed")
@@ -33,7 +33,7 @@ async def test_a_binding_that_never_was_ready_goes_at_once(world: World) -> None
         assert (await world.reasons())[-2:] == ["CleanupInProgress", "Deleted"]
 
 
-async def test_nothing_of_a_binding_is_left(world: World) -> None:
+async def test_all_objects_of_a_binding_are_deleted(world: World) -> None:
     async with world.running():
         await world.join("east")
         await world.unbind("east")
@@ -41,7 +41,7 @@ async def test_nothing_of_a_binding_is_left(world: World) -> None:
         assert await world.of_syncers() == []
 
 
-async def test_the_syncer_cleans_up_first_and_nothing_of_it_goes_before(world: World) -> None:
+async def test_syncer_is_kept_until_it_has_cleaned_up(world: World) -> None:
     async with world.running():
         await world.join("east")
         await world.set_finalizers("east", *BOTH)
@@ -49,9 +49,9 @@ async def test_the_syncer_cleans_up_first_and_nothing_of_it_goes_before(world: W
         await world.unbind("east")
         await world.reaches("east", "Deleting", "WaitingSyncerCleanup")
         await world.wait(60)
-        assert await world.message("east") == "the syncer has yet to clean up"
+        assert await world.message("east") == "waiting for the syncer to clean up"
         await world.wait(3600)
-        assert keys.FORCE_UNBIND in await world.message("east")  # it has taken far longer than it may
+        assert keys.FORCE_UNBIND in await world.message("east")  # it takes far too long
         assert await world.of_syncers() == everything
         assert (await world.reasons()).count("WaitingSyncerCleanup") == 2
         await world.set_finalizers("east", keys.MANAGER_FINALIZER)
@@ -59,7 +59,7 @@ async def test_the_syncer_cleans_up_first_and_nothing_of_it_goes_before(world: W
         assert await world.of_syncers() == []
 
 
-async def test_a_syncer_that_is_still_to_clean_up_is_kept_at_work(world: World) -> None:
+async def test_deleted_syncer_is_recreated_for_its_cleanup(world: World) -> None:
     async with world.running():
         await world.join("east")
         await world.set_finalizers("east", *BOTH)
@@ -70,17 +70,17 @@ async def test_a_syncer_that_is_still_to_clean_up_is_kept_at_work(world: World) 
         assert "Deployment tapestry-syncer-east" in await world.of_syncers()
 
 
-async def test_a_syncer_that_cannot_be_started_to_clean_up_says_why(world: World, tmp_path: Path) -> None:
+async def test_syncer_that_cannot_be_deployed_is_reported(world: World, tmp_path: Path) -> None:
     async with world.running():
         await world.join("east")
         await world.set_finalizers("east", *BOTH)
     async with world.running(BindingsConfig(template_dir=str(tmp_path))):
         await world.unbind("east")
         await world.reaches("east", "Deleting", "WaitingSyncerCleanup")
-        assert "it cannot be started: SyncerFailed: " in await world.message("east")
+        assert "the syncer cannot be deployed: SyncerFailed: " in await world.message("east")
 
 
-async def test_the_rest_goes_after_the_deployment_is_really_gone(world: World) -> None:
+async def test_other_objects_are_deleted_after_the_deployment(world: World) -> None:
     async with world.running():
         await world.join("east")
         deployment = await world.deployment()
@@ -97,7 +97,7 @@ async def test_the_rest_goes_after_the_deployment_is_really_gone(world: World) -
         assert await world.of_syncers() == []
 
 
-async def test_a_deployment_is_found_by_its_usual_name_when_its_labels_are_gone(world: World) -> None:
+async def test_deployment_without_labels_is_found_by_name(world: World) -> None:
     async with world.running():
         await world.join("east")
     deployment = await world.deployment()
@@ -118,7 +118,7 @@ async def test_finalizers_of_others_stay(world: World) -> None:
         assert (await world.binding("east"))["metadata"]["finalizers"] == ["example.com/theirs"]
 
 
-async def test_an_unreachable_cluster_can_always_be_left(world: World) -> None:
+async def test_forced_unbind_works_without_the_cluster(world: World) -> None:
     async with world.running():
         binding = await world.join("east")
         await world.set_finalizers("east", *BOTH)
@@ -133,14 +133,17 @@ async def test_an_unreachable_cluster_can_always_be_left(world: World) -> None:
         assert [node["metadata"]["name"] for node in await world.client.list(NODES)] == ["vnode-west-a"]
         assert [pod["metadata"]["name"] for pod in await world.client.list(PODS)] == ["theirs"]
         assert (await world.reasons())[-2:] == ["LeftBehind", "Deleted"]
-        told = {event["reason"]: event["message"] for event in await world.client.list(EVENTS)}
+        messages = {event["reason"]: event["message"] for event in await world.client.list(EVENTS)}
         selector = f"{keys.CLUSTER_BINDING_UID}={uid_of(binding)}"
-        assert "in namespace leased below may be left: twins of the pods shop/db, shop/web; " in told["LeftBehind"]
-        assert selector in told["LeftBehind"]
-        assert selector in told["Deleted"]
+        assert (
+            "leased of the physical cluster may still contain twins of the pods shop/db, shop/web; "
+            in messages["LeftBehind"]
+        )
+        assert selector in messages["LeftBehind"]
+        assert selector in messages["Deleted"]
 
 
-async def test_pods_that_something_holds_do_not_hold_the_unbinding(world: World) -> None:
+async def test_pods_with_finalizers_do_not_block_forced_unbind(world: World) -> None:
     async with world.running():
         binding = await world.join("east")
         await world.set_finalizers("east", *BOTH)
@@ -154,7 +157,7 @@ async def test_pods_that_something_holds_do_not_hold_the_unbinding(world: World)
         assert (await world.client.get(PODS, "web", "shop"))["metadata"]["deletionGracePeriodSeconds"] == 0
 
 
-async def test_only_true_is_force(world: World) -> None:
+async def test_only_the_value_true_forces(world: World) -> None:
     async with world.running():
         await world.join("east")
         await world.set_finalizers("east", *BOTH)

@@ -1,4 +1,4 @@
-"""The manager, disturbed at every call to either cluster: it must come to the same end each time."""
+"""The whole manager under perturbation: it must reach the same final state after any single fault."""
 
 import base64
 import json
@@ -49,7 +49,7 @@ A_DAY = 24 * 3600.0
 
 
 def an_authority() -> str:
-    """A certificate of our own: to load it is much quicker than to load all that the system trusts."""
+    """Return our own CA certificate.  Loading it is much faster than loading the system's."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "east")])
     builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
@@ -80,7 +80,7 @@ async def reaches(client: Client, phase: str) -> Object:
 
 
 async def bound(virtual: Client, physical: Client) -> Object:
-    """Bind a cluster, and play the controller of Deployments."""
+    """Bind a cluster, and act as the Deployment controller."""
     for client in (virtual, physical):
         await client.create(NAMESPACES, object_named("kube-system"))
     data = {"kubeconfig": base64.b64encode(json.dumps(KUBECONFIG).encode()).decode()}
@@ -100,8 +100,8 @@ async def bound(virtual: Client, physical: Client) -> Object:
     return found
 
 
-async def a_binding_comes_and_goes(virtual: Client, physical: Client) -> None:
-    """On the way somebody deletes the Deployment, and a syncer takes part in the end."""
+async def bind_and_unbind(virtual: Client, physical: Client) -> None:
+    """Delete the Deployment in between, and act as the syncer during the cleanup."""
     await bound(virtual, physical)
     await virtual.delete(DEPLOYMENTS, object_named("tapestry-syncer-east", SYSTEM))
     await wait_for(virtual, DEPLOYMENTS, "tapestry-syncer-east", SYSTEM, until=bool, timeout=A_DAY)
@@ -114,12 +114,12 @@ async def a_binding_comes_and_goes(virtual: Client, physical: Client) -> None:
     await wait_for(virtual, CLUSTER_BINDINGS, "east", until=lambda obj: obj is None, timeout=A_DAY)
 
 
-async def a_binding_stays(virtual: Client, physical: Client) -> None:
+async def bind_only(virtual: Client, physical: Client) -> None:
     await bound(virtual, physical)
 
 
-async def a_cluster_is_left_by_force_and_swept(virtual: Client, physical: Client) -> None:
-    """Rule 8: all that it held of the binding goes, and nothing else."""
+async def force_unbind_and_clean_up(virtual: Client, physical: Client) -> None:
+    """Rule 8: all objects of the binding are deleted, and nothing else."""
     binding = await bound(virtual, physical)
     system = await virtual.get(NAMESPACES, "kube-system")
     ours = binding_of(binding, uid_of(system)).owner_labels()
@@ -153,27 +153,27 @@ async def finalizers(client: Client, change: Callable[[list[str]], list[str]]) -
             continue
 
 
-def makes_something(call: str) -> bool:
-    """Not the questions before it, which are the same in every scenario."""
+def is_create(call: str) -> bool:
+    """Exclude the checks before, which are the same in every scenario."""
     return call.startswith(("POST", "PATCH")) and "accessreviews" not in call and "events" not in call
 
 
-def removes_something(call: str) -> bool:
+def is_delete(call: str) -> bool:
     return call.startswith(("DELETE", "PATCH")) or "/nodes" in call or "/pods" in call
 
 
 SCENARIOS = [
     Scenario(name, VIRTUAL, setup, world, CONFIG, others=[[NAMESPACES, *BELONGINGS]], counts=counts)
     for name, world, counts in (
-        ("a binding comes and goes", a_binding_comes_and_goes, lambda _: True),
-        ("a binding stays", a_binding_stays, makes_something),
-        ("a cluster is left by force and swept", a_cluster_is_left_by_force_and_swept, removes_something),
+        ("a binding comes and goes", bind_and_unbind, lambda _: True),
+        ("a binding stays", bind_only, is_create),
+        ("a cluster is left by force and swept", force_unbind_and_clean_up, is_delete),
     )
 ]
 
 
 @pytest.mark.timeout(600)  # hundreds of replays
-def test_the_manager_comes_to_the_same_end_whatever_happens_on_the_way(
+def test_manager_reaches_the_same_state_despite_faults(
     record_property: Callable[[str, object], None],
 ) -> None:
     reports = [perturb(scenario) for scenario in SCENARIOS]
