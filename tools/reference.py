@@ -3,7 +3,7 @@
     python tools/reference.py           write the stale ones
     python tools/reference.py --check   list the stale ones, and fail if there are any
 
-The pages on settings, metrics and events are written by hand.  Tests check that they are complete.
+The pages on settings, metrics, events and log messages are written by hand.  Tests check that they are complete.
 """
 
 import ast
@@ -282,6 +282,23 @@ def events() -> set[str]:
         for name, call in method_calls(r"\bevents$")
         if name in ("normal", "warning") and len(call.args) > 1 and isinstance(call.args[1], ast.Constant)
     }
+
+
+LOG_LEVELS = {"warning": "warning", "error": "error", "exception": "error", "critical": "critical"}
+"""By method of a logger, the level of the line that it writes."""
+
+
+def log_messages() -> dict[str, set[str]]:
+    """The levels of each message that src logs at warning or above.  Raises ValueError if one is not a literal."""
+    found: dict[str, set[str]] = {}
+    for name, call in method_calls(r"\blog$"):
+        if name in LOG_LEVELS:
+            match call.args:
+                case [ast.Constant(value=str(message))]:
+                    found.setdefault(message, set()).add(LOG_LEVELS[name])
+                case _:
+                    raise ValueError(f"the message of {ast.unparse(call)} is not a literal: put values in fields")
+    return found
 
 
 def run(arguments: list[str]) -> int:

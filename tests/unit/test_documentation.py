@@ -1,4 +1,4 @@
-"""The documentation is complete: every setting, metric, event and module is in it, and no link is dead."""
+"""The documentation is complete: every setting, metric, event, log message and module is in it, and no link is dead."""
 
 import re
 from pathlib import Path
@@ -39,6 +39,14 @@ def test_every_event_is_in_the_reference() -> None:
     told = reference.events()
     assert len(told) > 20
     assert {reason for reason in told if f"`{reason}`" not in text} == set()
+
+
+def test_log_messages_are_in_the_reference() -> None:
+    """Exactly those that the code logs at warning and above, with their levels, a meaning and an action."""
+    text = (ROOT / "docs" / "reference" / "logs.md").read_text()
+    rows = re.findall(r"^\| `(.+?)` \| ([a-z, ]+) \| .+? \| .+? \|$", text, flags=re.MULTILINE)
+    assert len(rows) == len(dict(rows))
+    assert {message: set(levels.split(", ")) for message, levels in rows} == reference.log_messages()
 
 
 PAGES = reference.pages()
