@@ -140,7 +140,7 @@ def fields(schema: dict[str, Any], path: str = "") -> Iterator[Row]:
     """A row for each field, those of parts below their part; conditions are as everywhere in Kubernetes."""
     for name, inside in schema.get("properties", {}).items():
         where = f"{path}{name}"
-        default = "*required*" if name in schema.get("required", ()) else shown(inside.get("default"))
+        default = "*required*" if name in schema.get("required", ()) else default_text(inside.get("default"))
         yield f"`{where}`", type_of(inside), default, CONVENTIONS.get(name) or meaning(inside)
         if name != "conditions":
             item = inside.get("items", inside)
@@ -157,7 +157,7 @@ def type_of(schema: dict[str, Any]) -> str:
     return str(schema.get("format") or schema.get("type", "anything"))
 
 
-def shown(default: object) -> str:
+def default_text(default: object) -> str:
     if default in (None, [], {}) or (isinstance(default, dict) and not any(default.values())):
         return ""
     return f"`{str(default).lower() if isinstance(default, bool) else default}`"

@@ -28,7 +28,7 @@ from .syncer.world import a_world
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(tapestry.__file__).parent
 MAP = (ROOT / "ARCHITECTURE.md").read_text()
-SETTLE_SECONDS = 30.0
+STARTUP_SECONDS = 30.0
 """Virtual time after which a syncer that has started has nothing left to do."""
 TIMEOUT = 10.0
 
@@ -134,7 +134,7 @@ async def trace_node() -> Trace:
     world = await a_world()
     with traced() as trace:
         async with world.syncer():
-            await asyncio.sleep(SETTLE_SECONDS)
+            await asyncio.sleep(STARTUP_SECONDS)
             trace.end_startup()
             await world.add_node("n2")
             await wait_for(world.virtual, NODES, "vnode-east-n2", until=bool, timeout=TIMEOUT)
@@ -146,7 +146,7 @@ async def trace_pod() -> Trace:
     world = await a_world()
     with traced() as trace:
         async with world.syncer():
-            await asyncio.sleep(SETTLE_SECONDS)
+            await asyncio.sleep(STARTUP_SECONDS)
             trace.end_startup()
             await world.run_pod()
     return trace

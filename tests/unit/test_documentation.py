@@ -36,9 +36,9 @@ def test_every_metric_is_in_the_reference() -> None:
 
 def test_every_event_is_in_the_reference() -> None:
     text = (ROOT / "docs" / "reference" / "events.md").read_text()
-    told = reference.events()
-    assert len(told) > 20
-    assert {reason for reason in told if f"`{reason}`" not in text} == set()
+    documented = reference.events()
+    assert len(documented) > 20
+    assert {reason for reason in documented if f"`{reason}`" not in text} == set()
 
 
 def test_log_messages_are_in_the_reference() -> None:
@@ -93,8 +93,10 @@ def test_every_command_in_the_readme_and_the_tutorials_is_run(document: Path) ->
 @pytest.mark.parametrize("path", ["README", "docs/tutorials/first-steps"])
 def test_a_translation_has_the_commands_of_its_original(path: str) -> None:
     original, translation = ((ROOT / f"{path}{end}").read_text() for end in (".md", ".zh-CN.md"))
-    said, told = ([(block.script, block.shown) for block in command_blocks(each)] for each in (original, translation))
-    assert said == told
+    expected, documented = (
+        [(block.script, block.shown) for block in command_blocks(each)] for each in (original, translation)
+    )
+    assert expected == documented
 
 
 def test_the_tutorial_shows_the_controller_as_it_is() -> None:

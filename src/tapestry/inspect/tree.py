@@ -38,7 +38,6 @@ class Tree(Printable, frozen=True):
 
 
 def binding_branch(snapshot: VirtualSnapshot, obj: Object, binding: Binding, nodes: Iterable[Object]) -> BindingBranch:
-    """Return a binding with its virtual `nodes`."""
     status = binding_status(obj)
     return BindingBranch(
         binding=status.name,

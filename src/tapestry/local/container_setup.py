@@ -24,7 +24,7 @@ from tapestry.local.volume_sources import MissingSource, Sources, TokenRequest, 
 
 RENEWAL_FRACTION = 0.8
 """Fraction of a token's lifetime after which it is renewed."""
-LOGS_KEPT = 1
+PREVIOUS_LOGS = 1
 """Number of previous runs whose logs are kept."""
 
 
@@ -99,7 +99,7 @@ class PodLauncher:
         return launch._replace(command=localized_command(command, launch.environment, container_folder, self.policy))
 
     def log(self, container: str, run: int) -> Path:
-        self.folder.delete_old_logs(container, run - LOGS_KEPT)
+        self.folder.delete_old_logs(container, run - PREVIOUS_LOGS)
         return self.folder.log(container, run)
 
 

@@ -130,7 +130,6 @@ def metric_lines(metric: MetricSeries, values: Iterable[tuple[str, float]], mome
 
 
 def stats_summary(node: Object, usages: Sequence[PodUsage], now: datetime) -> Object:
-    """Return the usage of a node and its pods."""
     capacity = value_at(node, "status", "capacity", "memory", default="0")
     since = node["metadata"]["creationTimestamp"]
     total = (

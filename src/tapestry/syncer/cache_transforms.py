@@ -104,17 +104,17 @@ def reduced_twin(pod: Object) -> Object:
     """
     metadata, spec = pod["metadata"], pod["spec"]
     metadata.pop("managedFields", None)
-    kept_spec = {name: spec[name] for name in ("nodeName", "terminationGracePeriodSeconds") if name in spec}
+    cached_spec = {name: spec[name] for name in ("nodeName", "terminationGracePeriodSeconds") if name in spec}
     for containers in CONTAINER_FIELDS:
         if spec.get(containers):
-            kept_spec[containers] = [
+            cached_spec[containers] = [
                 {name: each[name] for name in ("name", "image", "resources") if each.get(name)}
                 for each in spec[containers]
             ]
     return {
         "metadata": metadata,
         "node": "",
-        "spec": kept_spec,
+        "spec": cached_spec,
         "held": None if is_pod_terminal(pod) else effective_requests(pod),
         "twin": TWIN_STATUS.encode(sanitized_pod_status(pod.get("status"))),
     }

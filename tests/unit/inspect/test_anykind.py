@@ -128,9 +128,9 @@ async def test_description_ends_with_events(kubectl: KubectlLite) -> None:
         about = {"kind": "ConfigMap", "namespace": "default", "name": "settings", "uid": uid}
         event = {"involvedObject": about, "reason": "Read", "message": name, "type": "Normal", "count": 3}
         await kubectl.client.create(EVENTS, {**object_named(name, "default"), **event})
-    told = (await kubectl.describe(obj)).splitlines()
-    assert told[-1].split("   ")[-1] == "mine (x3)"
-    assert told[-2].startswith("  LAST")
+    lines = (await kubectl.describe(obj)).splitlines()
+    assert lines[-1].split("   ")[-1] == "mine (x3)"
+    assert lines[-2].startswith("  LAST")
 
 
 # -- creating and deleting
@@ -200,7 +200,7 @@ async def test_deleted_object_is_gone(kubectl: KubectlLite) -> None:
 async def test_slow_deletion_times_out(kubectl: KubectlLite) -> None:
     held = {**SETTINGS, "metadata": {"name": "settings", "finalizers": ["example.com/held"]}}
     await kubectl.apply(held)
-    with pytest.raises(TimeoutError, match="ConfigMap default/settings timed out after"):
+    with pytest.raises(TimeoutError, match="ConfigMap default/settings: timed out after"):
         await kubectl.delete(CONFIGMAPS, held, grace=None, wait=0.05)
 
 

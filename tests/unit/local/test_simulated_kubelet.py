@@ -25,7 +25,7 @@ from .pods import a_pod, simulated
 
 AN_HOUR = 3600.0
 PORT = 10250
-ROOM = {"cpu": "8", "memory": "16Gi", "pods": "110"}
+CAPACITY = {"cpu": "8", "memory": "16Gi", "pods": "110"}
 
 ScenarioSteps = Callable[[Client], Awaitable[None]]
 
@@ -40,7 +40,7 @@ async def a_cluster(nodes: int = 1) -> AsyncIterator[Client]:
     manager.register("kubelets", lambda each: simulated_kubelet.install(each, lambda: PORT))
     client = Client(api.connect())
     for number in range(nodes):
-        await client.create(NODES, simulated_node(f"n{number or ''}", ROOM))
+        await client.create(NODES, simulated_node(f"n{number or ''}", CAPACITY))
     async with asyncio.TaskGroup() as group:
         working = group.create_task(manager.run())
         yield client
@@ -85,7 +85,7 @@ def test_node_reports_kubelet_status() -> None:
     async def scenario(client: Client) -> None:
         node = await wait_for_node(client, is_ready)
         status = node["status"]
-        assert status["capacity"] == status["allocatable"] == ROOM
+        assert status["capacity"] == status["allocatable"] == CAPACITY
         assert status["daemonEndpoints"] == {"kubeletEndpoint": {"Port": PORT}}
         assert {each["type"] for each in status["addresses"]} == {"InternalIP", "Hostname"}
         assert internal_ip(node).startswith("127.")
@@ -201,7 +201,7 @@ def test_pod_starts_when_its_node_appears() -> None:
         await client.create(PODS, {**a_pod(), "spec": {**a_pod()["spec"], "nodeName": "late"}})
         await asyncio.sleep(5)
         assert value_at(await client.get(PODS, "web", "default"), "status", "startTime") is None
-        await client.create(NODES, simulated_node("late", ROOM))
+        await client.create(NODES, simulated_node("late", CAPACITY))
         await wait_for_pod(client, is_ready)
 
     run_scenario(scenario)
@@ -248,7 +248,7 @@ def test_deleted_pod_with_finalizer_has_failed() -> None:
 
 
 async def create_and_delete_pods(client: Client) -> None:
-    await client.create(NODES, simulated_node("n", ROOM))
+    await client.create(NODES, simulated_node("n", CAPACITY))
     await wait_for_node(client, is_ready)
     await client.create(PODS, a_pod("long"))
     await client.create(PODS, a_pod("job", simulated(ends_after="3s", exit_code="1"), restartPolicy="Never"))

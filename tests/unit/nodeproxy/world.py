@@ -107,12 +107,16 @@ class World:
 
     @asynccontextmanager
     async def asking(
-        self, path: str = LOG, who: str = "operator's", method: str = "GET", shown: tuple[Path, Path] | None = None
+        self,
+        path: str = LOG,
+        who: str = "operator's",
+        method: str = "GET",
+        certificate: tuple[Path, Path] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        if shown is not None:
-            context.load_cert_chain(*shown)
+        if certificate is not None:
+            context.load_cert_chain(*certificate)
         headers = {"Authorization": f"Bearer {who}"} if who else {}
         async with (
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session,
@@ -121,7 +125,7 @@ class World:
             yield answer
 
     async def ask_with(self, certificate: tuple[Path, Path]) -> int:
-        async with self.asking(who="", shown=certificate) as answer:
+        async with self.asking(who="", certificate=certificate) as answer:
             return answer.status
 
 

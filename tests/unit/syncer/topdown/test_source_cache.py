@@ -23,7 +23,7 @@ class Namespaces:
         self.api = InProcessApi([CONFIGMAPS, SECRETS], now=running_clock().now)
         self.client = Client(self.api.connect())
         self.pods = Store({"namespace": dependency_namespace})
-        self.told: list[tuple[str, bool, bool]] = []
+        self.notifications: list[tuple[str, bool, bool]] = []
         self.known: list[str] = []
         context: Any = SimpleNamespace(
             virtual_pods=SimpleNamespace(store=self.pods),
@@ -33,7 +33,7 @@ class Namespaces:
         self.sources = SourceCache(cast(SyncContext, context), self.record, self.known.append)
 
     def record(self, key: str, old: Object | None, new: Object | None) -> None:
-        self.told.append((key, old is not None, new is not None))
+        self.notifications.append((key, old is not None, new is not None))
 
     async def add(self, namespace: str, name: str) -> None:
         await self.client.create(CONFIGMAPS, {**object_named(name, namespace), "data": {"k": "v"}})
@@ -87,7 +87,7 @@ async def test_changes_of_sources_are_reported() -> None:
         await world.add("bank", "settings")
         await asyncio.sleep(1)
         key = "configmaps/shop/settings"
-        assert world.told == [(key, False, True), (key, True, True), (key, True, False)]
+        assert world.notifications == [(key, False, True), (key, True, True), (key, True, False)]
 
 
 @in_virtual_time
@@ -108,7 +108,7 @@ async def test_namespace_is_watched_after_its_last_pod() -> None:
         assert not world.sources.is_synced("configmaps/shop/settings")
         await world.add("shop", "settings")
         await asyncio.sleep(1)
-        assert world.told == []
+        assert world.notifications == []
 
 
 @in_virtual_time

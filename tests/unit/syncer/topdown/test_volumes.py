@@ -28,7 +28,7 @@ DISKS = {"drivers": ["disk.example"], "volumeHandles": ["vol-*"]}
 MOUNTED = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
 KEY = {"name": "key", "namespace": "default"}
 
-ASKED = {
+CLAIM_SPEC = {
     "accessModes": ["ReadWriteOnce"],
     "resources": {"requests": {"storage": "1Gi"}},
     "storageClassName": "fast",
@@ -38,7 +38,7 @@ ASKED = {
 
 async def add_claim(virtual: Client, name: str = "data", *, source: Object | None = None, **csi: Any) -> Object:
     """Create a claim that is bound to its own volume."""
-    spec = {**ASKED, "volumeName": f"pv-{name}"}
+    spec = {**CLAIM_SPEC, "volumeName": f"pv-{name}"}
     claim = await virtual.create(PERSISTENT_VOLUME_CLAIMS, {**object_named(name, "default"), "spec": spec})
     given = {
         "accessModes": ["ReadWriteOnce"],
@@ -304,7 +304,9 @@ async def test_pod_waits_for_bound_claim() -> None:
         await world.add_pod(volumes=MOUNTED)
         await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "ClaimMissing"))
         await asyncio.sleep(5)
-        claim = await world.virtual.create(PERSISTENT_VOLUME_CLAIMS, {**object_named("data", "default"), "spec": ASKED})
+        claim = await world.virtual.create(
+            PERSISTENT_VOLUME_CLAIMS, {**object_named("data", "default"), "spec": CLAIM_SPEC}
+        )
         await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "ClaimNotBound"))
         await asyncio.sleep(5)
         await world.virtual.delete(PERSISTENT_VOLUME_CLAIMS, claim)

@@ -60,7 +60,7 @@ def everywhere(name: str, **container: Any) -> Iterator[tuple[str, Object]]:
 
 # -- techniques
 
-STRANGERS = {
+FOREIGN_NAMES = {
     "the name of another tenant's copy": physical_name(BINDING.virtual_cluster, BINDING.uid, "team-b", "db"),
     "the name of another pod's tokens": tokens_secret_name(BINDING.virtual_cluster, BINDING.uid, "team-b", "db"),
     "a Secret of the owner's": "owner-registry-credentials",
@@ -104,7 +104,7 @@ PLACES: dict[str, Callable[..., Object]] = {
 
 def references_to_others() -> Iterator[tuple[str, Object]]:
     for place, created in PLACES.items():
-        for kind, name in STRANGERS.items():
+        for kind, name in FOREIGN_NAMES.items():
             yield f"{place}: {kind}", created(name)
         yield f"{place}: a namespace beside the name", created("db", namespace="kube-system")
         yield (
