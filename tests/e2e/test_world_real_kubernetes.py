@@ -52,7 +52,7 @@ def kill(world: WorldProcess, program: str) -> None:
         log.seek(0, os.SEEK_END)
         os.kill(victim, signal.SIGKILL)
         for _ in range(10 * TIMEOUT_SECONDS):
-            if f'runs again","component":"{program}"' in log.read():
+            if f'restarted","component":"{program}"' in log.read():
                 return
             threading.Event().wait(0.1)  # files cannot be watched
     pytest.fail(f"{program} does not restart")

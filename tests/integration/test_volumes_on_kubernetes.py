@@ -148,8 +148,8 @@ async def grow(site: Lending, claim: str) -> None:
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        ({"hostPath": {"path": "/etc"}}, "spec: the volume is of no CSI driver"),
-        ({"nfs": {"server": "192.0.2.1", "path": "/"}}, "spec: the volume is of no CSI driver"),
+        ({"hostPath": {"path": "/etc"}}, "spec: the volume has no CSI driver"),
+        ({"nfs": {"server": "192.0.2.1", "path": "/"}}, "spec: the volume has no CSI driver"),
         ({"csi": {"driver": "other.example", "volumeHandle": "v"}}, "spec.csi.driver: other.example is not"),
         (csi(nodePublishSecretRef={"name": "x", "namespace": "kube-system"}), "spec.csi.nodePublishSecretRef: kube-"),
         ({"csi": {"driver": DRIVER, "volumeHandle": "the-owners"}}, "spec.csi.volumeHandle: the volume was not"),
