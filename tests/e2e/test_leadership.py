@@ -20,7 +20,7 @@ import pytest
 
 from tapestry.client.client import Client
 from tapestry.client.watch import Changes, ListPage, Watch
-from tapestry.kube.objects import Object, value_at, version_of
+from tapestry.kube.objects import Object, name_of, value_at, version_of
 from tapestry.kube.resources import CONFIGMAPS, LEASES
 
 WRITER = Path(__file__).parent / "writer"
@@ -60,6 +60,7 @@ class History:
 
     holders: dict[int, str] = field(default_factory=dict)
     writers: dict[int, str] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def follow(self, watch: Watch, into: dict[int, str], value: Callable[[Object], str]) -> None:
@@ -73,6 +74,7 @@ class History:
                     case _:
                         continue
                 async with self._changed:
+                    self.names.update((int(version_of(obj)), name_of(obj)) for obj in seen)
                     into.update((int(version_of(obj)), value(obj)) for obj in seen)
                     self._changed.notify_all()
 
@@ -82,17 +84,18 @@ class History:
             return self.holder
 
     async def wait_for_writes_of(self, name: str) -> None:
-        """Wait until `name` has written more than at the time of the call."""
-        before = self.count(name)
+        """Wait until `name` has written each ConfigMap: a late write of another process is then a conflict."""
+        start = max(self.writers, default=0)
         async with asyncio.timeout(30), self._changed:
-            await self._changed.wait_for(lambda: self.count(name) > before + CONFIGMAP_COUNT)
+            await self._changed.wait_for(lambda: len(self.written_since(start, name)) == CONFIGMAP_COUNT)
+
+    def written_since(self, revision: int, name: str) -> set[str]:
+        """Return the ConfigMaps that `name` wrote after a revision."""
+        return {self.names[at] for at, writer in self.writers.items() if at > revision and writer == name}
 
     @property
     def holder(self) -> str:
         return self.holders[max(self.holders)]
-
-    def count(self, name: str) -> int:
-        return list(self.writers.values()).count(name)
 
     def stale_writes(self) -> list[tuple[int, str, str]]:
         """Return writes by others than the holder of the Lease, as (revision, writer, holder)."""
