@@ -193,7 +193,8 @@ async def test_m1_m3_binding_becomes_ready_and_syncer_is_installed(world: World,
     with world.manager():
         await world.add_binding("m3")
         binding = await world.reaches("m3", "Ready")
-        assert re.fullmatch(r"Kubernetes v1\.34\.3(\+tapestry)? is reachable", condition(binding, "Connected")["message"])
+        message = condition(binding, "Connected")["message"]
+        assert re.fullmatch(r"Kubernetes v1\.34\.3(\+tapestry)? is reachable", message)
         below = await world.physical.get(NAMESPACES, "kube-system")
         assert binding["status"]["identity"] == uid_of(below)
         assert binding["status"]["credentialsExpire"]
