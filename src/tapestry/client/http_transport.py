@@ -64,6 +64,7 @@ class HttpTransport:
             raise self._timeout_error(request) from error
 
     async def _exchange(self, request: Request, abort_count: int) -> Response:
+        # Without the context manager of `_open`: every read and write passes here, and it costs CPU.
         limit = min(self._max_body, request.max_body or self._max_body)
         try:
             response = await self._start(request, abort_count)
