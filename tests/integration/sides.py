@@ -13,7 +13,8 @@ import msgspec
 from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.server import ApiResponse, Server
+from tapestry.apiserver.responses import ApiResponse
+from tapestry.apiserver.server import Server
 from tapestry.local.kubernetes import ControlPlane
 
 ADMIN = User("admin", ("system:masters",))

@@ -23,7 +23,7 @@ from tapestry.apiserver.app import (
 )
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.server import ApiResponse
+from tapestry.apiserver.responses import ApiResponse
 from tapestry.apiserver.serving.request_handler import RequestHandler
 from tapestry.apiserver.storage.local_store import LocalStore
 from tapestry.apiserver.storage.memory_log import MemoryLog

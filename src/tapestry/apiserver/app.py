@@ -65,8 +65,10 @@ from tapestry.apiserver.pipeline import (
     is_custom,
     is_one_of,
 )
+from tapestry.apiserver.requests import Attributes, Authorize, allow_all, no_denial_reason
 from tapestry.apiserver.resource_registry import ResourceRegistry, published_api
-from tapestry.apiserver.server import Attributes, Authorize, PathHandler, Server, allow_all, no_denial_reason
+from tapestry.apiserver.responses import PathHandler
+from tapestry.apiserver.server import Server
 from tapestry.apiserver.service_allocator import Network, ServiceAllocator
 from tapestry.apiserver.serving.connection_limiter import MAX_UNAUTHENTICATED, ConnectionLimiter
 from tapestry.apiserver.serving.health import HealthHandlers, StorageCheck, ping

@@ -2,10 +2,9 @@
 
 from tapestry.apiserver.access import bootstrap_roles
 from tapestry.apiserver.access.rbac import GROUP, RBAC_PLURALS
-from tapestry.apiserver.requests import Target, User
+from tapestry.apiserver.requests import Target, User, WriteRequest
 from tapestry.apiserver.resource_registry import ResourceInfo
 from tapestry.apiserver.server import Server
-from tapestry.apiserver.verbs import WriteRequest
 from tapestry.kube.errors import AlreadyExists
 from tapestry.kube.objects import Object
 

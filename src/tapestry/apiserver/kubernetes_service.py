@@ -4,10 +4,9 @@ import ipaddress
 import socket
 
 from tapestry.apiserver.bootstrap import BOOTSTRAP_USER, create_if_missing, create_or_replace, served_resource
-from tapestry.apiserver.requests import Target
+from tapestry.apiserver.requests import Target, WriteRequest
 from tapestry.apiserver.server import Server
 from tapestry.apiserver.service_allocator import Network, first_service_ip
-from tapestry.apiserver.verbs import WriteRequest
 from tapestry.kube.conditions import new_condition, with_condition
 from tapestry.kube.objects import Object, with_value
 

@@ -1,11 +1,12 @@
-"""Validation of write options in the query or in the body of a deletion."""
+"""Options of writes, in the query or in the body of a deletion."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from tapestry.apiserver import api_errors
-from tapestry.apiserver.requests import Query
+from tapestry.apiserver.requests import Query, parse_number
 from tapestry.kube.errors import Invalid
+from tapestry.kube.objects import Object
 from tapestry.kube.resources import Resource
 
 FIELD_VALIDATION_MODES = ("", "Ignore", "Strict", "Warn")
@@ -56,3 +57,14 @@ def unsupported_option(verb: str, field: str, value: str, supported: tuple[str, 
 
 def options_resource(verb: str) -> Resource:
     return Resource("meta.k8s.io", "v1", f"{verb.capitalize()}Options", f"{verb}options")
+
+
+def delete_options(body: Any, query: Query) -> Mapping[str, Any]:
+    """Return the options of a deletion, from the body and the query."""
+    result: Object = dict(body or {})
+    if "gracePeriodSeconds" in query:
+        result["gracePeriodSeconds"] = parse_number(query["gracePeriodSeconds"], "gracePeriodSeconds")
+    if "propagationPolicy" in query:
+        result["propagationPolicy"] = query["propagationPolicy"]
+    validate_delete_options(result)
+    return result

@@ -11,9 +11,9 @@ import msgspec
 
 from tapestry.apiserver import api_errors
 from tapestry.apiserver.customresources.structural_schema import child_path
+from tapestry.apiserver.requests import Step, WriteRequest
 from tapestry.apiserver.resource_registry import ResourceInfo
 from tapestry.apiserver.type_decoders import TypeDecoders
-from tapestry.apiserver.verbs import Step, WriteRequest
 from tapestry.apiserver.workers import LARGE_BYTES, current_request_budget, run_if_large, run_sync
 from tapestry.kube.budget import SliceExceeded, checkpoint
 from tapestry.kube.errors import BadRequest

@@ -1,29 +1,24 @@
-"""API requests: the target that a path names, and the selection of a list or a watch."""
+"""API requests: the call, its target, its attributes for authorization, and the write that it asks for."""
 
-import base64
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 from urllib.parse import unquote
 
 import msgspec
 
 from tapestry.apiserver import api_errors
-from tapestry.apiserver.resource_registry import SELECTABLE_FIELDS, ResourceInfo, ResourceRegistry
+from tapestry.apiserver.resource_registry import ResourceInfo, ResourceRegistry
 from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.storage.store import ObjectVersion
-from tapestry.kube.objects import Object, value_at
+from tapestry.apiserver.storage.store import Precondition
+from tapestry.kube.objects import Object
 from tapestry.kube.resources import Resource
-from tapestry.kube.selectors import (
-    FieldSelector,
-    LabelSelector,
-    SelectorError,
-    parse_field_selector,
-    parse_label_selector,
-)
 
 Query = Mapping[str, str]
+TRUE_VALUES = ("1", "true")
+JSON_PATCH, MERGE_PATCH = "application/json-patch+json", "application/merge-patch+json"
+STRATEGIC_PATCH, APPLY_PATCH = "application/strategic-merge-patch+json", "application/apply-patch+yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +91,60 @@ class Target(NamedTuple):
         return Key(self.info.storage, self.namespace, self.name)
 
 
+class Attributes(msgspec.Struct, frozen=True):
+    """Attributes of a request for authorization: a resource target, or a non-resource path."""
+
+    user: User
+    verb: str
+    target: Target | None = None
+    path: str = ""
+    field_selector: str = ""
+    """Field selector of a list, a watch or a collection deletion."""
+
+
+Authorize = Callable[[Attributes], bool]
+
+
+Verb = Literal["create", "update", "patch", "delete"]
+
+
+@dataclass(slots=True)
+class WriteRequest:
+    """A write request, as the steps of the pipeline see it."""
+
+    verb: Verb
+    target: Target
+    user: User
+    query: Query
+    content_type: str = ""
+    body: bytes = b""
+    decoded_body: Any = None
+    user_agent: str = ""
+    duplicate_keys: tuple[str, ...] = ()
+    """Messages about keys that a YAML body sets twice."""
+    name: str = ""
+    """Name of the object that is created."""
+    warnings: list[str] = field(default_factory=list)
+    audit_annotations: dict[str, str] = field(default_factory=dict)
+    """Additional annotations for the audit event."""
+    claim: Precondition | None = None
+    """Precondition that the store checks with the write, and that reserves allocated values."""
+    size: int = 0
+    """Bytes of JSON to process: the largest of the body, the changed object and its schema."""
+
+    @property
+    def is_dry_run(self) -> bool:
+        return "dryRun" in self.query
+
+
+Step = Callable[[WriteRequest, Object | None, Object | None], Awaitable[Object]]
+"""A step of a write: (old, new) to the changed new object. For a deletion, new is None and stays so."""
+
+
+Convert = Callable[[ResourceInfo, Sequence[Object], str], Awaitable[Sequence[Object]]]
+"""Converts objects of a resource to another apiVersion."""
+
+
 def target_of(path: str, registry: ResourceRegistry) -> Target:
     """Return the target of `path`. Raises NotFound if no resource is served there."""
     group, version, namespace, rest = split_path(path)
@@ -148,96 +197,27 @@ def is_valid_target(info: ResourceInfo, namespace: str, rest: list[str]) -> bool
     return len(rest) < 2 or rest[1] in info.subresources
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Label and field selectors of a request."""
-
-    labels: LabelSelector
-    fields: FieldSelector
-    name: str = ""
-    """The only name that can match, if the field selector gives one."""
-    storage_fields: Query = field(default_factory=dict)
-    """Names of fields in the store, where they differ."""
-    _field_requirements: dict[str, tuple[set[str], set[str]]] = field(
-        default_factory=dict, init=False, compare=False, repr=False
-    )
-    """The required values (at most one can match) and the excluded values of each field."""
-
-    def __post_init__(self) -> None:
-        for term in self.fields.terms:
-            path = self.storage_fields.get(term.field, term.field)
-            required, excluded = self._field_requirements.setdefault(path, (set(), set()))
-            (required if term.equal else excluded).add(term.value)
-
-    @property
-    def matches(self) -> Callable[[ObjectVersion], bool] | None:
-        """Predicate for object versions that have the selected name, or None if all of them match."""
-        if any(term.field != NAME_FIELD or not term.equal or term.value != self.name for term in self.fields.terms):
-            return self.matches_labels_and_fields
-        return self.matches_labels if self.labels.requirements else None
-
-    def matches_labels(self, version: ObjectVersion) -> bool:
-        return self.labels.matches(version.labels)
-
-    def matches_labels_and_fields(self, version: ObjectVersion) -> bool:
-        if not self.labels.matches(version.labels):
-            return False
-        texts = version.field_values
-        for path, (required, excluded) in self._field_requirements.items():
-            if path not in texts:
-                cache_field_values(version, path)
-            text = texts[path]
-            if text in excluded or (required and required != {text}):
-                return False
-        return True
+def first_segment(path: str) -> str:
+    return path.partition("/")[2].partition("/")[0]
 
 
-def cache_field_values(version: ObjectVersion, path: str) -> None:
-    """Cache the text of a field, and of the fields that are usually selected together with it."""
-    obj: Object = msgspec.json.decode(version.raw)
-    for each in (path, *SELECTABLE_FIELDS.get(version.key.resource, ())):
-        version.field_values[each] = field_text(obj, each)
+def verb_of(call: Call, target: Target) -> str:
+    """Return the verb for authorization."""
+    if call.method in ("GET", "HEAD") and (not target.name or call.query.get("watch") in TRUE_VALUES):
+        return "watch" if call.query.get("watch") in TRUE_VALUES else "list"
+    if call.method == "DELETE" and not target.name:
+        return "deletecollection"
+    return METHOD_VERBS.get(call.method, call.method.lower())
 
 
-def selection_of(info: ResourceInfo, query: Query) -> Selection:
-    """Return the selection of a query. Raises BadRequest for an unsupported field."""
-    try:
-        labels = parse_label_selector(query.get("labelSelector", ""))
-        fields = parse_field_selector(query.get("fieldSelector", ""))
-    except SelectorError as error:
-        raise api_errors.bad_request(f"unable to parse requirement: {error}") from error
-    stored = info.storage_version.selector_fields if info.storage_version is not None else {}
-    known = {
-        "metadata.name",
-        "metadata.namespace",
-        *(stored or SELECTABLE_FIELDS.get(info.storage, ())),
-        *info.selectable_fields,
-    }
-    for term in fields.terms:
-        if term.field not in known:
-            raise api_errors.bad_request(unknown_field(info, term.field))
-    named = [term.value for term in fields.terms if term.field == NAME_FIELD and term.equal]
-    return Selection(labels, fields, named[0] if named else "", stored)
+def is_verb_supported(target: Target, verb: str) -> bool:
+    """Return whether a resource supports a verb. Custom resources report unsupported verbs themselves."""
+    info = target.info
+    return info.is_custom or verb in (info.subresources[target.subresource] if target.subresource else info).verbs
 
 
-def unknown_field(info: ResourceInfo, name: str) -> str:
-    if info.storage in SELECTABLE_FIELDS:
-        return f"field label not supported: {name}"
-    return f'"{name}" is not a known field selector: only "metadata.name", "metadata.namespace"'
-
-
-NAME_FIELD = "metadata.name"
-BOOLEAN_FIELDS = ("spec.hostNetwork", "spec.unschedulable")
-
-
-def field_text(obj: Object, path: str) -> str:
-    """Return a field in the form that field selectors compare: absent is empty, booleans are `true` and `false`."""
-    if path == "source":
-        return str(value_at(obj, "source", "component") or obj.get("reportingComponent", ""))
-    value = value_at(obj, *path.split("."), default="")
-    if path in BOOLEAN_FIELDS or isinstance(value, bool):
-        return str(bool(value)).lower()
-    return str(value)
+WRITE_VERBS: Mapping[str, Verb] = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+METHOD_VERBS: Mapping[str, str] = {**WRITE_VERBS, "GET": "get", "HEAD": "get"}
 
 
 def parse_number(text: str, field: str) -> int:
@@ -253,20 +233,9 @@ DIGITS = re.compile("[0-9]{1,19}")
 MAX_INT64 = 2**63 - 1
 
 
-class ContinueToken(NamedTuple):
-    """Position in a paginated list: after this object, at this revision."""
-
-    revision: int
-    namespace: str
-    name: str
-
-    def encode(self) -> str:
-        return base64.urlsafe_b64encode(msgspec.json.encode(self)).decode().rstrip("=")
+def allow_all(_: Attributes) -> bool:
+    return True
 
 
-def decode_continue_token(token: str) -> ContinueToken:
-    try:
-        padded = token + "=" * (-len(token) % 4)
-        return msgspec.json.decode(base64.urlsafe_b64decode(padded), type=ContinueToken)
-    except ValueError as error:  # invalid base64, or invalid JSON within
-        raise api_errors.bad_request(f"continue key is not valid: {error}") from error
+def no_denial_reason(_: Attributes) -> str:
+    return ""

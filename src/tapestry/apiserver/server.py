@@ -3,8 +3,7 @@
 The caller has authenticated the user (`Call.user`). This module authorizes each call before it reads the body.
 """
 
-import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -19,60 +18,49 @@ from tapestry.apiserver.documents.document_cache import Document, DocumentCache
 from tapestry.apiserver.documents.openapi_v2_protobuf import CONTENT_TYPE, MEDIA_TYPES
 from tapestry.apiserver.pipeline import report_duplicate_keys
 from tapestry.apiserver.request_bodies import decoded_body, has_pending_body, receive_body
-from tapestry.apiserver.requests import NAME_FIELD, Call, Target, User, parse_number, target_of, unserved_target
+from tapestry.apiserver.requests import (
+    APPLY_PATCH,
+    TRUE_VALUES,
+    WRITE_VERBS,
+    Attributes,
+    Authorize,
+    Call,
+    Target,
+    WriteRequest,
+    allow_all,
+    first_segment,
+    is_verb_supported,
+    no_denial_reason,
+    target_of,
+    unserved_target,
+    verb_of,
+)
 from tapestry.apiserver.resource_registry import ResourceRegistry
+from tapestry.apiserver.responses import (
+    ApiResponse,
+    PathHandler,
+    ResourceHandler,
+    error_response,
+    json_response,
+    list_response,
+    response_with_warnings,
+    warning_header,
+)
+from tapestry.apiserver.selections import NAME_FIELD
 from tapestry.apiserver.storage.log import StorageError
-from tapestry.apiserver.verbs import APPLY_PATCH, Verbs, WriteRequest
+from tapestry.apiserver.verbs import Verbs
 from tapestry.apiserver.watches import WatchResponse, watch_line
 from tapestry.apiserver.workers import run_if_large
 from tapestry.kube.budget import BudgetExceeded, DeadlineExceeded
 from tapestry.kube.errors import ApiError, Gone, NotFound
-from tapestry.kube.objects import EMPTY_MAPPING, Object
+from tapestry.kube.objects import Object
 from tapestry.kube.selectors import SelectorError, parse_field_selector
 from tapestry.process.logs import logger
 
 log = logger(__name__)
 
-TRUE_VALUES = ("1", "true")
-MAX_UNCHUNKED_BYTES = 8 << 20
-"""Maximum size in bytes of a list response that is sent in one piece."""
 MAX_SELECTOR_LENGTH = 4 << 10
 """Maximum length of a field selector that is parsed for the authorization of a single object."""
-CHUNK_BYTES = 1 << 18
-"""Chunk size in bytes of a longer response."""
-
-
-class Stream(Protocol):
-    """A response body in chunks. `end` must be called even if the body was not read."""
-
-    def chunks(self) -> AsyncGenerator[bytes, None]: ...
-
-    def end(self) -> None: ...
-
-
-class ApiResponse(msgspec.Struct, frozen=True):
-    status: int
-    body: bytes
-    content_type: str = JSON
-    headers: Mapping[str, str] = EMPTY_MAPPING
-    stream: Stream | None = None
-    """Sent after the body."""
-
-
-class Attributes(msgspec.Struct, frozen=True):
-    """Attributes of a request for authorization: a resource target, or a non-resource path."""
-
-    user: User
-    verb: str
-    target: Target | None = None
-    path: str = ""
-    field_selector: str = ""
-    """Field selector of a list, a watch or a collection deletion."""
-
-
-Authorize = Callable[[Attributes], bool]
-ResourceHandler = Callable[[Call, Target], Awaitable[ApiResponse]]
-PathHandler = Callable[[Call], Awaitable[ApiResponse]]
 
 
 class CallHandler(Protocol):
@@ -89,14 +77,6 @@ class RejectingCallHandler(CallHandler, Protocol):
     def is_long_running(self, call: Call) -> bool:
         """Return whether a call is a watch or follows a log, and so lasts as long as its client wants."""
         ...
-
-
-def allow_all(_: Attributes) -> bool:
-    return True
-
-
-def no_denial_reason(_: Attributes) -> str:
-    return ""
 
 
 @dataclass(frozen=True)
@@ -277,7 +257,7 @@ class Server:
 
     async def handle_collection(self, call: Call, target: Target) -> ApiResponse | WatchResponse:
         if call.method == "GET":
-            form, include = requested_form(call)
+            form, include = views.requested_form(call)
             if call.query.get("watch") in TRUE_VALUES:
                 return await self.start_watch(call, target, form, include)
             listing = await self.verbs.list(target, call.query)
@@ -286,7 +266,9 @@ class Server:
         if call.method == "POST":
             return response_with_warnings(request, 201, await self.verbs.create(request, body))
         if call.method == "DELETE":
-            return ApiResponse(200, await self.verbs.delete_collection(request, delete_options_of(body, call)))
+            return ApiResponse(
+                200, await self.verbs.delete_collection(request, options.delete_options(body, call.query))
+            )
         raise api_errors.method_not_allowed()
 
     async def start_watch(self, call: Call, target: Target, form: str, include: str) -> ApiResponse | WatchResponse:
@@ -299,7 +281,7 @@ class Server:
         if target.subresource and target.subresource not in OBJECT_SUBRESOURCES:
             raise api_errors.method_not_allowed()
         if call.method == "GET":
-            form, include = requested_form(call)
+            form, include = views.requested_form(call)
             if call.query.get("watch") in TRUE_VALUES:
                 if target.subresource:
                     raise api_errors.method_not_allowed()
@@ -323,7 +305,9 @@ class Server:
                     raise api_errors.invalid_field(api_errors.PATCH_OPTIONS, "", "force", why)
                 return response_with_warnings(request, 200, await self.verbs.patch(request, body))
             case "DELETE" if not target.subresource:
-                return response_with_warnings(request, *await self.verbs.delete(request, delete_options_of(body, call)))
+                return response_with_warnings(
+                    request, *await self.verbs.delete(request, options.delete_options(body, call.query))
+                )
         raise api_errors.method_not_allowed()
 
     def write_request(self, call: Call, target: Target) -> tuple[WriteRequest, Any]:
@@ -349,35 +333,11 @@ class Server:
         return request, body
 
 
-MAX_WARNING_LENGTH = 4096
-CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")
-"""Characters that are not allowed in a header."""
 OBJECT_SUBRESOURCES = frozenset({"status", "finalize", "approval", "ephemeralcontainers", "resize"})
 """Subresources that are views of the object itself; a write may change a part of it."""
-WRITE_VERBS: Mapping[str, Any] = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 METHODS = frozenset({"GET", *WRITE_VERBS})
 FIELD_SELECTOR_VERBS = frozenset({"list", "watch"})
 """Verbs for which a field selector can name the single object to authorize, as in Kubernetes."""
-METHOD_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete", "GET": "get", "HEAD": "get"}
-
-
-def first_segment(path: str) -> str:
-    return path.partition("/")[2].partition("/")[0]
-
-
-def verb_of(call: Call, target: Target) -> str:
-    """Return the verb for authorization."""
-    if call.method in ("GET", "HEAD") and (not target.name or call.query.get("watch") in TRUE_VALUES):
-        return "watch" if call.query.get("watch") in TRUE_VALUES else "list"
-    if call.method == "DELETE" and not target.name:
-        return "deletecollection"
-    return METHOD_VERBS.get(call.method, call.method.lower())
-
-
-def is_verb_supported(target: Target, verb: str) -> bool:
-    """Return whether a resource supports a verb. Custom resources report unsupported verbs themselves."""
-    info = target.info
-    return info.is_custom or verb in (info.subresources[target.subresource] if target.subresource else info).verbs
 
 
 def selected_name(field_selector: str) -> str:
@@ -391,44 +351,6 @@ def selected_name(field_selector: str) -> str:
     return next((term.value for term in terms if term.field == NAME_FIELD and term.equal), "")
 
 
-def requested_form(call: Call) -> tuple[str, str]:
-    """Return the negotiated form of objects, and the part of them that a table includes."""
-    return negotiated_form(call.headers.get("accept", ""), views.FORMS), call.query.get("includeObject") or "Metadata"
-
-
-@dataclass(frozen=True)
-class ChunkedBody:
-    """A long response that is complete, sent in chunks without a copy of the whole."""
-
-    chunk_parts: Sequence[bytes | memoryview]
-
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
-        pending: list[bytes | memoryview] = []
-        size = 0
-        for part in self.chunk_parts:
-            pending.append(part)
-            size += len(part)
-            if size >= CHUNK_BYTES:
-                yield b"".join(pending)
-                pending, size = [], 0
-        if pending:
-            yield b"".join(pending)
-
-    def end(self) -> None:
-        """Do nothing: the body holds no resources."""
-
-
-def list_response(parts: Sequence[bytes | memoryview]) -> ApiResponse:
-    """Return a list response; a long one is sent in chunks."""
-    if sum(map(len, parts)) <= MAX_UNCHUNKED_BYTES:
-        return ApiResponse(200, b"".join(parts))
-    return ApiResponse(200, b"", stream=ChunkedBody(parts))
-
-
-def json_response(status: int, body: Any, content_type: str = JSON) -> ApiResponse:
-    return ApiResponse(status, msgspec.json.encode(body), content_type)
-
-
 def etag_response(call: Call, document: Document, content_type: str = JSON) -> ApiResponse:
     """Return a document, or 304 if the client has it. A document requested by its hash is cacheable forever."""
     headers = {"ETag": f'"{document.etag}"', "Vary": "Accept"}
@@ -437,35 +359,3 @@ def etag_response(call: Call, document: Document, content_type: str = JSON) -> A
     if document.etag in call.headers.get("if-none-match", ""):
         return ApiResponse(304, b"", content_type, headers)
     return ApiResponse(200, document.body, content_type, headers)
-
-
-def response_with_warnings(request: WriteRequest, status: int, raw: bytes) -> ApiResponse:
-    if not request.warnings:
-        return ApiResponse(status, raw)
-    texts = ", ".join(map(warning_header, request.warnings))
-    if len(texts) > MAX_WARNING_LENGTH:  # clients reject longer headers: shorten the texts and send the first ones
-        texts = ", ".join(warning_header(each[:256]) for each in request.warnings[:15])
-    return ApiResponse(status, raw, headers={"Warning": texts})
-
-
-def warning_header(text: str) -> str:
-    """Return the value of a `Warning` header for one text."""
-    escaped = CONTROL_CHARACTERS.sub(" ", text).replace("\\", "\\\\").replace('"', '\\"')
-    return f'299 - "{escaped}"'
-
-
-def error_response(error: ApiError) -> ApiResponse:
-    retry_after = error.retry_after
-    headers = {"Retry-After": str(int(retry_after))} if retry_after is not None else {}
-    return ApiResponse(error.code, msgspec.json.encode({"metadata": {}, **error.status()}), headers=headers)
-
-
-def delete_options_of(body: Any, call: Call) -> Mapping[str, Any]:
-    """Return the options of a deletion, from the body and the query."""
-    result: Object = dict(body or {})
-    if "gracePeriodSeconds" in call.query:
-        result["gracePeriodSeconds"] = parse_number(call.query["gracePeriodSeconds"], "gracePeriodSeconds")
-    if "propagationPolicy" in call.query:
-        result["propagationPolicy"] = call.query["propagationPolicy"]
-    options.validate_delete_options(result)
-    return result

@@ -5,32 +5,35 @@ replaces exactly that version. If another write came first, it is retried, unles
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from random import Random
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from tapestry.apiserver import api_errors, writes
 from tapestry.apiserver.requests import (
-    ContinueToken,
+    APPLY_PATCH,
+    JSON_PATCH,
+    MERGE_PATCH,
+    STRATEGIC_PATCH,
+    Convert,
     Query,
-    Selection,
+    Step,
     Target,
     User,
-    decode_continue_token,
+    WriteRequest,
     parse_number,
-    selection_of,
 )
 from tapestry.apiserver.resource_registry import ALLOWS_CREATE_ON_UPDATE, RETURNS_DELETED_OBJECT, ResourceInfo
+from tapestry.apiserver.selections import ContinueToken, Selection, decode_continue_token, selection_of
 from tapestry.apiserver.spec_cache import is_interned, memoize
 from tapestry.apiserver.storage.log import Key
 from tapestry.apiserver.storage.store import (
     Compacted,
     ObjectVersion,
-    Precondition,
     RevisionEncoder,
     Store,
     VersionConflict,
@@ -69,42 +72,8 @@ DEFAULT_WATCH_SECONDS = (1800, 3600)
 """Range of the default watch timeout in seconds."""
 MAX_WATCH_SECONDS = 86_400
 """Maximum watch timeout in seconds."""
-JSON_PATCH, MERGE_PATCH = "application/json-patch+json", "application/merge-patch+json"
-STRATEGIC_PATCH, APPLY_PATCH = "application/strategic-merge-patch+json", "application/apply-patch+yaml"
-
 ENCODER = msgspec.json.Encoder()
 DECODER = msgspec.json.Decoder()
-
-Verb = Literal["create", "update", "patch", "delete"]
-
-
-@dataclass(slots=True)
-class WriteRequest:
-    """A write request, as the steps of the pipeline see it."""
-
-    verb: Verb
-    target: Target
-    user: User
-    query: Query
-    content_type: str = ""
-    body: bytes = b""
-    decoded_body: Any = None
-    user_agent: str = ""
-    duplicate_keys: tuple[str, ...] = ()
-    """Messages about keys that a YAML body sets twice."""
-    name: str = ""
-    """Name of the object that is created."""
-    warnings: list[str] = field(default_factory=list)
-    audit_annotations: dict[str, str] = field(default_factory=dict)
-    """Additional annotations for the audit event."""
-    claim: Precondition | None = None
-    """Precondition that the store checks with the write, and that reserves allocated values."""
-    size: int = 0
-    """Bytes of JSON to process: the largest of the body, the changed object and its schema."""
-
-    @property
-    def is_dry_run(self) -> bool:
-        return "dryRun" in self.query
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +84,8 @@ class ListResult:
     items: Sequence[bytes]
 
 
-Step = Callable[[WriteRequest, Object | None, Object | None], Awaitable[Object]]
-"""A step of a write: (old, new) to the changed new object. For a deletion, new is None and stays so."""
-
-
 Apply = Callable[[WriteRequest, Object | None, Any], Object]
 """Server-side apply: (current object, applied configuration) to the desired object."""
-
-
-Convert = Callable[[ResourceInfo, Sequence[Object], str], Awaitable[Sequence[Object]]]
-"""Converts objects of a resource to another apiVersion."""
 
 
 VerbAuthorizer = Callable[[User, str, Target], bool]

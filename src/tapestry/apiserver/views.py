@@ -4,7 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from tapestry.apiserver.codec import negotiated_form
 from tapestry.apiserver.printing import tables, workloads
+from tapestry.apiserver.requests import Call
 from tapestry.apiserver.resource_registry import ResourceInfo
 from tapestry.apiserver.verbs import ListResult, encode_list, encode_list_chunks, served_bytes
 from tapestry.apiserver.watches import IDENTITY_ENCODER, WatchEncoder
@@ -16,6 +18,11 @@ TABLE, PARTIAL, PARTIAL_LIST = "Table", "PartialObjectMetadata", "PartialObjectM
 MAX_COPIED_BYTES = 8 << 20
 """Maximum total size of objects that are joined into one list body; longer lists are sent in chunks."""
 FORMS = frozenset({TABLE, PARTIAL, PARTIAL_LIST})
+
+
+def requested_form(call: Call) -> tuple[str, str]:
+    """Return the negotiated form of objects, and the part of them that a table includes."""
+    return negotiated_form(call.headers.get("accept", ""), FORMS), call.query.get("includeObject") or "Metadata"
 
 
 def encode_object(info: ResourceInfo, raw: bytes, form: str, include: str) -> bytes:

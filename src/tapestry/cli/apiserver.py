@@ -16,7 +16,8 @@ from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.apiserver.app import RunningServer, run_apiserver
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import Call
-from tapestry.apiserver.server import ApiResponse, CallHandler
+from tapestry.apiserver.responses import ApiResponse
+from tapestry.apiserver.server import CallHandler
 from tapestry.apiserver.serving.request_handler import MountedHandler
 from tapestry.apiserver.storage.log import StorageError
 from tapestry.cli import apiserver_data

@@ -6,7 +6,8 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.server import ApiResponse, CallHandler
+from tapestry.apiserver.responses import ApiResponse
+from tapestry.apiserver.server import CallHandler
 from tapestry.apiserver.storage.log import StorageError
 from tapestry.apiserver.watches import WatchResponse
 from tapestry.client.transport import Request, Response, Stream

@@ -12,7 +12,8 @@ from tapestry.apiserver.access.service_account_tokens import ServiceAccountToken
 from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.server import ApiResponse, Server
+from tapestry.apiserver.responses import ApiResponse
+from tapestry.apiserver.server import Server
 from tapestry.apiserver.watches import WatchResponse
 from tapestry.kube.objects import Object
 

@@ -7,7 +7,7 @@ import pytest
 
 from tapestry.apiserver.documents.openapi_v2 import v2_structural_schema
 from tapestry.apiserver.requests import Call
-from tapestry.apiserver.server import ApiResponse
+from tapestry.apiserver.responses import ApiResponse
 from tapestry.kube.objects import Object
 
 from .conftest import ADMIN, Hand

@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.server import ApiResponse
+from tapestry.apiserver.responses import ApiResponse
 from tapestry.apiserver.serving.request_handler import RequestHandler
 from tapestry.kube.objects import Object
 

@@ -20,8 +20,8 @@ from tapestry.apiserver.customresources.structural_schema import (
 from tapestry.apiserver.fieldmanager.fieldsets import union_all
 from tapestry.apiserver.fieldmanager.managed_fields import ManagedFieldsEntry, Manager, cap_update_managers
 from tapestry.apiserver.fieldmanager.merge_schemas import merged_order
-from tapestry.apiserver.requests import selection_of
 from tapestry.apiserver.resource_registry import ResourceInfo
+from tapestry.apiserver.selections import selection_of
 from tapestry.apiserver.storage.log import Key
 from tapestry.apiserver.storage.store import ObjectVersion
 from tapestry.apiserver.type_decoders import DecodeReport, array_decoder, decode_any, map_decoder

@@ -12,10 +12,8 @@ from tapestry.apiserver.admission.matching import (
     policy_criteria,
     webhook_criteria,
 )
-from tapestry.apiserver.requests import Target, User
+from tapestry.apiserver.requests import Target, User, WriteRequest, allow_all
 from tapestry.apiserver.resource_registry import ResourceInfo, ResourceRegistry, Subresource
-from tapestry.apiserver.server import allow_all
-from tapestry.apiserver.verbs import WriteRequest
 from tapestry.kube.cel.errors import CompileError, EvaluationError
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import NAMESPACES, NODES, PODS, Resource

@@ -16,7 +16,7 @@ from tapestry.apiserver.access.references import SECRETS, pod_references, refere
 from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import User
-from tapestry.apiserver.server import ApiResponse
+from tapestry.apiserver.responses import ApiResponse
 from tapestry.apiserver.storage.local_store import LocalStore
 from tapestry.apiserver.storage.log import Key
 from tapestry.apiserver.storage.memory_log import MemoryLog

@@ -15,7 +15,7 @@ from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import Call
 from tapestry.apiserver.resource_registry import published_api
-from tapestry.apiserver.server import ApiResponse
+from tapestry.apiserver.responses import ApiResponse
 from tapestry.kube.objects import Object
 from tapestry.kube.patches import apply_json_patch
 

@@ -12,7 +12,7 @@ import pytest
 from tapestry.apiserver.app import build_inflight_limiter, build_request_handler
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import Call, Target, User
-from tapestry.apiserver.server import ApiResponse
+from tapestry.apiserver.responses import ApiResponse
 from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter
 from tapestry.apiserver.serving.health import HealthHandlers, ping
 from tapestry.apiserver.serving.request_handler import RequestHandler, timeout_of

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tapestry.apiserver import spec_cache
-from tapestry.apiserver.server import ApiResponse
+from tapestry.apiserver.responses import ApiResponse
 from tapestry.apiserver.spec_cache import bounded_cache, intern, memoized, memoized_and_interned
 from tapestry.kube.objects import Object
 

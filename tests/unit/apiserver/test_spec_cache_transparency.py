@@ -16,7 +16,7 @@ from tapestry.apiserver import spec_cache
 from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import Call
-from tapestry.apiserver.server import ApiResponse
+from tapestry.apiserver.responses import ApiResponse
 from tapestry.kube.objects import Object
 
 from .conftest import ADMIN

@@ -13,7 +13,7 @@ from aiohttp import web
 from tapestry.apiserver import bootstrap
 from tapestry.apiserver.admission.webhook_client import ServiceResolver, ServiceUnresolved
 from tapestry.apiserver.requests import Call
-from tapestry.apiserver.server import ApiResponse
+from tapestry.apiserver.responses import ApiResponse
 from tapestry.kube.objects import Object
 
 from .conftest import Hand

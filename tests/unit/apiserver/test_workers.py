@@ -12,7 +12,7 @@ import pytest
 from tapestry.apiserver.app import build_connection_limiter, build_inflight_limiter, build_request_handler
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.server import ApiResponse
+from tapestry.apiserver.responses import ApiResponse
 from tapestry.apiserver.serving.request_handler import RequestHandler
 from tapestry.apiserver.watches import WatchResponse
 from tapestry.apiserver.workers import (

@@ -12,8 +12,8 @@ from tapestry.apiserver.access.audit_policy import LEVELS, AuditPolicy, AuditRul
 from tapestry.apiserver.access.rbac import RbacAuthorizer
 from tapestry.apiserver.access.reviews import user_info
 from tapestry.apiserver.codec import decode_body
-from tapestry.apiserver.requests import AuditedBody, Call, Target, User
-from tapestry.apiserver.server import ApiResponse, Attributes, Authorize
+from tapestry.apiserver.requests import Attributes, AuditedBody, Authorize, Call, Target, User
+from tapestry.apiserver.responses import ApiResponse
 from tapestry.apiserver.serving.metrics import AUDIT_EVENTS
 from tapestry.kube.errors import ApiError
 from tapestry.kube.objects import Object, uid_from_bits

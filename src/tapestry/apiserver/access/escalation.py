@@ -16,10 +16,8 @@ from tapestry.apiserver.access.rbac import (
     rules_of,
     uncovered_rules,
 )
-from tapestry.apiserver.requests import Target
+from tapestry.apiserver.requests import Attributes, Target, WriteRequest
 from tapestry.apiserver.resource_registry import ResourceInfo
-from tapestry.apiserver.server import Attributes
-from tapestry.apiserver.verbs import WriteRequest
 from tapestry.apiserver.workers import run_if_large
 from tapestry.kube.errors import Forbidden
 from tapestry.kube.objects import Object, name_of, value_at

@@ -11,9 +11,8 @@ from msgspec import structs
 
 from tapestry.apiserver import api_errors
 from tapestry.apiserver.access.authentication import ANONYMOUS_USER, AUTHENTICATED, UNAUTHENTICATED
-from tapestry.apiserver.requests import Call, Target, User
+from tapestry.apiserver.requests import Attributes, Authorize, Call, Target, User
 from tapestry.apiserver.resource_registry import ResourceInfo
-from tapestry.apiserver.server import Attributes, Authorize
 from tapestry.kube.errors import ServerError
 from tapestry.kube.resources import Resource
 

@@ -23,8 +23,7 @@ from tapestry.apiserver.access.references import (
     SERVICE_ACCOUNTS,
     VOLUMES,
 )
-from tapestry.apiserver.requests import Target, User
-from tapestry.apiserver.server import Attributes
+from tapestry.apiserver.requests import Attributes, Target, User
 from tapestry.kube.selectors import SelectorError, parse_field_selector
 
 NODES_GROUP, NODE_USER_PREFIX = "system:nodes", "system:node:"

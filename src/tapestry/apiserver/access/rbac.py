@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tapestry.apiserver.requests import User
-from tapestry.apiserver.server import Attributes
+from tapestry.apiserver.requests import Attributes, User
 from tapestry.apiserver.storage.log import Key
 from tapestry.apiserver.storage.store import ObjectVersion, Store, WatchEvent
 from tapestry.kube.budget import charge

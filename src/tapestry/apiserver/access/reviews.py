@@ -10,9 +10,9 @@ from tapestry.apiserver.access.rbac import PolicyRule, RbacAuthorizer
 from tapestry.apiserver.access.service_account_tokens import ServiceAccountTokens
 from tapestry.apiserver.codec import negotiated_form
 from tapestry.apiserver.request_bodies import decoded_body
-from tapestry.apiserver.requests import Call, Target, User
+from tapestry.apiserver.requests import Attributes, Authorize, Call, Target, User
 from tapestry.apiserver.resource_registry import ResourceInfo, ResourceRegistry
-from tapestry.apiserver.server import ApiResponse, Attributes, Authorize, ResourceHandler, json_response
+from tapestry.apiserver.responses import ApiResponse, ResourceHandler, json_response
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.resources import Resource
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import msgspec
 
 from tapestry.apiserver.admission.core_plugins import admission_forbidden
+from tapestry.apiserver.requests import WriteRequest
 from tapestry.apiserver.storage.store import Store
-from tapestry.apiserver.verbs import WriteRequest
 from tapestry.kube.objects import Object, annotations_of, name_of
 from tapestry.kube.quantity import ResourceList
 

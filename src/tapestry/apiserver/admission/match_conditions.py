@@ -10,8 +10,7 @@ from typing import Any
 
 from tapestry.apiserver.access.reviews import unserved_resource_info, user_info
 from tapestry.apiserver.admission.matching import AdmissionAttributes
-from tapestry.apiserver.requests import Target, User
-from tapestry.apiserver.server import Attributes, Authorize
+from tapestry.apiserver.requests import Attributes, Authorize, Target, User
 from tapestry.kube.cel.compiler import Program, compile_expression
 from tapestry.kube.cel.errors import CostExceeded, EvaluationError, Meter
 from tapestry.kube.cel.library.authorization import AuthorizationAttributes, Authorizer, ResourceCheck

@@ -35,11 +35,10 @@ from tapestry.apiserver.access.references import (
 from tapestry.apiserver.access.reviews import unserved_resource_info
 from tapestry.apiserver.admission.core_plugins import admission_forbidden
 from tapestry.apiserver.request_bodies import decoded_body
-from tapestry.apiserver.requests import Call, Target
-from tapestry.apiserver.server import ApiResponse, Attributes, Authorize, ResourceHandler
+from tapestry.apiserver.requests import Attributes, Authorize, Call, Target, WriteRequest
+from tapestry.apiserver.responses import ApiResponse, ResourceHandler
 from tapestry.apiserver.storage.store import Store
 from tapestry.apiserver.subresources.partial_updates import SIGNING_REQUESTS
-from tapestry.apiserver.verbs import WriteRequest
 from tapestry.kube.errors import Forbidden
 from tapestry.kube.objects import Object, labels_of, uid_of, value_at
 from tapestry.kube.resources import Resource

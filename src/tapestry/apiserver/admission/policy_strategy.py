@@ -13,8 +13,8 @@ from tapestry.apiserver.admission.validating_policies import BINDINGS, POLICIES,
 from tapestry.apiserver.customresources.cel_types import declared_type
 from tapestry.apiserver.customresources.definitions import OBJECT_META, invalid_object
 from tapestry.apiserver.customresources.structural_schema import Fault, first_faults
+from tapestry.apiserver.requests import WriteRequest
 from tapestry.apiserver.resource_registry import ResourceInfo, ResourceRegistry
-from tapestry.apiserver.verbs import WriteRequest
 from tapestry.kube.cel.compiler import compile_expression
 from tapestry.kube.cel.errors import CompileError, FoldingError
 from tapestry.kube.cel.types import BOOL, DYN, NULL, STRING, Type

@@ -28,10 +28,9 @@ from tapestry.apiserver.admission.matching import (
     policy_criteria,
 )
 from tapestry.apiserver.admission.policy_parameters import ParameterError, PolicyParameters
+from tapestry.apiserver.requests import Authorize, WriteRequest
 from tapestry.apiserver.resource_registry import ResourceRegistry
-from tapestry.apiserver.server import Authorize
 from tapestry.apiserver.storage.store import Store
-from tapestry.apiserver.verbs import WriteRequest
 from tapestry.apiserver.workers import run_if_large
 from tapestry.kube.budget import charge
 from tapestry.kube.cel.compiler import Program, compile_expression

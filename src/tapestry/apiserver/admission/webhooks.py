@@ -29,11 +29,10 @@ from tapestry.apiserver.admission.webhook_client import WebhookCallError, Webhoo
 from tapestry.apiserver.admission.webhook_configurations import MUTATING, VALIDATING, Webhook, WebhookConfigurations
 from tapestry.apiserver.bootstrap import BOOTSTRAP_USER
 from tapestry.apiserver.request_bodies import decoded_body
-from tapestry.apiserver.requests import Call, Target
+from tapestry.apiserver.requests import Authorize, Call, Convert, Step, Target, WriteRequest
 from tapestry.apiserver.resource_registry import ResourceRegistry
-from tapestry.apiserver.server import ApiResponse, Authorize, ResourceHandler, response_with_warnings
+from tapestry.apiserver.responses import ApiResponse, ResourceHandler, response_with_warnings
 from tapestry.apiserver.storage.store import Store
-from tapestry.apiserver.verbs import Convert, Step, WriteRequest
 from tapestry.apiserver.workers import run_if_large
 from tapestry.apiserver.writes import object_from_body
 from tapestry.kube.cel.errors import EvaluationError

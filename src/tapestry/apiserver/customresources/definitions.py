@@ -14,6 +14,7 @@ from tapestry.apiserver.customresources.rule_validation import rule_faults
 from tapestry.apiserver.customresources.structural_schema import Fault, SchemaNode, compile_schema, first_faults
 from tapestry.apiserver.customresources.validation_rules import RuleNode, compile_rules, subschemas
 from tapestry.apiserver.pipeline import report_field_errors
+from tapestry.apiserver.requests import WriteRequest
 from tapestry.apiserver.resource_registry import (
     PrinterColumn,
     ResourceInfo,
@@ -26,7 +27,6 @@ from tapestry.apiserver.storage_versions import StorageVersion
 from tapestry.apiserver.type_decoders import TypeDecoders
 from tapestry.apiserver.validation.faults import invalid_value
 from tapestry.apiserver.validation.names import dns_1035_label_errors
-from tapestry.apiserver.verbs import WriteRequest
 from tapestry.kube.conditions import new_condition, with_condition
 from tapestry.kube.errors import Invalid
 from tapestry.kube.objects import Object, is_deleting, name_of, value_at, with_value

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from tapestry.apiserver.defaults import other_kinds, pods, workloads
 from tapestry.apiserver.defaults.field_updates import Defaulter, with_field
-from tapestry.apiserver.verbs import WriteRequest
+from tapestry.apiserver.requests import WriteRequest
 from tapestry.kube.objects import Object
 
 

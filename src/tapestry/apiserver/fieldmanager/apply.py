@@ -25,7 +25,7 @@ from tapestry.apiserver.fieldmanager.managed_fields import (
     is_managed_fields_reset,
 )
 from tapestry.apiserver.fieldmanager.merge_schemas import MergeSchema, MergeSchemas
-from tapestry.apiserver.verbs import APPLY_PATCH, WriteRequest
+from tapestry.apiserver.requests import APPLY_PATCH, WriteRequest
 from tapestry.kube.errors import Conflict, ServerError
 from tapestry.kube.objects import Object, annotations_of, uid_of, with_value, without_field
 from tapestry.kube.times import timestamp

@@ -17,7 +17,7 @@ import msgspec
 from tapestry.apiserver import api_errors
 from tapestry.apiserver.requests import Call
 from tapestry.apiserver.resource_registry import ResourceInfo
-from tapestry.apiserver.server import ApiResponse, PathHandler
+from tapestry.apiserver.responses import ApiResponse, PathHandler
 from tapestry.apiserver.storage.log import Key, StorageError
 from tapestry.apiserver.storage.store import Store, VersionConflict
 from tapestry.apiserver.verbs import encode_for_storage

@@ -24,15 +24,9 @@ from tapestry.apiserver.access.client_certificates import is_verified
 from tapestry.apiserver.access.impersonation import HEADER_PREFIX
 from tapestry.apiserver.access.rbac import MASTERS_GROUP
 from tapestry.apiserver.codec import JSON
-from tapestry.apiserver.requests import Call, Query, User
-from tapestry.apiserver.server import (
-    WRITE_VERBS,
-    ApiResponse,
-    ChunkedBody,
-    RejectingCallHandler,
-    Stream,
-    error_response,
-)
+from tapestry.apiserver.requests import WRITE_VERBS, Call, Query, User
+from tapestry.apiserver.responses import ApiResponse, ChunkedBody, Stream, error_response
+from tapestry.apiserver.server import RejectingCallHandler
 from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter
 from tapestry.apiserver.serving.http_connection import Exchange
 from tapestry.apiserver.serving.http_server import HttpServer

@@ -8,8 +8,8 @@ from functools import cached_property, lru_cache
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from tapestry.apiserver.requests import Call, Target
-from tapestry.apiserver.server import ApiResponse, Attributes
+from tapestry.apiserver.requests import Attributes, Call, Target
+from tapestry.apiserver.responses import ApiResponse
 from tapestry.apiserver.storage.store import Store
 from tapestry.process import metrics
 

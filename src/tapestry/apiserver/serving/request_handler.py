@@ -12,18 +12,18 @@ from tapestry.apiserver.access.auditing import AuditContext, Auditor, audit_id
 from tapestry.apiserver.access.authentication import UNAUTHENTICATED
 from tapestry.apiserver.access.impersonation import impersonate
 from tapestry.apiserver.request_bodies import read_body
-from tapestry.apiserver.requests import Call, Target, target_of
-from tapestry.apiserver.server import (
+from tapestry.apiserver.requests import (
     TRUE_VALUES,
-    ApiResponse,
     Attributes,
-    CallHandler,
-    Server,
-    error_response,
+    Call,
+    Target,
     first_segment,
     is_verb_supported,
+    target_of,
     verb_of,
 )
+from tapestry.apiserver.responses import ApiResponse, error_response
+from tapestry.apiserver.server import CallHandler, Server
 from tapestry.apiserver.serving.deadlines import Deadlines
 from tapestry.apiserver.serving.json_format import formatted_body
 from tapestry.apiserver.serving.metrics import COMPONENT, REQUEST_TERMINATIONS, RequestMetrics, metrics_for_call

@@ -11,10 +11,9 @@ from urllib.parse import parse_qs, urlsplit
 from tapestry.apiserver import api_errors
 from tapestry.apiserver.admission.matching import AdmissionAttributes, subresource_kind
 from tapestry.apiserver.admission.webhooks import AdmissionWebhooks
-from tapestry.apiserver.requests import Call, Target
-from tapestry.apiserver.server import TRUE_VALUES, ApiResponse
+from tapestry.apiserver.requests import TRUE_VALUES, Call, Target, WriteRequest
+from tapestry.apiserver.responses import ApiResponse
 from tapestry.apiserver.storage.store import Store
-from tapestry.apiserver.verbs import WriteRequest
 from tapestry.kube.errors import ServerError
 from tapestry.kube.objects import Object
 

@@ -12,12 +12,13 @@ from typing import Any
 import msgspec
 
 from tapestry.apiserver import api_errors
+from tapestry.apiserver.options import delete_options
 from tapestry.apiserver.request_bodies import decoded_body
-from tapestry.apiserver.requests import Call, Target
+from tapestry.apiserver.requests import Call, Target, WriteRequest
 from tapestry.apiserver.resource_registry import ResourceInfo
-from tapestry.apiserver.server import ApiResponse, delete_options_of, json_response
+from tapestry.apiserver.responses import ApiResponse, json_response
 from tapestry.apiserver.storage.store import ObjectVersion, VersionConflict
-from tapestry.apiserver.verbs import MAX_ATTEMPTS, Verbs, WriteRequest, encode_for_storage
+from tapestry.apiserver.verbs import MAX_ATTEMPTS, Verbs, encode_for_storage
 from tapestry.kube.conditions import is_condition_true, new_condition, with_condition
 from tapestry.kube.errors import Conflict, Forbidden, ServerError, Timeout, TooManyRequests
 from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, value_at, version_of, with_value
@@ -47,7 +48,7 @@ class EvictionHandler:
         name = value_at(body, "metadata", "name", default=target.name)
         if name != target.name:
             raise api_errors.bad_request("name in URL does not match name in Eviction object")
-        options = {**delete_options_of(body.get("deleteOptions"), call)}
+        options = {**delete_options(body.get("deleteOptions"), call.query)}
         query = {**call.query, "dryRun": "All"} if options.get("dryRun") else call.query
         request = WriteRequest("delete", target, call.user, query)  # webhooks already admitted the eviction
         pod: Object = msgspec.json.decode(await self.verbs.get(request.target, {}))

@@ -15,8 +15,8 @@ from tapestry.apiserver.admission.webhook_client import connection_error_text, r
 from tapestry.apiserver.config import KubeletClientConfig as Settings
 from tapestry.apiserver.customresources.definitions import invalid_object
 from tapestry.apiserver.customresources.structural_schema import Fault
-from tapestry.apiserver.requests import Call, Query, Target
-from tapestry.apiserver.server import TRUE_VALUES, ApiResponse
+from tapestry.apiserver.requests import TRUE_VALUES, Call, Query, Target
+from tapestry.apiserver.responses import ApiResponse
 from tapestry.apiserver.storage.store import Store
 from tapestry.apiserver.validation.faults import forbidden_field, invalid_value
 from tapestry.kube.errors import ApiError, ServerError, error_from_status

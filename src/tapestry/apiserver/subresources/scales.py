@@ -10,10 +10,10 @@ from tapestry.apiserver.admission.matching import AdmissionAttributes, subresour
 from tapestry.apiserver.admission.webhooks import AdmissionWebhooks
 from tapestry.apiserver.codec import JSON, media_type
 from tapestry.apiserver.request_bodies import decoded_body
-from tapestry.apiserver.requests import Call, Target
+from tapestry.apiserver.requests import JSON_PATCH, Call, Target, WriteRequest
 from tapestry.apiserver.resource_registry import ResourceInfo
-from tapestry.apiserver.server import ApiResponse, json_response, requested_form, response_with_warnings
-from tapestry.apiserver.verbs import JSON_PATCH, MAX_ATTEMPTS, Verbs, WriteRequest
+from tapestry.apiserver.responses import ApiResponse, json_response, response_with_warnings
+from tapestry.apiserver.verbs import MAX_ATTEMPTS, Verbs
 from tapestry.kube.errors import Conflict
 from tapestry.kube.objects import Object, value_at, with_value
 from tapestry.kube.patches import PatchError, apply_json_patch, apply_merge_patch
@@ -35,7 +35,7 @@ class ScaleHandler:
 
     async def handle(self, call: Call, target: Target) -> ApiResponse:
         if call.method == "GET":
-            form, include = requested_form(call)
+            form, include = views.requested_form(call)
             return json_response(
                 200, views.scale_view(scale_object(target.info, await self.current_object(target)), form, include)
             )

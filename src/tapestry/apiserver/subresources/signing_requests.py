@@ -8,9 +8,7 @@ from tapestry.apiserver.access.certificate_requests import organizations, parse_
 from tapestry.apiserver.access.rbac import MASTERS_GROUP
 from tapestry.apiserver.access.reviews import unserved_resource_info, user_info
 from tapestry.apiserver.admission.core_plugins import admission_forbidden
-from tapestry.apiserver.requests import Target, User
-from tapestry.apiserver.server import Attributes, Authorize
-from tapestry.apiserver.verbs import WriteRequest
+from tapestry.apiserver.requests import Attributes, Authorize, Target, User, WriteRequest
 from tapestry.kube.objects import Object, value_at, with_value
 from tapestry.kube.times import timestamp
 

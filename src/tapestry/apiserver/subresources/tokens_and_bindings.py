@@ -13,10 +13,10 @@ from tapestry.apiserver.access.service_account_tokens import (
     ServiceAccountTokens,
 )
 from tapestry.apiserver.request_bodies import decoded_body
-from tapestry.apiserver.requests import Call, Target
+from tapestry.apiserver.requests import Call, Target, WriteRequest
 from tapestry.apiserver.resource_registry import ResourceRegistry
-from tapestry.apiserver.server import ApiResponse, ResourceHandler, json_response
-from tapestry.apiserver.verbs import Verbs, WriteRequest
+from tapestry.apiserver.responses import ApiResponse, ResourceHandler, json_response
+from tapestry.apiserver.verbs import Verbs
 from tapestry.kube.conditions import with_condition
 from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, is_deleting, name_of, uid_of, value_at, with_value

@@ -8,7 +8,7 @@ from tapestry.apiserver import api_errors
 from tapestry.apiserver.admission.matching import subresource_kind
 from tapestry.apiserver.request_bodies import decoded_body
 from tapestry.apiserver.requests import Call, Target
-from tapestry.apiserver.server import ApiResponse, ResourceHandler
+from tapestry.apiserver.responses import ApiResponse, ResourceHandler
 from tapestry.apiserver.type_decoders import TypeDecoders
 from tapestry.apiserver.workers import reserve_memory, run_if_large
 

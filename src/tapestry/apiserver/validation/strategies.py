@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tapestry.apiserver.customresources.definitions import invalid_object
 from tapestry.apiserver.customresources.structural_schema import Fault, first_faults
+from tapestry.apiserver.requests import WriteRequest
 from tapestry.apiserver.resource_registry import ResourceInfo
 from tapestry.apiserver.validation import (
     certificates,
@@ -28,7 +29,6 @@ from tapestry.apiserver.validation import (
     workloads,
 )
 from tapestry.apiserver.validation.faults import FormatCheck, Validator, accept_any, struct_validator
-from tapestry.apiserver.verbs import WriteRequest
 from tapestry.kube.objects import Object, name_of
 from tapestry.kube.resources import EVENTS
 

@@ -24,16 +24,17 @@ from tapestry.apiserver.documents.document_cache import DocumentCache
 from tapestry.apiserver.fieldmanager.apply import FieldManager
 from tapestry.apiserver.fieldmanager.merge_schemas import MergeSchemas
 from tapestry.apiserver.pipeline import BuiltInDecoder, Pipeline, ResourceStep, is_built_in, is_custom, is_one_of
-from tapestry.apiserver.requests import Call, Target
+from tapestry.apiserver.requests import Call, Target, WriteRequest
 from tapestry.apiserver.resource_registry import PublishedApi, ResourceRegistry, published_api
-from tapestry.apiserver.server import ApiResponse, ResourceHandler, Server
+from tapestry.apiserver.responses import ApiResponse, ResourceHandler
+from tapestry.apiserver.server import Server
 from tapestry.apiserver.service_allocator import ServiceAllocator
 from tapestry.apiserver.storage.log import Key
 from tapestry.apiserver.subresources.evictions import EvictionHandler
 from tapestry.apiserver.subresources.tokens_and_bindings import TokensAndBindings
 from tapestry.apiserver.type_decoders import TypeDecoders
 from tapestry.apiserver.validation import strategies as validation
-from tapestry.apiserver.verbs import Verbs, WriteRequest
+from tapestry.apiserver.verbs import Verbs
 from tapestry.controller.testing.storage import InstantStore
 from tapestry.kube.objects import Object, uid_from_bits, with_value
 from tapestry.kube.resources import (

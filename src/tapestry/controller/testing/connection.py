@@ -6,7 +6,8 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.server import ApiResponse, Server
+from tapestry.apiserver.responses import ApiResponse
+from tapestry.apiserver.server import Server
 from tapestry.apiserver.watches import WatchResponse
 from tapestry.client.transport import Request, Response
 from tapestry.kube.errors import TransportError
