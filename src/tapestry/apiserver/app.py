@@ -65,6 +65,7 @@ from tapestry.apiserver.pipeline import (
     is_custom,
     is_one_of,
 )
+from tapestry.apiserver.reader import Reader
 from tapestry.apiserver.requests import Attributes, Authorize, allow_all, no_denial_reason
 from tapestry.apiserver.resource_registry import ResourceRegistry, published_api
 from tapestry.apiserver.responses import PathHandler
@@ -79,6 +80,7 @@ from tapestry.apiserver.serving.metrics import MetricsHandler, ServerCollector
 from tapestry.apiserver.serving.request_handler import MountedHandler, RequestHandler
 from tapestry.apiserver.storage.backends import open_store
 from tapestry.apiserver.storage.store import Store
+from tapestry.apiserver.storage_codec import StorageCodec
 from tapestry.apiserver.subresources.connections import CONNECT_SUBRESOURCES, ConnectHandler
 from tapestry.apiserver.subresources.evictions import EvictionHandler
 from tapestry.apiserver.subresources.kubelet_client import KubeletClient
@@ -229,7 +231,7 @@ def build_server(
         store, registry, webhook_client, converter, authorize, Pipeline(decoding), Pipeline(plugins)
     )
     csrs, restriction = SigningRequests(authorize, now), NodeRestriction(store, authorize)
-    prepare = Pipeline(
+    admit = Pipeline(
         [
             *(*decoding, ResourceStep(is_restricted, restriction)),
             *(
@@ -275,16 +277,19 @@ def build_server(
             ),  # last, because the charged object is stored immediately after it
         ]
     )
-    verbs = Verbs(
-        *(store, now, prepare, validate, field_manager.apply, rng),
-        unrestricted=config.unrestricted_update,
-        convert=converter,
-        admission_validate=Pipeline(validators),
-        is_allowed=lambda user, verb, target: authorize(Attributes(user, verb, target)),
+    codec = StorageCodec(converter)
+    reader, verbs = (
+        Reader(store, codec, rng),
+        Verbs(
+            *(store, codec, now, admit, validate, field_manager.apply, rng),
+            unrestricted=config.unrestricted_update,
+            admission_validate=Pipeline(validators),
+            authorize=authorize,
+        ),
     )
     post_handlers = {
-        **TokensAndBindings(verbs, registry, account_tokens).handlers(),
-        ("pods", "eviction"): EvictionHandler(verbs, registry.info_for(DISRUPTION_BUDGETS)).evict,
+        **TokensAndBindings(reader, verbs, registry, account_tokens).handlers(),
+        ("pods", "eviction"): EvictionHandler(reader, verbs, registry.info_for(DISRUPTION_BUDGETS)).evict,
     }
     reviews, typed = (
         ReviewHandlers(registry, authorize, account_tokens, UnionAuthenticator(authenticators).user_for_token),
@@ -298,11 +303,11 @@ def build_server(
         },
         **dict.fromkeys(CONNECT_SUBRESOURCES, ConnectHandler(store, webhooks).handle),
         ("pods", "log"): kubelets.pod_log,
-        ("*", "scale"): typed(ScaleHandler(verbs, webhooks).handle),
+        ("*", "scale"): typed(ScaleHandler(reader, verbs, webhooks).handle),
     }
     documents = DocumentCache(registry, api.schemas)
     version, close = version_info(api.version), (webhook_client.close, kubelets.close)
-    return Server(registry, verbs, documents, version, authorize, denial_reason, special, close_callbacks=close)
+    return Server(registry, reader, verbs, documents, version, authorize, denial_reason, special, close_callbacks=close)
 
 
 def build_authorizer(config: ApiServerConfig, store: Store) -> tuple[Authorize, Callable[[Attributes], str]]:

@@ -1,7 +1,7 @@
 """Selections of lists and watches: selectors, field values and continue tokens."""
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,6 +11,8 @@ from tapestry.apiserver import api_errors
 from tapestry.apiserver.requests import Query
 from tapestry.apiserver.resource_registry import SELECTABLE_FIELDS, ResourceInfo
 from tapestry.apiserver.storage.store import ObjectVersion
+from tapestry.apiserver.workers import LARGE_BYTES, LARGE_SELECTION, run_if_large
+from tapestry.kube.budget import checkpoint
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.selectors import (
     FieldSelector,
@@ -91,6 +93,33 @@ def selection_of(info: ResourceInfo, query: Query) -> Selection:
             raise api_errors.bad_request(unknown_field(info, term.field))
     named = [term.value for term in fields.terms if term.field == NAME_FIELD and term.equal]
     return Selection(labels, fields, named[0] if named else "", stored)
+
+
+async def parse_selection(info: ResourceInfo, query: Query) -> Selection:
+    """Return the selection of a query; a long one is parsed in the worker thread."""
+    size = len(query.get("labelSelector", "")) + len(query.get("fieldSelector", ""))
+    return selection_of(info, query) if size < LARGE_BYTES else await run_if_large(size, selection_of, info, query)
+
+
+async def matching_versions(versions: Sequence[ObjectVersion], selection: Selection) -> Sequence[ObjectVersion]:
+    if selection.name:
+        versions = [version for version in versions if version.key.name == selection.name]
+    matches = selection.matches
+    if matches is None:
+        return versions
+    if len(versions) <= LARGE_SELECTION:
+        return [version for version in versions if matches(version)]
+    return await run_if_large(LARGE_BYTES, filter_versions, versions, matches)
+
+
+def filter_versions(versions: Iterable[ObjectVersion], matches: Callable[[ObjectVersion], bool]) -> list[ObjectVersion]:
+    result = []
+    for number, version in enumerate(versions):
+        if not number % 256:
+            checkpoint()
+        if matches(version):
+            result.append(version)
+    return result
 
 
 def unknown_field(info: ResourceInfo, name: str) -> str:

@@ -17,6 +17,7 @@ from tapestry.apiserver.documents import discovery
 from tapestry.apiserver.documents.document_cache import Document, DocumentCache
 from tapestry.apiserver.documents.openapi_v2_protobuf import CONTENT_TYPE, MEDIA_TYPES
 from tapestry.apiserver.pipeline import report_duplicate_keys
+from tapestry.apiserver.reader import Reader
 from tapestry.apiserver.request_bodies import decoded_body, has_pending_body, receive_body
 from tapestry.apiserver.requests import (
     APPLY_PATCH,
@@ -84,6 +85,7 @@ class Server:
     """Handles API calls."""
 
     registry: ResourceRegistry
+    reader: Reader
     verbs: Verbs
     documents: DocumentCache
     version: Object
@@ -260,7 +262,7 @@ class Server:
             form, include = views.requested_form(call)
             if call.query.get("watch") in TRUE_VALUES:
                 return await self.start_watch(call, target, form, include)
-            listing = await self.verbs.list(target, call.query)
+            listing = await self.reader.list(target, call.query)
             return list_response(await views.encode_collection(target.info, listing, form, include))
         request, body = self.write_request(call, target)
         if call.method == "POST":
@@ -273,7 +275,7 @@ class Server:
 
     async def start_watch(self, call: Call, target: Target, form: str, include: str) -> ApiResponse | WatchResponse:
         try:
-            return await self.verbs.watch(target, call.query, views.watch_encoder(target.info, form, include))
+            return await self.reader.watch(target, call.query, views.watch_encoder(target.info, form, include))
         except Gone as error:  # clients expect this error in the stream
             return ApiResponse(200, watch_line("ERROR", msgspec.json.encode(error.status())))
 
@@ -286,7 +288,7 @@ class Server:
                 if target.subresource:
                     raise api_errors.method_not_allowed()
                 return await self.start_watch(call, target, form, include)
-            raw = await self.verbs.get(target, call.query)
+            raw = await self.reader.get(target, call.query)
             if form == views.TABLE:
                 return ApiResponse(
                     200, await run_if_large(len(raw), views.encode_object, target.info, raw, form, include)

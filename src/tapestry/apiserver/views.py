@@ -1,6 +1,7 @@
 """Encodings of objects and lists that a client can request: full, table rows, or metadata only."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -8,7 +9,7 @@ from tapestry.apiserver.codec import negotiated_form
 from tapestry.apiserver.printing import tables, workloads
 from tapestry.apiserver.requests import Call
 from tapestry.apiserver.resource_registry import ResourceInfo
-from tapestry.apiserver.verbs import ListResult, encode_list, encode_list_chunks, served_bytes
+from tapestry.apiserver.storage_codec import ENCODER, api_version_prefix, served_bytes
 from tapestry.apiserver.watches import IDENTITY_ENCODER, WatchEncoder
 from tapestry.apiserver.workers import LARGE_LIST_BYTES, run_if_large
 from tapestry.kube.budget import checkpoint
@@ -18,6 +19,14 @@ TABLE, PARTIAL, PARTIAL_LIST = "Table", "PartialObjectMetadata", "PartialObjectM
 MAX_COPIED_BYTES = 8 << 20
 """Maximum total size of objects that are joined into one list body; longer lists are sent in chunks."""
 FORMS = frozenset({TABLE, PARTIAL, PARTIAL_LIST})
+
+
+@dataclass(frozen=True, slots=True)
+class ListResult:
+    """Metadata and encoded items of a list, or of one page."""
+
+    metadata: Object
+    items: Sequence[bytes]
 
 
 def requested_form(call: Call) -> tuple[str, str]:
@@ -54,6 +63,41 @@ async def encode_collection(
         return [encode_list(info, listing.metadata, listing.items)]
     encode = table_chunks if form == TABLE else partial_list_chunks
     return await run_if_large(size if size >= LARGE_LIST_BYTES else 0, encode, info, listing, include)
+
+
+def encode_list(info: ResourceInfo, metadata: Object, items: Sequence[bytes]) -> bytes:
+    """Return a list in JSON; items of built-in kinds have no kind and apiVersion of their own."""
+    begin, separator, parts, end = list_segments(info, metadata, items)
+    if not parts:
+        return begin + end
+    if len(parts) == 1:
+        return b"".join((begin, parts[0], end))
+    # copy a long list only once
+    return separator.join((b"".join((begin, parts[0])), *parts[1:-1], b"".join((parts[-1], end))))
+
+
+def encode_list_chunks(info: ResourceInfo, metadata: Object, items: Sequence[bytes]) -> Sequence[bytes | memoryview]:
+    """Return the same text as `encode_list` in chunks, without a copy of the objects."""
+    begin, separator, parts, end = list_segments(info, metadata, items)
+    result: list[bytes | memoryview] = [begin]
+    for each in parts:
+        result += (each, separator)
+    result[-1] = end if parts else begin + end
+    return result
+
+
+def list_segments(
+    info: ResourceInfo, metadata: Object, items: Sequence[bytes]
+) -> tuple[bytes, bytes, Sequence[bytes | memoryview], bytes]:
+    """Return the start of a list, the separator, the encoded items, and the end."""
+    resource = info.resource
+    head = {"kind": info.list_kind, "apiVersion": resource.api_version, "metadata": metadata}
+    begin, separator, end = ENCODER.encode(head)[:-1] + b',"items":[', b",", b"]}"
+    if not info.is_custom and items:
+        kind = api_version_prefix(resource.api_version) + b',"kind":"%b",' % resource.kind.encode()
+        if all(each.startswith(kind) for each in items):
+            return begin + b"{", b",{", [memoryview(each)[len(kind) :] for each in items], end
+    return begin, separator, items, end
 
 
 def table_chunks(info: ResourceInfo, listing: ListResult, include: str) -> Sequence[bytes]:

@@ -9,7 +9,7 @@ import pytest
 
 from tapestry.apiserver.requests import User
 from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.verbs import encode_for_storage
+from tapestry.apiserver.storage_codec import encode_for_storage
 from tapestry.apiserver.watches import WatchResponse
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import CRDS

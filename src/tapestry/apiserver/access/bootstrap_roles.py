@@ -18,7 +18,8 @@ from tapestry.apiserver.access.rbac import GROUP, PolicyRule, rules_of, uncovere
 from tapestry.apiserver.resource_registry import ResourceInfo
 from tapestry.apiserver.storage.log import Key
 from tapestry.apiserver.storage.store import Store, VersionConflict
-from tapestry.apiserver.verbs import Verbs, encode_for_storage
+from tapestry.apiserver.storage_codec import encode_for_storage
+from tapestry.apiserver.verbs import Verbs
 from tapestry.kube.objects import Object, annotations_of, labels_of
 
 DATA_FILE = "roles.json.gz"

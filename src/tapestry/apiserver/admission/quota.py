@@ -18,7 +18,7 @@ from tapestry.apiserver.requests import WriteRequest
 from tapestry.apiserver.resource_registry import ResourceInfo
 from tapestry.apiserver.storage.log import Key
 from tapestry.apiserver.storage.store import ObjectVersion, Store, VersionConflict
-from tapestry.apiserver.verbs import encode_for_storage
+from tapestry.apiserver.storage_codec import encode_for_storage
 from tapestry.kube.objects import Object, name_of, value_at, with_value
 from tapestry.kube.quantity import ResourceList
 from tapestry.kube.quota_usage import (

@@ -20,7 +20,7 @@ from tapestry.apiserver.resource_registry import ResourceInfo
 from tapestry.apiserver.responses import ApiResponse, PathHandler
 from tapestry.apiserver.storage.log import Key, StorageError
 from tapestry.apiserver.storage.store import Store, VersionConflict
-from tapestry.apiserver.verbs import encode_for_storage
+from tapestry.apiserver.storage_codec import encode_for_storage
 from tapestry.process.logs import logger
 
 log = logger(__name__)

@@ -13,12 +13,14 @@ import msgspec
 
 from tapestry.apiserver import api_errors
 from tapestry.apiserver.options import delete_options
+from tapestry.apiserver.reader import Reader
 from tapestry.apiserver.request_bodies import decoded_body
 from tapestry.apiserver.requests import Call, Target, WriteRequest
 from tapestry.apiserver.resource_registry import ResourceInfo
 from tapestry.apiserver.responses import ApiResponse, json_response
 from tapestry.apiserver.storage.store import ObjectVersion, VersionConflict
-from tapestry.apiserver.verbs import MAX_ATTEMPTS, Verbs, encode_for_storage
+from tapestry.apiserver.storage_codec import encode_for_storage
+from tapestry.apiserver.verbs import MAX_ATTEMPTS, Verbs
 from tapestry.kube.conditions import is_condition_true, new_condition, with_condition
 from tapestry.kube.errors import Conflict, Forbidden, ServerError, Timeout, TooManyRequests
 from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, value_at, version_of, with_value
@@ -39,6 +41,7 @@ SUCCESS_STATUS = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status"
 class EvictionHandler:
     """Handles posts to the `eviction` subresource of pods."""
 
+    reader: Reader
     verbs: Verbs
     budget_resource: ResourceInfo
     """The resource info of PodDisruptionBudgets."""
@@ -51,7 +54,7 @@ class EvictionHandler:
         options = {**delete_options(body.get("deleteOptions"), call.query)}
         query = {**call.query, "dryRun": "All"} if options.get("dryRun") else call.query
         request = WriteRequest("delete", target, call.user, query)  # webhooks already admitted the eviction
-        pod: Object = msgspec.json.decode(await self.verbs.get(request.target, {}))
+        pod: Object = msgspec.json.decode(await self.reader.get(request.target, {}))
         budget = None if is_finished_or_deleting(pod) else self.budget_of(pod)
         if budget is None:
             await self.delete_evicted(request, options)

@@ -9,6 +9,7 @@ from tapestry.apiserver import api_errors, views
 from tapestry.apiserver.admission.matching import AdmissionAttributes, subresource_kind
 from tapestry.apiserver.admission.webhooks import AdmissionWebhooks
 from tapestry.apiserver.codec import JSON, media_type
+from tapestry.apiserver.reader import Reader
 from tapestry.apiserver.request_bodies import decoded_body
 from tapestry.apiserver.requests import JSON_PATCH, Call, Target, WriteRequest
 from tapestry.apiserver.resource_registry import ResourceInfo
@@ -30,6 +31,7 @@ BUILT_IN_PATHS = {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".
 class ScaleHandler:
     """Handles requests for the `scale` subresource."""
 
+    reader: Reader
     verbs: Verbs
     webhooks: AdmissionWebhooks
 
@@ -63,7 +65,7 @@ class ScaleHandler:
 
     async def current_object(self, target: Target) -> Object:
         main = Target(target.info, target.namespace, target.name)
-        obj: Object = msgspec.json.decode(await self.verbs.get(main, {}))
+        obj: Object = msgspec.json.decode(await self.reader.get(main, {}))
         return obj
 
     async def latest_object(self, target: Target) -> Object:
@@ -71,7 +73,7 @@ class ScaleHandler:
         head = self.verbs.store.head(*target.key)
         if head is None:
             raise api_errors.not_found(target.info.resource, target.name)
-        obj: Object = msgspec.json.decode(await self.verbs.from_storage(target.info, head.raw))
+        obj: Object = msgspec.json.decode(await self.verbs.codec.from_storage(target.info, head.raw))
         return obj
 
     async def update_scale(self, request: WriteRequest, sent: Any, *, is_patch: bool) -> ApiResponse:

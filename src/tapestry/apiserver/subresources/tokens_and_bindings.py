@@ -12,6 +12,7 @@ from tapestry.apiserver.access.service_account_tokens import (
     MIN_TOKEN_SECONDS,
     ServiceAccountTokens,
 )
+from tapestry.apiserver.reader import Reader
 from tapestry.apiserver.request_bodies import decoded_body
 from tapestry.apiserver.requests import Call, Target, WriteRequest
 from tapestry.apiserver.resource_registry import ResourceRegistry
@@ -31,6 +32,7 @@ BINDINGS = Resource("", "v1", "Binding", "pods/binding")
 class TokensAndBindings:
     """Handles the `token` subresource of service accounts and bindings of pods."""
 
+    reader: Reader
     verbs: Verbs
     registry: ResourceRegistry
     account_tokens: ServiceAccountTokens
@@ -47,7 +49,7 @@ class TokensAndBindings:
 
     async def create_token(self, call: Call, target: Target) -> ApiResponse:
         body = self.decoded_body(call)
-        account: Object = msgspec.json.decode(await self.verbs.get(target, {}))
+        account: Object = msgspec.json.decode(await self.reader.get(target, {}))
         spec = body.get("spec") or {}
         if (
             seconds := spec.get("expirationSeconds")

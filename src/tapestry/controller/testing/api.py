@@ -19,7 +19,7 @@ import msgspec
 from tapestry.apiserver import writes
 from tapestry.apiserver.requests import Target
 from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.verbs import encode_for_storage
+from tapestry.apiserver.storage_codec import encode_for_storage
 from tapestry.client.transport import Request, Response, Stream
 from tapestry.controller.testing.assembly import new_server
 from tapestry.controller.testing.connection import Connection, WatchStream

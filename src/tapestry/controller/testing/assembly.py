@@ -24,12 +24,14 @@ from tapestry.apiserver.documents.document_cache import DocumentCache
 from tapestry.apiserver.fieldmanager.apply import FieldManager
 from tapestry.apiserver.fieldmanager.merge_schemas import MergeSchemas
 from tapestry.apiserver.pipeline import BuiltInDecoder, Pipeline, ResourceStep, is_built_in, is_custom, is_one_of
+from tapestry.apiserver.reader import Reader
 from tapestry.apiserver.requests import Call, Target, WriteRequest
 from tapestry.apiserver.resource_registry import PublishedApi, ResourceRegistry, published_api
 from tapestry.apiserver.responses import ApiResponse, ResourceHandler
 from tapestry.apiserver.server import Server
 from tapestry.apiserver.service_allocator import ServiceAllocator
 from tapestry.apiserver.storage.log import Key
+from tapestry.apiserver.storage_codec import StorageCodec
 from tapestry.apiserver.subresources.evictions import EvictionHandler
 from tapestry.apiserver.subresources.tokens_and_bindings import TokensAndBindings
 from tapestry.apiserver.type_decoders import TypeDecoders
@@ -90,14 +92,14 @@ def new_server(
     addresses.load()
     ownership = FieldManager(shared.shapes, now, tracks_from_creation=False)
     crds, values = is_one_of(CRDS.name), DeterministicValues(store, random.getrandbits(64))
-    prepare = Pipeline(
+    admit = Pipeline(
         [
             *(ResourceStep(is_built_in, BuiltInDecoder(types)), ResourceStep(is_custom, definitions.prune_and_default)),
             *(ResourceStep(is_one_of(SECRETS.name), admission.merge_string_data), defaults.apply_defaults),
             *(ResourceStep(crds, rules.default), ownership.track_update),
         ]
     )
-    finish = Pipeline(
+    validate = Pipeline(
         [
             *(values.uid, ResourceStep(is_one_of(SERVICES.name), values.address), admission.prepare_for_write),
             *(ResourceStep(is_one_of(SERVICES.name), addresses), validation.validation_step),
@@ -108,16 +110,20 @@ def new_server(
             ),
         ]
     )
-    verbs = Verbs(store, now, prepare, finish, ownership.apply, random)
+    codec = StorageCodec()
+    reader, verbs = (
+        Reader(store, codec, random),
+        Verbs(store, codec, now, admit, validate, ownership.apply, random),
+    )
     special: dict[tuple[str, str], ResourceHandler] = {
         **{(each.name, ""): review_handler(review) for each in REVIEWS},
         **TokensAndBindings(
-            verbs, shared.registry, ServiceAccountTokens(store, UnsignedKeys(random), "", now)
+            reader, verbs, shared.registry, ServiceAccountTokens(store, UnsignedKeys(random), "", now)
         ).handlers(),
-        ("pods", "eviction"): EvictionHandler(verbs, shared.registry.info_for(DISRUPTION_BUDGETS)).evict,
+        ("pods", "eviction"): EvictionHandler(reader, verbs, shared.registry.info_for(DISRUPTION_BUDGETS)).evict,
     }
     documents = DocumentCache(registry, shared.table.schemas)
-    return Server(registry, verbs, documents, server_version(shared.table), special_handlers=special)
+    return Server(registry, reader, verbs, documents, server_version(shared.table), special_handlers=special)
 
 
 def server_version(table: PublishedApi) -> Object:
