@@ -29,6 +29,11 @@ class User:
     extra: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
+APISERVER_USER = User("system:apiserver", ("system:masters",))
+BOOTSTRAP_USER = User("system:apiserver", ("system:masters",))
+"""The same user during startup. Admission webhooks are not called for its writes, since they may not run yet."""
+
+
 class BodyReader(Protocol):
     """A request body that is still arriving."""
 

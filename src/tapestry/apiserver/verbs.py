@@ -32,11 +32,11 @@ from tapestry.apiserver.storage_codec import DECODER, ENCODER, StorageCodec, enc
 from tapestry.apiserver.views import encode_list
 from tapestry.apiserver.workers import LARGE_BYTES, reserve_memory, run_if_large
 from tapestry.kube.errors import AlreadyExists, ApiError
+from tapestry.kube.names import SUFFIX_LETTERS
 from tapestry.kube.objects import Object, is_deleting, name_of, uid_from_bits, uid_of, with_value, without_field
 from tapestry.kube.patches import PatchError, apply_json_patch, apply_merge_patch
 from tapestry.kube.strategic_merge import apply_strategic_merge_patch
 
-SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # for generated names: without vowels, so that no words appear
 DELETE_COLLECTION_WORKERS = 16
 """Number of objects of a collection that are deleted concurrently."""
 MAX_ATTEMPTS = 200

@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from tapestry.apiserver.bootstrap import APISERVER_USER
-from tapestry.apiserver.requests import User
+from tapestry.apiserver.requests import APISERVER_USER, User
 from tapestry.apiserver.server import Server
 from tapestry.client.client import Client
 from tapestry.client.transport import Request

@@ -18,8 +18,8 @@ from tapestry.apiserver import api_errors
 from tapestry.apiserver.requests import WriteRequest
 from tapestry.apiserver.spec_cache import memoized, memoized_and_interned
 from tapestry.apiserver.storage.store import ObjectVersion, Store
-from tapestry.apiserver.verbs import SUFFIX_LETTERS
 from tapestry.kube.errors import Forbidden
+from tapestry.kube.names import SUFFIX_LETTERS
 from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, value_at, with_value
 from tapestry.kube.quantity import QuantityError, ResourceList, parse_quantity
 from tapestry.kube.resources import NAMESPACES

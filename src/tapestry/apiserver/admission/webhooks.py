@@ -27,9 +27,8 @@ from tapestry.apiserver.admission.reviews import (
 )
 from tapestry.apiserver.admission.webhook_client import WebhookCallError, WebhookClient
 from tapestry.apiserver.admission.webhook_configurations import MUTATING, VALIDATING, Webhook, WebhookConfigurations
-from tapestry.apiserver.bootstrap import BOOTSTRAP_USER
 from tapestry.apiserver.request_bodies import decoded_body
-from tapestry.apiserver.requests import Authorize, Call, Convert, Step, Target, WriteRequest
+from tapestry.apiserver.requests import BOOTSTRAP_USER, Authorize, Call, Convert, Step, Target, WriteRequest
 from tapestry.apiserver.resource_registry import ResourceRegistry
 from tapestry.apiserver.responses import ApiResponse, ResourceHandler, response_with_warnings
 from tapestry.apiserver.storage.store import Store
