@@ -227,13 +227,14 @@ def build_server(
         store, registry, webhook_client, converter, authorize, Pipeline(decoding), Pipeline(plugins)
     )
     csrs, restriction = SigningRequests(authorize, now), NodeRestriction(store, authorize)
+    lifecycle = admission.NamespaceLifecycle(store)
     prepare = Pipeline(
         [
             *(*decoding, ResourceStep(is_restricted, restriction)),
             *(
                 ResourceStep(is_csr, csrs.prepare),
                 PureStep(field_manager.track_update),
-                admission.NamespaceLifecycle(store),
+                lifecycle,
             ),
             *plugins,
             webhooks.mutate,
@@ -242,17 +243,13 @@ def build_server(
     validators = policies, webhooks.validate
     validate = Pipeline(
         [
-            ResourceStep(is_restricted, restriction.check_deletion),
             *(
                 (ResourceStep(grants_rights, EscalationCheck(authorize)),)
                 if isinstance(authorize, RbacAuthorizer)
                 else ()
             ),
             *(
-                ResourceStep(is_one_of("namespaces"), admission.protect_immortal_namespaces),
                 admission.prepare_for_write,
-            ),
-            *(
                 ResourceStep(is_one_of(SERVICES.name), allocator),
                 PureStep(validation.validation_step),
                 ResourceStep(is_custom, PureStep(definitions.validate)),
@@ -273,8 +270,12 @@ def build_server(
             ),  # last, because the charged object is stored immediately after it
         ]
     )
+    delete_steps = (
+        *(restriction.validate_delete, lifecycle.validate_delete, advice.add_delete_warnings),
+        *(policies.validate_delete, webhooks.validate_delete),
+    )
     verbs = Verbs(
-        *(store, now, prepare, validate, field_manager.apply, rng),
+        *(store, now, prepare, validate, delete_steps, field_manager.apply, rng),
         unrestricted=config.unrestricted_update,
         convert=converter,
         admission_validate=Pipeline(validators),

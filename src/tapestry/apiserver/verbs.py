@@ -115,8 +115,12 @@ class ListResult:
     items: Sequence[bytes]
 
 
-Step = Callable[[WriteRequest, Object | None, Object | None], Awaitable[Object]]
-"""A step of a write: (old, new) to the changed new object. For a deletion, new is None and stays so."""
+Step = Callable[[WriteRequest, Object | None, Object], Awaitable[Object]]
+"""A step of a create or an update: (old, new) to the changed new object."""
+
+
+DeleteStep = Callable[[WriteRequest, Object], Awaitable[None]]
+"""A step of a deletion: rejects it, or adds warnings."""
 
 
 Apply = Callable[[WriteRequest, Object | None, Any], Object]
@@ -140,10 +144,8 @@ def body_unchanged(_: WriteRequest, __: Object | None, body: Any) -> Object:
     return result
 
 
-async def object_unchanged(_: WriteRequest, old: Object | None, new: Object | None) -> Object:
-    result = new if new is not None else old
-    assert result is not None
-    return result
+async def object_unchanged(_: WriteRequest, __: Object | None, new: Object) -> Object:
+    return new
 
 
 async def with_api_version(_: ResourceInfo, objects: Sequence[Object], api_version: str) -> Sequence[Object]:
@@ -158,6 +160,7 @@ class Verbs:
     """Runs before the server sets its own fields: decoding, defaults, managed fields, mutating admission."""
     validate: Step = object_unchanged
     """Runs on the object to be stored: validation, validating admission."""
+    delete_steps: Sequence[DeleteStep] = ()
     server_side_apply: Apply = body_unchanged
     random: Random = field(default_factory=Random)
     unrestricted: bool = False
@@ -480,7 +483,8 @@ class Verbs:
                 raise api_errors.not_found(info.resource, target.name)
             current: Object = DECODER.decode(await self.from_storage(info, head.raw))
             remaining = writes.deleted_object(info, current, options, self.now())
-            await self.validate(request, current, None)
+            for step in self.delete_steps:
+                await step(request, current)
             if remaining is current or request.is_dry_run:
                 return 200, self.delete_response(info, current, head.raw, is_deleted=remaining is None)
             try:

@@ -38,9 +38,9 @@ class ClassDefaults:
 
     store: Store
 
-    async def __call__(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        if new is None or request.verb != "create" or request.target.subresource:
-            return new if new is not None else old or {}
+    async def __call__(self, request: WriteRequest, _: Object | None, new: Object) -> Object:
+        if request.verb != "create" or request.target.subresource:
+            return new
         match request.target.info.storage:
             case "pods":
                 return self.pod_with_runtime_class(request, new)

@@ -41,10 +41,15 @@ class NamespaceLifecycle:
 
     store: Store
 
-    async def __call__(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
+    async def __call__(self, request: WriteRequest, _: Object | None, new: Object) -> Object:
         if request.verb == "create" and request.target.namespace and not request.target.subresource:
             self.check_namespace(request)
-        return new if new is not None else old or {}
+        return new
+
+    async def validate_delete(self, request: WriteRequest, _: Object) -> None:
+        """Reject the deletion of namespaces that must always exist."""
+        if request.target.info.storage == "namespaces" and request.target.name in IMMORTAL_NAMESPACES:
+            raise admission_forbidden(request, "this namespace may not be deleted")
 
     def check_namespace(self, request: WriteRequest) -> None:
         name = request.target.namespace
@@ -59,13 +64,6 @@ class NamespaceLifecycle:
                 "field": "metadata.namespace",
             }
             raise admission_forbidden(request, reason, [cause])
-
-
-async def protect_immortal_namespaces(request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-    """Reject the deletion of namespaces that must always exist."""
-    if new is None and request.target.name in IMMORTAL_NAMESPACES:
-        raise admission_forbidden(request, "this namespace may not be deleted")
-    return new if new is not None else old or {}
 
 
 def admission_forbidden(request: WriteRequest, reason: str, causes: list[Object] | None = None) -> Forbidden:
@@ -87,9 +85,9 @@ class PriorityAdmission:
         self._default, self._read = "", -1
         """The default class, and the revision of the classes at which it was read."""
 
-    async def __call__(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        if new is None or request.verb != "create":
-            return old or {} if new is None else new if old is None else with_old_priority(old, new)
+    async def __call__(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
+        if request.verb != "create":
+            return new if old is None else with_old_priority(old, new)
         spec = new.get("spec") or {}
         name = spec.get("priorityClassName", "")
         if not name and (name := self.default_class()):
@@ -140,10 +138,10 @@ def with_priority(spec: Object, value: int, policy: str) -> Object:
     return {**spec, "priority": value, "preemptionPolicy": policy}
 
 
-async def default_toleration_seconds(request: WriteRequest, old: Object | None, new: Object | None) -> Object:
+async def default_toleration_seconds(request: WriteRequest, _: Object | None, new: Object) -> Object:
     """Tolerate not-ready and unreachable nodes for five minutes unless the pod has its own tolerations."""
-    if new is None or request.target.subresource:
-        return new if new is not None else old or {}
+    if request.target.subresource:
+        return new
     return {**new, "spec": with_default_tolerations(new.get("spec") or {})}
 
 
@@ -167,10 +165,8 @@ class ServiceAccountAdmission:
     store: Store
     random: Random
 
-    async def __call__(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        if new is None or request.verb != "create":
-            return new if new is not None else old or {}
-        if MIRROR_POD_ANNOTATION in annotations_of(new):
+    async def __call__(self, request: WriteRequest, _: Object | None, new: Object) -> Object:
+        if request.verb != "create" or MIRROR_POD_ANNOTATION in annotations_of(new):
             return new
         spec = new["spec"]
         name = spec.get("serviceAccountName") or "default"
@@ -259,10 +255,8 @@ def token_volume(name: str) -> Object:
 # -- preparation of objects for storage, as in the strategies of kube-apiserver
 
 
-async def prepare_for_write(request: WriteRequest, old: Object | None, new: Object | None) -> Object:
+async def prepare_for_write(request: WriteRequest, old: Object | None, new: Object) -> Object:
     """Set the fields that the server manages for some kinds."""
-    if new is None:
-        return old or {}
     prepare = PREPARE_BY_RESOURCE.get(request.target.info.storage)
     return prepare(new, old) if prepare is not None else new
 
@@ -379,10 +373,10 @@ PREPARE_BY_RESOURCE: dict[str, Callable[[Object, Object | None], Object]] = {
 }
 
 
-async def merge_string_data(_: WriteRequest, old: Object | None, new: Object | None) -> Object:
+async def merge_string_data(_: WriteRequest, __: Object | None, new: Object) -> Object:
     """Merge a Secret's `stringData` into its `data`."""
-    if new is None or "stringData" not in new:
-        return new if new is not None else old or {}
+    if "stringData" not in new:
+        return new
     data = {**(new.get("data") or {}), **{key: base64_text(text) for key, text in new["stringData"].items()}}
     return {**{key: value for key, value in new.items() if key != "stringData"}, "data": data}
 

@@ -83,17 +83,18 @@ class NodeRestriction:
     store: Store
     authorize: Authorize
 
-    async def __call__(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        node = node_name_of_user(request.user)
-        if node is not None:
-            denial = self.write_denial(node, request, old, new)
-            if denial:
-                raise admission_forbidden(request, denial)
-        return new if new is not None else old or {}
+    async def __call__(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
+        self.check(request, old, new)
+        return new
 
-    async def check_deletion(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        """The same check, for deletions only."""
-        return await self(request, old, None) if new is None else new
+    async def validate_delete(self, request: WriteRequest, old: Object) -> None:
+        if request.target.info.storage in RESTRICTED_RESOURCES:
+            self.check(request, old, None)
+
+    def check(self, request: WriteRequest, old: Object | None, new: Object | None) -> None:
+        node = node_name_of_user(request.user)
+        if node is not None and (denial := self.write_denial(node, request, old, new)):
+            raise admission_forbidden(request, denial)
 
     def restricted_handler(self, handler: ResourceHandler) -> ResourceHandler:
         """Wrap a handler of posts to a subresource with the restrictions for nodes."""

@@ -87,9 +87,7 @@ class PodSecurity:
 
     store: Store
 
-    async def __call__(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        if new is None:
-            return old or {}
+    async def __call__(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
         resource, subresource = request.target.info.storage, request.target.subresource
         if resource == "pods" and subresource in ("", "ephemeralcontainers", "resize"):
             if old is None or container_images(old) != container_images(new):

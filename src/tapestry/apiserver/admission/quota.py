@@ -48,9 +48,7 @@ class ResourceQuotaAdmission:
     """The resource info of ResourceQuotas."""
     now: Callable[[], datetime]
 
-    async def __call__(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        if new is None:
-            return old or {}
+    async def __call__(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
         if request.target.namespace and self.store.count(QUOTAS) and self.can_change_usage(request, old, new):
             await self.charge(request, old, new)
         return new

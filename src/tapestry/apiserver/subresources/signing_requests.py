@@ -26,9 +26,7 @@ class SigningRequests:
     authorize: Authorize
     now: Callable[[], datetime]
 
-    async def prepare(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        if new is None:
-            return old or {}
+    async def prepare(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
         if old is None:
             spec = {key: value for key, value in (new.get("spec") or {}).items() if key not in IDENTITY_FIELDS}
             return {**new, "spec": {**spec, **user_info(request.user)}}
@@ -54,9 +52,7 @@ class SigningRequests:
             for each in new["status"]["conditions"]
         ]
 
-    async def check(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        if new is None:
-            return old or {}
+    async def check(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
         if old is None:
             self.check_subject(request, new)
             return new

@@ -107,7 +107,7 @@ def new_server(
             ),
         ]
     )
-    verbs = Verbs(store, now, prepare, finish, ownership.apply, random)
+    verbs = Verbs(store, now, prepare, finish, server_side_apply=ownership.apply, random=random)
     special: dict[tuple[str, str], ResourceHandler] = {
         **{(each.name, ""): review_handler(review) for each in REVIEWS},
         **TokensAndBindings(
@@ -158,18 +158,18 @@ class DeterministicValues:
     salt: int
     """Makes the UIDs of this server differ from those of others."""
 
-    async def uid(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        if new is None or old is not None:
-            return new or old or {}
+    async def uid(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
+        if old is not None:
+            return new
         key = request_key(request)
         return with_value(
             new, ("metadata", "uid"), random_uid(Random(f"{self.salt}/{key}/{self.store.create_counts[key]}"))
         )
 
-    async def address(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
+    async def address(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
         key = request_key(request)
-        if new is None or old is not None or key in self.store.latest:  # an existing name is rejected later
-            return new or old or {}
+        if old is not None or key in self.store.latest:  # an existing name is rejected later
+            return new
         spec = new.get("spec") or {}
         if spec.get("clusterIP") or spec.get("type") == "ExternalName":
             return new
