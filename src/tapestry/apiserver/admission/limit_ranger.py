@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tapestry.apiserver.admission.core_plugins import admission_forbidden
+from tapestry.apiserver.admission.errors import admission_forbidden
 from tapestry.apiserver.storage.store import Store
 from tapestry.apiserver.verbs import WriteRequest
 from tapestry.kube.objects import Object, annotations_of, value_at

@@ -33,7 +33,7 @@ from tapestry.apiserver.access.references import (
     referenced_api_objects,
 )
 from tapestry.apiserver.access.reviews import unserved_resource_info
-from tapestry.apiserver.admission.core_plugins import admission_forbidden
+from tapestry.apiserver.admission.errors import admission_forbidden
 from tapestry.apiserver.request_bodies import decoded_body
 from tapestry.apiserver.requests import Call, Target
 from tapestry.apiserver.server import ApiResponse, Attributes, Authorize, ResourceHandler

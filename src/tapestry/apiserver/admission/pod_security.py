@@ -15,7 +15,7 @@ from itertools import groupby
 import msgspec
 
 from tapestry.apiserver import api_errors
-from tapestry.apiserver.admission.core_plugins import admission_forbidden
+from tapestry.apiserver.admission.errors import admission_forbidden
 from tapestry.apiserver.storage.store import Store
 from tapestry.apiserver.verbs import WriteRequest
 from tapestry.kube.objects import Object, labels_of, name_of, value_at

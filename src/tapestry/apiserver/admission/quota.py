@@ -13,7 +13,7 @@ from datetime import datetime
 import msgspec
 
 from tapestry.apiserver import api_errors
-from tapestry.apiserver.admission.core_plugins import admission_forbidden
+from tapestry.apiserver.admission.errors import admission_forbidden
 from tapestry.apiserver.resource_registry import ResourceInfo
 from tapestry.apiserver.storage.log import Key
 from tapestry.apiserver.storage.store import ObjectVersion, Store, VersionConflict

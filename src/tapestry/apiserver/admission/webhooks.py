@@ -13,7 +13,7 @@ import msgspec
 from msgspec import structs
 
 from tapestry.apiserver import api_errors
-from tapestry.apiserver.admission.core_plugins import admission_forbidden
+from tapestry.apiserver.admission.errors import admission_forbidden
 from tapestry.apiserver.admission.match_conditions import expression_variables
 from tapestry.apiserver.admission.matching import AdmissionAttributes, admission_attributes, subresource_kind
 from tapestry.apiserver.admission.reviews import (

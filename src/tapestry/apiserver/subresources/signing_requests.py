@@ -7,7 +7,7 @@ from datetime import datetime
 from tapestry.apiserver.access.certificate_requests import organizations, parse_request
 from tapestry.apiserver.access.rbac import MASTERS_GROUP
 from tapestry.apiserver.access.reviews import unserved_resource_info, user_info
-from tapestry.apiserver.admission.core_plugins import admission_forbidden
+from tapestry.apiserver.admission.errors import admission_forbidden
 from tapestry.apiserver.requests import Target, User
 from tapestry.apiserver.server import Attributes, Authorize
 from tapestry.apiserver.verbs import WriteRequest

@@ -17,9 +17,9 @@ from zlib import crc32
 from tapestry.apiserver.access.reviews import created_response, review_body
 from tapestry.apiserver.access.service_account_tokens import ServiceAccountTokens
 from tapestry.apiserver.access.token_keys import TokenKeys
-from tapestry.apiserver.admission import core_plugins as admission
 from tapestry.apiserver.customresources.definitions import Definitions, DefinitionStrategy
 from tapestry.apiserver.defaults import kinds as defaults
+from tapestry.apiserver.defaults import server_fields
 from tapestry.apiserver.documents.document_cache import DocumentCache
 from tapestry.apiserver.fieldmanager.apply import FieldManager
 from tapestry.apiserver.fieldmanager.merge_schemas import MergeSchemas
@@ -92,13 +92,13 @@ def new_server(
     prepare = Pipeline(
         [
             *(ResourceStep(is_built_in, BuiltInDecoder(types)), ResourceStep(is_custom, definitions.prune_and_default)),
-            *(ResourceStep(is_one_of(SECRETS.name), admission.merge_string_data), defaults.apply_defaults),
+            *(ResourceStep(is_one_of(SECRETS.name), server_fields.merge_string_data), defaults.apply_defaults),
             *(ResourceStep(crds, rules.default), ownership.track_update),
         ]
     )
     finish = Pipeline(
         [
-            *(values.uid, ResourceStep(is_one_of(SERVICES.name), values.address), admission.prepare_for_write),
+            *(values.uid, ResourceStep(is_one_of(SERVICES.name), values.address), server_fields.prepare_for_write),
             *(ResourceStep(is_one_of(SERVICES.name), addresses), validation.validation_step),
             *(
                 ResourceStep(is_custom, definitions.validate),
