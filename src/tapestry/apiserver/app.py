@@ -39,13 +39,18 @@ from tapestry.apiserver.access.reloading_file import ReloadingFile
 from tapestry.apiserver.access.reviews import ReviewHandlers
 from tapestry.apiserver.access.service_account_tokens import ServiceAccountTokens
 from tapestry.apiserver.access.token_keys import load_token_keys
-from tapestry.apiserver.admission import core_plugins as admission
-from tapestry.apiserver.admission.class_defaults import RESOURCES_WITH_CLASS, ClassDefaults
+from tapestry.apiserver.admission.default_class import default_ingress_class, default_storage_class
+from tapestry.apiserver.admission.default_toleration_seconds import default_toleration_seconds
 from tapestry.apiserver.admission.limit_ranger import LimitRanger
+from tapestry.apiserver.admission.namespace_lifecycle import NamespaceLifecycle
 from tapestry.apiserver.admission.node_restriction import RESTRICTED_RESOURCES, NodeRestriction
 from tapestry.apiserver.admission.pod_security import PodSecurity
 from tapestry.apiserver.admission.policy_strategy import MATCH_FIELDS, PolicyStrategy
+from tapestry.apiserver.admission.priority import PriorityAdmission
 from tapestry.apiserver.admission.quota import ResourceQuotaAdmission
+from tapestry.apiserver.admission.runtime_class import RuntimeClassAdmission
+from tapestry.apiserver.admission.service_account import ServiceAccountAdmission
+from tapestry.apiserver.admission.storage_object_in_use_protection import PROTECTION_FINALIZERS, protect_storage_object
 from tapestry.apiserver.admission.validating_policies import ValidatingPolicies
 from tapestry.apiserver.admission.webhook_client import WebhookClient
 from tapestry.apiserver.admission.webhooks import AdmissionWebhooks
@@ -53,6 +58,7 @@ from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.customresources.conversions import Converter
 from tapestry.apiserver.customresources.definitions import Definitions, DefinitionStrategy
 from tapestry.apiserver.defaults import kinds as defaults
+from tapestry.apiserver.defaults import server_fields
 from tapestry.apiserver.documents.document_cache import DocumentCache
 from tapestry.apiserver.fieldmanager.apply import FieldManager
 from tapestry.apiserver.fieldmanager.merge_schemas import MergeSchemas
@@ -204,26 +210,32 @@ def build_server(
     allocator.load()
     policies, policy_strategy = ValidatingPolicies(store, registry, authorize), PolicyStrategy(registry, api.schemas)
     is_crd, is_policy, is_csr = is_one_of(CRDS.name), is_one_of(*MATCH_FIELDS), is_one_of(SIGNING_REQUESTS)
-    is_pod, has_limits = is_one_of("pods"), is_one_of("pods", "persistentvolumeclaims")
+    has_limits = is_one_of("pods", "persistentvolumeclaims")
     grants_rights, is_restricted = is_one_of(*ROLES, *BINDINGS), is_one_of(*RESTRICTED_RESOURCES)
     decoding = (
         *(
             ResourceStep(is_built_in, PureStep(BuiltInDecoder(types))),
             ResourceStep(is_custom, PureStep(definitions.prune_and_default)),
         ),
-        *(ResourceStep(is_one_of("secrets"), PureStep(admission.merge_string_data)), PureStep(defaults.apply_defaults)),
+        *(
+            ResourceStep(is_one_of("secrets"), PureStep(server_fields.merge_string_data)),
+            PureStep(defaults.apply_defaults),
+        ),
         *(
             ResourceStep(is_crd, PureStep(crd_strategy.default)),
             ResourceStep(is_policy, PureStep(policy_strategy.default)),
         ),
     )
     pod_plugins = (
-        *(limit_ranger.default, admission.PriorityAdmission(store), admission.default_toleration_seconds),
-        *((admission.ServiceAccountAdmission(store, rng),) if config.pod_accounts else ()),
+        *(limit_ranger.default, PriorityAdmission(store), default_toleration_seconds),
+        *((ServiceAccountAdmission(store, rng),) if config.pod_accounts else ()),
+        RuntimeClassAdmission(store),
     )
     plugins = (
-        *(ResourceStep(is_pod, step) for step in pod_plugins),
-        ResourceStep(is_one_of(*RESOURCES_WITH_CLASS), ClassDefaults(store)),
+        *(ResourceStep(is_one_of("pods"), step) for step in pod_plugins),
+        ResourceStep(is_one_of("persistentvolumeclaims"), default_storage_class(store)),
+        ResourceStep(is_one_of("ingresses.networking.k8s.io"), default_ingress_class(store)),
+        ResourceStep(is_one_of(*PROTECTION_FINALIZERS), protect_storage_object),
     )
     webhook_client = WebhookClient(store, rng)
     converter, kubelets = Converter(webhook_client, definitions), KubeletClient(store, config.kubelet)
@@ -231,13 +243,14 @@ def build_server(
         store, registry, webhook_client, converter, authorize, Pipeline(decoding), Pipeline(plugins)
     )
     csrs, restriction = SigningRequests(authorize, now), NodeRestriction(store, authorize)
+    lifecycle = NamespaceLifecycle(store)
     admit = Pipeline(
         [
             *(*decoding, ResourceStep(is_restricted, restriction)),
             *(
                 ResourceStep(is_csr, csrs.prepare),
                 PureStep(field_manager.track_update),
-                admission.NamespaceLifecycle(store),
+                lifecycle,
             ),
             *plugins,
             webhooks.mutate,
@@ -246,17 +259,13 @@ def build_server(
     validators = policies, webhooks.validate
     validate = Pipeline(
         [
-            ResourceStep(is_restricted, restriction.check_deletion),
             *(
                 (ResourceStep(grants_rights, EscalationCheck(authorize)),)
                 if isinstance(authorize, RbacAuthorizer)
                 else ()
             ),
             *(
-                ResourceStep(is_one_of("namespaces"), admission.protect_immortal_namespaces),
-                admission.prepare_for_write,
-            ),
-            *(
+                server_fields.prepare_for_write,
                 ResourceStep(is_one_of(SERVICES.name), allocator),
                 PureStep(validation.validation_step),
                 ResourceStep(is_custom, PureStep(definitions.validate)),
@@ -277,11 +286,15 @@ def build_server(
             ),  # last, because the charged object is stored immediately after it
         ]
     )
+    delete_steps = (
+        *(restriction.validate_delete, lifecycle.validate_delete, advice.add_delete_warnings),
+        *(policies.validate_delete, webhooks.validate_delete),
+    )
     codec = StorageCodec(converter)
     reader, verbs = (
         Reader(store, codec, rng),
         Verbs(
-            *(store, codec, now, admit, validate, field_manager.apply, rng),
+            *(store, codec, now, admit, validate, delete_steps, field_manager.apply, rng),
             unrestricted=config.unrestricted_update,
             admission_validate=Pipeline(validators),
             authorize=authorize,

@@ -88,14 +88,8 @@ class Pipeline:
             ]
         return result
 
-    async def __call__(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
+    async def __call__(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
         groups, budget = self.groups_for(request.target.info), current_request_budget()
-        if new is None:
-            assert old is not None
-            for group in groups:
-                for step in group.steps:
-                    await step(request, old, None)
-            return old
         for group in groups:
             if not group.is_pure:
                 for step in group.steps:
@@ -120,9 +114,7 @@ class BuiltInDecoder:
 
     types: TypeDecoders
 
-    async def __call__(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        if new is None:
-            return old or {}
+    async def __call__(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
         info = request.target.info
         # Fields that a patch left same were decoded when they were written.
         changed = (

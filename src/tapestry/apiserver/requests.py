@@ -142,8 +142,12 @@ class WriteRequest:
         return "dryRun" in self.query
 
 
-Step = Callable[[WriteRequest, Object | None, Object | None], Awaitable[Object]]
-"""A step of a write: (old, new) to the changed new object. For a deletion, new is None and stays so."""
+Step = Callable[[WriteRequest, Object | None, Object], Awaitable[Object]]
+"""A step of a create or an update: (old, new) to the changed new object."""
+
+
+DeleteStep = Callable[[WriteRequest, Object], Awaitable[None]]
+"""A step of a deletion: rejects it, or adds warnings."""
 
 
 Convert = Callable[[ResourceInfo, Sequence[Object], str], Awaitable[Sequence[Object]]]

@@ -62,9 +62,9 @@ class ServiceAllocator:
             if self.allocated[value] <= 0:
                 del self.allocated[value]
 
-    async def __call__(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        if new is None or request.target.subresource:
-            return new if new is not None else old or {}
+    async def __call__(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
+        if request.target.subresource:
+            return new
         before: Object = (old or {}).get("spec") or {}
         spec: Object = new.get("spec") or {}
         result = (

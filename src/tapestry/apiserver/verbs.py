@@ -5,7 +5,7 @@ exactly that version. If another write came first, it is retried, unless the cli
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from random import Random
@@ -19,6 +19,7 @@ from tapestry.apiserver.requests import (
     STRATEGIC_PATCH,
     Attributes,
     Authorize,
+    DeleteStep,
     Step,
     Target,
     WriteRequest,
@@ -47,10 +48,8 @@ Apply = Callable[[WriteRequest, Object | None, Any], Object]
 """Server-side apply: (current object, applied configuration) to the desired object."""
 
 
-async def object_unchanged(_: WriteRequest, old: Object | None, new: Object | None) -> Object:
-    result = new if new is not None else old
-    assert result is not None
-    return result
+async def object_unchanged(_: WriteRequest, __: Object | None, new: Object) -> Object:
+    return new
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,7 @@ class Verbs:
     """Runs before the server sets its own fields: decoding, defaults, managed fields, mutating admission."""
     validate: Step
     """Runs on the object to be stored: validation, validating admission."""
+    delete_steps: Sequence[DeleteStep]
     server_side_apply: Apply
     random: Random
     unrestricted: bool = False
@@ -232,7 +232,8 @@ class Verbs:
                 raise api_errors.not_found(info.resource, target.name)
             current: Object = DECODER.decode(await self.codec.from_storage(info, head.raw))
             remaining = writes.deleted_object(info, current, options, self.now())
-            await self.validate(request, current, None)
+            for step in self.delete_steps:
+                await step(request, current)
             if remaining is current or request.is_dry_run:
                 return 200, self.delete_response(info, current, head.raw, is_deleted=remaining is None)
             try:

@@ -62,11 +62,6 @@ async def test_duplicate_name_is_rejected(call: Hand) -> None:
     assert (status, result["reason"], result["message"]) == (409, "AlreadyExists", 'configmaps "a" already exists')
 
 
-async def test_missing_namespace_is_rejected(call: Hand) -> None:
-    status, result = await call("POST", "/api/v1/namespaces/nowhere/configmaps", a_map())
-    assert (status, result["message"]) == (404, 'namespaces "nowhere" not found')
-
-
 async def test_dry_run_changes_nothing(call: Hand) -> None:
     status, result = await call("POST", MAPS, a_map(), dryRun="All")
     assert (status, result["metadata"]["name"]) == (201, "a")
@@ -112,14 +107,6 @@ async def test_wrong_type_is_rejected(call: Hand) -> None:
     status, result = await call("POST", PODS, a_pod(containers="many"))
     assert (status, result["reason"]) == (400, "BadRequest")
     assert "cannot unmarshal string into Go struct field spec.containers" in result["message"]
-
-
-async def test_secret_string_data_is_encoded(call: Hand) -> None:
-    path = "/api/v1/namespaces/default/secrets"
-    secret = await call.made(path, {"metadata": {"name": "s"}, "stringData": {"k": "v"}})
-    assert secret["data"] == {"k": "dg=="}
-    assert secret["type"] == "Opaque"
-    assert "stringData" not in secret
 
 
 # -- update
@@ -213,15 +200,6 @@ async def test_delete_with_other_uid_conflicts(call: Hand) -> None:
     await call.made(MAPS, a_map())
     status, result = await call("DELETE", f"{MAPS}/a", {"preconditions": {"uid": "another"}})
     assert (status, result["reason"]) == (409, "Conflict")
-
-
-@pytest.mark.parametrize("name", ["default", "kube-system"])
-async def test_system_namespaces_cannot_be_deleted(call: Hand, name: str) -> None:
-    status, result = await call("DELETE", f"/api/v1/namespaces/{name}")
-    assert (status, result["message"]) == (
-        403,
-        f'namespaces "{name}" is forbidden: this namespace may not be deleted',
-    )
 
 
 async def test_delete_collection_respects_selector(call: Hand) -> None:

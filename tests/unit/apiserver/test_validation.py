@@ -197,3 +197,21 @@ def test_invalid_schedule_has_error_message(text: str, error: str) -> None:
 @given(numbers=st.tuples(*(st.integers(*bounds) for bounds in ((0, 59), (0, 23), (1, 31), (1, 12), (0, 6)))))
 def test_every_time_can_be_scheduled(numbers: tuple[int, ...]) -> None:
     assert schedule_error(" ".join(map(str, numbers))) == ""
+
+
+@pytest.mark.parametrize(
+    ("version", "kind", "error"),
+    [
+        ("v1", "ReplicationController", ""),
+        ("", "ReplicationController", ""),
+        ("apps/v1", "Deployment", ""),
+        ("v1", "Deployment", "apiVersion must specify API group"),
+        ("a/b/c", "ReplicationController", "unexpected GroupVersion string: a/b/c"),
+    ],
+)
+async def test_autoscaler_target_reference_is_validated(call: Hand, version: str, kind: str, error: str) -> None:
+    target = {"apiVersion": version, "kind": kind, "name": "x"}
+    body = {"metadata": {"name": "h"}, "spec": {"maxReplicas": 2, "scaleTargetRef": target}}
+    status, response = await call("POST", "/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers", body)
+    assert status == (422 if error else 201)
+    assert error in response.get("message", "")

@@ -3,7 +3,7 @@
 import pytest
 
 from tapestry.kube.objects import Object
-from tapestry.kube.pods import CONTAINER_FIELDS, containers_of, is_pod_terminal, is_sidecar
+from tapestry.kube.pods import CONTAINER_FIELDS, containers_of, is_pod_terminal, is_sidecar, qos_class
 
 POD: Object = {
     "spec": {
@@ -42,3 +42,30 @@ def test_restarting_init_container_is_sidecar() -> None:
 )
 def test_succeeded_or_failed_pod_is_terminal(pod: Object, expected: bool) -> None:
     assert is_pod_terminal(pod) is expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({"containers": [{"resources": {"requests": {"cpu": "0", "memory": "0"}}}]}, "BestEffort"),
+        ({"containers": [{"resources": {"requests": {"example.com/dongle": "1"}}}]}, "BestEffort"),
+        ({"containers": [{"resources": {"requests": {"cpu": "0", "memory": "1"}}}]}, "Burstable"),
+        (
+            {
+                "containers": [
+                    {"resources": {"requests": {"cpu": "1", "memory": "1"}, "limits": {"cpu": "1000m", "memory": "1"}}}
+                ]
+            },
+            "Guaranteed",
+        ),
+        (
+            {
+                "resources": {"requests": {"cpu": "1", "memory": "1"}, "limits": {"cpu": "1", "memory": "1"}},
+                "containers": [{}],
+            },
+            "Guaranteed",
+        ),
+    ],
+)
+def test_qos_class_ignores_zero_amounts(spec: Object, expected: str) -> None:
+    assert qos_class(spec) == expected

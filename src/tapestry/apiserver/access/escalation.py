@@ -44,9 +44,7 @@ class EscalationCheck:
 
     authorizer: RbacAuthorizer
 
-    async def __call__(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        if new is None:
-            return old or {}
+    async def __call__(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
         if MASTERS_GROUP not in request.user.groups and (
             old is None or without_ignored_metadata(old) != without_ignored_metadata(new)
         ):

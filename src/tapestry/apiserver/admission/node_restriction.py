@@ -33,7 +33,7 @@ from tapestry.apiserver.access.references import (
     referenced_api_objects,
 )
 from tapestry.apiserver.access.reviews import unserved_resource_info
-from tapestry.apiserver.admission.core_plugins import admission_forbidden
+from tapestry.apiserver.admission.errors import admission_forbidden
 from tapestry.apiserver.request_bodies import decoded_body
 from tapestry.apiserver.requests import Attributes, Authorize, Call, Target, WriteRequest
 from tapestry.apiserver.responses import ApiResponse, ResourceHandler
@@ -82,17 +82,18 @@ class NodeRestriction:
     store: Store
     authorize: Authorize
 
-    async def __call__(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        node = node_name_of_user(request.user)
-        if node is not None:
-            denial = self.write_denial(node, request, old, new)
-            if denial:
-                raise admission_forbidden(request, denial)
-        return new if new is not None else old or {}
+    async def __call__(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
+        self.check(request, old, new)
+        return new
 
-    async def check_deletion(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        """The same check, for deletions only."""
-        return await self(request, old, None) if new is None else new
+    async def validate_delete(self, request: WriteRequest, old: Object) -> None:
+        if request.target.info.storage in RESTRICTED_RESOURCES:
+            self.check(request, old, None)
+
+    def check(self, request: WriteRequest, old: Object | None, new: Object | None) -> None:
+        node = node_name_of_user(request.user)
+        if node is not None and (denial := self.write_denial(node, request, old, new)):
+            raise admission_forbidden(request, denial)
 
     def restricted_handler(self, handler: ResourceHandler) -> ResourceHandler:
         """Wrap a handler of posts to a subresource with the restrictions for nodes."""

@@ -36,9 +36,7 @@ class PolicyStrategy:
     types: Mapping[str, Any]
     """The published schemas of built-in kinds."""
 
-    async def default(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        if new is None:
-            return old or {}
+    async def default(self, request: WriteRequest, _: Object | None, new: Object) -> Object:
         field = MATCH_FIELDS[request.target.info.storage]
         spec = dict(new.get("spec") or {})
         if spec.get(field) is not None:
@@ -47,10 +45,10 @@ class PolicyStrategy:
             spec.setdefault("failurePolicy", "Fail")
         return {**new, "spec": spec}
 
-    async def validate(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
+    async def validate(self, request: WriteRequest, _: Object | None, new: Object) -> Object:
         storage = request.target.info.storage
-        if new is None or request.target.subresource:
-            return new if new is not None else old or {}
+        if request.target.subresource:
+            return new
         faults = first_faults(policy_faults(new["spec"]) if storage == POLICIES else binding_faults(new["spec"]))
         if faults:
             raise invalid_object(request.target.info.resource, name_of(new), faults)

@@ -13,7 +13,7 @@ from datetime import datetime
 import msgspec
 
 from tapestry.apiserver import api_errors
-from tapestry.apiserver.admission.core_plugins import admission_forbidden
+from tapestry.apiserver.admission.errors import admission_forbidden
 from tapestry.apiserver.requests import WriteRequest
 from tapestry.apiserver.resource_registry import ResourceInfo
 from tapestry.apiserver.storage.log import Key
@@ -49,9 +49,7 @@ class ResourceQuotaAdmission:
     """The resource info of ResourceQuotas."""
     now: Callable[[], datetime]
 
-    async def __call__(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        if new is None:
-            return old or {}
+    async def __call__(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
         if request.target.namespace and self.store.count(QUOTAS) and self.can_change_usage(request, old, new):
             await self.charge(request, old, new)
         return new

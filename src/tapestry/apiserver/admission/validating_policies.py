@@ -190,10 +190,14 @@ class ValidatingPolicies:
         self._compiled: dict[tuple[str, int], CompiledPolicy] = {}
         self._bound: list[tuple[CompiledPolicy, list[CompiledBinding]]] = []
 
-    async def __call__(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
+    async def __call__(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
         if bound := await self.bound_policies():
             await self.check(bound, request, old, new)
-        return new if new is not None else old or {}
+        return new
+
+    async def validate_delete(self, request: WriteRequest, old: Object) -> None:
+        if bound := await self.bound_policies():
+            await self.check(bound, request, old, None)
 
     async def bound_policies(self) -> list[tuple[CompiledPolicy, list[CompiledBinding]]]:
         """The policies that have bindings, compiled if any changed."""

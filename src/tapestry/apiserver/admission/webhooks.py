@@ -13,7 +13,7 @@ import msgspec
 from msgspec import structs
 
 from tapestry.apiserver import api_errors
-from tapestry.apiserver.admission.core_plugins import admission_forbidden
+from tapestry.apiserver.admission.errors import admission_forbidden
 from tapestry.apiserver.admission.match_conditions import expression_variables
 from tapestry.apiserver.admission.matching import AdmissionAttributes, admission_attributes, subresource_kind
 from tapestry.apiserver.admission.reviews import (
@@ -74,10 +74,8 @@ class AdmissionWebhooks:
 
     # -- steps
 
-    async def mutate(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
+    async def mutate(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
         """The last step that changes objects."""
-        if new is None:
-            return old or {}
         hooks = matching_webhooks(self._mutating, request, old, new)
         if not hooks:
             return new
@@ -92,13 +90,18 @@ class AdmissionWebhooks:
         final, _, _ = await self._call_mutating(due, request, replace(changed, new=readmitted))
         return final.new or {}
 
-    async def validate(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        """The last step of all. For deletions, it calls the mutating webhooks, too."""
-        if new is None and (hooks := matching_webhooks(self._mutating, request, old, new)):
-            await self._call_mutating(hooks, request, admission_attributes(request, old, new))
+    async def validate(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
+        """The last step of all."""
         if hooks := matching_webhooks(self._validating, request, old, new):
             await self._call_validating(hooks, request, admission_attributes(request, old, new))
-        return new if new is not None else old or {}
+        return new
+
+    async def validate_delete(self, request: WriteRequest, old: Object) -> None:
+        """Call the mutating webhooks, whose patches are rejected, and the validating ones."""
+        if hooks := matching_webhooks(self._mutating, request, old, None):
+            await self._call_mutating(hooks, request, admission_attributes(request, old, None))
+        if hooks := matching_webhooks(self._validating, request, old, None):
+            await self._call_validating(hooks, request, admission_attributes(request, old, None))
 
     async def admit(self, request: WriteRequest, attributes: AdmissionAttributes) -> Object | None:
         """Admit a request that does not write a stored object, for example a Scale, a Binding or a stream."""

@@ -101,10 +101,8 @@ class Definitions:
 
     # -- steps
 
-    async def prune_and_default(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
+    async def prune_and_default(self, request: WriteRequest, _: Object | None, new: Object) -> Object:
         """Remove fields that the schema does not have, and set defaults."""
-        if new is None:
-            return old or {}
         info = request.target.info
         if request.verb == "create" and "create" not in info.verbs:
             raise api_errors.crd_terminating()
@@ -117,10 +115,8 @@ class Definitions:
         report_field_errors(request, [*(f"metadata.{path}" for path in reading.unknown), *unknown_fields], [])
         return {"apiVersion": new["apiVersion"], "kind": new["kind"], **pruned, "metadata": metadata}
 
-    async def validate(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
+    async def validate(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
         """Reject an object that violates its schema. Existing violations that did not change are allowed."""
-        if new is None:
-            return old or {}
         info = request.target.info
         schema = self.schema_for(info)
         faults = schema.node.faults({key: each for key, each in new.items() if key != "metadata"}, "")
@@ -171,9 +167,7 @@ class DefinitionStrategy:
     registry: ResourceRegistry
     now: Any
 
-    async def default(self, _: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        if new is None:
-            return old or {}
+    async def default(self, _: WriteRequest, __: Object | None, new: Object) -> Object:
         spec = new.get("spec") or {}
         names = spec.get("names") or {}
         kind = names.get("kind", "")
@@ -182,9 +176,7 @@ class DefinitionStrategy:
         spec = {**spec, "conversion": conversion, "names": defaulted}
         return {**new, "spec": spec}
 
-    async def validate(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        if new is None:
-            return old or {}
+    async def validate(self, request: WriteRequest, _: Object | None, new: Object) -> Object:
         if faults := first_faults(chain(definition_faults(new), self.name_conflict_faults(new))):
             raise invalid_object(request.target.info.resource, name_of(new), faults)
         return with_established_status(new, self.now())

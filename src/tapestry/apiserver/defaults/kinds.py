@@ -8,9 +8,7 @@ from tapestry.apiserver.requests import WriteRequest
 from tapestry.kube.objects import Object
 
 
-async def apply_defaults(request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-    if new is None:
-        return old or {}
+async def apply_defaults(request: WriteRequest, old: Object | None, new: Object) -> Object:
     default = DEFAULTS.get(request.target.info.storage)
     if default is None or (old is not None and default not in DEFAULTS_BEYOND_SPEC and is_same_spec(old, new)):
         return new

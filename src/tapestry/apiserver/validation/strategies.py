@@ -235,9 +235,7 @@ UNVALIDATED_SUBRESOURCES = frozenset({"binding"})
 """Subresources that their handlers validate completely."""
 
 
-async def validation_step(request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-    if new is None:
-        return old or {}
+async def validation_step(request: WriteRequest, old: Object | None, new: Object) -> Object:
     target = request.target
     if target.info.is_custom and new["metadata"].get("finalizers"):
         request.warnings.extend(metadata.finalizer_warnings(old, new))

@@ -17,9 +17,9 @@ from zlib import crc32
 from tapestry.apiserver.access.reviews import created_response, review_body
 from tapestry.apiserver.access.service_account_tokens import ServiceAccountTokens
 from tapestry.apiserver.access.token_keys import TokenKeys
-from tapestry.apiserver.admission import core_plugins as admission
 from tapestry.apiserver.customresources.definitions import Definitions, DefinitionStrategy
 from tapestry.apiserver.defaults import kinds as defaults
+from tapestry.apiserver.defaults import server_fields
 from tapestry.apiserver.documents.document_cache import DocumentCache
 from tapestry.apiserver.fieldmanager.apply import FieldManager
 from tapestry.apiserver.fieldmanager.merge_schemas import MergeSchemas
@@ -95,13 +95,13 @@ def new_server(
     admit = Pipeline(
         [
             *(ResourceStep(is_built_in, BuiltInDecoder(types)), ResourceStep(is_custom, definitions.prune_and_default)),
-            *(ResourceStep(is_one_of(SECRETS.name), admission.merge_string_data), defaults.apply_defaults),
+            *(ResourceStep(is_one_of(SECRETS.name), server_fields.merge_string_data), defaults.apply_defaults),
             *(ResourceStep(crds, rules.default), ownership.track_update),
         ]
     )
     validate = Pipeline(
         [
-            *(values.uid, ResourceStep(is_one_of(SERVICES.name), values.address), admission.prepare_for_write),
+            *(values.uid, ResourceStep(is_one_of(SERVICES.name), values.address), server_fields.prepare_for_write),
             *(ResourceStep(is_one_of(SERVICES.name), addresses), validation.validation_step),
             *(
                 ResourceStep(is_custom, definitions.validate),
@@ -113,7 +113,7 @@ def new_server(
     codec = StorageCodec()
     reader, verbs = (
         Reader(store, codec, random),
-        Verbs(store, codec, now, admit, validate, ownership.apply, random),
+        Verbs(store, codec, now, admit, validate, (), ownership.apply, random),
     )
     special: dict[tuple[str, str], ResourceHandler] = {
         **{(each.name, ""): review_handler(review) for each in REVIEWS},
@@ -165,18 +165,18 @@ class DeterministicValues:
     salt: int
     """Makes the UIDs of this server differ from those of others."""
 
-    async def uid(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        if new is None or old is not None:
-            return new or old or {}
+    async def uid(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
+        if old is not None:
+            return new
         key = request_key(request)
         return with_value(
             new, ("metadata", "uid"), random_uid(Random(f"{self.salt}/{key}/{self.store.create_counts[key]}"))
         )
 
-    async def address(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
+    async def address(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
         key = request_key(request)
-        if new is None or old is not None or key in self.store.latest:  # an existing name is rejected later
-            return new or old or {}
+        if old is not None or key in self.store.latest:  # an existing name is rejected later
+            return new
         spec = new.get("spec") or {}
         if spec.get("clusterIP") or spec.get("type") == "ExternalName":
             return new
