@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tapestry.apiserver.app import run_apiserver
-from tapestry.apiserver.config import ApiServerConfig
+from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.local.kubernetes import ControlPlane
 
 from .differential.replay import NAMESPACE, Caller, Step, changed, compared, paths, spoiled, steps

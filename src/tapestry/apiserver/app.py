@@ -52,9 +52,17 @@ from tapestry.apiserver.admission.runtime_class import RuntimeClassAdmission
 from tapestry.apiserver.admission.service_account import ServiceAccountAdmission
 from tapestry.apiserver.admission.storage_object_in_use_protection import PROTECTION_FINALIZERS, protect_storage_object
 from tapestry.apiserver.admission.validating_policies import ValidatingPolicies
-from tapestry.apiserver.admission.webhook_client import WebhookClient
 from tapestry.apiserver.admission.webhooks import AdmissionWebhooks
-from tapestry.apiserver.config import ApiServerConfig
+from tapestry.apiserver.core.certificate_requests import SIGNING_REQUESTS
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.requests import Attributes, Authorize, allow_all, no_denial_reason
+from tapestry.apiserver.core.resource_registry import ResourceRegistry, published_api
+from tapestry.apiserver.core.responses import PathHandler
+from tapestry.apiserver.core.storage_codec import StorageCodec
+from tapestry.apiserver.core.store import Store
+from tapestry.apiserver.core.type_decoders import TypeDecoders
+from tapestry.apiserver.core.webhook_client import WebhookClient
+from tapestry.apiserver.core.workers import Worker
 from tapestry.apiserver.customresources.conversions import Converter
 from tapestry.apiserver.customresources.definitions import Definitions, DefinitionStrategy
 from tapestry.apiserver.defaults import kinds as defaults
@@ -72,9 +80,6 @@ from tapestry.apiserver.pipeline import (
     is_one_of,
 )
 from tapestry.apiserver.reader import Reader
-from tapestry.apiserver.requests import Attributes, Authorize, allow_all, no_denial_reason
-from tapestry.apiserver.resource_registry import ResourceRegistry, published_api
-from tapestry.apiserver.responses import PathHandler
 from tapestry.apiserver.server import Server
 from tapestry.apiserver.service_allocator import Network, ServiceAllocator
 from tapestry.apiserver.serving.connection_limiter import MAX_UNAUTHENTICATED, ConnectionLimiter
@@ -85,21 +90,16 @@ from tapestry.apiserver.serving.inflight_limiter import MUTATING, READ_ONLY, Inf
 from tapestry.apiserver.serving.metrics import MetricsHandler, ServerCollector
 from tapestry.apiserver.serving.request_handler import MountedHandler, RequestHandler
 from tapestry.apiserver.storage.backends import open_store
-from tapestry.apiserver.storage.store import Store
-from tapestry.apiserver.storage_codec import StorageCodec
 from tapestry.apiserver.subresources.connections import CONNECT_SUBRESOURCES, ConnectHandler
 from tapestry.apiserver.subresources.evictions import EvictionHandler
 from tapestry.apiserver.subresources.kubelet_client import KubeletClient
-from tapestry.apiserver.subresources.partial_updates import SIGNING_REQUESTS
 from tapestry.apiserver.subresources.scales import ScaleHandler
 from tapestry.apiserver.subresources.signing_requests import SigningRequests
 from tapestry.apiserver.subresources.tokens_and_bindings import TokensAndBindings
 from tapestry.apiserver.subresources.typed_bodies import TypedBodies
-from tapestry.apiserver.type_decoders import TypeDecoders
 from tapestry.apiserver.validation import strategies as validation
 from tapestry.apiserver.verbs import Verbs
 from tapestry.apiserver.warnings import kinds as advice
-from tapestry.apiserver.workers import Worker
 from tapestry.kube.objects import EMPTY_MAPPING, Object
 from tapestry.kube.resources import CRDS, DISRUPTION_BUDGETS, NAMESPACES, RESOURCE_QUOTAS, SERVICES
 from tapestry.process.addresses import parse_address

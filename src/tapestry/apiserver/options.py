@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tapestry.apiserver import api_errors
-from tapestry.apiserver.requests import Query, parse_number
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.requests import Query, parse_number
 from tapestry.kube.errors import Invalid
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import Resource

@@ -1,28 +1,21 @@
 """The steps of a write: each step may change the object, reject it, or add warnings."""
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from itertools import groupby, islice
-from typing import Any
+from itertools import groupby
 
-import msgspec
-
-from tapestry.apiserver import api_errors
-from tapestry.apiserver.customresources.structural_schema import child_path
-from tapestry.apiserver.requests import Step, WriteRequest
-from tapestry.apiserver.resource_registry import ResourceInfo
-from tapestry.apiserver.type_decoders import TypeDecoders
-from tapestry.apiserver.workers import LARGE_BYTES, current_request_budget, run_if_large, run_sync
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.field_validation import duplicate_fields, may_have_duplicate_fields, report_field_errors
+from tapestry.apiserver.core.requests import Step, WriteRequest
+from tapestry.apiserver.core.resource_registry import ResourceInfo
+from tapestry.apiserver.core.type_decoders import TypeDecoders
+from tapestry.apiserver.core.workers import LARGE_BYTES, current_request_budget, run_if_large, run_sync
 from tapestry.kube.budget import SliceExceeded, checkpoint
 from tapestry.kube.errors import BadRequest
 from tapestry.kube.objects import Object
 
-MAX_REPORTED_FIELDS = 100
-"""Maximum number of fields that an error or a warning lists, as in Kubernetes."""
 NO_SLICE = nullcontext()
-encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,70 +126,3 @@ class BuiltInDecoder:
             return result
         same = {key: each for key, each in new.items() if key not in changed}
         return {key: same.get(key, result.get(key)) for key in {**new, **result} if key in same or key in result}
-
-
-def may_have_duplicate_fields(request: WriteRequest) -> bool:
-    """Return whether the body may set a field twice: its text has more keys than the decoded data."""
-    return request.verb in ("create", "update") and request.body.count(b'":') > encode(request.decoded_body).count(
-        b'":'
-    )
-
-
-def report_duplicate_keys(request: WriteRequest) -> None:
-    """Reject or warn about keys that a YAML body sets twice."""
-    mode = request.query.get("fieldValidation") or "Warn"
-    if mode == "Ignore" or not request.duplicate_keys:
-        return
-    why = "error strict decoding YAML: yaml: unmarshal errors:\n  " + "\n  ".join(request.duplicate_keys)
-    if mode == "Strict":
-        raise api_errors.bad_request(why)
-    request.warnings.append(why.replace("\n", ""))
-
-
-def report_field_errors(request: WriteRequest, unknown: Sequence[str], duplicates: Sequence[str]) -> None:
-    """Reject, warn about, or ignore unknown and duplicate fields, as `fieldValidation` demands; the default is Warn."""
-    if not unknown and not duplicates:
-        return
-    messages = [f'unknown field "{path}"' for path in unknown[:MAX_REPORTED_FIELDS]]
-    messages += [f'duplicate field "{path}"' for path in duplicates[:MAX_REPORTED_FIELDS]]
-    mode = request.query.get("fieldValidation") or "Warn"
-    if mode == "Strict":
-        listed = ", ".join(messages)
-        raise api_errors.bad_request(f"{decode_error_prefix(request)}strict decoding error: {listed}")
-    if mode == "Warn":
-        request.warnings.extend(messages)
-
-
-def decode_error_prefix(request: WriteRequest) -> str:
-    """Return the prefix of decoding errors; empty for patches."""
-    if request.verb not in ("create", "update"):
-        return ""
-    resource = request.target.info.resource
-    return f'{resource.kind} in version "{resource.version}" cannot be handled as a {resource.kind}: '
-
-
-class JsonPairs(list[tuple[str, Any]]):
-    """A JSON object as key-value pairs, in order and with duplicates."""
-
-
-def duplicate_fields(body: bytes) -> list[str]:
-    """Return the first paths that a JSON text sets more than once; empty if it is not JSON."""
-    try:
-        decoded = json.loads(body, object_pairs_hook=JsonPairs)
-    except (ValueError, RecursionError):
-        return []
-    return list(dict.fromkeys(islice(duplicate_fields_in(decoded, ""), MAX_REPORTED_FIELDS)))
-
-
-def duplicate_fields_in(value: Any, path: str) -> Iterator[str]:
-    if isinstance(value, JsonPairs):
-        seen: set[str] = set()
-        for key, each in value:
-            child = child_path(path, key)
-            if key in seen:
-                yield child
-            seen.add(key)
-            yield from duplicate_fields_in(each, child)
-    elif isinstance(value, list):
-        for number, each in enumerate(value):
-            yield from duplicate_fields_in(each, f"{path}[{number}]")

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from tapestry.apiserver import api_errors
-from tapestry.apiserver.requests import TRUE_VALUES, Query, Target, parse_number
-from tapestry.apiserver.resource_registry import ResourceInfo
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.requests import TRUE_VALUES, Query, Target, parse_number
+from tapestry.apiserver.core.resource_registry import ResourceInfo
+from tapestry.apiserver.core.storage_codec import StorageCodec
+from tapestry.apiserver.core.store import Compacted, ObjectVersion, Store
+from tapestry.apiserver.core.workers import current_request_budget
 from tapestry.apiserver.selections import ContinueToken, decode_continue_token, matching_versions, parse_selection
-from tapestry.apiserver.storage.store import Compacted, ObjectVersion, Store
-from tapestry.apiserver.storage_codec import StorageCodec
 from tapestry.apiserver.views import ListResult
 from tapestry.apiserver.watches import IDENTITY_ENCODER, WatchEncoder, WatchResponse
-from tapestry.apiserver.workers import current_request_budget
 from tapestry.kube.objects import Object
 
 REVISION_WAIT_TIMEOUT = 3.0

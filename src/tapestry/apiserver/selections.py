@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from tapestry.apiserver import api_errors
-from tapestry.apiserver.requests import Query
-from tapestry.apiserver.resource_registry import SELECTABLE_FIELDS, ResourceInfo
-from tapestry.apiserver.storage.store import ObjectVersion
-from tapestry.apiserver.workers import LARGE_BYTES, LARGE_SELECTION, run_if_large
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.requests import Query
+from tapestry.apiserver.core.resource_registry import SELECTABLE_FIELDS, ResourceInfo
+from tapestry.apiserver.core.store import ObjectVersion
+from tapestry.apiserver.core.workers import LARGE_BYTES, LARGE_SELECTION, run_if_large
 from tapestry.kube.budget import checkpoint
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.selectors import (

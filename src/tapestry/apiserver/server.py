@@ -11,15 +11,12 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import structs
 
-from tapestry.apiserver import api_errors, options, views
-from tapestry.apiserver.codec import JSON, accepted_types, media_type, negotiated_form
-from tapestry.apiserver.documents import discovery
-from tapestry.apiserver.documents.document_cache import Document, DocumentCache
-from tapestry.apiserver.documents.openapi_v2_protobuf import CONTENT_TYPE, MEDIA_TYPES
-from tapestry.apiserver.pipeline import report_duplicate_keys
-from tapestry.apiserver.reader import Reader
-from tapestry.apiserver.request_bodies import decoded_body, has_pending_body, receive_body
-from tapestry.apiserver.requests import (
+from tapestry.apiserver import options, views
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.codec import JSON, accepted_types, media_type, negotiated_form
+from tapestry.apiserver.core.field_validation import report_duplicate_keys
+from tapestry.apiserver.core.request_bodies import decoded_body, has_pending_body, receive_body
+from tapestry.apiserver.core.requests import (
     APPLY_PATCH,
     TRUE_VALUES,
     WRITE_VERBS,
@@ -30,14 +27,15 @@ from tapestry.apiserver.requests import (
     WriteRequest,
     allow_all,
     first_segment,
+    forbidden_resource,
     is_verb_supported,
     no_denial_reason,
     target_of,
     unserved_target,
     verb_of,
 )
-from tapestry.apiserver.resource_registry import ResourceRegistry
-from tapestry.apiserver.responses import (
+from tapestry.apiserver.core.resource_registry import ResourceRegistry
+from tapestry.apiserver.core.responses import (
     ApiResponse,
     PathHandler,
     ResourceHandler,
@@ -47,11 +45,15 @@ from tapestry.apiserver.responses import (
     response_with_warnings,
     warning_header,
 )
+from tapestry.apiserver.core.store import StorageError
+from tapestry.apiserver.core.workers import run_if_large
+from tapestry.apiserver.documents import discovery
+from tapestry.apiserver.documents.document_cache import Document, DocumentCache
+from tapestry.apiserver.documents.openapi_v2_protobuf import CONTENT_TYPE, MEDIA_TYPES
+from tapestry.apiserver.reader import Reader
 from tapestry.apiserver.selections import NAME_FIELD
-from tapestry.apiserver.storage.log import StorageError
 from tapestry.apiserver.verbs import Verbs
 from tapestry.apiserver.watches import WatchResponse, watch_line
-from tapestry.apiserver.workers import run_if_large
 from tapestry.kube.budget import BudgetExceeded, DeadlineExceeded
 from tapestry.kube.errors import ApiError, Gone, NotFound
 from tapestry.kube.objects import Object
@@ -205,7 +207,7 @@ class Server:
             return
         if target is None:
             raise api_errors.forbidden_path(call.user.name, verb, call.path)
-        raise api_errors.forbidden_resource(call.user.name, verb, target, self.denial_reason(attributes))
+        raise forbidden_resource(call.user.name, verb, target, self.denial_reason(attributes))
 
     def discovery_response(self, call: Call, segments: list[str]) -> ApiResponse | None:
         match segments:

@@ -12,11 +12,9 @@ from random import Random
 
 import msgspec
 
-from tapestry.apiserver.customresources.definitions import invalid_object
-from tapestry.apiserver.customresources.structural_schema import Fault
-from tapestry.apiserver.requests import WriteRequest
-from tapestry.apiserver.storage.store import Store, WatchEvent
-from tapestry.apiserver.validation.faults import invalid_value
+from tapestry.apiserver.core.faults import Fault, invalid_object, invalid_value
+from tapestry.apiserver.core.requests import WriteRequest
+from tapestry.apiserver.core.store import Store, WatchEvent
 from tapestry.apiserver.validation.services import EXTERNAL_SERVICE_TYPES, ip_family_of, is_headless, needs_health_check
 from tapestry.kube.errors import ServerError
 from tapestry.kube.objects import Object, name_of, without_field

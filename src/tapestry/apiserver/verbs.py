@@ -11,8 +11,9 @@ from datetime import datetime
 from random import Random
 from typing import Any
 
-from tapestry.apiserver import api_errors, writes
-from tapestry.apiserver.requests import (
+from tapestry.apiserver import writes
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.requests import (
     APPLY_PATCH,
     JSON_PATCH,
     MERGE_PATCH,
@@ -24,14 +25,15 @@ from tapestry.apiserver.requests import (
     Target,
     WriteRequest,
     allow_all,
+    forbidden_resource,
+    object_from_body,
 )
-from tapestry.apiserver.resource_registry import ALLOWS_CREATE_ON_UPDATE, RETURNS_DELETED_OBJECT, ResourceInfo
+from tapestry.apiserver.core.resource_registry import ALLOWS_CREATE_ON_UPDATE, RETURNS_DELETED_OBJECT, ResourceInfo
+from tapestry.apiserver.core.storage_codec import DECODER, ENCODER, StorageCodec, encode_for_storage
+from tapestry.apiserver.core.store import Key, ObjectVersion, Store, VersionConflict
+from tapestry.apiserver.core.workers import LARGE_BYTES, reserve_memory, run_if_large
 from tapestry.apiserver.selections import matching_versions, parse_selection
-from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.storage.store import ObjectVersion, Store, VersionConflict
-from tapestry.apiserver.storage_codec import DECODER, ENCODER, StorageCodec, encode_for_storage
 from tapestry.apiserver.views import encode_list
-from tapestry.apiserver.workers import LARGE_BYTES, reserve_memory, run_if_large
 from tapestry.kube.errors import AlreadyExists, ApiError
 from tapestry.kube.names import SUFFIX_LETTERS
 from tapestry.kube.objects import Object, is_deleting, name_of, uid_from_bits, uid_of, with_value, without_field
@@ -76,7 +78,7 @@ class Verbs:
         info, resource = target.info, target.info.resource
         if resource.namespaced and not target.namespace:
             raise api_errors.method_not_allowed()
-        desired = writes.object_from_body(target, body)
+        desired = object_from_body(target, body)
         request.size = max(request.size, len(request.body), info.schema_size)
         if request.is_dry_run:
             desired = without_field(desired, "metadata", "resourceVersion")  # Kubernetes checks it only for real writes
@@ -110,7 +112,7 @@ class Verbs:
 
     async def replace(self, request: WriteRequest, body: Any) -> bytes:
         target = request.target
-        desired = writes.object_from_body(target, body)
+        desired = object_from_body(target, body)
         if (
             self.store.head(*target.key) is None
             and target.info.resource.name in ALLOWS_CREATE_ON_UPDATE
@@ -123,7 +125,7 @@ class Verbs:
         """Patch an object, except by server-side apply (see `apply`)."""
 
         def patched(current: Object) -> Object:
-            result = writes.object_from_body(
+            result = object_from_body(
                 request.target, self.apply_patch(request.target.info, current, request.content_type, patch)
             )
             if uid_of(result) and uid_of(result) != uid_of(current):
@@ -141,7 +143,7 @@ class Verbs:
             if target.subresource or self.store.head(*target.key) is not None:
                 return 200, await self.update(
                     request,
-                    lambda current: writes.object_from_body(target, self.server_side_apply(request, current, body)),
+                    lambda current: object_from_body(target, self.server_side_apply(request, current, body)),
                 )
             try:
                 create_request = self.as_create_request(request)
@@ -154,7 +156,7 @@ class Verbs:
     def as_create_request(self, request: WriteRequest) -> WriteRequest:
         """Return a create request for the target of a write. Raises Forbidden if the user may not create it."""
         if not self.authorize(Attributes(request.user, "create", request.target)):
-            raise api_errors.forbidden_resource(request.user.name, "create", request.target)
+            raise forbidden_resource(request.user.name, "create", request.target)
         return replace(request, verb="create")
 
     async def update(

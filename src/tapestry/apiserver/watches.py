@@ -11,9 +11,9 @@ from typing import TypeVar
 
 import msgspec
 
-from tapestry.apiserver.resource_registry import ResourceInfo
-from tapestry.apiserver.storage.store import EventType, ObjectVersion, Store, Subscription, WatchEvent, event_type
-from tapestry.apiserver.workers import LARGE_BYTES, RequestBudget
+from tapestry.apiserver.core.resource_registry import ResourceInfo
+from tapestry.apiserver.core.store import EventType, ObjectVersion, Store, Subscription, WatchEvent, event_type
+from tapestry.apiserver.core.workers import LARGE_BYTES, RequestBudget
 from tapestry.kube.errors import ApiError
 from tapestry.kube.objects import Object
 

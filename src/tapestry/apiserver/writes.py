@@ -1,6 +1,5 @@
 """Rules for writes that hold for every kind, as pure functions.
 
-    object_from_body    the body of a request as an object at the path of the request
     created_object      the object that a POST stores
     updated_object      the object that a PUT or a PATCH stores
     deleted_object      the object after a DELETE: marked as deleting, or None
@@ -13,9 +12,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from tapestry.apiserver import api_errors
-from tapestry.apiserver.requests import Target
-from tapestry.apiserver.resource_registry import (
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.requests import without_empty_fields
+from tapestry.apiserver.core.resource_registry import (
     DELETION_FINALIZERS,
     ORPHANS_BY_DEFAULT,
     REQUIRES_RESOURCE_VERSION,
@@ -43,37 +42,6 @@ MAX_GRACE_SECONDS = 2**31
 FINISHED_PHASES = ("Succeeded", "Failed")
 FOREGROUND, ORPHAN = "foregroundDeletion", "orphan"
 PROPAGATION_FINALIZERS = {"Foreground": FOREGROUND, "Orphan": ORPHAN}
-
-
-def object_from_body(target: Target, body: Any) -> Object:
-    resource = target.info.resource
-    if not isinstance(body, dict):
-        raise api_errors.not_an_object(resource.kind, body)
-    if not isinstance(body.get("metadata"), dict | None):
-        raise api_errors.invalid_metadata(resource, body["metadata"])
-    kind = {"apiVersion": resource.api_version, "kind": resource.kind}
-    metadata = body.get("metadata") or {}
-    for field, expected in kind.items():
-        if body.get(field) not in (None, "", expected):
-            raise api_errors.bad_request(
-                f"the API version in the data ({body.get('apiVersion')}) does not match the expected API version "
-                f"({expected})"
-                if field == "apiVersion"
-                else f"the kind in the data ({body['kind']}) does not match the expected kind ({expected})"
-            )
-    if metadata.get("namespace") not in (None, "", target.namespace):
-        raise api_errors.bad_request(
-            "the namespace of the provided object does not match the namespace sent on the request"
-        )
-    if target.name and metadata.get("name") not in (None, "", target.name):
-        raise api_errors.bad_request(
-            f"the name of the object ({metadata['name']}) does not match the name on the URL ({target.name})"
-        )
-    identity = {"namespace": target.namespace or None, "name": target.name or metadata.get("name")}
-    # an empty list of managed fields is significant: it clears all entries
-    result = without_empty_fields({**metadata, **identity}, keep=("managedFields",))
-    # unchanged metadata stays the same value, so that later steps can skip it
-    return {**kind, **body, **kind, "metadata": metadata if result == metadata else result}
 
 
 def created_object(info: ResourceInfo, desired: Object, *, uid: str, now: datetime) -> Object:
@@ -208,10 +176,6 @@ def client_metadata(obj: Object) -> Object:
         for key, value in obj["metadata"].items()
         if key not in SERVER_OWNED_METADATA and (value or isinstance(value, int))
     }
-
-
-def without_empty_fields(metadata: Object, keep: tuple[str, ...] = ()) -> Object:
-    return {key: value for key, value in metadata.items() if value or key in keep or isinstance(value, int)}
 
 
 def status_metadata(info: ResourceInfo, current: Object, metadata: Object) -> Object:

@@ -9,8 +9,9 @@ import click
 import msgspec
 import yaml
 
+from tapestry.apiserver.core.store import StorageError
 from tapestry.apiserver.storage import archive
-from tapestry.apiserver.storage.log import Entry, StorageError
+from tapestry.apiserver.storage.log import Entry
 from tapestry.cli.help_text import help_epilog
 from tapestry.kube.objects import Object
 

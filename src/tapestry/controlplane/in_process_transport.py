@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
-from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.responses import ApiResponse
+from tapestry.apiserver.core.requests import Call, User
+from tapestry.apiserver.core.responses import ApiResponse
+from tapestry.apiserver.core.store import StorageError
 from tapestry.apiserver.server import CallHandler
-from tapestry.apiserver.storage.log import StorageError
 from tapestry.apiserver.watches import WatchResponse
 from tapestry.client.transport import Request, Response, Stream
 from tapestry.kube.errors import TransportError

@@ -10,9 +10,9 @@ import pytest
 
 from tapestry.apiserver.access.audit_policy import METADATA_POLICY, AuditPolicy, AuditRule, load_policy
 from tapestry.apiserver.access.auditing import Auditor, source_ips
-from tapestry.apiserver.api_errors import unauthorized
-from tapestry.apiserver.requests import Attributes, Call, Target, User
-from tapestry.apiserver.responses import ApiResponse
+from tapestry.apiserver.core.api_errors import unauthorized
+from tapestry.apiserver.core.requests import Attributes, Call, Target, User
+from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.apiserver.serving.request_handler import RequestHandler
 from tapestry.apiserver.watches import WatchResponse
 from tapestry.kube.objects import Object

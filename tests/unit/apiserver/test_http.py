@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from tapestry.apiserver import api_errors
 from tapestry.apiserver.access.authentication import Credentials, UnionAuthenticator
-from tapestry.apiserver.codec import MAX_BODY_BYTES
-from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.responses import ApiResponse, error_response
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.codec import MAX_BODY_BYTES
+from tapestry.apiserver.core.requests import Call, User
+from tapestry.apiserver.core.responses import ApiResponse, error_response
 from tapestry.apiserver.server import RejectingCallHandler
 from tapestry.apiserver.serving.http_connection import MAX_HEAD_BYTES
 from tapestry.apiserver.serving.http_handler import HttpHandler, start_http_server

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.apiserver.codec import PROTOBUF, decode_body
-from tapestry.apiserver.protobuf import message_decoders
+from tapestry.apiserver.core.codec import PROTOBUF, decode_body
+from tapestry.apiserver.core.protobuf import message_decoders
 from tapestry.kube.errors import BadRequest
 from tapestry.kube.objects import Object
 

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from tapestry.apiserver.requests import User
-from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.storage_codec import encode_for_storage
+from tapestry.apiserver.core.requests import User
+from tapestry.apiserver.core.storage_codec import encode_for_storage
+from tapestry.apiserver.core.store import Key
 from tapestry.apiserver.watches import WatchResponse
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import CRDS

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from tapestry.apiserver import spec_cache
-from tapestry.apiserver.responses import ApiResponse
-from tapestry.apiserver.spec_cache import bounded_cache, intern, memoized, memoized_and_interned
+from tapestry.apiserver.core import spec_cache
+from tapestry.apiserver.core.responses import ApiResponse
+from tapestry.apiserver.core.spec_cache import bounded_cache, intern, memoized, memoized_and_interned
 from tapestry.kube.objects import Object
 
 from .conftest import Hand

@@ -12,11 +12,11 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapestry.apiserver import spec_cache
 from tapestry.apiserver.app import run_apiserver
-from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.requests import Call
-from tapestry.apiserver.responses import ApiResponse
+from tapestry.apiserver.core import spec_cache
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.requests import Call
+from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.kube.objects import Object
 
 from .conftest import ADMIN

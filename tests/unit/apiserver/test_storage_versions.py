@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.apiserver.storage_versions import STORAGE_VERSIONS
+from tapestry.apiserver.core.storage_versions import STORAGE_VERSIONS
 from tapestry.apiserver.watches import WatchResponse
 from tapestry.kube.objects import Object
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from tapestry.apiserver.core.resource_registry import ResourceRegistry, published_api
 from tapestry.apiserver.printing.table_columns import selector_text
 from tapestry.apiserver.printing.tables import columns_for
-from tapestry.apiserver.resource_registry import ResourceRegistry, published_api
 from tapestry.kube.objects import Object
 
 NOW = datetime(2030, 1, 1, 0, 5, tzinfo=UTC)

@@ -26,7 +26,7 @@ from tapestry.apiserver.access.ephemeral_tokens import EphemeralTokenAuthenticat
 from tapestry.apiserver.access.reloading_file import ReloadingFile
 from tapestry.apiserver.access.service_account_tokens import ServiceAccountTokens
 from tapestry.apiserver.access.token_keys import PrivateKey, load_token_keys
-from tapestry.apiserver.requests import User
+from tapestry.apiserver.core.requests import User
 from tapestry.cli.token import token as command
 from tapestry.kube.errors import Forbidden, Unauthorized
 

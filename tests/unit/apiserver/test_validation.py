@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.apiserver.resource_registry import published_api
-from tapestry.apiserver.validation import names
+from tapestry.apiserver.core import names
+from tapestry.apiserver.core.resource_registry import published_api
 from tapestry.apiserver.validation.jobs import schedule_error
 from tapestry.apiserver.validation.strategies import STRATEGIES, object_faults
 from tapestry.kube.names import dns_label_error, dns_subdomain_error, label_key_error, label_value_error

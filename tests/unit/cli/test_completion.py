@@ -15,8 +15,8 @@ from click.testing import CliRunner
 
 from tapestry.apis.clusterbindings import CLUSTER_BINDING, CLUSTER_BINDINGS
 from tapestry.apiserver.app import run_apiserver
-from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.requests import APISERVER_USER
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.requests import APISERVER_USER
 from tapestry.cli.completion import SHELLS
 from tapestry.cli.main import COMMANDS, main
 from tapestry.client.client import Client

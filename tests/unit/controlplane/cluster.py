@@ -20,8 +20,8 @@ from tapestry.apiserver import bootstrap
 from tapestry.apiserver.access.service_account_tokens import ServiceAccountTokens
 from tapestry.apiserver.access.token_keys import TokenKeys, load_token_keys
 from tapestry.apiserver.app import build_authenticators, build_server
-from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.requests import APISERVER_USER
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.requests import APISERVER_USER
 from tapestry.apiserver.storage.local_store import LocalStore
 from tapestry.apiserver.storage.memory_log import MemoryLog
 from tapestry.client.client import Client

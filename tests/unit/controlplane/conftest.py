@@ -9,8 +9,8 @@ import pytest
 
 from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.apiserver.app import run_apiserver
-from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.requests import APISERVER_USER
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.requests import APISERVER_USER
 from tapestry.apiserver.server import Server
 from tapestry.client.client import Client
 from tapestry.controlplane.app import control_plane_manager

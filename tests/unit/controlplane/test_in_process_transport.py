@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tapestry.apiserver.requests import APISERVER_USER, User
+from tapestry.apiserver.core.requests import APISERVER_USER, User
 from tapestry.apiserver.server import Server
 from tapestry.client.client import Client
 from tapestry.client.transport import Request

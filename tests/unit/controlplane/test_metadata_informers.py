@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tapestry.apiserver.requests import APISERVER_USER
+from tapestry.apiserver.core.requests import APISERVER_USER
 from tapestry.apiserver.server import Server
 from tapestry.client.client import Client
 from tapestry.client.discovery import served_resources

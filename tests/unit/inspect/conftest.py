@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tapestry.apiserver.app import run_apiserver
-from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.requests import APISERVER_USER
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.requests import APISERVER_USER
 from tapestry.client.client import Client
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.inspect.anykind.kubectl_lite import KubectlLite

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tapestry.apiserver.access.rbac import GROUP, PolicyRule, rules_of, uncovered_rules
-from tapestry.apiserver.storage.store import Store
+from tapestry.apiserver.core.store import Store
 from tapestry.kube.objects import Object, annotations_of, labels_of
 
 DATA_FILE = "roles.json.gz"

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
-from tapestry.apiserver.spec_cache import bounded_cache
+from tapestry.apiserver.core.spec_cache import bounded_cache
 from tapestry.kube.objects import Object
 
 CURVES: dict[str, tuple[str, str, hashes.HashAlgorithm]] = {

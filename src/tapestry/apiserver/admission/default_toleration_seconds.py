@@ -1,7 +1,7 @@
 """DefaultTolerationSeconds admission: tolerations of nodes that are not ready or unreachable."""
 
-from tapestry.apiserver.requests import WriteRequest
-from tapestry.apiserver.spec_cache import memoized_and_interned
+from tapestry.apiserver.core.requests import WriteRequest
+from tapestry.apiserver.core.spec_cache import memoized_and_interned
 from tapestry.kube.objects import Object
 
 DEFAULT_TOLERATIONS = {"node.kubernetes.io/not-ready": 300, "node.kubernetes.io/unreachable": 300}

@@ -1,7 +1,7 @@
 """Errors of admission plugins."""
 
-from tapestry.apiserver import api_errors
-from tapestry.apiserver.requests import WriteRequest
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.requests import WriteRequest
 from tapestry.kube.errors import Forbidden
 from tapestry.kube.objects import Object
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tapestry.apiserver import api_errors
 from tapestry.apiserver.admission.errors import admission_forbidden
-from tapestry.apiserver.requests import WriteRequest
-from tapestry.apiserver.storage.store import Store
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.requests import WriteRequest
+from tapestry.apiserver.core.store import Store
 from tapestry.kube.objects import Object, is_deleting
 from tapestry.kube.resources import NAMESPACES
 

@@ -11,34 +11,30 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver import api_errors
-from tapestry.apiserver.access.certificate_requests import common_name, parse_request
-from tapestry.apiserver.access.node_authorizer import (
+from tapestry.apiserver.admission.errors import admission_forbidden
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.certificate_requests import SIGNING_REQUESTS, common_name, parse_request
+from tapestry.apiserver.core.references import (
+    CLAIMS,
     CSI_NODES,
     LEASE_NAMESPACE,
     LEASES,
-    NODE_USER_PREFIX,
-    node_name_of_user,
-)
-from tapestry.apiserver.access.references import (
-    CLAIMS,
     MIRROR_ANNOTATION,
+    NODE_USER_PREFIX,
     NODES,
     PODS,
     RESOURCE_SLICES,
     VOLUMES,
     claim_name,
     is_mirror,
+    node_name_of_user,
     projected_sources,
     referenced_api_objects,
 )
-from tapestry.apiserver.access.reviews import unserved_resource_info
-from tapestry.apiserver.admission.errors import admission_forbidden
-from tapestry.apiserver.request_bodies import decoded_body
-from tapestry.apiserver.requests import Attributes, Authorize, Call, Target, WriteRequest
-from tapestry.apiserver.responses import ApiResponse, ResourceHandler
-from tapestry.apiserver.storage.store import Store
-from tapestry.apiserver.subresources.partial_updates import SIGNING_REQUESTS
+from tapestry.apiserver.core.request_bodies import decoded_body
+from tapestry.apiserver.core.requests import Attributes, Authorize, Call, Target, WriteRequest, unserved_resource_info
+from tapestry.apiserver.core.responses import ApiResponse, ResourceHandler
+from tapestry.apiserver.core.store import Store
 from tapestry.kube.errors import Forbidden
 from tapestry.kube.objects import Object, labels_of, uid_of, value_at
 from tapestry.kube.resources import Resource

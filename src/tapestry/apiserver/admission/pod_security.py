@@ -14,10 +14,10 @@ from itertools import groupby
 
 import msgspec
 
-from tapestry.apiserver import api_errors
 from tapestry.apiserver.admission.errors import admission_forbidden
-from tapestry.apiserver.requests import WriteRequest
-from tapestry.apiserver.storage.store import Store
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.requests import WriteRequest
+from tapestry.apiserver.core.store import Store
 from tapestry.kube.objects import Object, labels_of, name_of, value_at
 from tapestry.kube.pod_security import CHECKS_BY_LEVEL, Violation, violations
 from tapestry.kube.pods import CONTAINER_FIELDS

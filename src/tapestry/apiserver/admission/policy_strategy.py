@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tapestry.apiserver.admission.match_conditions import VARIABLE_TYPES
 from tapestry.apiserver.admission.validating_policies import BINDINGS, POLICIES, declared_variables, variables_type
-from tapestry.apiserver.customresources.cel_types import declared_type
-from tapestry.apiserver.customresources.definitions import OBJECT_META, invalid_object
-from tapestry.apiserver.customresources.structural_schema import Fault, first_faults
-from tapestry.apiserver.requests import WriteRequest
-from tapestry.apiserver.resource_registry import ResourceInfo, ResourceRegistry
+from tapestry.apiserver.core.cel_types import declared_type
+from tapestry.apiserver.core.faults import Fault, first_faults, invalid_object
+from tapestry.apiserver.core.match_conditions import VARIABLE_TYPES
+from tapestry.apiserver.core.requests import WriteRequest
+from tapestry.apiserver.core.resource_registry import ResourceInfo, ResourceRegistry
+from tapestry.apiserver.core.type_decoders import OBJECT_META
 from tapestry.kube.cel.compiler import compile_expression
 from tapestry.kube.cel.errors import CompileError, FoldingError
 from tapestry.kube.cel.types import BOOL, DYN, NULL, STRING, Type

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 
 from tapestry.apiserver.admission.errors import admission_forbidden
-from tapestry.apiserver.requests import WriteRequest
-from tapestry.apiserver.spec_cache import memoized_and_interned
-from tapestry.apiserver.storage.store import Store
+from tapestry.apiserver.core.requests import WriteRequest
+from tapestry.apiserver.core.spec_cache import memoized_and_interned
+from tapestry.apiserver.core.store import Store
 from tapestry.kube.objects import Object, name_of
 
 PRIORITY_CLASSES = "priorityclasses.scheduling.k8s.io"

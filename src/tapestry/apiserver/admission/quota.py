@@ -12,13 +12,12 @@ from datetime import datetime
 
 import msgspec
 
-from tapestry.apiserver import api_errors
 from tapestry.apiserver.admission.errors import admission_forbidden
-from tapestry.apiserver.requests import WriteRequest
-from tapestry.apiserver.resource_registry import ResourceInfo
-from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.storage.store import ObjectVersion, Store, VersionConflict
-from tapestry.apiserver.storage_codec import encode_for_storage
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.requests import WriteRequest
+from tapestry.apiserver.core.resource_registry import ResourceInfo
+from tapestry.apiserver.core.storage_codec import encode_for_storage
+from tapestry.apiserver.core.store import Key, ObjectVersion, Store, VersionConflict
 from tapestry.kube.objects import Object, name_of, value_at, with_value
 from tapestry.kube.quantity import ResourceList
 from tapestry.kube.quota_usage import (

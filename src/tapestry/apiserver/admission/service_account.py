@@ -9,9 +9,9 @@ from random import Random
 import msgspec
 
 from tapestry.apiserver.admission.errors import admission_forbidden
-from tapestry.apiserver.requests import WriteRequest
-from tapestry.apiserver.spec_cache import memoized_and_interned
-from tapestry.apiserver.storage.store import ObjectVersion, Store
+from tapestry.apiserver.core.requests import WriteRequest
+from tapestry.apiserver.core.spec_cache import memoized_and_interned
+from tapestry.apiserver.core.store import ObjectVersion, Store
 from tapestry.kube.names import SUFFIX_LETTERS
 from tapestry.kube.objects import Object, annotations_of
 

@@ -3,7 +3,7 @@
 `tapestry.controlplane.volume_protection` removes the finalizer.
 """
 
-from tapestry.apiserver.requests import WriteRequest
+from tapestry.apiserver.core.requests import WriteRequest
 from tapestry.kube.objects import Object
 
 PROTECTION_FINALIZERS = {

@@ -11,15 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver import api_errors
-from tapestry.apiserver.admission.match_conditions import (
-    NAMESPACE_TYPE,
-    VARIABLE_TYPES,
-    MatchConditions,
-    compile_conditions,
-    evaluate_metered,
-    expression_variables,
-)
+from tapestry.apiserver.admission.expression_variables import expression_variables
 from tapestry.apiserver.admission.matching import (
     AdmissionAttributes,
     EquivalentResources,
@@ -28,10 +20,18 @@ from tapestry.apiserver.admission.matching import (
     policy_criteria,
 )
 from tapestry.apiserver.admission.policy_parameters import ParameterError, PolicyParameters
-from tapestry.apiserver.requests import Authorize, WriteRequest
-from tapestry.apiserver.resource_registry import ResourceRegistry
-from tapestry.apiserver.storage.store import Store
-from tapestry.apiserver.workers import run_if_large
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.match_conditions import (
+    NAMESPACE_TYPE,
+    VARIABLE_TYPES,
+    MatchConditions,
+    compile_conditions,
+    evaluate_metered,
+)
+from tapestry.apiserver.core.requests import Authorize, WriteRequest
+from tapestry.apiserver.core.resource_registry import ResourceRegistry
+from tapestry.apiserver.core.store import Store
+from tapestry.apiserver.core.workers import run_if_large
 from tapestry.kube.budget import charge
 from tapestry.kube.cel.compiler import Program, compile_expression
 from tapestry.kube.cel.errors import CompileError, CostExceeded, EvaluationError, Meter

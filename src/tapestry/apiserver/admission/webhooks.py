@@ -12,9 +12,8 @@ from uuid import uuid4
 import msgspec
 from msgspec import structs
 
-from tapestry.apiserver import api_errors
 from tapestry.apiserver.admission.errors import admission_forbidden
-from tapestry.apiserver.admission.match_conditions import expression_variables
+from tapestry.apiserver.admission.expression_variables import expression_variables
 from tapestry.apiserver.admission.matching import AdmissionAttributes, admission_attributes, subresource_kind
 from tapestry.apiserver.admission.reviews import (
     REVIEW_VERSIONS,
@@ -25,15 +24,24 @@ from tapestry.apiserver.admission.reviews import (
     operation_options,
     webhook_denied_error,
 )
-from tapestry.apiserver.admission.webhook_client import WebhookCallError, WebhookClient
 from tapestry.apiserver.admission.webhook_configurations import MUTATING, VALIDATING, Webhook, WebhookConfigurations
-from tapestry.apiserver.request_bodies import decoded_body
-from tapestry.apiserver.requests import BOOTSTRAP_USER, Authorize, Call, Convert, Step, Target, WriteRequest
-from tapestry.apiserver.resource_registry import ResourceRegistry
-from tapestry.apiserver.responses import ApiResponse, ResourceHandler, response_with_warnings
-from tapestry.apiserver.storage.store import Store
-from tapestry.apiserver.workers import run_if_large
-from tapestry.apiserver.writes import object_from_body
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.request_bodies import decoded_body
+from tapestry.apiserver.core.requests import (
+    BOOTSTRAP_USER,
+    Authorize,
+    Call,
+    Convert,
+    Step,
+    Target,
+    WriteRequest,
+    object_from_body,
+)
+from tapestry.apiserver.core.resource_registry import ResourceRegistry
+from tapestry.apiserver.core.responses import ApiResponse, ResourceHandler, response_with_warnings
+from tapestry.apiserver.core.store import Store
+from tapestry.apiserver.core.webhook_client import WebhookCallError, WebhookClient
+from tapestry.apiserver.core.workers import run_if_large
 from tapestry.kube.cel.errors import EvaluationError
 from tapestry.kube.errors import ApiError, BadRequest
 from tapestry.kube.objects import Object, name_of, value_at, without_field

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
+from tapestry.apiserver.core.requests import WriteRequest
 from tapestry.apiserver.defaults import other_kinds, pods, workloads
 from tapestry.apiserver.defaults.field_updates import Defaulter, with_field
-from tapestry.apiserver.requests import WriteRequest
 from tapestry.kube.objects import Object
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from tapestry.apiserver.requests import WriteRequest
-from tapestry.apiserver.spec_cache import memoized
+from tapestry.apiserver.core.requests import WriteRequest
+from tapestry.apiserver.core.spec_cache import memoized
 from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, value_at, with_value
 from tapestry.kube.pods import qos_class
 

@@ -4,7 +4,7 @@ from base64 import b64encode
 from collections.abc import Sequence
 from hashlib import sha256
 
-from tapestry.apiserver.resource_registry import ResourceInfo, ResourceRegistry
+from tapestry.apiserver.core.resource_registry import ResourceInfo, ResourceRegistry
 from tapestry.kube.objects import Object
 
 AGGREGATED = "APIGroupDiscoveryList"

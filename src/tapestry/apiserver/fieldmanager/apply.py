@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver import api_errors
-from tapestry.apiserver.customresources.structural_schema import MAX_FAULTS
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.faults import MAX_FAULTS
+from tapestry.apiserver.core.requests import APPLY_PATCH, WriteRequest
 from tapestry.apiserver.fieldmanager import managed_fields
 from tapestry.apiserver.fieldmanager.fieldsets import LEAF, FieldSet, field_difference
 from tapestry.apiserver.fieldmanager.managed_fields import (
@@ -25,7 +26,6 @@ from tapestry.apiserver.fieldmanager.managed_fields import (
     is_managed_fields_reset,
 )
 from tapestry.apiserver.fieldmanager.merge_schemas import MergeSchema, MergeSchemas
-from tapestry.apiserver.requests import APPLY_PATCH, WriteRequest
 from tapestry.kube.errors import Conflict, ServerError
 from tapestry.kube.objects import Object, annotations_of, uid_of, with_value, without_field
 from tapestry.kube.times import timestamp

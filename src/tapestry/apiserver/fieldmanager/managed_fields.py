@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from tapestry.apiserver.core.spec_cache import bounded_cache, is_interned, memoize
 from tapestry.apiserver.fieldmanager import fieldsets
 from tapestry.apiserver.fieldmanager.fieldsets import (
     LEAF,
@@ -23,7 +24,6 @@ from tapestry.apiserver.fieldmanager.fieldsets import (
     union_all,
 )
 from tapestry.apiserver.fieldmanager.merge_schemas import MergeSchema
-from tapestry.apiserver.spec_cache import bounded_cache, is_interned, memoize
 from tapestry.kube.objects import Object, without_field
 
 Operation = Literal["Apply", "Update"]

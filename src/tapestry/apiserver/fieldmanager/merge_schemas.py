@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from tapestry.apiserver.core.resource_registry import ResourceInfo
+from tapestry.apiserver.core.spec_cache import memoized
 from tapestry.apiserver.fieldmanager.fieldsets import (
     LEAF,
     SELF,
@@ -22,8 +24,6 @@ from tapestry.apiserver.fieldmanager.fieldsets import (
     set_item_key,
     with_self,
 )
-from tapestry.apiserver.resource_registry import ResourceInfo
-from tapestry.apiserver.spec_cache import memoized
 from tapestry.kube.objects import Object
 
 OBJECT_META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"

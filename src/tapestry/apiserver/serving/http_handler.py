@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 from weakref import WeakKeyDictionary
 
-from tapestry.apiserver import api_errors
 from tapestry.apiserver.access.authentication import KUBECTL_AGENT, UNAUTHENTICATED, Credentials, UnionAuthenticator
 from tapestry.apiserver.access.client_certificates import is_verified
 from tapestry.apiserver.access.impersonation import HEADER_PREFIX
 from tapestry.apiserver.access.rbac import MASTERS_GROUP
-from tapestry.apiserver.codec import JSON
-from tapestry.apiserver.requests import WRITE_VERBS, Call, Query, User
-from tapestry.apiserver.responses import ApiResponse, ChunkedBody, Stream, error_response
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.codec import JSON
+from tapestry.apiserver.core.requests import WRITE_VERBS, Call, Query, User
+from tapestry.apiserver.core.responses import ApiResponse, ChunkedBody, Stream, error_response
 from tapestry.apiserver.server import RejectingCallHandler
 from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter
 from tapestry.apiserver.serving.http_connection import Exchange

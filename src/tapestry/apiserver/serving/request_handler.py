@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from tapestry.apiserver import api_errors
 from tapestry.apiserver.access.auditing import AuditContext, Auditor, audit_id
 from tapestry.apiserver.access.authentication import UNAUTHENTICATED
 from tapestry.apiserver.access.impersonation import impersonate
-from tapestry.apiserver.request_bodies import read_body
-from tapestry.apiserver.requests import (
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.request_bodies import read_body
+from tapestry.apiserver.core.requests import (
     TRUE_VALUES,
     Attributes,
     Call,
@@ -22,13 +22,13 @@ from tapestry.apiserver.requests import (
     target_of,
     verb_of,
 )
-from tapestry.apiserver.responses import ApiResponse, error_response
+from tapestry.apiserver.core.responses import ApiResponse, error_response
+from tapestry.apiserver.core.workers import RequestBudget, Worker
 from tapestry.apiserver.server import CallHandler, Server
 from tapestry.apiserver.serving.deadlines import Deadlines
 from tapestry.apiserver.serving.json_format import formatted_body
 from tapestry.apiserver.serving.metrics import COMPONENT, REQUEST_TERMINATIONS, RequestMetrics, metrics_for_call
 from tapestry.apiserver.watches import WatchResponse
-from tapestry.apiserver.workers import RequestBudget, Worker
 from tapestry.kube.budget import CURRENT_BUDGET
 from tapestry.kube.errors import ApiError, NotFound
 from tapestry.kube.times import parse_duration

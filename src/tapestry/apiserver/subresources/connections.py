@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tapestry.apiserver import api_errors
 from tapestry.apiserver.admission.matching import AdmissionAttributes, subresource_kind
 from tapestry.apiserver.admission.webhooks import AdmissionWebhooks
-from tapestry.apiserver.requests import TRUE_VALUES, Call, Target, WriteRequest
-from tapestry.apiserver.responses import ApiResponse
-from tapestry.apiserver.storage.store import Store
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.requests import TRUE_VALUES, Call, Target, WriteRequest
+from tapestry.apiserver.core.responses import ApiResponse
+from tapestry.apiserver.core.store import Store
 from tapestry.kube.errors import ServerError
 from tapestry.kube.objects import Object
 

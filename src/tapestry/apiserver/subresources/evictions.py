@@ -11,15 +11,15 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver import api_errors
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.request_bodies import decoded_body
+from tapestry.apiserver.core.requests import Call, Target, WriteRequest
+from tapestry.apiserver.core.resource_registry import ResourceInfo
+from tapestry.apiserver.core.responses import ApiResponse, json_response
+from tapestry.apiserver.core.storage_codec import encode_for_storage
+from tapestry.apiserver.core.store import ObjectVersion, VersionConflict
 from tapestry.apiserver.options import delete_options
 from tapestry.apiserver.reader import Reader
-from tapestry.apiserver.request_bodies import decoded_body
-from tapestry.apiserver.requests import Call, Target, WriteRequest
-from tapestry.apiserver.resource_registry import ResourceInfo
-from tapestry.apiserver.responses import ApiResponse, json_response
-from tapestry.apiserver.storage.store import ObjectVersion, VersionConflict
-from tapestry.apiserver.storage_codec import encode_for_storage
 from tapestry.apiserver.verbs import MAX_ATTEMPTS, Verbs
 from tapestry.kube.conditions import is_condition_true, new_condition, with_condition
 from tapestry.kube.errors import Conflict, Forbidden, ServerError, Timeout, TooManyRequests

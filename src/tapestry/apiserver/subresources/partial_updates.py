@@ -5,9 +5,9 @@ Each function takes the current and the desired object, and returns the current 
 
 from collections.abc import Callable, Mapping
 
+from tapestry.apiserver.core.certificate_requests import SIGNING_REQUESTS
 from tapestry.kube.objects import Object, value_at, with_value, without_field
 
-SIGNING_REQUESTS = "certificatesigningrequests.certificates.k8s.io"
 DECISION_CONDITIONS = ("Approved", "Denied")
 RESIZE_FIELDS = ("resources", "resizePolicy")
 

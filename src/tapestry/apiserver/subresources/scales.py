@@ -5,15 +5,16 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver import api_errors, views
+from tapestry.apiserver import views
 from tapestry.apiserver.admission.matching import AdmissionAttributes, subresource_kind
 from tapestry.apiserver.admission.webhooks import AdmissionWebhooks
-from tapestry.apiserver.codec import JSON, media_type
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.codec import JSON, media_type
+from tapestry.apiserver.core.request_bodies import decoded_body
+from tapestry.apiserver.core.requests import JSON_PATCH, Call, Target, WriteRequest
+from tapestry.apiserver.core.resource_registry import ResourceInfo
+from tapestry.apiserver.core.responses import ApiResponse, json_response, response_with_warnings
 from tapestry.apiserver.reader import Reader
-from tapestry.apiserver.request_bodies import decoded_body
-from tapestry.apiserver.requests import JSON_PATCH, Call, Target, WriteRequest
-from tapestry.apiserver.resource_registry import ResourceInfo
-from tapestry.apiserver.responses import ApiResponse, json_response, response_with_warnings
 from tapestry.apiserver.verbs import MAX_ATTEMPTS, Verbs
 from tapestry.kube.errors import Conflict
 from tapestry.kube.objects import Object, value_at, with_value

@@ -4,11 +4,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from tapestry.apiserver.access.certificate_requests import organizations, parse_request
 from tapestry.apiserver.access.rbac import MASTERS_GROUP
-from tapestry.apiserver.access.reviews import unserved_resource_info, user_info
 from tapestry.apiserver.admission.errors import admission_forbidden
-from tapestry.apiserver.requests import Attributes, Authorize, Target, User, WriteRequest
+from tapestry.apiserver.core.certificate_requests import organizations, parse_request
+from tapestry.apiserver.core.requests import (
+    Attributes,
+    Authorize,
+    Target,
+    User,
+    WriteRequest,
+    unserved_resource_info,
+    user_info,
+)
 from tapestry.kube.objects import Object, value_at, with_value
 from tapestry.kube.times import timestamp
 

@@ -5,18 +5,18 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tapestry.apiserver import api_errors
 from tapestry.apiserver.access.service_account_tokens import (
     BOUND_OBJECT_RESOURCES,
     MAX_TOKEN_SECONDS,
     MIN_TOKEN_SECONDS,
     ServiceAccountTokens,
 )
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.request_bodies import decoded_body
+from tapestry.apiserver.core.requests import Call, Target, WriteRequest
+from tapestry.apiserver.core.resource_registry import ResourceRegistry
+from tapestry.apiserver.core.responses import ApiResponse, ResourceHandler, json_response
 from tapestry.apiserver.reader import Reader
-from tapestry.apiserver.request_bodies import decoded_body
-from tapestry.apiserver.requests import Call, Target, WriteRequest
-from tapestry.apiserver.resource_registry import ResourceRegistry
-from tapestry.apiserver.responses import ApiResponse, ResourceHandler, json_response
 from tapestry.apiserver.verbs import Verbs
 from tapestry.kube.conditions import with_condition
 from tapestry.kube.errors import NotFound

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from tapestry.apiserver.customresources.structural_schema import Fault
-from tapestry.apiserver.validation.faults import forbidden_field, invalid_value
+from tapestry.apiserver.core.faults import Fault, forbidden_field, invalid_value
 from tapestry.apiserver.validation.pods import validate_pod_always
 from tapestry.kube.objects import Object, annotations_of, value_at
 from tapestry.kube.pods import qos_class

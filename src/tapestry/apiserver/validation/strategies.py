@@ -7,17 +7,23 @@ object are reported together, as kube-apiserver does.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tapestry.apiserver.customresources.definitions import invalid_object
-from tapestry.apiserver.customresources.structural_schema import Fault, first_faults
-from tapestry.apiserver.requests import WriteRequest
-from tapestry.apiserver.resource_registry import ResourceInfo
+from tapestry.apiserver.core import metadata, names
+from tapestry.apiserver.core.faults import (
+    Fault,
+    FormatCheck,
+    Validator,
+    accept_any,
+    first_faults,
+    invalid_object,
+    struct_validator,
+)
+from tapestry.apiserver.core.requests import WriteRequest
+from tapestry.apiserver.core.resource_registry import ResourceInfo
 from tapestry.apiserver.validation import (
     certificates,
     configmaps_secrets,
     events,
     jobs,
-    metadata,
-    names,
     networking,
     pod_resize,
     pods,
@@ -28,7 +34,6 @@ from tapestry.apiserver.validation import (
     webhooks,
     workloads,
 )
-from tapestry.apiserver.validation.faults import FormatCheck, Validator, accept_any, struct_validator
 from tapestry.kube.objects import Object, name_of
 from tapestry.kube.resources import EVENTS
 

@@ -7,8 +7,8 @@ some of them are checked.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
-from tapestry.apiserver.requests import WriteRequest
-from tapestry.apiserver.validation.names import dns_label_errors
+from tapestry.apiserver.core.names import dns_label_errors
+from tapestry.apiserver.core.requests import WriteRequest
 from tapestry.apiserver.warnings.addresses import cidr_warnings, ip_warnings
 from tapestry.apiserver.warnings.pods import (
     DEPRECATED_NODE_LABELS,

@@ -17,6 +17,12 @@ from zlib import crc32
 from tapestry.apiserver.access.reviews import created_response, review_body
 from tapestry.apiserver.access.service_account_tokens import ServiceAccountTokens
 from tapestry.apiserver.access.token_keys import TokenKeys
+from tapestry.apiserver.core.requests import Call, Target, WriteRequest
+from tapestry.apiserver.core.resource_registry import PublishedApi, ResourceRegistry, published_api
+from tapestry.apiserver.core.responses import ApiResponse, ResourceHandler
+from tapestry.apiserver.core.storage_codec import StorageCodec
+from tapestry.apiserver.core.store import Key
+from tapestry.apiserver.core.type_decoders import TypeDecoders
 from tapestry.apiserver.customresources.definitions import Definitions, DefinitionStrategy
 from tapestry.apiserver.defaults import kinds as defaults
 from tapestry.apiserver.defaults import server_fields
@@ -25,16 +31,10 @@ from tapestry.apiserver.fieldmanager.apply import FieldManager
 from tapestry.apiserver.fieldmanager.merge_schemas import MergeSchemas
 from tapestry.apiserver.pipeline import BuiltInDecoder, Pipeline, ResourceStep, is_built_in, is_custom, is_one_of
 from tapestry.apiserver.reader import Reader
-from tapestry.apiserver.requests import Call, Target, WriteRequest
-from tapestry.apiserver.resource_registry import PublishedApi, ResourceRegistry, published_api
-from tapestry.apiserver.responses import ApiResponse, ResourceHandler
 from tapestry.apiserver.server import Server
 from tapestry.apiserver.service_allocator import ServiceAllocator
-from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.storage_codec import StorageCodec
 from tapestry.apiserver.subresources.evictions import EvictionHandler
 from tapestry.apiserver.subresources.tokens_and_bindings import TokensAndBindings
-from tapestry.apiserver.type_decoders import TypeDecoders
 from tapestry.apiserver.validation import strategies as validation
 from tapestry.apiserver.verbs import Verbs
 from tapestry.controller.testing.storage import InstantStore

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.responses import ApiResponse
+from tapestry.apiserver.core.requests import Call, User
+from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.apiserver.server import Server
 from tapestry.apiserver.watches import WatchResponse
 from tapestry.client.transport import Request, Response

@@ -18,7 +18,7 @@ from contextlib import AsyncExitStack
 from contextvars import copy_context
 from typing import Any, ParamSpec, TypeVar
 
-from tapestry.apiserver.fairness import FairQueue
+from tapestry.apiserver.core.fairness import FairQueue
 from tapestry.kube.budget import CURRENT_BUDGET, MAX_UNITS, Budget, SliceExceeded, checkpoint
 
 P = ParamSpec("P")

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from tapestry.apiserver.codec import YAML_TYPES, decode_body, decode_yaml, media_type
-from tapestry.apiserver.requests import Call
-from tapestry.apiserver.workers import LARGE_BYTES, reserve_memory, run_if_large
+from tapestry.apiserver.core.codec import YAML_TYPES, decode_body, decode_yaml, media_type
+from tapestry.apiserver.core.requests import Call
+from tapestry.apiserver.core.workers import LARGE_BYTES, reserve_memory, run_if_large
 
 
 def has_pending_body(call: Call) -> bool:

@@ -5,12 +5,64 @@ validator is a table of fields and their validators. It skips fields that the ob
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from tapestry.apiserver.customresources.structural_schema import Fault
+from tapestry.apiserver.core import api_errors
 from tapestry.kube.budget import checkpoint
+from tapestry.kube.errors import Invalid
+from tapestry.kube.resources import Resource
+
+MAX_PATH_LENGTH = 2_000
+"""Maximum length of a path in a message. Longer paths are truncated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A violation in an object."""
+
+    path: str
+    reason: str
+    """For example `FieldValueInvalid`."""
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+MAX_FAULTS, MAX_FAULTS_LENGTH = 1_000, 1 << 20
+"""Maximum number of reported faults per object, and of their characters."""
+
+
+def first_faults(faults: Iterable[Fault]) -> list[Fault]:
+    """The faults of an object, up to the limits."""
+    reported, budget = [], MAX_FAULTS_LENGTH
+    for each in faults:
+        reported.append(each)
+        budget -= len(each.path) + len(each.message)
+        if len(reported) >= MAX_FAULTS or budget < 0:
+            break
+    return reported
+
+
+def duplicates(values: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    """Yield each value that occurred before, with its index."""
+    seen: set[Any] = set()
+    for number, each in enumerate(values):
+        key = each if isinstance(each, str) else msgspec.json.encode(each, order="deterministic")
+        if key in seen:
+            yield number, each
+        seen.add(key)
+
+
+def child_path(path: str, key: str) -> str:
+    """The path of a field, truncated because clients choose the length of keys."""
+    if len(path) + len(key) > MAX_PATH_LENGTH:
+        return f"{path}.{key}"[:MAX_PATH_LENGTH] + "..."
+    return f"{path}.{key}" if path else key
+
 
 Validator = Callable[[Any, str], Iterator[Fault]]
 FormatCheck = Callable[[str], Sequence[str]]
@@ -61,6 +113,15 @@ def too_long(path: str, limit: int) -> Fault:
 
 def too_many(path: str, count: int, limit: int) -> Fault:
     return Fault(path, "FieldValueTooMany", f"Too many: {count}: must have at most {limit} items")
+
+
+def invalid_object(resource: Resource, name: str, faults: list[Fault]) -> Invalid:
+    causes = [{"reason": each.reason, "message": each.message, "field": each.path} for each in faults]
+    texts = list(dict.fromkeys(map(str, faults)))
+    listed = texts[0] if len(texts) == 1 else "[" + ", ".join(texts) + "]"
+    message = f'{api_errors.qualified_kind(resource)} "{name}" is invalid: {listed}'
+    details = {**api_errors.status_details(resource, name, resource.kind), "causes": causes}
+    return Invalid(422, "Invalid", message, details=details)
 
 
 # -- validators

@@ -14,12 +14,14 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver import api_errors, spec_cache
-from tapestry.apiserver.customresources.structural_schema import child_path
+from tapestry.apiserver.core import api_errors, spec_cache
+from tapestry.apiserver.core.faults import child_path
 from tapestry.kube.budget import checkpoint
 from tapestry.kube.objects import Object
 from tapestry.kube.quantity import QuantityError, parse_quantity
 from tapestry.kube.times import micro_timestamp, timestamp
+
+OBJECT_META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 
 
 @dataclass(slots=True)

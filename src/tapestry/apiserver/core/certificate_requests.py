@@ -7,6 +7,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.x509.oid import NameOID
 
+SIGNING_REQUESTS = "certificatesigningrequests.certificates.k8s.io"
 NOT_A_REQUEST = "PEM block type must be CERTIFICATE REQUEST"
 
 

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from tapestry.apiserver.spec_cache import bounded_cache
+from tapestry.apiserver.core.spec_cache import bounded_cache
 
 STEP_PATTERN = re.compile(
     r"""

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tapestry.apiserver.codec import JSON
-from tapestry.apiserver.requests import Call, Target, WriteRequest
+from tapestry.apiserver.core.codec import JSON
+from tapestry.apiserver.core.requests import Call, Target, WriteRequest
 from tapestry.kube.errors import ApiError
 from tapestry.kube.objects import EMPTY_MAPPING
 

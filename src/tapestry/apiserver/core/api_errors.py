@@ -1,8 +1,8 @@
 """Constructors for API errors, with the same reasons and messages as Kubernetes."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tapestry.apiserver.storage.log import OutcomeUnknown, StorageError, StorageUnavailable
+from tapestry.apiserver.core.store import OutcomeUnknown, StorageError, StorageUnavailable
 from tapestry.kube.errors import (
     AlreadyExists,
     ApiError,
@@ -23,9 +23,6 @@ from tapestry.kube.errors import (
 )
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import Resource
-
-if TYPE_CHECKING:
-    from tapestry.apiserver.requests import Target
 
 LIST_OPTIONS = Resource("meta.k8s.io", "v1", "ListOptions", "listoptions")
 PATCH_OPTIONS = Resource("meta.k8s.io", "v1", "PatchOptions", "patchoptions")
@@ -154,19 +151,6 @@ def not_acceptable(accept: str) -> ApiError:
 
 def body_too_large(limit: int) -> TooLarge:
     return TooLarge(413, "RequestEntityTooLarge", f"Request entity too large: limit is {limit}")
-
-
-def forbidden_resource(user: str, verb: str, target: "Target", why: str = "") -> Forbidden:
-    resource = target.info.resource
-    kind = f"{resource.plural}/{target.subresource}" if target.subresource else resource.plural
-    named = f'{resource.name} "{target.name}"' if target.name else resource.name
-    where = f'in the namespace "{target.namespace}"' if target.namespace else "at the cluster scope"
-    message = (
-        f'{named} is forbidden: User "{user}" cannot {verb} resource "{kind}" in API group "{resource.group}" {where}'
-    )
-    return Forbidden(
-        403, "Forbidden", f"{message}: {why}" if why else message, details=status_details(resource, target.name)
-    )
 
 
 def forbidden_path(user: str, verb: str, path: str) -> Forbidden:

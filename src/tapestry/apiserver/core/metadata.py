@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tapestry.apiserver.customresources.structural_schema import Fault
-from tapestry.apiserver.validation import names
-from tapestry.apiserver.validation.faults import FormatCheck, forbidden_field, invalid_value, required_value, too_long
+from tapestry.apiserver.core import names
+from tapestry.apiserver.core.faults import Fault, FormatCheck, forbidden_field, invalid_value, required_value, too_long
 from tapestry.kube.objects import Object
 
 ANNOTATIONS_LIMIT = 256 * 1024

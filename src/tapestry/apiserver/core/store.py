@@ -16,11 +16,10 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from tapestry.apiserver.storage.log import Key
 from tapestry.kube.objects import Object
 
 MAX_WATCH_BACKLOG = 20_000
@@ -33,6 +32,26 @@ MAX_EVENT_BYTES_PER_RESOURCE = 32 << 20
 """Maximum size of the objects in the history of one resource."""
 EVENTS, EVENT_TTL_SECONDS = "events", 3600.0
 """The resource whose objects expire, and their lifetime in seconds after the last change."""
+
+
+class Key(NamedTuple):
+    """Identity of an object. `resource` is `pods` or `deployments.apps`, for example. `namespace` may be empty."""
+
+    resource: str
+    namespace: str
+    name: str
+
+
+class StorageError(Exception):
+    """Raised if the backend rejects a write or holds corrupt data. The message says where and what to do."""
+
+
+class StorageUnavailable(StorageError):
+    """Raised if the backend cannot be reached. Nothing was written."""
+
+
+class OutcomeUnknown(StorageError):
+    """Raised if a write was sent but its result is unknown."""
 
 
 class VersionConflict(Exception):

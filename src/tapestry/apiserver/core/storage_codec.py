@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver.requests import Convert
-from tapestry.apiserver.resource_registry import ResourceInfo
-from tapestry.apiserver.spec_cache import is_interned, memoize
-from tapestry.apiserver.storage.store import ObjectVersion, RevisionEncoder
-from tapestry.apiserver.workers import run_if_large
+from tapestry.apiserver.core.requests import Convert
+from tapestry.apiserver.core.resource_registry import ResourceInfo
+from tapestry.apiserver.core.spec_cache import is_interned, memoize
+from tapestry.apiserver.core.store import ObjectVersion, RevisionEncoder
+from tapestry.apiserver.core.workers import run_if_large
 from tapestry.kube.budget import checkpoint
 from tapestry.kube.objects import Object, labels_of
 

@@ -8,10 +8,10 @@ from urllib.parse import unquote
 
 import msgspec
 
-from tapestry.apiserver import api_errors
-from tapestry.apiserver.resource_registry import ResourceInfo, ResourceRegistry
-from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.storage.store import Precondition
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.resource_registry import ResourceInfo, ResourceRegistry
+from tapestry.apiserver.core.store import Key, Precondition
+from tapestry.kube.errors import Forbidden
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import Resource
 
@@ -32,6 +32,15 @@ class User:
 APISERVER_USER = User("system:apiserver", ("system:masters",))
 BOOTSTRAP_USER = User("system:apiserver", ("system:masters",))
 """The same user during startup. Admission webhooks are not called for its writes, since they may not run yet."""
+
+
+def user_info(user: User) -> Object:
+    result: Object = {"username": user.name, "groups": list(user.groups)}
+    if user.uid:
+        result["uid"] = user.uid
+    if user.extra:
+        result["extra"] = {key: list(values) for key, values in user.extra.items()}
+    return result
 
 
 class BodyReader(Protocol):
@@ -110,6 +119,22 @@ class Attributes(msgspec.Struct, frozen=True):
 Authorize = Callable[[Attributes], bool]
 
 
+def forbidden_resource(user: str, verb: str, target: Target, why: str = "") -> Forbidden:
+    resource = target.info.resource
+    kind = f"{resource.plural}/{target.subresource}" if target.subresource else resource.plural
+    named = f'{resource.name} "{target.name}"' if target.name else resource.name
+    where = f'in the namespace "{target.namespace}"' if target.namespace else "at the cluster scope"
+    message = (
+        f'{named} is forbidden: User "{user}" cannot {verb} resource "{kind}" in API group "{resource.group}" {where}'
+    )
+    return Forbidden(
+        403,
+        "Forbidden",
+        f"{message}: {why}" if why else message,
+        details=api_errors.status_details(resource, target.name),
+    )
+
+
 Verb = Literal["create", "update", "patch", "delete"]
 
 
@@ -174,6 +199,11 @@ def unserved_target(path: str) -> Target | None:
     if not rest:
         return None
     return Target(ResourceInfo(Resource(group, version, rest[0], rest[0]), rest[0], ()), namespace, *rest[1:3])
+
+
+def unserved_resource_info(group: str, plural: str) -> ResourceInfo:
+    """Return the info of a resource that is not served, since access to it can be reviewed too."""
+    return ResourceInfo(Resource(group, "v1", plural, plural), plural, ())
 
 
 def split_path(path: str) -> tuple[str, str, str, list[str]]:
@@ -248,3 +278,39 @@ def allow_all(_: Attributes) -> bool:
 
 def no_denial_reason(_: Attributes) -> str:
     return ""
+
+
+def object_from_body(target: Target, body: Any) -> Object:
+    """Return the body of a write as an object at its target. Raises BadRequest if they do not match."""
+    resource = target.info.resource
+    if not isinstance(body, dict):
+        raise api_errors.not_an_object(resource.kind, body)
+    if not isinstance(body.get("metadata"), dict | None):
+        raise api_errors.invalid_metadata(resource, body["metadata"])
+    kind = {"apiVersion": resource.api_version, "kind": resource.kind}
+    metadata = body.get("metadata") or {}
+    for key, expected in kind.items():
+        if body.get(key) not in (None, "", expected):
+            raise api_errors.bad_request(
+                f"the API version in the data ({body.get('apiVersion')}) does not match the expected API version "
+                f"({expected})"
+                if key == "apiVersion"
+                else f"the kind in the data ({body['kind']}) does not match the expected kind ({expected})"
+            )
+    if metadata.get("namespace") not in (None, "", target.namespace):
+        raise api_errors.bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request"
+        )
+    if target.name and metadata.get("name") not in (None, "", target.name):
+        raise api_errors.bad_request(
+            f"the name of the object ({metadata['name']}) does not match the name on the URL ({target.name})"
+        )
+    identity = {"namespace": target.namespace or None, "name": target.name or metadata.get("name")}
+    # an empty list of managed fields is significant: it clears all entries
+    result = without_empty_fields({**metadata, **identity}, keep=("managedFields",))
+    # unchanged metadata stays the same value, so that later steps can skip it
+    return {**kind, **body, **kind, "metadata": metadata if result == metadata else result}
+
+
+def without_empty_fields(metadata: Object, keep: tuple[str, ...] = ()) -> Object:
+    return {key: value for key, value in metadata.items() if value or key in keep or isinstance(value, int)}

@@ -21,9 +21,9 @@ import aiohttp
 import msgspec
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from tapestry.apiserver.admission import egress
-from tapestry.apiserver.codec import JSON
-from tapestry.apiserver.storage.store import Store
+from tapestry.apiserver.core import egress
+from tapestry.apiserver.core.codec import JSON
+from tapestry.apiserver.core.store import Store
 from tapestry.kube.objects import Object, value_at
 
 MAX_RESPONSE_BYTES = 16 * 1024 * 1024

@@ -1,26 +1,21 @@
-"""Match conditions: CEL expressions about a write, and the variables that they can use.
+"""Match conditions: CEL expressions about a write, and the types of their variables.
 
-The `matchConditions` of webhooks and policies are compiled once into `MatchConditions`. `expression_variables` are the
-values for one write. The cost of all conditions of one write is limited.
+The `matchConditions` of webhooks and policies are compiled once into `MatchConditions`. The cost of all conditions of
+one write is limited.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tapestry.apiserver.access.reviews import unserved_resource_info, user_info
-from tapestry.apiserver.admission.matching import AdmissionAttributes
-from tapestry.apiserver.requests import Attributes, Authorize, Target, User
 from tapestry.kube.cel.compiler import Program, compile_expression
 from tapestry.kube.cel.errors import CostExceeded, EvaluationError, Meter
-from tapestry.kube.cel.library.authorization import AuthorizationAttributes, Authorizer, ResourceCheck
+from tapestry.kube.cel.library.authorization import Authorizer, ResourceCheck
 from tapestry.kube.cel.types import BOOL, DYN, INT, STRING, TIMESTAMP, Type, list_of, map_of, object_type
 from tapestry.kube.objects import Object
-from tapestry.kube.resources import Resource
 
 CONDITIONS_COST_LIMIT = 2_500_000
 EXPRESSION_COST_LIMIT = 1_000_000
-SERVICE_ACCOUNT_GROUPS = ("system:serviceaccounts", "system:authenticated")
 
 KIND_TYPE = object_type("kubernetes.GroupVersionKind", {"group": STRING, "version": STRING, "kind": STRING})
 RESOURCE_TYPE = object_type("kubernetes.GroupVersionResource", {"group": STRING, "version": STRING, "resource": STRING})
@@ -117,71 +112,3 @@ def evaluate_metered(program: Program, variables: Mapping[str, Any], meter: Mete
     finally:
         meter.left -= before - max(own_meter.left, 0)
         own_meter.report()
-
-
-def expression_variables(
-    attributes: AdmissionAttributes, matched_resource: Resource, authorize: Authorize
-) -> dict[str, Any]:
-    """The values of VARIABLE_TYPES for a write that matched as `matched_resource`."""
-    authorizer = Authorizer(lambda check: is_authorized(attributes.user, check, authorize))
-    request_resource = AuthorizationAttributes(
-        group=attributes.resource.group,
-        resource=attributes.resource.plural,
-        subresource=attributes.subresource,
-        namespace=attributes.namespace,
-        name=attributes.name,
-    )
-    return {
-        "object": attributes.new,
-        "oldObject": attributes.old,
-        "request": admission_request(attributes, matched_resource),
-        "authorizer": authorizer,
-        "authorizer.requestResource": ResourceCheck(authorizer.decide, request_resource),
-    }
-
-
-def admission_request(attributes: AdmissionAttributes, matched_resource: Resource) -> Object:
-    kind = matched_resource if attributes.kind.kind == attributes.resource.kind else attributes.kind
-    user = user_info(attributes.user)
-    return {
-        "kind": {"group": kind.group, "version": kind.version, "kind": kind.kind},
-        "resource": {
-            "group": matched_resource.group,
-            "version": matched_resource.version,
-            "resource": matched_resource.plural,
-        },
-        "requestKind": {
-            "group": attributes.kind.group,
-            "version": attributes.kind.version,
-            "kind": attributes.kind.kind,
-        },
-        "requestResource": {
-            "group": attributes.resource.group,
-            "version": attributes.resource.version,
-            "resource": attributes.resource.plural,
-        },
-        **(
-            {"subResource": attributes.subresource, "requestSubResource": attributes.subresource}
-            if attributes.subresource
-            else {}
-        ),
-        **({"name": attributes.name} if attributes.name else {}),
-        **({"namespace": attributes.namespace} if attributes.namespace else {}),
-        "operation": attributes.operation,
-        "userInfo": user,
-        "dryRun": attributes.is_dry_run,
-        "options": {},
-    }
-
-
-def is_authorized(user: User, check: AuthorizationAttributes, authorize: Authorize) -> bool:
-    """Answer an authorization check of an expression with the server's authorizer."""
-    if check.account is not None:
-        namespace, name = check.account
-        groups = (*SERVICE_ACCOUNT_GROUPS, f"system:serviceaccounts:{namespace}")
-        user = User(f"system:serviceaccount:{namespace}:{name}", groups)
-    if check.path:
-        return authorize(Attributes(user, check.verb, path=check.path))
-    info = unserved_resource_info(check.group, check.resource)
-    target = Target(info, check.namespace, check.name, check.subresource)
-    return authorize(Attributes(user, check.verb, target))

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver.storage_versions import STORAGE_VERSIONS, StorageVersion
+from tapestry.apiserver.core.storage_versions import STORAGE_VERSIONS, StorageVersion
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import Resource
 from tapestry.kube.strategic_merge import PatchSchema, PatchSchemas

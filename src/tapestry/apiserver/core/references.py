@@ -5,6 +5,7 @@ All functions are pure. A reference consists of a resource (as in `Resource.name
 
 from collections.abc import Callable, Iterator, Mapping
 
+from tapestry.apiserver.core.requests import User
 from tapestry.kube.objects import EMPTY_MAPPING, Object, annotations_of, name_of, value_at
 
 Reference = tuple[str, str, str]
@@ -15,6 +16,9 @@ PODS, NODES, SECRETS, CONFIG_MAPS = "pods", "nodes", "secrets", "configmaps"
 SERVICE_ACCOUNTS, CLAIMS, VOLUMES = "serviceaccounts", "persistentvolumeclaims", "persistentvolumes"
 ATTACHMENTS = "volumeattachments.storage.k8s.io"
 RESOURCE_CLAIMS, RESOURCE_SLICES = "resourceclaims.resource.k8s.io", "resourceslices.resource.k8s.io"
+NODES_GROUP, NODE_USER_PREFIX = "system:nodes", "system:node:"
+LEASES, CSI_NODES = "leases.coordination.k8s.io", "csinodes.storage.k8s.io"
+LEASE_NAMESPACE = "kube-node-lease"
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 
 CONTAINERS = ("initContainers", "containers", "ephemeralContainers")
@@ -48,6 +52,15 @@ PROJECTED = {
     "clusterTrustBundle": "clustertrustbundles",
     "podCertificate": "podcertificates",
 }
+
+
+def node_name_of_user(user: User) -> str | None:
+    """Return the node name of a user (which may be empty), or None if the user is not a node."""
+    return (
+        user.name.removeprefix(NODE_USER_PREFIX)
+        if user.name.startswith(NODE_USER_PREFIX) and NODES_GROUP in user.groups
+        else None
+    )
 
 
 def is_mirror(pod: Object) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver import api_errors
+from tapestry.apiserver.core import api_errors
 from tapestry.kube.objects import Object, annotations_of, value_at, without_field
 
 Conversion = Callable[[Object], Object]

@@ -8,7 +8,7 @@ import ipaddress
 import re
 from collections.abc import Callable
 
-from tapestry.apiserver.spec_cache import bounded_cache
+from tapestry.apiserver.core.spec_cache import bounded_cache
 
 LABEL_LIMIT, SUBDOMAIN_LIMIT, PORT_NAME_LIMIT = 63, 253, 15
 LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"

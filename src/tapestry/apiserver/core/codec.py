@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver import api_errors, protobuf, yaml_decoder
+from tapestry.apiserver.core import api_errors, protobuf, yaml_decoder
 
 JSON, YAML, PROTOBUF = "application/json", "application/yaml", "application/vnd.kubernetes.protobuf"
 YAML_TYPES = frozenset({YAML, "application/apply-patch+yaml"})
