@@ -14,7 +14,7 @@ from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.requests import Call, User
 from tapestry.apiserver.core.responses import ApiResponse
-from tapestry.apiserver.server import Server
+from tapestry.apiserver.handlers.server import Server
 from tapestry.local.kubernetes import ControlPlane
 
 ADMIN = User("admin", ("system:masters",))

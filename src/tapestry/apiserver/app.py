@@ -70,7 +70,7 @@ from tapestry.apiserver.defaults import server_fields
 from tapestry.apiserver.documents.document_cache import DocumentCache
 from tapestry.apiserver.fieldmanager.apply import FieldManager
 from tapestry.apiserver.fieldmanager.merge_schemas import MergeSchemas
-from tapestry.apiserver.pipeline import (
+from tapestry.apiserver.handlers.pipeline import (
     BuiltInDecoder,
     Pipeline,
     PureStep,
@@ -79,8 +79,9 @@ from tapestry.apiserver.pipeline import (
     is_custom,
     is_one_of,
 )
-from tapestry.apiserver.reader import Reader
-from tapestry.apiserver.server import Server
+from tapestry.apiserver.handlers.reader import Reader
+from tapestry.apiserver.handlers.server import Server
+from tapestry.apiserver.handlers.verbs import Verbs
 from tapestry.apiserver.service_allocator import Network, ServiceAllocator
 from tapestry.apiserver.serving.connection_limiter import MAX_UNAUTHENTICATED, ConnectionLimiter
 from tapestry.apiserver.serving.health import HealthHandlers, StorageCheck, ping
@@ -98,7 +99,6 @@ from tapestry.apiserver.subresources.signing_requests import SigningRequests
 from tapestry.apiserver.subresources.tokens_and_bindings import TokensAndBindings
 from tapestry.apiserver.subresources.typed_bodies import TypedBodies
 from tapestry.apiserver.validation import strategies as validation
-from tapestry.apiserver.verbs import Verbs
 from tapestry.apiserver.warnings import kinds as advice
 from tapestry.kube.objects import EMPTY_MAPPING, Object
 from tapestry.kube.resources import CRDS, DISRUPTION_BUDGETS, NAMESPACES, RESOURCE_QUOTAS, SERVICES

@@ -5,15 +5,15 @@ from contextlib import suppress
 
 import msgspec
 
-from tapestry.apiserver import writes
 from tapestry.apiserver.access.bootstrap_roles import bootstrap_objects, reconciled_object
 from tapestry.apiserver.access.rbac import GROUP, RBAC_PLURALS
 from tapestry.apiserver.core.requests import BOOTSTRAP_USER, Target, WriteRequest
 from tapestry.apiserver.core.resource_registry import ResourceInfo
 from tapestry.apiserver.core.storage_codec import encode_for_storage
 from tapestry.apiserver.core.store import Key, VersionConflict
-from tapestry.apiserver.server import Server
-from tapestry.apiserver.verbs import Verbs
+from tapestry.apiserver.handlers import writes
+from tapestry.apiserver.handlers.server import Server
+from tapestry.apiserver.handlers.verbs import Verbs
 from tapestry.kube.errors import AlreadyExists
 from tapestry.kube.objects import Object
 

@@ -18,7 +18,7 @@ from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.requests import Call
 from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.apiserver.core.store import StorageError
-from tapestry.apiserver.server import CallHandler
+from tapestry.apiserver.handlers.server import CallHandler
 from tapestry.apiserver.serving.request_handler import MountedHandler
 from tapestry.cli import apiserver_data
 from tapestry.cli.envtest import envtest_assets

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from tapestry.apiserver.core.requests import Call, User
 from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.apiserver.core.store import StorageError
-from tapestry.apiserver.server import CallHandler
-from tapestry.apiserver.watches import WatchResponse
+from tapestry.apiserver.handlers.server import CallHandler
+from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.client.transport import Request, Response, Stream
 from tapestry.kube.errors import TransportError
 

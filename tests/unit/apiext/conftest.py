@@ -13,7 +13,7 @@ from tapestry.apiext.rest_api import RestApi, RestRequest, RestResponse
 from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.requests import User
-from tapestry.apiserver.server import Server
+from tapestry.apiserver.handlers.server import Server
 from tapestry.client.client import Client
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.objects import Object

@@ -13,8 +13,8 @@ from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.requests import Call, User
 from tapestry.apiserver.core.responses import ApiResponse
-from tapestry.apiserver.server import Server
-from tapestry.apiserver.watches import WatchResponse
+from tapestry.apiserver.handlers.server import Server
+from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.kube.objects import Object
 
 ADMIN = User("admin", ("system:masters",))

@@ -13,8 +13,8 @@ from tapestry.apiserver.access.auditing import Auditor, source_ips
 from tapestry.apiserver.core.api_errors import unauthorized
 from tapestry.apiserver.core.requests import Attributes, Call, Target, User
 from tapestry.apiserver.core.responses import ApiResponse
+from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.apiserver.serving.request_handler import RequestHandler
-from tapestry.apiserver.watches import WatchResponse
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import CONFIGMAPS, NODES, PODS, SECRETS
 from tapestry.process.audit import AuditLog

@@ -16,12 +16,12 @@ from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.codec import MAX_BODY_BYTES
 from tapestry.apiserver.core.requests import Call, User
 from tapestry.apiserver.core.responses import ApiResponse, error_response
-from tapestry.apiserver.server import RejectingCallHandler
+from tapestry.apiserver.handlers.server import RejectingCallHandler
+from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.apiserver.serving.http_connection import MAX_HEAD_BYTES
 from tapestry.apiserver.serving.http_handler import HttpHandler, start_http_server
 from tapestry.apiserver.serving.inflight_limiter import MUTATING, READ_ONLY, InflightLimiter, InflightSlot
 from tapestry.apiserver.serving.request_handler import RequestHandler
-from tapestry.apiserver.watches import WatchResponse
 from tapestry.kube.errors import ApiError
 
 from .conftest import Hand

@@ -19,7 +19,7 @@ from tapestry.apiserver.customresources.structural_schema import PatternBudget, 
 from tapestry.apiserver.fieldmanager.fieldsets import union_all
 from tapestry.apiserver.fieldmanager.managed_fields import ManagedFieldsEntry, Manager, cap_update_managers
 from tapestry.apiserver.fieldmanager.merge_schemas import merged_order
-from tapestry.apiserver.selections import selection_of
+from tapestry.apiserver.handlers.selections import selection_of
 from tapestry.apiserver.warnings.pods import path_collisions, port_warnings
 from tapestry.kube.budget import CURRENT_BUDGET, Budget, BudgetExceeded
 from tapestry.kube.patches import apply_json_patch

@@ -10,7 +10,7 @@ import pytest
 from tapestry.apiserver.core.requests import User
 from tapestry.apiserver.core.storage_codec import encode_for_storage
 from tapestry.apiserver.core.store import Key
-from tapestry.apiserver.watches import WatchResponse
+from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import CRDS
 

@@ -22,8 +22,8 @@ from tapestry.apiserver.core.workers import (
     reserve_memory,
     run_if_large,
 )
+from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.apiserver.serving.request_handler import RequestHandler
-from tapestry.apiserver.watches import WatchResponse
 from tapestry.kube.budget import CURRENT_BUDGET, SLICE_UNITS, DeadlineExceeded, charge, checkpoint
 from tapestry.kube.objects import Object
 

@@ -11,7 +11,7 @@ from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.requests import APISERVER_USER
-from tapestry.apiserver.server import Server
+from tapestry.apiserver.handlers.server import Server
 from tapestry.client.client import Client
 from tapestry.controlplane.app import control_plane_manager
 from tapestry.controlplane.in_process_transport import InProcessTransport

@@ -14,7 +14,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.apiserver.core.requests import User
-from tapestry.apiserver.server import Server
+from tapestry.apiserver.handlers.server import Server
 from tapestry.client.client import Client
 from tapestry.client.waiting import wait_for
 from tapestry.controller.store import Store

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tapestry.apiserver.core.requests import APISERVER_USER, User
-from tapestry.apiserver.server import Server
+from tapestry.apiserver.handlers.server import Server
 from tapestry.client.client import Client
 from tapestry.client.transport import Request
 from tapestry.controlplane.in_process_transport import InProcessTransport

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tapestry.apiserver.core.requests import APISERVER_USER
-from tapestry.apiserver.server import Server
+from tapestry.apiserver.handlers.server import Server
 from tapestry.client.client import Client
 from tapestry.client.discovery import served_resources
 from tapestry.controller import Manager

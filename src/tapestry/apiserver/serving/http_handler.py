@@ -26,14 +26,14 @@ from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.codec import JSON
 from tapestry.apiserver.core.requests import WRITE_VERBS, Call, Query, User
 from tapestry.apiserver.core.responses import ApiResponse, ChunkedBody, Stream, error_response
-from tapestry.apiserver.server import RejectingCallHandler
+from tapestry.apiserver.handlers.server import RejectingCallHandler
+from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter
 from tapestry.apiserver.serving.http_connection import Exchange
 from tapestry.apiserver.serving.http_server import HttpServer
 from tapestry.apiserver.serving.inflight_limiter import InflightLimiter
 from tapestry.apiserver.serving.metrics import COMPONENT, REQUEST_TERMINATIONS
 from tapestry.apiserver.serving.uploads import Upload, UploadBudget
-from tapestry.apiserver.watches import WatchResponse
 from tapestry.kube.errors import ApiError, TooManyRequests
 from tapestry.process.logs import logger
 

@@ -24,11 +24,11 @@ from tapestry.apiserver.core.requests import (
 )
 from tapestry.apiserver.core.responses import ApiResponse, error_response
 from tapestry.apiserver.core.workers import RequestBudget, Worker
-from tapestry.apiserver.server import CallHandler, Server
+from tapestry.apiserver.handlers.server import CallHandler, Server
+from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.apiserver.serving.deadlines import Deadlines
 from tapestry.apiserver.serving.json_format import formatted_body
 from tapestry.apiserver.serving.metrics import COMPONENT, REQUEST_TERMINATIONS, RequestMetrics, metrics_for_call
-from tapestry.apiserver.watches import WatchResponse
 from tapestry.kube.budget import CURRENT_BUDGET
 from tapestry.kube.errors import ApiError, NotFound
 from tapestry.kube.times import parse_duration

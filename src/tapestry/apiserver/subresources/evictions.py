@@ -18,9 +18,9 @@ from tapestry.apiserver.core.resource_registry import ResourceInfo
 from tapestry.apiserver.core.responses import ApiResponse, json_response
 from tapestry.apiserver.core.storage_codec import encode_for_storage
 from tapestry.apiserver.core.store import ObjectVersion, VersionConflict
-from tapestry.apiserver.options import delete_options
-from tapestry.apiserver.reader import Reader
-from tapestry.apiserver.verbs import MAX_ATTEMPTS, Verbs
+from tapestry.apiserver.handlers.options import delete_options
+from tapestry.apiserver.handlers.reader import Reader
+from tapestry.apiserver.handlers.verbs import MAX_ATTEMPTS, Verbs
 from tapestry.kube.conditions import is_condition_true, new_condition, with_condition
 from tapestry.kube.errors import Conflict, Forbidden, ServerError, Timeout, TooManyRequests
 from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, value_at, version_of, with_value

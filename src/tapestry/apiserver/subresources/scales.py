@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver import views
 from tapestry.apiserver.admission.matching import AdmissionAttributes, subresource_kind
 from tapestry.apiserver.admission.webhooks import AdmissionWebhooks
 from tapestry.apiserver.core import api_errors
@@ -14,8 +13,9 @@ from tapestry.apiserver.core.request_bodies import decoded_body
 from tapestry.apiserver.core.requests import JSON_PATCH, Call, Target, WriteRequest
 from tapestry.apiserver.core.resource_registry import ResourceInfo
 from tapestry.apiserver.core.responses import ApiResponse, json_response, response_with_warnings
-from tapestry.apiserver.reader import Reader
-from tapestry.apiserver.verbs import MAX_ATTEMPTS, Verbs
+from tapestry.apiserver.handlers import views
+from tapestry.apiserver.handlers.reader import Reader
+from tapestry.apiserver.handlers.verbs import MAX_ATTEMPTS, Verbs
 from tapestry.kube.errors import Conflict
 from tapestry.kube.objects import Object, value_at, with_value
 from tapestry.kube.patches import PatchError, apply_json_patch, apply_merge_patch

@@ -16,8 +16,8 @@ from tapestry.apiserver.core.request_bodies import decoded_body
 from tapestry.apiserver.core.requests import Call, Target, WriteRequest
 from tapestry.apiserver.core.resource_registry import ResourceRegistry
 from tapestry.apiserver.core.responses import ApiResponse, ResourceHandler, json_response
-from tapestry.apiserver.reader import Reader
-from tapestry.apiserver.verbs import Verbs
+from tapestry.apiserver.handlers.reader import Reader
+from tapestry.apiserver.handlers.verbs import Verbs
 from tapestry.kube.conditions import with_condition
 from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, is_deleting, name_of, uid_of, value_at, with_value

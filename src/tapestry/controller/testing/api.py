@@ -16,10 +16,10 @@ from random import Random
 
 import msgspec
 
-from tapestry.apiserver import writes
 from tapestry.apiserver.core.requests import Target, object_from_body
 from tapestry.apiserver.core.storage_codec import encode_for_storage
 from tapestry.apiserver.core.store import Key
+from tapestry.apiserver.handlers import writes
 from tapestry.client.transport import Request, Response, Stream
 from tapestry.controller.testing.assembly import new_server
 from tapestry.controller.testing.connection import Connection, WatchStream

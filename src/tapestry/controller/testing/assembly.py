@@ -29,14 +29,21 @@ from tapestry.apiserver.defaults import server_fields
 from tapestry.apiserver.documents.document_cache import DocumentCache
 from tapestry.apiserver.fieldmanager.apply import FieldManager
 from tapestry.apiserver.fieldmanager.merge_schemas import MergeSchemas
-from tapestry.apiserver.pipeline import BuiltInDecoder, Pipeline, ResourceStep, is_built_in, is_custom, is_one_of
-from tapestry.apiserver.reader import Reader
-from tapestry.apiserver.server import Server
+from tapestry.apiserver.handlers.pipeline import (
+    BuiltInDecoder,
+    Pipeline,
+    ResourceStep,
+    is_built_in,
+    is_custom,
+    is_one_of,
+)
+from tapestry.apiserver.handlers.reader import Reader
+from tapestry.apiserver.handlers.server import Server
+from tapestry.apiserver.handlers.verbs import Verbs
 from tapestry.apiserver.service_allocator import ServiceAllocator
 from tapestry.apiserver.subresources.evictions import EvictionHandler
 from tapestry.apiserver.subresources.tokens_and_bindings import TokensAndBindings
 from tapestry.apiserver.validation import strategies as validation
-from tapestry.apiserver.verbs import Verbs
 from tapestry.controller.testing.storage import InstantStore
 from tapestry.kube.objects import Object, uid_from_bits, with_value
 from tapestry.kube.resources import (

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from tapestry.apiserver.core.requests import Call, User
 from tapestry.apiserver.core.responses import ApiResponse
-from tapestry.apiserver.server import Server
-from tapestry.apiserver.watches import WatchResponse
+from tapestry.apiserver.handlers.server import Server
+from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.client.transport import Request, Response
 from tapestry.kube.errors import TransportError
 

@@ -21,7 +21,7 @@ from tapestry.apiserver.core.resource_registry import (
     STATUS_WRITE_KEEPS_METADATA,
     ResourceInfo,
 )
-from tapestry.apiserver.subresources.partial_updates import PARTIAL_UPDATES
+from tapestry.apiserver.handlers.partial_updates import PARTIAL_UPDATES
 from tapestry.kube.errors import ServerError
 from tapestry.kube.objects import Object, is_deleting, name_of, uid_of, value_at, version_of, with_value, without_field
 from tapestry.kube.times import parse_time, timestamp

@@ -10,9 +10,14 @@ from tapestry.apiserver.core.resource_registry import ResourceInfo
 from tapestry.apiserver.core.storage_codec import StorageCodec
 from tapestry.apiserver.core.store import Compacted, ObjectVersion, Store
 from tapestry.apiserver.core.workers import current_request_budget
-from tapestry.apiserver.selections import ContinueToken, decode_continue_token, matching_versions, parse_selection
-from tapestry.apiserver.views import ListResult
-from tapestry.apiserver.watches import IDENTITY_ENCODER, WatchEncoder, WatchResponse
+from tapestry.apiserver.handlers.selections import (
+    ContinueToken,
+    decode_continue_token,
+    matching_versions,
+    parse_selection,
+)
+from tapestry.apiserver.handlers.views import ListResult
+from tapestry.apiserver.handlers.watches import IDENTITY_ENCODER, WatchEncoder, WatchResponse
 from tapestry.kube.objects import Object
 
 REVISION_WAIT_TIMEOUT = 3.0

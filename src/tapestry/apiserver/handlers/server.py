@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import structs
 
-from tapestry.apiserver import options, views
 from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.codec import JSON, accepted_types, media_type, negotiated_form
 from tapestry.apiserver.core.field_validation import report_duplicate_keys
@@ -50,10 +49,11 @@ from tapestry.apiserver.core.workers import run_if_large
 from tapestry.apiserver.documents import discovery
 from tapestry.apiserver.documents.document_cache import Document, DocumentCache
 from tapestry.apiserver.documents.openapi_v2_protobuf import CONTENT_TYPE, MEDIA_TYPES
-from tapestry.apiserver.reader import Reader
-from tapestry.apiserver.selections import NAME_FIELD
-from tapestry.apiserver.verbs import Verbs
-from tapestry.apiserver.watches import WatchResponse, watch_line
+from tapestry.apiserver.handlers import options, views
+from tapestry.apiserver.handlers.reader import Reader
+from tapestry.apiserver.handlers.selections import NAME_FIELD
+from tapestry.apiserver.handlers.verbs import Verbs
+from tapestry.apiserver.handlers.watches import WatchResponse, watch_line
 from tapestry.kube.budget import BudgetExceeded, DeadlineExceeded
 from tapestry.kube.errors import ApiError, Gone, NotFound
 from tapestry.kube.objects import Object

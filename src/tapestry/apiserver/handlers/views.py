@@ -10,8 +10,8 @@ from tapestry.apiserver.core.requests import Call
 from tapestry.apiserver.core.resource_registry import ResourceInfo
 from tapestry.apiserver.core.storage_codec import ENCODER, api_version_prefix, served_bytes
 from tapestry.apiserver.core.workers import LARGE_LIST_BYTES, run_if_large
+from tapestry.apiserver.handlers.watches import IDENTITY_ENCODER, WatchEncoder
 from tapestry.apiserver.printing import tables, workloads
-from tapestry.apiserver.watches import IDENTITY_ENCODER, WatchEncoder
 from tapestry.kube.budget import checkpoint
 from tapestry.kube.objects import Object
 

@@ -11,7 +11,6 @@ from datetime import datetime
 from random import Random
 from typing import Any
 
-from tapestry.apiserver import writes
 from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.requests import (
     APPLY_PATCH,
@@ -32,8 +31,9 @@ from tapestry.apiserver.core.resource_registry import ALLOWS_CREATE_ON_UPDATE, R
 from tapestry.apiserver.core.storage_codec import DECODER, ENCODER, StorageCodec, encode_for_storage
 from tapestry.apiserver.core.store import Key, ObjectVersion, Store, VersionConflict
 from tapestry.apiserver.core.workers import LARGE_BYTES, reserve_memory, run_if_large
-from tapestry.apiserver.selections import matching_versions, parse_selection
-from tapestry.apiserver.views import encode_list
+from tapestry.apiserver.handlers import writes
+from tapestry.apiserver.handlers.selections import matching_versions, parse_selection
+from tapestry.apiserver.handlers.views import encode_list
 from tapestry.kube.errors import AlreadyExists, ApiError
 from tapestry.kube.names import SUFFIX_LETTERS
 from tapestry.kube.objects import Object, is_deleting, name_of, uid_from_bits, uid_of, with_value, without_field
