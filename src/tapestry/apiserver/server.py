@@ -4,7 +4,6 @@ The caller has authenticated the user (`Call.user`). This module authorizes each
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,10 +11,8 @@ import msgspec
 from msgspec import structs
 
 from tapestry.apiserver import api_errors, options, views
-from tapestry.apiserver.codec import JSON, accepted_types, media_type, negotiated_form
-from tapestry.apiserver.documents import discovery
-from tapestry.apiserver.documents.document_cache import Document, DocumentCache
-from tapestry.apiserver.documents.openapi_v2_protobuf import CONTENT_TYPE, MEDIA_TYPES
+from tapestry.apiserver.codec import JSON, media_type
+from tapestry.apiserver.documents.document_handler import DocumentHandler
 from tapestry.apiserver.pipeline import report_duplicate_keys
 from tapestry.apiserver.reader import Reader
 from tapestry.apiserver.request_bodies import decoded_body, has_pending_body, receive_body
@@ -42,7 +39,6 @@ from tapestry.apiserver.responses import (
     PathHandler,
     ResourceHandler,
     error_response,
-    json_response,
     list_response,
     response_with_warnings,
     warning_header,
@@ -54,7 +50,6 @@ from tapestry.apiserver.watches import WatchResponse, watch_line
 from tapestry.apiserver.workers import run_if_large
 from tapestry.kube.budget import BudgetExceeded, DeadlineExceeded
 from tapestry.kube.errors import ApiError, Gone, NotFound
-from tapestry.kube.objects import Object
 from tapestry.kube.selectors import SelectorError, parse_field_selector
 from tapestry.process.logs import logger
 
@@ -87,8 +82,7 @@ class Server:
     registry: ResourceRegistry
     reader: Reader
     verbs: Verbs
-    documents: DocumentCache
-    version: Object
+    documents: DocumentHandler
     authorize: Authorize = allow_all
     denial_reason: Callable[[Attributes], str] = no_denial_reason
     """Explains why `authorize` denies a call; empty if there is nothing to add."""
@@ -96,7 +90,6 @@ class Server:
     """Handlers by resource (`*` for any) and subresource, which may be empty: `("pods", "eviction")`."""
     path_handlers: Mapping[str, PathHandler] = field(default_factory=dict)
     """Handlers by the first segment of a non-resource path: `metrics`, `readyz`."""
-    address: str = ""
     close_callbacks: Sequence[Callable[[], Awaitable[None]]] = ()
     """Close connections to other servers."""
 
@@ -128,8 +121,9 @@ class Server:
         if path_handler is not None:
             self.authorize_path(call)
             return await path_handler(call)
-        if (result := await self.handle_non_resource(call)) is not None:
-            return result
+        if (document := self.documents.discovery(call)) is not None:
+            self.authorize_path(call)
+            return document
         if call.method not in ("GET", "HEAD"):
             await self.verbs.store.wait_for_latest()  # the resource may have been defined by another server
         try:
@@ -179,18 +173,6 @@ class Server:
 
     # -- non-resource paths
 
-    async def handle_non_resource(self, call: Call) -> ApiResponse | None:
-        """Return the response for a non-resource path, or None if the path may name a resource."""
-        segments = call.path.strip("/").split("/")
-        if segments[0] == "openapi":
-            self.authorize_path(call)
-            return await self.openapi_response(call, segments[1:])
-        document = self.discovery_response(call, segments)
-        if document is None:
-            return None
-        self.authorize_path(call)
-        return document
-
     def authorize_path(self, call: Call) -> None:
         self.authorize_call(call, None, call.method.lower())
         if call.method not in ("GET", "HEAD"):
@@ -206,54 +188,6 @@ class Server:
         if target is None:
             raise api_errors.forbidden_path(call.user.name, verb, call.path)
         raise api_errors.forbidden_resource(call.user.name, verb, target, self.denial_reason(attributes))
-
-    def discovery_response(self, call: Call, segments: list[str]) -> ApiResponse | None:
-        match segments:
-            case ["version"]:
-                return json_response(200, self.version)
-            case ["api" | "apis" as root]:
-                return self.root_discovery(call, legacy=root == "api")
-            case ["api", version]:
-                return self.group_discovery("", version)
-            case ["apis", group, *rest] if len(rest) < 2:
-                return self.group_discovery(group, *rest)
-        return None
-
-    def group_discovery(self, group: str, version: str = "") -> ApiResponse | None:
-        """Return the unaggregated discovery document of a group or a version, or None if it is not served."""
-        versions = self.registry.groups().get(group)
-        if versions is None or (version and version not in versions):
-            return None
-        if version:
-            return json_response(200, discovery.api_resources(group, version, versions[version]))
-        return json_response(200, discovery.api_group(group, list(versions)))
-
-    async def openapi_response(self, call: Call, rest: list[str]) -> ApiResponse | None:
-        with suppress(KeyError):  # the group or version is not served
-            match rest:
-                case ["v2"] if any(each.type in MEDIA_TYPES for each in accepted_types(call.headers.get("accept", ""))):
-                    return etag_response(call, await self.documents.openapi_v2_protobuf(), CONTENT_TYPE)
-                case ["v2"]:
-                    negotiated_form(call.headers.get("accept", ""), frozenset())
-                    return etag_response(call, await self.documents.openapi_v2())
-                case ["v3"]:
-                    return etag_response(call, await self.documents.openapi_v3_index())
-                case ["v3", "api", version]:
-                    return etag_response(call, await self.documents.openapi_v3_group("", version))
-                case ["v3", "apis", group, version]:
-                    return etag_response(call, await self.documents.openapi_v3_group(group, version))
-        return None
-
-    def root_discovery(self, call: Call, *, legacy: bool) -> ApiResponse:
-        for each in accepted_types(call.headers.get("accept", "")):
-            if each.form == discovery.AGGREGATED and each.parameters.get("v") == "v2":
-                content_type = f"{JSON};g=apidiscovery.k8s.io;v=v2;as={discovery.AGGREGATED}"
-                return etag_response(call, self.documents.aggregated_discovery(legacy=legacy), content_type)
-            if not each.form:
-                break
-        return json_response(
-            200, discovery.api_versions(self.address) if legacy else discovery.api_groups(self.registry)
-        )
 
     # -- resources
 
@@ -351,13 +285,3 @@ def selected_name(field_selector: str) -> str:
     except SelectorError:
         return ""
     return next((term.value for term in terms if term.field == NAME_FIELD and term.equal), "")
-
-
-def etag_response(call: Call, document: Document, content_type: str = JSON) -> ApiResponse:
-    """Return a document, or 304 if the client has it. A document requested by its hash is cacheable forever."""
-    headers = {"ETag": f'"{document.etag}"', "Vary": "Accept"}
-    if call.query.get("hash") == document.etag:
-        headers["Cache-Control"] = "public, immutable, max-age=31536000"
-    if document.etag in call.headers.get("if-none-match", ""):
-        return ApiResponse(304, b"", content_type, headers)
-    return ApiResponse(200, document.body, content_type, headers)

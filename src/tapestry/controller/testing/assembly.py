@@ -21,6 +21,7 @@ from tapestry.apiserver.admission import core_plugins as admission
 from tapestry.apiserver.customresources.definitions import Definitions, DefinitionStrategy
 from tapestry.apiserver.defaults import kinds as defaults
 from tapestry.apiserver.documents.document_cache import DocumentCache
+from tapestry.apiserver.documents.document_handler import DocumentHandler
 from tapestry.apiserver.fieldmanager.apply import FieldManager
 from tapestry.apiserver.fieldmanager.merge_schemas import MergeSchemas
 from tapestry.apiserver.pipeline import BuiltInDecoder, Pipeline, ResourceStep, is_built_in, is_custom, is_one_of
@@ -122,8 +123,8 @@ def new_server(
         ).handlers(),
         ("pods", "eviction"): EvictionHandler(reader, verbs, shared.registry.info_for(DISRUPTION_BUDGETS)).evict,
     }
-    documents = DocumentCache(registry, shared.table.schemas)
-    return Server(registry, reader, verbs, documents, server_version(shared.table), special_handlers=special)
+    documents = DocumentHandler(registry, DocumentCache(registry, shared.table.schemas), server_version(shared.table))
+    return Server(registry, reader, verbs, documents, special_handlers=special, path_handlers=documents.path_handlers())
 
 
 def server_version(table: PublishedApi) -> Object:
