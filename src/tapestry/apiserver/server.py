@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import msgspec
 from msgspec import structs
 
 from tapestry.apiserver import api_errors, options, views
@@ -38,17 +37,15 @@ from tapestry.apiserver.responses import (
     ApiResponse,
     PathHandler,
     ResourceHandler,
-    error_response,
     list_response,
+    response_or_status,
     response_with_warnings,
     warning_header,
 )
 from tapestry.apiserver.selections import NAME_FIELD
-from tapestry.apiserver.storage.log import StorageError
 from tapestry.apiserver.verbs import Verbs
-from tapestry.apiserver.watches import WatchResponse, watch_line
+from tapestry.apiserver.watches import WatchResponse, error_line
 from tapestry.apiserver.workers import run_if_large
-from tapestry.kube.budget import BudgetExceeded, DeadlineExceeded
 from tapestry.kube.errors import ApiError, Gone, NotFound
 from tapestry.kube.selectors import SelectorError, parse_field_selector
 from tapestry.process.logs import logger
@@ -97,46 +94,21 @@ class Server:
         for close in self.close_callbacks:
             await close()
 
-    async def handle(self, call: Call, target: Target | None = None) -> ApiResponse | WatchResponse:
-        """Return the response; errors are responses too. `target` is the parsed path, if the caller knows it."""
-        try:
-            return await (self.route(call) if target is None else self.handle_authorized(call, target))
-        except ApiError as error:
-            return error_response(error)
-        except StorageError as error:
-            log.warning("storage write failed", error=str(error))
-            return error_response(api_errors.storage_failure(error))
-        except RecursionError:  # from JSON within an annotation or a key; bodies are checked for depth
-            return error_response(api_errors.bad_request("a text in the request is nested too deeply"))
-        except BudgetExceeded:
-            return error_response(api_errors.work_limit_exceeded())
-        except DeadlineExceeded:
-            raise TimeoutError from None
-        except Exception:
-            log.exception("request failed with an internal error", method=call.method, path=call.path)
-            return error_response(api_errors.internal_error("the server failed; see its log"))
+    async def handle(self, call: Call) -> ApiResponse | WatchResponse:
+        """Return the response; errors are responses too."""
+        return await response_or_status(call, self.respond(call))
 
-    async def route(self, call: Call) -> ApiResponse | WatchResponse:
-        path_handler = self.path_handlers.get(first_segment(call.path))
-        if path_handler is not None:
-            self.authorize_path(call)
-            return await path_handler(call)
-        if (document := self.documents.discovery(call)) is not None:
-            self.authorize_path(call)
-            return document
-        if call.method not in ("GET", "HEAD"):
-            await self.verbs.store.wait_for_latest()  # the resource may have been defined by another server
-        try:
-            target = target_of(call.path, self.registry)
-        except NotFound:
-            missing = unserved_target(call.path)
-            self.authorize_call(call, missing, verb_of(call, missing) if missing is not None else call.method.lower())
-            raise
-        return await self.handle_authorized(call, target)
-
-    async def handle_authorized(self, call: Call, target: Target) -> ApiResponse | WatchResponse:
-        """Authorize the call, receive its body, and handle it."""
-        if call.method not in ("GET", "HEAD"):  # reads state the required resourceVersion themselves
+    async def respond(self, call: Call, target: Target | None = None) -> ApiResponse | WatchResponse:
+        """Return the response, or raise its error. `target` is the parsed path, if the caller knows it."""
+        if target is None:
+            if (path_handler := self.path_handlers.get(first_segment(call.path))) is not None:
+                self.authorize_path(call)
+                return await path_handler(call)
+            if (document := self.documents.discovery(call)) is not None:
+                self.authorize_path(call)
+                return document
+            target = await self.served_target(call)
+        elif call.method not in ("GET", "HEAD"):  # reads state the required resourceVersion themselves
             await self.verbs.store.wait_for_latest()
         verb = verb_of(call, target)
         self.authorize_call(call, target, verb)
@@ -146,32 +118,40 @@ class Server:
             call = await receive_body(call)
         if target.info.deprecation_warning:
             return await self.handle_deprecated(call, target)
-        return await self.handle_resource(call, target)
+        return await self.handler_of(target)(call, target)
+
+    async def served_target(self, call: Call) -> Target:
+        """Return the target of a call. Raises NotFound, or Forbidden if the user may not learn what is served."""
+        if call.method not in ("GET", "HEAD"):
+            await self.verbs.store.wait_for_latest()  # the resource may have been defined by another server
+        try:
+            return target_of(call.path, self.registry)
+        except NotFound:
+            missing = unserved_target(call.path)
+            self.authorize_call(call, missing, verb_of(call, missing) if missing is not None else call.method.lower())
+            raise
+
+    def handler_of(self, target: Target) -> Callable[[Call, Target], Awaitable[ApiResponse | WatchResponse]]:
+        subresource = target.subresource
+        handler = self.special_handlers.get((target.info.resource.name, subresource))
+        if handler is None and subresource:
+            handler = self.special_handlers.get(("*", subresource))
+        return handler or (self.handle_object if target.name else self.handle_collection)
 
     async def handle_deprecated(self, call: Call, target: Target) -> ApiResponse | WatchResponse:
         """Handle a call to a deprecated resource, and add a warning to the response or the error."""
+        warning = target.info.deprecation_warning
         try:
-            result = await self.handle_resource(call, target)
+            result = await self.handler_of(target)(call, target)
         except ApiError as error:
-            result = error_response(error)
+            error.warning = warning
+            raise
         if isinstance(result, WatchResponse):
             return result
-        existing = result.headers.get("Warning", "")
-        warnings = ", ".join(filter(None, (warning_header(target.info.deprecation_warning), existing)))
+        warnings = ", ".join(filter(None, (warning_header(warning), result.headers.get("Warning", ""))))
         return structs.replace(result, headers={**result.headers, "Warning": warnings})
 
-    async def handle_resource(self, call: Call, target: Target) -> ApiResponse | WatchResponse:
-        name, subresource = target.info.resource.name, target.subresource
-        handler = self.special_handlers.get((name, subresource))
-        if handler is None and subresource:
-            handler = self.special_handlers.get(("*", subresource))
-        if handler is not None:
-            return await handler(call, target)
-        if target.name:
-            return await self.handle_object(call, target)
-        return await self.handle_collection(call, target)
-
-    # -- non-resource paths
+    # -- authorization
 
     def authorize_path(self, call: Call) -> None:
         self.authorize_call(call, None, call.method.lower())
@@ -211,7 +191,7 @@ class Server:
         try:
             return await self.reader.watch(target, call.query, views.watch_encoder(target.info, form, include))
         except Gone as error:  # clients expect this error in the stream
-            return ApiResponse(200, watch_line("ERROR", msgspec.json.encode(error.status())))
+            return ApiResponse(200, error_line(error))
 
     async def handle_object(self, call: Call, target: Target) -> ApiResponse | WatchResponse:
         if target.subresource and target.subresource not in OBJECT_SUBRESOURCES:

@@ -15,7 +15,7 @@ from tapestry.apiserver import api_errors
 from tapestry.apiserver.access.authentication import Credentials, UnionAuthenticator
 from tapestry.apiserver.codec import MAX_BODY_BYTES
 from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.responses import ApiResponse, error_response
+from tapestry.apiserver.responses import ApiResponse, status_response
 from tapestry.apiserver.server import RejectingCallHandler
 from tapestry.apiserver.serving.http_connection import MAX_HEAD_BYTES
 from tapestry.apiserver.serving.http_handler import HttpHandler, start_http_server
@@ -100,7 +100,7 @@ class BaseHandler:
     """Base class of the handlers in these tests."""
 
     def reject(self, _: Call, error: ApiError) -> ApiResponse:
-        return error_response(error)
+        return status_response(error)
 
     def is_long_running(self, api_call: Call) -> bool:
         return api_call.method == "GET" and "watch" in api_call.query

@@ -25,7 +25,7 @@ from tapestry.apiserver.access.impersonation import HEADER_PREFIX
 from tapestry.apiserver.access.rbac import MASTERS_GROUP
 from tapestry.apiserver.codec import JSON
 from tapestry.apiserver.requests import WRITE_VERBS, Call, Query, User
-from tapestry.apiserver.responses import ApiResponse, ChunkedBody, Stream, error_response
+from tapestry.apiserver.responses import ApiResponse, ChunkedBody, Stream, status_response
 from tapestry.apiserver.server import RejectingCallHandler
 from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter
 from tapestry.apiserver.serving.http_connection import Exchange
@@ -71,7 +71,7 @@ class HttpHandler:
         try:
             path, query = path_and_query(exchange)
         except ValueError:
-            send_response(exchange, error_response(api_errors.bad_request("the request target is not a valid URL")))
+            send_response(exchange, status_response(api_errors.bad_request("the request target is not a valid URL")))
             return
         user = UNKNOWN_USER
         try:
@@ -95,7 +95,7 @@ class HttpHandler:
             if exchange.is_response_started:
                 exchange.abort()
             else:
-                send_response(exchange, error_response(api_errors.internal_error("the server failed; see its log")))
+                send_response(exchange, status_response(api_errors.internal_error("the server failed; see its log")))
 
     def _assign_connection(self, exchange: Exchange, user: User, *, exempt: bool) -> None:
         """Assign the connection to the user; connections of anonymous users stay unauthenticated."""
