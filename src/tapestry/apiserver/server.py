@@ -1,11 +1,15 @@
-"""API server core: routes an authenticated call to a handler and returns the response, without sockets.
+"""The stages of a request, without sockets. The caller has read the head and authenticated the user (`Call.user`).
 
-The caller has authenticated the user (`Call.user`). This module authorizes each call before it reads the body.
+Server.respond          runs the stages in this order
+Server.authorize_call   rejects a call that the user may not make, before anything of its body is read
+receive_body            reads the body, and decodes it if that is slow
+Server.write_request    decodes the body of a write
+Verbs                   admit, validate and store the object, or delete it
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from msgspec import structs
 
@@ -48,9 +52,6 @@ from tapestry.apiserver.watches import WatchResponse, error_line
 from tapestry.apiserver.workers import run_if_large
 from tapestry.kube.errors import ApiError, Gone, NotFound
 from tapestry.kube.selectors import SelectorError, parse_field_selector
-from tapestry.process.logs import logger
-
-log = logger(__name__)
 
 MAX_SELECTOR_LENGTH = 4 << 10
 """Maximum length of a field selector that is parsed for the authorization of a single object."""
@@ -101,12 +102,8 @@ class Server:
     async def respond(self, call: Call, target: Target | None = None) -> ApiResponse | WatchResponse:
         """Return the response, or raise its error. `target` is the parsed path, if the caller knows it."""
         if target is None:
-            if (path_handler := self.path_handlers.get(first_segment(call.path))) is not None:
-                self.authorize_path(call)
-                return await path_handler(call)
-            if (document := self.documents.discovery(call)) is not None:
-                self.authorize_path(call)
-                return document
+            if (response := await self.non_resource_response(call)) is not None:
+                return response
             target = await self.served_target(call)
         elif call.method not in ("GET", "HEAD"):  # reads state the required resourceVersion themselves
             await self.verbs.store.wait_for_latest()
@@ -119,6 +116,15 @@ class Server:
         if target.info.deprecation_warning:
             return await self.handle_deprecated(call, target)
         return await self.handler_of(target)(call, target)
+
+    async def non_resource_response(self, call: Call) -> ApiResponse | None:
+        """Return the response for a path that names no resource, or None."""
+        if (handler := self.path_handlers.get(first_segment(call.path))) is not None:
+            self.authorize_path(call)
+            return await handler(call)
+        if (document := self.documents.discovery(call)) is not None:
+            self.authorize_path(call)
+        return document
 
     async def served_target(self, call: Call) -> Target:
         """Return the target of a call. Raises NotFound, or Forbidden if the user may not learn what is served."""
@@ -178,7 +184,8 @@ class Server:
                 return await self.start_watch(call, target, form, include)
             listing = await self.reader.list(target, call.query)
             return list_response(await views.encode_collection(target.info, listing, form, include))
-        request, body = self.write_request(call, target)
+        request = self.write_request(call, target)
+        body = request.decoded_body
         if call.method == "POST":
             return response_with_warnings(request, 201, await self.verbs.create(request, body))
         if call.method == "DELETE":
@@ -208,7 +215,8 @@ class Server:
                     200, await run_if_large(len(raw), views.encode_object, target.info, raw, form, include)
                 )
             return ApiResponse(200, views.encode_object(target.info, raw, form, include))
-        request, body = self.write_request(call, target)
+        request = self.write_request(call, target)
+        body = request.decoded_body
         match call.method:
             case "PUT":
                 return response_with_warnings(request, 200, await self.verbs.replace(request, body))
@@ -226,7 +234,8 @@ class Server:
                 )
         raise api_errors.method_not_allowed()
 
-    def write_request(self, call: Call, target: Target) -> tuple[WriteRequest, Any]:
+    def write_request(self, call: Call, target: Target) -> WriteRequest:
+        """Decode the body and check the options of a write."""
         content_type = media_type(call.headers.get("content-type", "")) or JSON
         body = decoded_body(call)
         agent = call.headers.get("user-agent", "")
@@ -234,7 +243,7 @@ class Server:
         options.validate_options(verb, query)
         if verb == "delete" and isinstance(body, dict) and body.get("dryRun"):
             query = {**query, "dryRun": "All"}
-        request = WriteRequest(
+        return WriteRequest(
             verb,
             target,
             call.user,
@@ -246,7 +255,6 @@ class Server:
             call.duplicate_keys,
             audit_annotations=call.audit_annotations,
         )
-        return request, body
 
 
 OBJECT_SUBRESOURCES = frozenset({"status", "finalize", "approval", "ephemeralcontainers", "resize"})
