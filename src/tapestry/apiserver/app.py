@@ -68,6 +68,7 @@ from tapestry.apiserver.customresources.definitions import Definitions, Definiti
 from tapestry.apiserver.defaults import kinds as defaults
 from tapestry.apiserver.defaults import server_fields
 from tapestry.apiserver.documents.document_cache import DocumentCache
+from tapestry.apiserver.documents.document_handler import DocumentHandler
 from tapestry.apiserver.fieldmanager.apply import FieldManager
 from tapestry.apiserver.fieldmanager.merge_schemas import MergeSchemas
 from tapestry.apiserver.handlers.pipeline import (
@@ -318,9 +319,12 @@ def build_server(
         ("pods", "log"): kubelets.pod_log,
         ("*", "scale"): typed(ScaleHandler(reader, verbs, webhooks).handle),
     }
-    documents = DocumentCache(registry, api.schemas)
-    version, close = version_info(api.version), (webhook_client.close, kubelets.close)
-    return Server(registry, reader, verbs, documents, version, authorize, denial_reason, special, close_callbacks=close)
+    documents = DocumentHandler(registry, DocumentCache(registry, api.schemas), version_info(api.version))
+    return Server(
+        *(registry, reader, verbs, documents, authorize, denial_reason, special),
+        path_handlers=documents.path_handlers(),
+        close_callbacks=(webhook_client.close, kubelets.close),
+    )
 
 
 def build_authorizer(config: ApiServerConfig, store: Store) -> tuple[Authorize, Callable[[Attributes], str]]:
@@ -400,6 +404,7 @@ def build_request_handler(
     storage = StorageCheck(store, server.registry.info_for(NAMESPACES))
     health = HealthHandlers({"ping": ping, "storage": storage, BOOTSTRAP_CHECK: partial(check_bootstrap_roles, store)})
     path_handlers: dict[str, PathHandler] = {
+        **server.path_handlers,
         "metrics": MetricsHandler(
             ServerCollector(store, lambda: inflight_limiter.inflight, lambda: connection_limiter.counts)
         ),

@@ -15,7 +15,7 @@ from tapestry.apiserver.access.authentication import Credentials, UnionAuthentic
 from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.codec import MAX_BODY_BYTES
 from tapestry.apiserver.core.requests import Call, User
-from tapestry.apiserver.core.responses import ApiResponse, error_response
+from tapestry.apiserver.core.responses import ApiResponse, status_response
 from tapestry.apiserver.handlers.server import RejectingCallHandler
 from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.apiserver.serving.http_connection import MAX_HEAD_BYTES
@@ -100,7 +100,7 @@ class BaseHandler:
     """Base class of the handlers in these tests."""
 
     def reject(self, _: Call, error: ApiError) -> ApiResponse:
-        return error_response(error)
+        return status_response(error)
 
     def is_long_running(self, api_call: Call) -> bool:
         return api_call.method == "GET" and "watch" in api_call.query

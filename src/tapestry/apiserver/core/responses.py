@@ -3,14 +3,21 @@
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.codec import JSON
 from tapestry.apiserver.core.requests import Call, Target, WriteRequest
+from tapestry.apiserver.core.store import StorageError
+from tapestry.kube.budget import BudgetExceeded, DeadlineExceeded
 from tapestry.kube.errors import ApiError
 from tapestry.kube.objects import EMPTY_MAPPING
+from tapestry.process.logs import logger
+
+log = logger(__name__)
+R = TypeVar("R")
 
 MAX_UNCHUNKED_BYTES = 8 << 20
 """Maximum size in bytes of a list response that is sent in one piece."""
@@ -90,7 +97,30 @@ def warning_header(text: str) -> str:
     return f'299 - "{escaped}"'
 
 
-def error_response(error: ApiError) -> ApiResponse:
-    retry_after = error.retry_after
-    headers = {"Retry-After": str(int(retry_after))} if retry_after is not None else {}
+async def response_or_status(call: Call, response: Awaitable[R]) -> R | ApiResponse:
+    """Return the response, or the Status of its error. All errors of handlers are converted here."""
+    try:
+        return await response
+    except ApiError as error:
+        return status_response(error)
+    except StorageError as error:
+        log.warning("storage write failed", error=str(error))
+        return status_response(api_errors.storage_failure(error))
+    except RecursionError:  # from JSON within an annotation or a key; bodies are checked for depth
+        return status_response(api_errors.bad_request("a text in the request is nested too deeply"))
+    except BudgetExceeded:
+        return status_response(api_errors.work_limit_exceeded())
+    except DeadlineExceeded:
+        return status_response(api_errors.request_timed_out())
+    except Exception:
+        log.exception("request failed with an internal error", method=call.method, path=call.path)
+        return status_response(api_errors.internal_error("the server failed; see its log"))
+
+
+def status_response(error: ApiError) -> ApiResponse:
+    headers = {}
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(int(error.retry_after))
+    if error.warning:
+        headers["Warning"] = warning_header(error.warning)
     return ApiResponse(error.code, msgspec.json.encode({"metadata": {}, **error.status()}), headers=headers)

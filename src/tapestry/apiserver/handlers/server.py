@@ -1,18 +1,20 @@
-"""API server core: routes an authenticated call to a handler and returns the response, without sockets.
+"""The stages of a request, without sockets. The caller has read the head and authenticated the user (`Call.user`).
 
-The caller has authenticated the user (`Call.user`). This module authorizes each call before it reads the body.
+Server.respond          runs the stages in this order
+Server.authorize_call   rejects a call that the user may not make, before anything of its body is read
+receive_body            reads the body, and decodes it if that is slow
+Server.write_request    decodes the body of a write
+Verbs                   admit, validate and store the object, or delete it
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
-import msgspec
 from msgspec import structs
 
 from tapestry.apiserver.core import api_errors
-from tapestry.apiserver.core.codec import JSON, accepted_types, media_type, negotiated_form
+from tapestry.apiserver.core.codec import JSON, media_type
 from tapestry.apiserver.core.field_validation import report_duplicate_keys
 from tapestry.apiserver.core.request_bodies import decoded_body, has_pending_body, receive_body
 from tapestry.apiserver.core.requests import (
@@ -38,29 +40,20 @@ from tapestry.apiserver.core.responses import (
     ApiResponse,
     PathHandler,
     ResourceHandler,
-    error_response,
-    json_response,
     list_response,
+    response_or_status,
     response_with_warnings,
     warning_header,
 )
-from tapestry.apiserver.core.store import StorageError
 from tapestry.apiserver.core.workers import run_if_large
-from tapestry.apiserver.documents import discovery
-from tapestry.apiserver.documents.document_cache import Document, DocumentCache
-from tapestry.apiserver.documents.openapi_v2_protobuf import CONTENT_TYPE, MEDIA_TYPES
+from tapestry.apiserver.documents.document_handler import DocumentHandler
 from tapestry.apiserver.handlers import options, views
 from tapestry.apiserver.handlers.reader import Reader
 from tapestry.apiserver.handlers.selections import NAME_FIELD
 from tapestry.apiserver.handlers.verbs import Verbs
-from tapestry.apiserver.handlers.watches import WatchResponse, watch_line
-from tapestry.kube.budget import BudgetExceeded, DeadlineExceeded
+from tapestry.apiserver.handlers.watches import WatchResponse, error_line
 from tapestry.kube.errors import ApiError, Gone, NotFound
-from tapestry.kube.objects import Object
 from tapestry.kube.selectors import SelectorError, parse_field_selector
-from tapestry.process.logs import logger
-
-log = logger(__name__)
 
 MAX_SELECTOR_LENGTH = 4 << 10
 """Maximum length of a field selector that is parsed for the authorization of a single object."""
@@ -89,8 +82,7 @@ class Server:
     registry: ResourceRegistry
     reader: Reader
     verbs: Verbs
-    documents: DocumentCache
-    version: Object
+    documents: DocumentHandler
     authorize: Authorize = allow_all
     denial_reason: Callable[[Attributes], str] = no_denial_reason
     """Explains why `authorize` denies a call; empty if there is nothing to add."""
@@ -98,7 +90,6 @@ class Server:
     """Handlers by resource (`*` for any) and subresource, which may be empty: `("pods", "eviction")`."""
     path_handlers: Mapping[str, PathHandler] = field(default_factory=dict)
     """Handlers by the first segment of a non-resource path: `metrics`, `readyz`."""
-    address: str = ""
     close_callbacks: Sequence[Callable[[], Awaitable[None]]] = ()
     """Close connections to other servers."""
 
@@ -106,45 +97,17 @@ class Server:
         for close in self.close_callbacks:
             await close()
 
-    async def handle(self, call: Call, target: Target | None = None) -> ApiResponse | WatchResponse:
-        """Return the response; errors are responses too. `target` is the parsed path, if the caller knows it."""
-        try:
-            return await (self.route(call) if target is None else self.handle_authorized(call, target))
-        except ApiError as error:
-            return error_response(error)
-        except StorageError as error:
-            log.warning("storage write failed", error=str(error))
-            return error_response(api_errors.storage_failure(error))
-        except RecursionError:  # from JSON within an annotation or a key; bodies are checked for depth
-            return error_response(api_errors.bad_request("a text in the request is nested too deeply"))
-        except BudgetExceeded:
-            return error_response(api_errors.work_limit_exceeded())
-        except DeadlineExceeded:
-            raise TimeoutError from None
-        except Exception:
-            log.exception("request failed with an internal error", method=call.method, path=call.path)
-            return error_response(api_errors.internal_error("the server failed; see its log"))
+    async def handle(self, call: Call) -> ApiResponse | WatchResponse:
+        """Return the response; errors are responses too."""
+        return await response_or_status(call, self.respond(call))
 
-    async def route(self, call: Call) -> ApiResponse | WatchResponse:
-        path_handler = self.path_handlers.get(first_segment(call.path))
-        if path_handler is not None:
-            self.authorize_path(call)
-            return await path_handler(call)
-        if (result := await self.handle_non_resource(call)) is not None:
-            return result
-        if call.method not in ("GET", "HEAD"):
-            await self.verbs.store.wait_for_latest()  # the resource may have been defined by another server
-        try:
-            target = target_of(call.path, self.registry)
-        except NotFound:
-            missing = unserved_target(call.path)
-            self.authorize_call(call, missing, verb_of(call, missing) if missing is not None else call.method.lower())
-            raise
-        return await self.handle_authorized(call, target)
-
-    async def handle_authorized(self, call: Call, target: Target) -> ApiResponse | WatchResponse:
-        """Authorize the call, receive its body, and handle it."""
-        if call.method not in ("GET", "HEAD"):  # reads state the required resourceVersion themselves
+    async def respond(self, call: Call, target: Target | None = None) -> ApiResponse | WatchResponse:
+        """Return the response, or raise its error. `target` is the parsed path, if the caller knows it."""
+        if target is None:
+            if (response := await self.non_resource_response(call)) is not None:
+                return response
+            target = await self.served_target(call)
+        elif call.method not in ("GET", "HEAD"):  # reads state the required resourceVersion themselves
             await self.verbs.store.wait_for_latest()
         verb = verb_of(call, target)
         self.authorize_call(call, target, verb)
@@ -154,44 +117,49 @@ class Server:
             call = await receive_body(call)
         if target.info.deprecation_warning:
             return await self.handle_deprecated(call, target)
-        return await self.handle_resource(call, target)
+        return await self.handler_of(target)(call, target)
+
+    async def non_resource_response(self, call: Call) -> ApiResponse | None:
+        """Return the response for a path that names no resource, or None."""
+        if (handler := self.path_handlers.get(first_segment(call.path))) is not None:
+            self.authorize_path(call)
+            return await handler(call)
+        if (document := self.documents.discovery(call)) is not None:
+            self.authorize_path(call)
+        return document
+
+    async def served_target(self, call: Call) -> Target:
+        """Return the target of a call. Raises NotFound, or Forbidden if the user may not learn what is served."""
+        if call.method not in ("GET", "HEAD"):
+            await self.verbs.store.wait_for_latest()  # the resource may have been defined by another server
+        try:
+            return target_of(call.path, self.registry)
+        except NotFound:
+            missing = unserved_target(call.path)
+            self.authorize_call(call, missing, verb_of(call, missing) if missing is not None else call.method.lower())
+            raise
+
+    def handler_of(self, target: Target) -> Callable[[Call, Target], Awaitable[ApiResponse | WatchResponse]]:
+        subresource = target.subresource
+        handler = self.special_handlers.get((target.info.resource.name, subresource))
+        if handler is None and subresource:
+            handler = self.special_handlers.get(("*", subresource))
+        return handler or (self.handle_object if target.name else self.handle_collection)
 
     async def handle_deprecated(self, call: Call, target: Target) -> ApiResponse | WatchResponse:
         """Handle a call to a deprecated resource, and add a warning to the response or the error."""
+        warning = target.info.deprecation_warning
         try:
-            result = await self.handle_resource(call, target)
+            result = await self.handler_of(target)(call, target)
         except ApiError as error:
-            result = error_response(error)
+            error.warning = warning
+            raise
         if isinstance(result, WatchResponse):
             return result
-        existing = result.headers.get("Warning", "")
-        warnings = ", ".join(filter(None, (warning_header(target.info.deprecation_warning), existing)))
+        warnings = ", ".join(filter(None, (warning_header(warning), result.headers.get("Warning", ""))))
         return structs.replace(result, headers={**result.headers, "Warning": warnings})
 
-    async def handle_resource(self, call: Call, target: Target) -> ApiResponse | WatchResponse:
-        name, subresource = target.info.resource.name, target.subresource
-        handler = self.special_handlers.get((name, subresource))
-        if handler is None and subresource:
-            handler = self.special_handlers.get(("*", subresource))
-        if handler is not None:
-            return await handler(call, target)
-        if target.name:
-            return await self.handle_object(call, target)
-        return await self.handle_collection(call, target)
-
-    # -- non-resource paths
-
-    async def handle_non_resource(self, call: Call) -> ApiResponse | None:
-        """Return the response for a non-resource path, or None if the path may name a resource."""
-        segments = call.path.strip("/").split("/")
-        if segments[0] == "openapi":
-            self.authorize_path(call)
-            return await self.openapi_response(call, segments[1:])
-        document = self.discovery_response(call, segments)
-        if document is None:
-            return None
-        self.authorize_path(call)
-        return document
+    # -- authorization
 
     def authorize_path(self, call: Call) -> None:
         self.authorize_call(call, None, call.method.lower())
@@ -209,54 +177,6 @@ class Server:
             raise api_errors.forbidden_path(call.user.name, verb, call.path)
         raise forbidden_resource(call.user.name, verb, target, self.denial_reason(attributes))
 
-    def discovery_response(self, call: Call, segments: list[str]) -> ApiResponse | None:
-        match segments:
-            case ["version"]:
-                return json_response(200, self.version)
-            case ["api" | "apis" as root]:
-                return self.root_discovery(call, legacy=root == "api")
-            case ["api", version]:
-                return self.group_discovery("", version)
-            case ["apis", group, *rest] if len(rest) < 2:
-                return self.group_discovery(group, *rest)
-        return None
-
-    def group_discovery(self, group: str, version: str = "") -> ApiResponse | None:
-        """Return the unaggregated discovery document of a group or a version, or None if it is not served."""
-        versions = self.registry.groups().get(group)
-        if versions is None or (version and version not in versions):
-            return None
-        if version:
-            return json_response(200, discovery.api_resources(group, version, versions[version]))
-        return json_response(200, discovery.api_group(group, list(versions)))
-
-    async def openapi_response(self, call: Call, rest: list[str]) -> ApiResponse | None:
-        with suppress(KeyError):  # the group or version is not served
-            match rest:
-                case ["v2"] if any(each.type in MEDIA_TYPES for each in accepted_types(call.headers.get("accept", ""))):
-                    return etag_response(call, await self.documents.openapi_v2_protobuf(), CONTENT_TYPE)
-                case ["v2"]:
-                    negotiated_form(call.headers.get("accept", ""), frozenset())
-                    return etag_response(call, await self.documents.openapi_v2())
-                case ["v3"]:
-                    return etag_response(call, await self.documents.openapi_v3_index())
-                case ["v3", "api", version]:
-                    return etag_response(call, await self.documents.openapi_v3_group("", version))
-                case ["v3", "apis", group, version]:
-                    return etag_response(call, await self.documents.openapi_v3_group(group, version))
-        return None
-
-    def root_discovery(self, call: Call, *, legacy: bool) -> ApiResponse:
-        for each in accepted_types(call.headers.get("accept", "")):
-            if each.form == discovery.AGGREGATED and each.parameters.get("v") == "v2":
-                content_type = f"{JSON};g=apidiscovery.k8s.io;v=v2;as={discovery.AGGREGATED}"
-                return etag_response(call, self.documents.aggregated_discovery(legacy=legacy), content_type)
-            if not each.form:
-                break
-        return json_response(
-            200, discovery.api_versions(self.address) if legacy else discovery.api_groups(self.registry)
-        )
-
     # -- resources
 
     async def handle_collection(self, call: Call, target: Target) -> ApiResponse | WatchResponse:
@@ -266,7 +186,8 @@ class Server:
                 return await self.start_watch(call, target, form, include)
             listing = await self.reader.list(target, call.query)
             return list_response(await views.encode_collection(target.info, listing, form, include))
-        request, body = self.write_request(call, target)
+        request = self.write_request(call, target)
+        body = request.decoded_body
         if call.method == "POST":
             return response_with_warnings(request, 201, await self.verbs.create(request, body))
         if call.method == "DELETE":
@@ -279,7 +200,7 @@ class Server:
         try:
             return await self.reader.watch(target, call.query, views.watch_encoder(target.info, form, include))
         except Gone as error:  # clients expect this error in the stream
-            return ApiResponse(200, watch_line("ERROR", msgspec.json.encode(error.status())))
+            return ApiResponse(200, error_line(error))
 
     async def handle_object(self, call: Call, target: Target) -> ApiResponse | WatchResponse:
         if target.subresource and target.subresource not in OBJECT_SUBRESOURCES:
@@ -296,7 +217,8 @@ class Server:
                     200, await run_if_large(len(raw), views.encode_object, target.info, raw, form, include)
                 )
             return ApiResponse(200, views.encode_object(target.info, raw, form, include))
-        request, body = self.write_request(call, target)
+        request = self.write_request(call, target)
+        body = request.decoded_body
         match call.method:
             case "PUT":
                 return response_with_warnings(request, 200, await self.verbs.replace(request, body))
@@ -314,7 +236,8 @@ class Server:
                 )
         raise api_errors.method_not_allowed()
 
-    def write_request(self, call: Call, target: Target) -> tuple[WriteRequest, Any]:
+    def write_request(self, call: Call, target: Target) -> WriteRequest:
+        """Decode the body and check the options of a write."""
         content_type = media_type(call.headers.get("content-type", "")) or JSON
         body = decoded_body(call)
         agent = call.headers.get("user-agent", "")
@@ -322,7 +245,7 @@ class Server:
         options.validate_options(verb, query)
         if verb == "delete" and isinstance(body, dict) and body.get("dryRun"):
             query = {**query, "dryRun": "All"}
-        request = WriteRequest(
+        return WriteRequest(
             verb,
             target,
             call.user,
@@ -334,7 +257,6 @@ class Server:
             call.duplicate_keys,
             audit_annotations=call.audit_annotations,
         )
-        return request, body
 
 
 OBJECT_SUBRESOURCES = frozenset({"status", "finalize", "approval", "ephemeralcontainers", "resize"})
@@ -353,13 +275,3 @@ def selected_name(field_selector: str) -> str:
     except SelectorError:
         return ""
     return next((term.value for term in terms if term.field == NAME_FIELD and term.equal), "")
-
-
-def etag_response(call: Call, document: Document, content_type: str = JSON) -> ApiResponse:
-    """Return a document, or 304 if the client has it. A document requested by its hash is cacheable forever."""
-    headers = {"ETag": f'"{document.etag}"', "Vary": "Accept"}
-    if call.query.get("hash") == document.etag:
-        headers["Cache-Control"] = "public, immutable, max-age=31536000"
-    if document.etag in call.headers.get("if-none-match", ""):
-        return ApiResponse(304, b"", content_type, headers)
-    return ApiResponse(200, document.body, content_type, headers)

@@ -60,10 +60,11 @@ class Verbs:
     codec: StorageCodec
     now: Callable[[], datetime]
     admit: Step
-    """Runs before the server sets its own fields: decoding, defaults, managed fields, mutating admission."""
+    """Decoding by type, defaults, managed fields and mutating admission, before the server sets its own fields."""
     validate: Step
     """Runs on the object to be stored: validation, validating admission."""
     delete_steps: Sequence[DeleteStep]
+    """Validation and validating admission of the object to be stored."""
     server_side_apply: Apply
     random: Random
     unrestricted: bool = False
@@ -74,6 +75,7 @@ class Verbs:
     """Authorizes the create that a PUT or an apply may result in; the server has authorized the verb itself."""
 
     async def create(self, request: WriteRequest, body: Any) -> bytes:
+        """Admit, validate and store a new object; retry if its generated name is taken."""
         target = request.target
         info, resource = target.info, target.info.resource
         if resource.namespaced and not target.namespace:

@@ -109,7 +109,7 @@ class WatchResponse:
                     self.revision = max(self.revision, self.store.revision)
                     yield self._bookmark({})
         except ApiError as error:  # from a conversion
-            yield watch_line("ERROR", msgspec.json.encode(error.status()))
+            yield error_line(error)
         finally:
             alarm.cancel()
             self.end()
@@ -223,6 +223,11 @@ def last_matching_object(event: WatchEvent) -> bytes:
     obj: Object = msgspec.json.decode(event.old.raw)
     obj["metadata"]["resourceVersion"] = str(event.revision)
     return msgspec.json.encode(obj)
+
+
+def error_line(error: ApiError) -> bytes:
+    """Return the ERROR event that ends a watch."""
+    return watch_line("ERROR", msgspec.json.encode(error.status()))
 
 
 def watch_line(what: str, raw: bytes) -> bytes:

@@ -25,7 +25,7 @@ from tapestry.apiserver.access.rbac import MASTERS_GROUP
 from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.codec import JSON
 from tapestry.apiserver.core.requests import WRITE_VERBS, Call, Query, User
-from tapestry.apiserver.core.responses import ApiResponse, ChunkedBody, Stream, error_response
+from tapestry.apiserver.core.responses import ApiResponse, ChunkedBody, Stream, status_response
 from tapestry.apiserver.handlers.server import RejectingCallHandler
 from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter
@@ -71,7 +71,7 @@ class HttpHandler:
         try:
             path, query = path_and_query(exchange)
         except ValueError:
-            send_response(exchange, error_response(api_errors.bad_request("the request target is not a valid URL")))
+            send_response(exchange, status_response(api_errors.bad_request("the request target is not a valid URL")))
             return
         user = UNKNOWN_USER
         try:
@@ -95,7 +95,7 @@ class HttpHandler:
             if exchange.is_response_started:
                 exchange.abort()
             else:
-                send_response(exchange, error_response(api_errors.internal_error("the server failed; see its log")))
+                send_response(exchange, status_response(api_errors.internal_error("the server failed; see its log")))
 
     def _assign_connection(self, exchange: Exchange, user: User, *, exempt: bool) -> None:
         """Assign the connection to the user; connections of anonymous users stay unauthenticated."""

@@ -27,6 +27,7 @@ from tapestry.apiserver.customresources.definitions import Definitions, Definiti
 from tapestry.apiserver.defaults import kinds as defaults
 from tapestry.apiserver.defaults import server_fields
 from tapestry.apiserver.documents.document_cache import DocumentCache
+from tapestry.apiserver.documents.document_handler import DocumentHandler
 from tapestry.apiserver.fieldmanager.apply import FieldManager
 from tapestry.apiserver.fieldmanager.merge_schemas import MergeSchemas
 from tapestry.apiserver.handlers.pipeline import (
@@ -129,8 +130,8 @@ def new_server(
         ).handlers(),
         ("pods", "eviction"): EvictionHandler(reader, verbs, shared.registry.info_for(DISRUPTION_BUDGETS)).evict,
     }
-    documents = DocumentCache(registry, shared.table.schemas)
-    return Server(registry, reader, verbs, documents, server_version(shared.table), special_handlers=special)
+    documents = DocumentHandler(registry, DocumentCache(registry, shared.table.schemas), server_version(shared.table))
+    return Server(registry, reader, verbs, documents, special_handlers=special, path_handlers=documents.path_handlers())
 
 
 def server_version(table: PublishedApi) -> Object:
