@@ -81,6 +81,7 @@ from tapestry.apiserver.serving.http_server import HttpServer
 from tapestry.apiserver.serving.inflight_limiter import MUTATING, READ_ONLY, InflightLimiter
 from tapestry.apiserver.serving.metrics import MetricsHandler, ServerCollector
 from tapestry.apiserver.serving.request_handler import MountedHandler, RequestHandler
+from tapestry.apiserver.spec_cache import SpecCache
 from tapestry.apiserver.storage.backends import open_store
 from tapestry.apiserver.storage.store import Store
 from tapestry.apiserver.subresources.connections import CONNECT_SUBRESOURCES, ConnectHandler
@@ -132,6 +133,7 @@ async def run_apiserver(
     config: ApiServerConfig,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
     mounted_handlers: Mapping[str, MountedHandler] = EMPTY_MAPPING,
+    spec_cache: SpecCache | None = None,
 ) -> AsyncIterator[RunningServer]:
     """Run the server for the duration of the context. Raises ValueError or OSError if it cannot start."""
     folder = Path(config.file_rootpath)
@@ -143,7 +145,7 @@ async def run_apiserver(
             build_inflight_limiter(config),
             build_connection_limiter(config),
         )
-        server = build_server(config, store, account_tokens, authenticators, now)
+        server = build_server(config, store, account_tokens, authenticators, now, spec_cache)
         worker = Worker()
         request_handler = replace(
             build_request_handler(config, server, account_tokens, inflight_limiter, connection_limiter),
@@ -194,6 +196,7 @@ def build_server(
     account_tokens: ServiceAccountTokens,
     authenticators: list[Authenticator],
     now: Callable[[], datetime],
+    spec_cache: SpecCache | None = None,
 ) -> Server:
     api = published_api()
     registry, types = ResourceRegistry(api.resources), TypeDecoders(api.schemas)
@@ -210,7 +213,7 @@ def build_server(
     grants_rights, is_restricted = is_one_of(*ROLES, *BINDINGS), is_one_of(*RESTRICTED_RESOURCES)
     decoding = (
         *(
-            ResourceStep(is_built_in, PureStep(BuiltInDecoder(types))),
+            ResourceStep(is_built_in, PureStep(BuiltInDecoder(types, spec_cache or SpecCache()))),
             ResourceStep(is_custom, PureStep(definitions.prune_and_default)),
         ),
         *(

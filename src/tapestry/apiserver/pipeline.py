@@ -12,6 +12,7 @@ import msgspec
 from tapestry.apiserver import api_errors
 from tapestry.apiserver.customresources.structural_schema import child_path
 from tapestry.apiserver.resource_registry import ResourceInfo
+from tapestry.apiserver.spec_cache import SpecCache
 from tapestry.apiserver.type_decoders import TypeDecoders
 from tapestry.apiserver.verbs import Step, WriteRequest
 from tapestry.apiserver.workers import LARGE_BYTES, current_request_budget, run_if_large, run_sync
@@ -113,6 +114,7 @@ class BuiltInDecoder:
     """A step that drops unknown fields and nulls from objects of built-in kinds."""
 
     types: TypeDecoders
+    cache: SpecCache
 
     async def __call__(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
         info = request.target.info
@@ -121,7 +123,7 @@ class BuiltInDecoder:
             new if old is None else {key: each for key, each in new.items() if each is None or each is not old.get(key)}
         )
         try:
-            result, report = self.types.decode(info.schema_name, changed, info.resource.kind)
+            result, report = self.types.decode(info.schema_name, changed, info.resource.kind, self.cache)
         except BadRequest as error:
             if request.verb == "patch":
                 raise api_errors.invalid_patch_result(error.message) from error

@@ -25,7 +25,7 @@ from tapestry.apiserver.requests import (
     selection_of,
 )
 from tapestry.apiserver.resource_registry import ALLOWS_CREATE_ON_UPDATE, RETURNS_DELETED_OBJECT, ResourceInfo
-from tapestry.apiserver.spec_cache import is_interned, memoize
+from tapestry.apiserver.spec_cache import Interned, memoize
 from tapestry.apiserver.storage.log import Key
 from tapestry.apiserver.storage.store import (
     Compacted,
@@ -599,13 +599,13 @@ def encode_for_storage(info: ResourceInfo, obj: Object) -> RevisionEncoder:
 
 def encode_spec(part: Any) -> Any:
     """Return a spec, or owned fields, for the encoder: interned values as cached text."""
-    return memoize(part, encode_spec, lambda: msgspec.Raw(ENCODER.encode(part))) if is_interned(part) else part
+    return memoize(part, encode_spec, lambda: msgspec.Raw(ENCODER.encode(part))) if type(part) is Interned else part
 
 
 def with_text_of_fields(entry: Object) -> Object:
     """Return an entry of `metadata.managedFields` for the encoder."""
     fields = entry.get("fieldsV1")
-    return {**entry, "fieldsV1": encode_spec(fields)} if is_interned(fields) else entry
+    return {**entry, "fieldsV1": encode_spec(fields)} if type(fields) is Interned else entry
 
 
 def encode_list(info: ResourceInfo, metadata: Object, items: Sequence[bytes]) -> bytes:

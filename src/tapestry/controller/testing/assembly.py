@@ -28,6 +28,7 @@ from tapestry.apiserver.requests import Call, Target
 from tapestry.apiserver.resource_registry import PublishedApi, ResourceRegistry, published_api
 from tapestry.apiserver.server import ApiResponse, ResourceHandler, Server
 from tapestry.apiserver.service_allocator import ServiceAllocator
+from tapestry.apiserver.spec_cache import SpecCache
 from tapestry.apiserver.storage.log import Key
 from tapestry.apiserver.subresources.evictions import EvictionHandler
 from tapestry.apiserver.subresources.tokens_and_bindings import TokensAndBindings
@@ -91,7 +92,10 @@ def new_server(
     crds, values = is_one_of(CRDS.name), DeterministicValues(store, random.getrandbits(64))
     prepare = Pipeline(
         [
-            *(ResourceStep(is_built_in, BuiltInDecoder(types)), ResourceStep(is_custom, definitions.prune_and_default)),
+            *(
+                ResourceStep(is_built_in, BuiltInDecoder(types, SpecCache())),
+                ResourceStep(is_custom, definitions.prune_and_default),
+            ),
             *(ResourceStep(is_one_of(SECRETS.name), server_fields.merge_string_data), defaults.apply_defaults),
             *(ResourceStep(crds, rules.default), ownership.track_update),
         ]
