@@ -58,6 +58,7 @@ from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.requests import Attributes, Authorize, allow_all, no_denial_reason
 from tapestry.apiserver.core.resource_registry import ResourceRegistry, published_api
 from tapestry.apiserver.core.responses import PathHandler
+from tapestry.apiserver.core.spec_cache import SpecCache
 from tapestry.apiserver.core.storage_codec import StorageCodec
 from tapestry.apiserver.core.store import Store
 from tapestry.apiserver.core.type_decoders import TypeDecoders
@@ -137,6 +138,7 @@ async def run_apiserver(
     config: ApiServerConfig,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
     mounted_handlers: Mapping[str, MountedHandler] = EMPTY_MAPPING,
+    spec_cache: SpecCache | None = None,
 ) -> AsyncIterator[RunningServer]:
     """Run the server for the duration of the context. Raises ValueError or OSError if it cannot start."""
     folder = Path(config.file_rootpath)
@@ -148,7 +150,7 @@ async def run_apiserver(
             build_inflight_limiter(config),
             build_connection_limiter(config),
         )
-        server = build_server(config, store, account_tokens, authenticators, now)
+        server = build_server(config, store, account_tokens, authenticators, now, spec_cache)
         worker = Worker()
         request_handler = replace(
             build_request_handler(config, server, account_tokens, inflight_limiter, connection_limiter),
@@ -199,6 +201,7 @@ def build_server(
     account_tokens: ServiceAccountTokens,
     authenticators: list[Authenticator],
     now: Callable[[], datetime],
+    spec_cache: SpecCache | None = None,
 ) -> Server:
     api = published_api()
     registry, types = ResourceRegistry(api.resources), TypeDecoders(api.schemas)
@@ -215,7 +218,7 @@ def build_server(
     grants_rights, is_restricted = is_one_of(*ROLES, *BINDINGS), is_one_of(*RESTRICTED_RESOURCES)
     decoding = (
         *(
-            ResourceStep(is_built_in, PureStep(BuiltInDecoder(types))),
+            ResourceStep(is_built_in, PureStep(BuiltInDecoder(types, spec_cache or SpecCache()))),
             ResourceStep(is_custom, PureStep(definitions.prune_and_default)),
         ),
         *(

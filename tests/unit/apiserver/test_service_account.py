@@ -43,6 +43,14 @@ async def test_pod_mounts_the_token_of_its_account(accounts: Hand) -> None:
     assert (spec["serviceAccount"], spec["imagePullSecrets"]) == ("robot", [{"name": "s"}])
 
 
+async def test_replicas_share_no_volume_name(accounts: Hand) -> None:
+    await accounts.made(ACCOUNTS, {"metadata": {"name": "default"}})
+    specs = [(await accounts.made(PODS, pod_body(f"p{number}")))["spec"] for number in range(4)]
+    names = [spec["volumes"][0]["name"] for spec in specs]
+    assert len(set(names)) == len(names)
+    assert [spec["containers"][0]["volumeMounts"][0]["name"] for spec in specs] == names
+
+
 @pytest.mark.parametrize(("of_account", "of_pod", "mounted"), [(False, None, 0), (False, True, 1), (True, False, 0)])
 async def test_pod_overrides_automount_of_account(
     accounts: Hand, of_account: bool, of_pod: bool | None, mounted: int

@@ -1,6 +1,7 @@
 """ServiceAccount admission: the service account of a pod and the volume with its token."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,10 +11,11 @@ import msgspec
 
 from tapestry.apiserver.admission.errors import admission_forbidden
 from tapestry.apiserver.core.requests import WriteRequest
-from tapestry.apiserver.core.spec_cache import memoized_and_interned
+from tapestry.apiserver.core.spec_cache import memoized, memoized_and_interned, variant
 from tapestry.apiserver.core.store import ObjectVersion, Store
 from tapestry.kube.names import SUFFIX_LETTERS
 from tapestry.kube.objects import Object, annotations_of
+from tapestry.kube.pods import CREATION_CONTAINER_FIELDS
 
 MIRROR_POD_ANNOTATION = "kubernetes.io/config.mirror"
 ACCOUNT_TIMEOUT = 1.0
@@ -21,6 +23,15 @@ ACCOUNT_TIMEOUT = 1.0
 TOKEN_MOUNT_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
 TOKEN_VOLUME_PREFIX = "kube-api-access-"
 """Prefix of the names of token volumes."""
+NAMESPACE_FIELD = {"apiVersion": "v1", "fieldPath": "metadata.namespace"}
+TOKEN_PROJECTION = {
+    "defaultMode": 420,
+    "sources": [
+        {"serviceAccountToken": {"expirationSeconds": 3607, "path": "token"}},
+        {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+        {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": NAMESPACE_FIELD}]}},
+    ],
+}
 
 
 @dataclass(frozen=True)
@@ -75,43 +86,34 @@ def with_account_name(spec: Object, name: str) -> Object:
     return {**spec, "serviceAccountName": name, "serviceAccount": name}
 
 
-@memoized_and_interned
 def with_token_volume(spec: Object, random: Random) -> Object:
     """Return the spec with a token volume, mounted in all containers that have no token mount."""
-    fields = ("initContainers", "containers")
-    unmounted = [each for field in fields for each in spec.get(field) or () if not has_token_mount(each)]
+    unmounted = unmounted_containers(spec)
     if not unmounted:
         return spec
     volumes = spec.get("volumes") or []
-    existing = [
-        each["name"] for each in volumes if each["name"].startswith(TOKEN_VOLUME_PREFIX)
-    ]  # if a webhook added a container
-    volume = existing[0] if existing else TOKEN_VOLUME_PREFIX + "".join(random.choices(SUFFIX_LETTERS, k=5))
-    mount = {"name": volume, "readOnly": True, "mountPath": TOKEN_MOUNT_PATH}
-    result = {**spec, "volumes": volumes if existing else [*volumes, token_volume(volume)]}
-    for field in fields:
-        if spec.get(field):
-            result[field] = [
-                each if has_token_mount(each) else {**each, "volumeMounts": [*(each.get("volumeMounts") or ()), mount]}
-                for each in spec[field]
-            ]
-    return result
+    names = [each["name"] for each in volumes if each["name"].startswith(TOKEN_VOLUME_PREFIX)]
+    name = names[0] if names else TOKEN_VOLUME_PREFIX + "".join(random.choices(SUFFIX_LETTERS, k=5))
+    result = {**spec, "volumes": volumes if names else [*volumes, {"name": name, "projected": TOKEN_PROJECTION}]}
+    mount = {"name": name, "readOnly": True, "mountPath": TOKEN_MOUNT_PATH}
+    for field, number in unmounted:
+        if result[field] is spec[field]:
+            result[field] = [*spec[field]]
+        container = spec[field][number]
+        result[field][number] = {**container, "volumeMounts": [*(container.get("volumeMounts") or ()), mount]}
+    return variant(result, spec, with_token_volume)
+
+
+@memoized
+def unmounted_containers(spec: Object) -> Sequence[tuple[str, int]]:
+    """The containers without a token mount, each as field and index."""
+    return [
+        (field, number)
+        for field in CREATION_CONTAINER_FIELDS
+        for number, each in enumerate(spec.get(field) or ())
+        if not has_token_mount(each)
+    ]
 
 
 def has_token_mount(container: Object) -> bool:
     return any(each.get("mountPath") == TOKEN_MOUNT_PATH for each in container.get("volumeMounts") or ())
-
-
-def token_volume(name: str) -> Object:
-    field = {"apiVersion": "v1", "fieldPath": "metadata.namespace"}
-    return {
-        "name": name,
-        "projected": {
-            "defaultMode": 420,
-            "sources": [
-                {"serviceAccountToken": {"expirationSeconds": 3607, "path": "token"}},
-                {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
-                {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": field}]}},
-            ],
-        },
-    }

@@ -1,30 +1,134 @@
-"""Interning and memoization of repeated object parts, for example the pod specs of replicas.
+"""Cache of repeated object parts, for example the pod specs of replicas.
 
-`intern` returns the same value for the same text. Values are never modified, so results of functions marked
-`memoized` stay valid, and results of functions marked `memoized_and_interned` are interned too. Texts over the size
-limit are not cached. The cache is cleared when it is full.
+The `SpecCache` of a server interns decoded values: equal texts give the same `Interned` value. Interned values are
+never modified and carry the results of functions marked `memoized` or `memoized_and_interned`, which must be pure.
+These functions also accept other values, and then just run.
 """
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
+
+from tapestry.kube.objects import Object
 
 MAX_TEXT_BYTES = 1 << 14
 """Maximum size of a cached text in bytes."""
 MAX_ENTRIES = 256
 """Maximum number of cached texts."""
+RESULTS_PER_ENTRY = 32
+"""Maximum number of cached results, as an average over all entries."""
 
-MAX_RESULTS_PER_VALUE = 64
-"""Maximum number of cached results per interned value."""
-
-P = ParamSpec("P")
 T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 Text = TypeVar("Text", str, bytes)
-MemoizableFunction = Callable[Concatenate[Any, P], T]
 
-_interned: dict[Any, tuple[Any, Any]] = {}
-_results: dict[int, tuple[Any, dict[Any, Any]]] = {}
-"""Results by the id of each interned value. The value is kept alive here, so that its id stays unique."""
+
+class SpecCache:
+    """Interned values of one server, cleared when there are too many. With no entries, nothing is cached."""
+
+    def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
+        self._max_entries = max_entries
+        self._interned: dict[Any, tuple[Any, Any]] = {}
+        self._result_count = 0
+
+    def intern(self, text: bytes, scope: Any, read: Callable[[], tuple[Object, T]]) -> tuple[Object, T]:
+        """Return the result of `read` for a text; equal texts in the same scope share the first result."""
+        key = scope, text
+        found = self._interned.get(key)
+        if found is None:
+            found = read()
+            if len(text) <= MAX_TEXT_BYTES and self._max_entries:
+                if len(self._interned) >= self._max_entries:
+                    self._clear()
+                found = self._interned[key] = Interned(found[0], self), found[1]
+        return found
+
+    def add_result(self, value: "Interned", key: Any, result: Any) -> None:
+        if self._result_count >= RESULTS_PER_ENTRY * self._max_entries:
+            self._clear()
+        self._result_count += 1
+        value.results[key] = result
+
+    def _clear(self) -> None:
+        self._interned.clear()  # results go with their values
+        self._result_count = 0
+
+
+class Interned(dict[str, Any]):
+    """An object that all requests with the same text share."""
+
+    __slots__ = ("cache", "results")
+
+    def __init__(self, value: Object, cache: SpecCache) -> None:
+        super().__init__(value)
+        self.cache = cache
+        self.results: dict[Any, Any] = {}
+
+
+class Variant(Interned):
+    """An object that shares the results of memoized functions with similar ones."""
+
+    __slots__ = ()
+
+
+def variant(value: Object, original: Object, family: Callable[..., Any]) -> Object:
+    """Return a value that `family` computed from an original and a random part, such as a generated name.
+
+    No memoized function may depend on the random part: its result for one variant is used for the others.
+    """
+    if type(original) is not Interned:
+        return value
+    result = Variant(value, original.cache)
+    result.results = memoize(original, family, dict)
+    return result
+
+
+def memoize(value: Object, key: Any, compute: Callable[[], T]) -> T:
+    """Return the result of `compute`, cached under a hashable key if the value is interned and no variant."""
+    if type(value) is not Interned:
+        return compute()
+    if key in value.results:
+        result: T = value.results[key]
+        return result
+    result = compute()
+    value.cache.add_result(value, key, result)
+    return result
+
+
+def memoized(function: Callable[[Object, *Arguments], T]) -> Callable[[Object, *Arguments], T]:
+    """Cache the results of a pure function of an interned value and hashable arguments."""
+
+    @wraps(function)
+    def cached(value: Object, *args: *Arguments) -> T:
+        if not isinstance(value, Interned):
+            return function(value, *args)
+        key = function, args
+        if key in value.results:
+            result: T = value.results[key]
+            return result
+        result = function(value, *args)
+        value.cache.add_result(value, key, result)
+        return result
+
+    return cached
+
+
+def memoized_and_interned(function: Callable[[Object, *Arguments], Object]) -> Callable[[Object, *Arguments], Object]:
+    """Like `memoized`, for a function whose result is interned too."""
+
+    @wraps(function)
+    def cached(value: Object, *args: *Arguments) -> Object:
+        if type(value) is not Interned:
+            return function(value, *args)
+        key = function, args
+        result: Object | None = value.results.get(key)
+        if result is None:
+            result = function(value, *args)
+            result = result if isinstance(result, Interned) else Interned(result, value.cache)
+            value.cache.add_result(value, key, result)
+        return result
+
+    return cached
 
 
 class Cache(dict[Text, T]):
@@ -51,74 +155,3 @@ def bounded_cache(max_entries: int, max_length: int = 256) -> Callable[[Callable
     `max_entries`.
     """
     return lambda function: Cache(function, max_entries, max_length).__getitem__
-
-
-def intern(text: bytes, scope: Any, read: Callable[[], tuple[T, Any]]) -> tuple[T, Any]:
-    """Return the result of `read` for a text; equal texts in the same scope share the first result."""
-    key = scope, text
-    result = _interned.get(key)
-    if result is None:
-        result = read()
-        if len(text) <= MAX_TEXT_BYTES:
-            if len(_interned) >= MAX_ENTRIES:
-                clear_cache()
-            _interned[key] = result
-            _results[id(result[0])] = result[0], {}
-    return result
-
-
-def clear_cache() -> None:
-    _interned.clear()
-    _results.clear()
-
-
-def is_interned(value: Any) -> bool:
-    return id(value) in _results
-
-
-def memoize(value: Any, key: Any, compute: Callable[[], T], *, intern_result: bool = False) -> T:
-    """Return the result of `compute` for an interned value, cached under a hashable key."""
-    known = _results.get(id(value))
-    if known is None:
-        return compute()
-    results = known[1]
-    if key in results:
-        result: T = results[key]
-        return result
-    result = compute()
-    _store_result(results, key, result, intern_result=intern_result)
-    return result
-
-
-def _store_result(results: dict[Any, Any], key: Any, found: Any, *, intern_result: bool) -> None:
-    if len(results) < MAX_RESULTS_PER_VALUE:
-        results[key] = found
-        if intern_result:
-            _results.setdefault(id(found), (found, {}))
-
-
-def memoized(function: MemoizableFunction[P, T]) -> MemoizableFunction[P, T]:
-    """Cache the results of a pure function of an interned value and hashable arguments."""
-    return _memoize_function(function, intern_result=False)
-
-
-def memoized_and_interned(function: MemoizableFunction[P, T]) -> MemoizableFunction[P, T]:
-    """Like `memoized`, for a function whose result is interned too."""
-    return _memoize_function(function, intern_result=True)
-
-
-def _memoize_function(function: MemoizableFunction[P, T], *, intern_result: bool) -> MemoizableFunction[P, T]:
-    @wraps(function)
-    def cached(value: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        known = _results.get(id(value))
-        if known is None:
-            return function(value, *args, **kwargs)
-        results, key = known[1], (function, args, *kwargs.items())
-        if key in results:
-            result: T = results[key]
-            return result
-        result = function(value, *args, **kwargs)
-        _store_result(results, key, result, intern_result=intern_result)
-        return result
-
-    return cached

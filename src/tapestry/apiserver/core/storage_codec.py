@@ -8,7 +8,7 @@ import msgspec
 
 from tapestry.apiserver.core.requests import Convert
 from tapestry.apiserver.core.resource_registry import ResourceInfo
-from tapestry.apiserver.core.spec_cache import is_interned, memoize
+from tapestry.apiserver.core.spec_cache import Interned, memoize
 from tapestry.apiserver.core.store import ObjectVersion, RevisionEncoder
 from tapestry.apiserver.core.workers import run_if_large
 from tapestry.kube.budget import checkpoint
@@ -102,10 +102,10 @@ def encode_for_storage(info: ResourceInfo, obj: Object) -> RevisionEncoder:
 
 def encode_spec(part: Any) -> Any:
     """Return a spec, or owned fields, for the encoder: interned values as cached text."""
-    return memoize(part, encode_spec, lambda: msgspec.Raw(ENCODER.encode(part))) if is_interned(part) else part
+    return memoize(part, encode_spec, lambda: msgspec.Raw(ENCODER.encode(part))) if type(part) is Interned else part
 
 
 def with_text_of_fields(entry: Object) -> Object:
     """Return an entry of `metadata.managedFields` for the encoder."""
     fields = entry.get("fieldsV1")
-    return {**entry, "fieldsV1": encode_spec(fields)} if is_interned(fields) else entry
+    return {**entry, "fieldsV1": encode_spec(fields)} if type(fields) is Interned else entry

@@ -14,8 +14,9 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver.core import api_errors, spec_cache
+from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.faults import child_path
+from tapestry.apiserver.core.spec_cache import SpecCache
 from tapestry.kube.budget import checkpoint
 from tapestry.kube.objects import Object
 from tapestry.kube.quantity import QuantityError, parse_quantity
@@ -26,8 +27,9 @@ OBJECT_META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 
 @dataclass(slots=True)
 class DecodeReport:
-    """Findings while a body is decoded."""
+    """Findings while a body is decoded, and the cache of interned parts."""
 
+    cache: SpecCache | None = None
     unknown: list[str] = field(default_factory=list)
     """Paths of unknown fields."""
 
@@ -55,9 +57,9 @@ class TypeDecoders:
         self._schemas = schemas
         self._compiled: dict[str, Decoder] = {}
 
-    def decode(self, name: str, body: Object, kind: str) -> tuple[Object, DecodeReport]:
+    def decode(self, name: str, body: Object, kind: str, cache: SpecCache | None = None) -> tuple[Object, DecodeReport]:
         """Return `body` as an object of type `name`. Raises BadRequest."""
-        report = DecodeReport()
+        report = DecodeReport(cache)
         try:
             result: Object = self.decoder_for(name)(body, "", report)
         except TypeMismatch as error:
@@ -225,7 +227,7 @@ def struct_decoder(fields: Mapping[str, Decoder], omit_empty: frozenset[str], ze
     """Return a decoder for a struct; `omit_empty` names fields that are absent if they are empty, as in Kubernetes."""
 
     def read(value: Any, path: str, report: DecodeReport) -> Any:
-        if type(value) is not dict:
+        if not isinstance(value, dict):
             raise TypeMismatch(value, path, "object")
         result = {}
         for key, each in value.items():
@@ -256,11 +258,14 @@ def interned_decoder(read: Decoder) -> Decoder:
     """Return a decoder that interns results: equal texts in the same place give the same value."""
 
     def decode(value: Any, path: str, report: DecodeReport) -> Any:
+        if report.cache is None:
+            return read(value, path, report)
+
         def read_first() -> tuple[Any, list[str]]:
             inner_report = DecodeReport()
             return read(value, path, inner_report), inner_report.unknown
 
-        found, unknown = spec_cache.intern(encode(value), (read, path), read_first)
+        found, unknown = report.cache.intern(encode(value), (read, path), read_first)
         report.unknown += unknown
         return found
 

@@ -9,6 +9,7 @@ from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.field_validation import duplicate_fields, may_have_duplicate_fields, report_field_errors
 from tapestry.apiserver.core.requests import Step, WriteRequest
 from tapestry.apiserver.core.resource_registry import ResourceInfo
+from tapestry.apiserver.core.spec_cache import SpecCache
 from tapestry.apiserver.core.type_decoders import TypeDecoders
 from tapestry.apiserver.core.workers import LARGE_BYTES, current_request_budget, run_if_large, run_sync
 from tapestry.kube.budget import SliceExceeded, checkpoint
@@ -106,6 +107,7 @@ class BuiltInDecoder:
     """A step that drops unknown fields and nulls from objects of built-in kinds."""
 
     types: TypeDecoders
+    cache: SpecCache
 
     async def __call__(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
         info = request.target.info
@@ -114,7 +116,7 @@ class BuiltInDecoder:
             new if old is None else {key: each for key, each in new.items() if each is None or each is not old.get(key)}
         )
         try:
-            result, report = self.types.decode(info.schema_name, changed, info.resource.kind)
+            result, report = self.types.decode(info.schema_name, changed, info.resource.kind, self.cache)
         except BadRequest as error:
             if request.verb == "patch":
                 raise api_errors.invalid_patch_result(error.message) from error

@@ -20,6 +20,7 @@ from tapestry.apiserver.access.token_keys import TokenKeys
 from tapestry.apiserver.core.requests import Call, Target, WriteRequest
 from tapestry.apiserver.core.resource_registry import PublishedApi, ResourceRegistry, published_api
 from tapestry.apiserver.core.responses import ApiResponse, ResourceHandler
+from tapestry.apiserver.core.spec_cache import SpecCache
 from tapestry.apiserver.core.storage_codec import StorageCodec
 from tapestry.apiserver.core.store import Key
 from tapestry.apiserver.core.type_decoders import TypeDecoders
@@ -102,7 +103,10 @@ def new_server(
     crds, values = is_one_of(CRDS.name), DeterministicValues(store, random.getrandbits(64))
     admit = Pipeline(
         [
-            *(ResourceStep(is_built_in, BuiltInDecoder(types)), ResourceStep(is_custom, definitions.prune_and_default)),
+            *(
+                ResourceStep(is_built_in, BuiltInDecoder(types, SpecCache())),
+                ResourceStep(is_custom, definitions.prune_and_default),
+            ),
             *(ResourceStep(is_one_of(SECRETS.name), server_fields.merge_string_data), defaults.apply_defaults),
             *(ResourceStep(crds, rules.default), ownership.track_update),
         ]
