@@ -223,8 +223,8 @@ class Verbs:
         )
         raise api_errors.unsupported_patch_type(", ".join(accepted))
 
-    async def delete(self, request: WriteRequest, options: Mapping[str, Any]) -> tuple[int, bytes]:
-        """Delete an object, or mark it as deleting; return the status code and the response body."""
+    async def delete(self, request: WriteRequest, options: Mapping[str, Any]) -> bytes:
+        """Delete an object, or mark it as deleting; return the response body."""
         target = request.target
         info, key = target.info, target.key
         for _ in range(MAX_ATTEMPTS):
@@ -235,16 +235,15 @@ class Verbs:
             remaining = writes.deleted_object(info, current, options, self.now())
             await self.validate(request, current, None)
             if remaining is current or request.is_dry_run:
-                return 200, self.delete_response(info, current, head.raw, is_deleted=remaining is None)
+                return self.delete_response(info, current, head.raw, is_deleted=remaining is None)
             try:
                 if remaining is None:
                     deleted = await self.store.delete(key, head, await self.codec.to_storage(info, current))
-                    return 200, self.delete_response(
+                    return self.delete_response(
                         info, current, await self.codec.from_storage(info, deleted.raw), is_deleted=True
                     )
-                return 200, await self.codec.from_storage(
-                    info, (await self.store.put(key, head, await self.codec.to_storage(info, remaining))).raw
-                )
+                marked = await self.store.put(key, head, await self.codec.to_storage(info, remaining))
+                return await self.codec.from_storage(info, marked.raw)
             except VersionConflict:
                 continue
         raise api_errors.conflict(info.resource, target.name, api_errors.OBJECT_MODIFIED)

@@ -16,7 +16,6 @@ from tapestry.apiserver.access.authentication import Credentials, UnionAuthentic
 from tapestry.apiserver.codec import MAX_BODY_BYTES
 from tapestry.apiserver.requests import Call, User
 from tapestry.apiserver.responses import ApiResponse, status_response
-from tapestry.apiserver.server import RejectingCallHandler
 from tapestry.apiserver.serving.http_connection import MAX_HEAD_BYTES
 from tapestry.apiserver.serving.http_handler import HttpHandler, start_http_server
 from tapestry.apiserver.serving.inflight_limiter import MUTATING, READ_ONLY, InflightLimiter, InflightSlot
@@ -74,7 +73,7 @@ def request(method: str, path: str, body: bytes = b"", user: str = "root", **hea
 
 @asynccontextmanager
 async def http_server(
-    server: RejectingCallHandler, limiter: InflightLimiter | None = None, *, seconds: float = 5, idle: float = 5
+    server: Any, limiter: InflightLimiter | None = None, *, seconds: float = 5, idle: float = 5
 ) -> AsyncIterator[Any]:
     """Run an HTTP server; yield a function that connects to it."""
     http_handler = HttpHandler(
