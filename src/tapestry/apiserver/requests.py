@@ -108,8 +108,6 @@ class Attributes(msgspec.Struct, frozen=True):
 
 
 Authorize = Callable[[Attributes], bool]
-
-
 Verb = Literal["create", "update", "patch", "delete"]
 
 
@@ -144,8 +142,6 @@ class WriteRequest:
 
 Step = Callable[[WriteRequest, Object | None, Object | None], Awaitable[Object]]
 """A step of a write: (old, new) to the changed new object. For a deletion, new is None and stays so."""
-
-
 Convert = Callable[[ResourceInfo, Sequence[Object], str], Awaitable[Sequence[Object]]]
 """Converts objects of a resource to another apiVersion."""
 

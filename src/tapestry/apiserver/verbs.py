@@ -41,8 +41,6 @@ DELETE_COLLECTION_WORKERS = 16
 """Number of objects of a collection that are deleted concurrently."""
 MAX_ATTEMPTS = 200
 """Maximum number of attempts of a write without resourceVersion; concurrent writes may come first."""
-
-
 Apply = Callable[[WriteRequest, Object | None, Any], Object]
 """Server-side apply: (current object, applied configuration) to the desired object."""
 
@@ -252,7 +250,8 @@ class Verbs:
         if not is_deleted or info.resource.name in RETURNS_DELETED_OBJECT:
             return raw
         details = {**api_errors.status_details(info.resource, name_of(obj)), "uid": uid_of(obj)}
-        return ENCODER.encode(success_status(details))
+        status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
+        return ENCODER.encode(status)
 
     async def delete_collection(self, request: WriteRequest, options: Mapping[str, Any]) -> bytes:
         target = request.target
@@ -293,7 +292,3 @@ class Verbs:
             why = "Required value: name or generateName is required"
             raise api_errors.invalid_field(info.resource, "", "metadata.name", why)
         return base[:58] + "".join(self.random.choices(SUFFIX_LETTERS, k=5))
-
-
-def success_status(details: Object) -> Object:
-    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
