@@ -295,14 +295,12 @@ def build_server(
         *(policies.validate_delete, webhooks.validate_delete),
     )
     codec = StorageCodec(converter)
-    reader, verbs = (
-        Reader(store, codec, rng),
-        Verbs(
-            *(store, codec, now, admit, validate, delete_steps, field_manager.apply, rng),
-            unrestricted=config.unrestricted_update,
-            admission_validate=Pipeline(validators),
-            authorize=authorize,
-        ),
+    reader = Reader(store, codec, rng)
+    verbs = Verbs(
+        *(store, codec, now, admit, validate, delete_steps, field_manager.apply, rng),
+        unrestricted=config.unrestricted_update,
+        admission_validate=Pipeline(validators),
+        authorize=authorize,
     )
     post_handlers = {
         **TokensAndBindings(reader, verbs, registry, account_tokens).handlers(),

@@ -38,12 +38,7 @@ async def install_roles(verbs: Verbs, infos: dict[str, ResourceInfo]) -> None:
     """Install all roles and bindings. Unchanged objects are not written."""
     async with asyncio.TaskGroup() as group:
         for plural, desired in bootstrap_objects():
-            group.create_task(ensure_unless_stale(verbs, infos[plural], desired))
-
-
-async def ensure_unless_stale(verbs: Verbs, info: ResourceInfo, desired: Object) -> None:
-    with suppress(VersionConflict):  # another server on the same storage does the same
-        await ensure_object(verbs, info, desired)
+            group.create_task(ensure_object(verbs, infos[plural], desired))
 
 
 async def ensure_object(verbs: Verbs, info: ResourceInfo, desired: Object) -> None:
@@ -51,18 +46,19 @@ async def ensure_object(verbs: Verbs, info: ResourceInfo, desired: Object) -> No
     metadata = desired["metadata"]
     key = Key(f"{info.resource.plural}.{GROUP}", metadata.get("namespace", ""), metadata["name"])
     version = verbs.store.get(*key)
-    if version is not None:
-        existing: Object = msgspec.json.decode(version.raw)
-        result = reconciled_object(existing, desired)
-        if result is existing:
-            return
-        if result is not None:
-            await verbs.store.put(key, version, encode_for_storage(info, result))
-            return
-        await verbs.store.delete(key, version, encode_for_storage(info, existing))
-    kind = {"apiVersion": info.resource.api_version, "kind": info.resource.kind}
-    created = writes.created_object(info, {**kind, **desired}, uid=verbs.new_uid(), now=verbs.now())
-    await verbs.store.put(key, None, encode_for_storage(info, created))
+    with suppress(VersionConflict):  # another server on the same storage does the same
+        if version is not None:
+            existing: Object = msgspec.json.decode(version.raw)
+            result = reconciled_object(existing, desired)
+            if result is existing:
+                return
+            if result is not None:
+                await verbs.store.put(key, version, encode_for_storage(info, result))
+                return
+            await verbs.store.delete(key, version, encode_for_storage(info, existing))
+        kind = {"apiVersion": info.resource.api_version, "kind": info.resource.kind}
+        created = writes.created_object(info, {**kind, **desired}, uid=verbs.new_uid(), now=verbs.now())
+        await verbs.store.put(key, None, encode_for_storage(info, created))
 
 
 def namespace_object(name: str) -> Object:

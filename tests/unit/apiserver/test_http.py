@@ -16,7 +16,6 @@ from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.codec import MAX_BODY_BYTES
 from tapestry.apiserver.core.requests import Call, User
 from tapestry.apiserver.core.responses import ApiResponse, status_response
-from tapestry.apiserver.handlers.server import RejectingCallHandler
 from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.apiserver.serving.http_connection import MAX_HEAD_BYTES
 from tapestry.apiserver.serving.http_handler import HttpHandler, start_http_server
@@ -74,7 +73,7 @@ def request(method: str, path: str, body: bytes = b"", user: str = "root", **hea
 
 @asynccontextmanager
 async def http_server(
-    server: RejectingCallHandler, limiter: InflightLimiter | None = None, *, seconds: float = 5, idle: float = 5
+    server: Any, limiter: InflightLimiter | None = None, *, seconds: float = 5, idle: float = 5
 ) -> AsyncIterator[Any]:
     """Run an HTTP server; yield a function that connects to it."""
     http_handler = HttpHandler(

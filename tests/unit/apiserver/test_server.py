@@ -296,6 +296,13 @@ async def keep_busy(call: Hand) -> None:
         await call("PATCH", f"{MAPS}/busy", {"data": {"n": str(number)}}, kind=MERGE)
 
 
+async def test_rejected_watch_leaves_no_subscription(call: Hand) -> None:
+    store = call.server.verbs.store
+    before = store.watcher_count("configmaps")
+    assert (await call("GET", MAPS, watch="1", timeoutSeconds="soon"))[0] == 400
+    assert store.watcher_count("configmaps") == before
+
+
 async def test_watch_continues_after_list(call: Hand) -> None:
     await call.made(MAPS, a_map("a"))
     _, listed = await call("GET", MAPS)

@@ -319,19 +319,7 @@ def posted_attributes(call: Call, target: Target) -> tuple[WriteRequest, Admissi
     metadata = {**(posted.get("metadata") or {}), "namespace": target.namespace}
     body = {"kind": kind.kind, "apiVersion": kind.api_version, **posted, "metadata": metadata}
     request = WriteRequest("create", target, call.user, call.query, audit_annotations=call.audit_annotations)
-    attributes = AdmissionAttributes(
-        "CREATE",
-        target.info.resource,
-        target.subresource,
-        kind,
-        target.namespace,
-        target.name or metadata.get("name", ""),
-        call.user,
-        request.is_dry_run,
-        body,
-        None,
-    )
-    return request, attributes
+    return request, admission_attributes(request, None, body)
 
 
 def without_generated_name(request: WriteRequest, attributes: AdmissionAttributes) -> AdmissionAttributes:

@@ -23,6 +23,7 @@ MAX_UNCHUNKED_BYTES = 8 << 20
 """Maximum size in bytes of a list response that is sent in one piece."""
 CHUNK_BYTES = 1 << 18
 """Chunk size in bytes of a longer response."""
+CREATED_STATUS = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
 MAX_WARNING_LENGTH = 4096
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")
 """Characters that are not allowed in a header."""

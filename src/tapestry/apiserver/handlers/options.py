@@ -34,7 +34,13 @@ DELETE_OPTION_TYPES = {
 """Expected types of the delete options."""
 
 
-def validate_delete_options(options: Mapping[str, Any]) -> None:
+def delete_options(body: Any, query: Query) -> Mapping[str, Any]:
+    """Return the options of a deletion, from the body and the query."""
+    options: Object = dict(body or {})
+    if "gracePeriodSeconds" in query:
+        options["gracePeriodSeconds"] = parse_number(query["gracePeriodSeconds"], "gracePeriodSeconds")
+    if "propagationPolicy" in query:
+        options["propagationPolicy"] = query["propagationPolicy"]
     for field, expected in DELETE_OPTION_TYPES.items():
         if options.get(field) is not None and type(options[field]) is not expected:
             raise api_errors.bad_request(
@@ -46,6 +52,7 @@ def validate_delete_options(options: Mapping[str, Any]) -> None:
     if policy is not None and options.get("orphanDependents") is not None:
         why = f'Invalid value: "{policy}": orphanDependents and deletionPropagation cannot be both set'
         raise api_errors.invalid_field(options_resource("delete"), "", "propagationPolicy", why)
+    return options
 
 
 def unsupported_option(verb: str, field: str, value: str, supported: tuple[str, ...]) -> Invalid:
@@ -57,14 +64,3 @@ def unsupported_option(verb: str, field: str, value: str, supported: tuple[str, 
 
 def options_resource(verb: str) -> Resource:
     return Resource("meta.k8s.io", "v1", f"{verb.capitalize()}Options", f"{verb}options")
-
-
-def delete_options(body: Any, query: Query) -> Mapping[str, Any]:
-    """Return the options of a deletion, from the body and the query."""
-    result: Object = dict(body or {})
-    if "gracePeriodSeconds" in query:
-        result["gracePeriodSeconds"] = parse_number(query["gracePeriodSeconds"], "gracePeriodSeconds")
-    if "propagationPolicy" in query:
-        result["propagationPolicy"] = query["propagationPolicy"]
-    validate_delete_options(result)
-    return result

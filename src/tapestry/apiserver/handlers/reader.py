@@ -101,6 +101,7 @@ class Reader:
         if with_list or any_version:
             await self.wait_for_revision(version)
         after = self.store.revision if with_list or any_version else parse_number(version, "resourceVersion")
+        requested = min(parse_number(query.get("timeoutSeconds") or "0", "timeoutSeconds"), MAX_WATCH_SECONDS)
         name = target.name or selection.name
         try:
             subscription = self.store.watch(info.storage, target.namespace, name, after=after)
@@ -113,19 +114,12 @@ class Reader:
             except BaseException:
                 self.store.unwatch(info.storage, subscription)
                 raise
-        requested = min(parse_number(query.get("timeoutSeconds") or "0", "timeoutSeconds"), MAX_WATCH_SECONDS)
-        seconds = requested or self.random.randrange(*DEFAULT_WATCH_SECONDS)
-        bookmarks = query.get("allowWatchBookmarks") in TRUE_VALUES
         return WatchResponse(
-            self.store,
-            info,
-            subscription,
-            selection.matches,
-            encoder,
-            list(items) if items is not None else None,
-            after,
-            bookmarks,
-            seconds,
+            *(self.store, info, subscription, selection.matches, encoder),
+            initial_objects=list(items) if items is not None else None,
+            revision=after,
+            allow_bookmarks=query.get("allowWatchBookmarks") in TRUE_VALUES,
+            timeout=requested or self.random.randrange(*DEFAULT_WATCH_SECONDS),
             send_initial_end=initial == "true",
             convert=(lambda raws: self.codec.convert_stored(info, raws)) if info.conversion_webhook else None,
             budget=current_request_budget(),

@@ -57,22 +57,13 @@ from tapestry.kube.selectors import SelectorError, parse_field_selector
 
 MAX_SELECTOR_LENGTH = 4 << 10
 """Maximum length of a field selector that is parsed for the authorization of a single object."""
+Response = ApiResponse | WatchResponse
 
 
 class CallHandler(Protocol):
     """A server, or a wrapper that handles calls for one."""
 
-    async def handle(self, call: Call) -> ApiResponse | WatchResponse: ...
-
-
-class RejectingCallHandler(CallHandler, Protocol):
-    """A handler that is also told of calls that were rejected before they reached it."""
-
-    def reject(self, call: Call, error: ApiError) -> ApiResponse: ...
-
-    def is_long_running(self, call: Call) -> bool:
-        """Return whether a call is a watch or follows a log, and so lasts as long as its client wants."""
-        ...
+    async def handle(self, call: Call) -> Response: ...
 
 
 @dataclass(frozen=True)
@@ -97,11 +88,11 @@ class Server:
         for close in self.close_callbacks:
             await close()
 
-    async def handle(self, call: Call) -> ApiResponse | WatchResponse:
+    async def handle(self, call: Call) -> Response:
         """Return the response; errors are responses too."""
         return await response_or_status(call, self.respond(call))
 
-    async def respond(self, call: Call, target: Target | None = None) -> ApiResponse | WatchResponse:
+    async def respond(self, call: Call, target: Target | None = None) -> Response:
         """Return the response, or raise its error. `target` is the parsed path, if the caller knows it."""
         if target is None:
             if (response := await self.non_resource_response(call)) is not None:
@@ -117,7 +108,7 @@ class Server:
             call = await receive_body(call)
         if target.info.deprecation_warning:
             return await self.handle_deprecated(call, target)
-        return await self.handler_of(target)(call, target)
+        return await self.handler_of(call, target)(call, target)
 
     async def non_resource_response(self, call: Call) -> ApiResponse | None:
         """Return the response for a path that names no resource, or None."""
@@ -139,18 +130,20 @@ class Server:
             self.authorize_call(call, missing, verb_of(call, missing) if missing is not None else call.method.lower())
             raise
 
-    def handler_of(self, target: Target) -> Callable[[Call, Target], Awaitable[ApiResponse | WatchResponse]]:
+    def handler_of(self, call: Call, target: Target) -> Callable[[Call, Target], Awaitable[Response]]:
         subresource = target.subresource
         handler = self.special_handlers.get((target.info.resource.name, subresource))
         if handler is None and subresource:
             handler = self.special_handlers.get(("*", subresource))
-        return handler or (self.handle_object if target.name else self.handle_collection)
+            if handler is None and subresource not in OBJECT_SUBRESOURCES:
+                raise api_errors.method_not_allowed()
+        return handler or (self.handle_read if call.method == "GET" else self.handle_write)
 
-    async def handle_deprecated(self, call: Call, target: Target) -> ApiResponse | WatchResponse:
+    async def handle_deprecated(self, call: Call, target: Target) -> Response:
         """Handle a call to a deprecated resource, and add a warning to the response or the error."""
         warning = target.info.deprecation_warning
         try:
-            result = await self.handler_of(target)(call, target)
+            result = await self.handler_of(call, target)(call, target)
         except ApiError as error:
             error.warning = warning
             raise
@@ -179,61 +172,46 @@ class Server:
 
     # -- resources
 
-    async def handle_collection(self, call: Call, target: Target) -> ApiResponse | WatchResponse:
-        if call.method == "GET":
-            form, include = views.requested_form(call)
-            if call.query.get("watch") in TRUE_VALUES:
-                return await self.start_watch(call, target, form, include)
-            listing = await self.reader.list(target, call.query)
-            return list_response(await views.encode_collection(target.info, listing, form, include))
-        request = self.write_request(call, target)
-        body = request.decoded_body
-        if call.method == "POST":
-            return response_with_warnings(request, 201, await self.verbs.create(request, body))
-        if call.method == "DELETE":
-            return ApiResponse(
-                200, await self.verbs.delete_collection(request, options.delete_options(body, call.query))
+    async def handle_read(self, call: Call, target: Target) -> Response:
+        info, query = target.info, call.query
+        form, include = views.requested_form(call)
+        if query.get("watch") in TRUE_VALUES:
+            if target.subresource:
+                raise api_errors.method_not_allowed()
+            try:
+                return await self.reader.watch(target, query, views.watch_encoder(info, form, include))
+            except Gone as error:  # clients expect this error in the stream
+                return ApiResponse(200, error_line(error))
+        if not target.name:
+            return list_response(
+                await views.encode_collection(info, await self.reader.list(target, query), form, include)
             )
-        raise api_errors.method_not_allowed()
+        raw = await self.reader.get(target, query)
+        if form == views.TABLE:
+            return ApiResponse(200, await run_if_large(len(raw), views.encode_object, info, raw, form, include))
+        return ApiResponse(200, views.encode_object(info, raw, form, include))
 
-    async def start_watch(self, call: Call, target: Target, form: str, include: str) -> ApiResponse | WatchResponse:
-        try:
-            return await self.reader.watch(target, call.query, views.watch_encoder(target.info, form, include))
-        except Gone as error:  # clients expect this error in the stream
-            return ApiResponse(200, error_line(error))
-
-    async def handle_object(self, call: Call, target: Target) -> ApiResponse | WatchResponse:
-        if target.subresource and target.subresource not in OBJECT_SUBRESOURCES:
-            raise api_errors.method_not_allowed()
-        if call.method == "GET":
-            form, include = views.requested_form(call)
-            if call.query.get("watch") in TRUE_VALUES:
-                if target.subresource:
-                    raise api_errors.method_not_allowed()
-                return await self.start_watch(call, target, form, include)
-            raw = await self.reader.get(target, call.query)
-            if form == views.TABLE:
-                return ApiResponse(
-                    200, await run_if_large(len(raw), views.encode_object, target.info, raw, form, include)
-                )
-            return ApiResponse(200, views.encode_object(target.info, raw, form, include))
-        request = self.write_request(call, target)
-        body = request.decoded_body
+    async def handle_write(self, call: Call, target: Target) -> ApiResponse:
+        request, verbs = self.write_request(call, target), self.verbs
+        body, query = request.decoded_body, call.query
         match call.method:
-            case "PUT":
-                return response_with_warnings(request, 200, await self.verbs.replace(request, body))
-            case "PATCH" if request.content_type == APPLY_PATCH:
+            case "POST" if not target.name:
+                return response_with_warnings(request, 201, await verbs.create(request, body))
+            case "PUT" if target.name:
+                return response_with_warnings(request, 200, await verbs.replace(request, body))
+            case "PATCH" if target.name and request.content_type == APPLY_PATCH:
                 await run_if_large(len(call.body), report_duplicate_keys, request)
-                return response_with_warnings(request, *await self.verbs.apply(request, body))
-            case "PATCH":
-                if "force" in call.query:
+                return response_with_warnings(request, *await verbs.apply(request, body))
+            case "PATCH" if target.name:
+                if "force" in query:
                     why = "Forbidden: may not be specified for non-apply patch"
                     raise api_errors.invalid_field(api_errors.PATCH_OPTIONS, "", "force", why)
-                return response_with_warnings(request, 200, await self.verbs.patch(request, body))
+                return response_with_warnings(request, 200, await verbs.patch(request, body))
+            case "DELETE" if not target.name:
+                return ApiResponse(200, await verbs.delete_collection(request, options.delete_options(body, query)))
             case "DELETE" if not target.subresource:
-                return response_with_warnings(
-                    request, *await self.verbs.delete(request, options.delete_options(body, call.query))
-                )
+                raw = await verbs.delete(request, options.delete_options(body, query))
+                return response_with_warnings(request, 200, raw)
         raise api_errors.method_not_allowed()
 
     def write_request(self, call: Call, target: Target) -> WriteRequest:
@@ -246,15 +224,7 @@ class Server:
         if verb == "delete" and isinstance(body, dict) and body.get("dryRun"):
             query = {**query, "dryRun": "All"}
         return WriteRequest(
-            verb,
-            target,
-            call.user,
-            query,
-            content_type,
-            call.body,
-            body,
-            agent,
-            call.duplicate_keys,
+            *(verb, target, call.user, query, content_type, call.body, body, agent, call.duplicate_keys),
             audit_annotations=call.audit_annotations,
         )
 

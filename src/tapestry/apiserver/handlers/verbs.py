@@ -44,8 +44,6 @@ DELETE_COLLECTION_WORKERS = 16
 """Number of objects of a collection that are deleted concurrently."""
 MAX_ATTEMPTS = 200
 """Maximum number of attempts of a write without resourceVersion; concurrent writes may come first."""
-
-
 Apply = Callable[[WriteRequest, Object | None, Any], Object]
 """Server-side apply: (current object, applied configuration) to the desired object."""
 
@@ -226,8 +224,8 @@ class Verbs:
         )
         raise api_errors.unsupported_patch_type(", ".join(accepted))
 
-    async def delete(self, request: WriteRequest, options: Mapping[str, Any]) -> tuple[int, bytes]:
-        """Delete an object, or mark it as deleting; return the status code and the response body."""
+    async def delete(self, request: WriteRequest, options: Mapping[str, Any]) -> bytes:
+        """Delete an object, or mark it as deleting; return the response body."""
         target = request.target
         info, key = target.info, target.key
         for _ in range(MAX_ATTEMPTS):
@@ -239,16 +237,15 @@ class Verbs:
             for step in self.delete_steps:
                 await step(request, current)
             if remaining is current or request.is_dry_run:
-                return 200, self.delete_response(info, current, head.raw, is_deleted=remaining is None)
+                return self.delete_response(info, current, head.raw, is_deleted=remaining is None)
             try:
                 if remaining is None:
                     deleted = await self.store.delete(key, head, await self.codec.to_storage(info, current))
-                    return 200, self.delete_response(
+                    return self.delete_response(
                         info, current, await self.codec.from_storage(info, deleted.raw), is_deleted=True
                     )
-                return 200, await self.codec.from_storage(
-                    info, (await self.store.put(key, head, await self.codec.to_storage(info, remaining))).raw
-                )
+                marked = await self.store.put(key, head, await self.codec.to_storage(info, remaining))
+                return await self.codec.from_storage(info, marked.raw)
             except VersionConflict:
                 continue
         raise api_errors.conflict(info.resource, target.name, api_errors.OBJECT_MODIFIED)
@@ -257,7 +254,8 @@ class Verbs:
         if not is_deleted or info.resource.name in RETURNS_DELETED_OBJECT:
             return raw
         details = {**api_errors.status_details(info.resource, name_of(obj)), "uid": uid_of(obj)}
-        return ENCODER.encode(success_status(details))
+        status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
+        return ENCODER.encode(status)
 
     async def delete_collection(self, request: WriteRequest, options: Mapping[str, Any]) -> bytes:
         target = request.target
@@ -298,7 +296,3 @@ class Verbs:
             why = "Required value: name or generateName is required"
             raise api_errors.invalid_field(info.resource, "", "metadata.name", why)
         return base[:58] + "".join(self.random.choices(SUFFIX_LETTERS, k=5))
-
-
-def success_status(details: Object) -> Object:
-    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}

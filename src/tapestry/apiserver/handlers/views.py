@@ -104,7 +104,9 @@ def table_chunks(info: ResourceInfo, listing: ListResult, include: str) -> Seque
     """Return a Table. Objects are decoded one row at a time, to limit memory."""
     items = listing.items
     if info.storage == tables.FLOW_SCHEMAS:  # these are not sorted by name
-        items = [msgspec.json.encode(obj) for obj in sorted(decode_all(items), key=tables.matching_precedence)]
+        items = [
+            msgspec.json.encode(obj) for obj in sorted(map(msgspec.json.decode, items), key=tables.matching_precedence)
+        ]
     encoder = tables.TableRowEncoder(info, include)
     head = msgspec.json.encode({**encoder.empty_table(listing.metadata), "rows": []}).removesuffix(b"]}")
     return [head, *comma_separated(encoder.encode_row(raw) for raw in items), b"]}"]
@@ -150,10 +152,6 @@ def encode_bookmark(info: ResourceInfo, raw: bytes, form: str) -> bytes:
     table = tables.table(info, [], {"resourceVersion": obj["metadata"]["resourceVersion"]}, "None")
     cells = [""] * len(table["columnDefinitions"])
     return msgspec.json.encode({**table, "rows": [{"cells": cells, "object": partial}]})
-
-
-def decode_all(items: Sequence[bytes]) -> list[Object]:
-    return [msgspec.json.decode(raw) for raw in items]
 
 
 def watch_encoder(info: ResourceInfo, form: str, include: str) -> WatchEncoder:

@@ -23,7 +23,7 @@ from tapestry.apiserver.core.requests import (
 )
 from tapestry.apiserver.core.responses import ApiResponse, response_or_status, status_response
 from tapestry.apiserver.core.workers import RequestBudget, Worker
-from tapestry.apiserver.handlers.server import CallHandler, Server
+from tapestry.apiserver.handlers.server import CallHandler, Response, Server
 from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.apiserver.serving.deadlines import Deadlines
 from tapestry.apiserver.serving.json_format import formatted_body
@@ -53,7 +53,7 @@ class RequestHandler:
     worker: Worker | None = None
     """Runs large work; without one, the event loop does."""
 
-    async def handle(self, call: Call) -> ApiResponse | WatchResponse:
+    async def handle(self, call: Call) -> Response:
         attributes = self.attributes_of(call)
         audit_context = self.auditor.begin(call, attributes) if self.auditor is not None else None
         if audit_context is not None:
@@ -84,6 +84,7 @@ class RequestHandler:
         return finish_response(response, call, audit_context)
 
     def is_long_running(self, call: Call) -> bool:
+        """Return whether a call is a watch or follows a log, and so lasts as long as its client wants."""
         attributes = self.attributes_of(call)
         if call.method != "GET" or attributes.target is None:
             return False
@@ -102,7 +103,7 @@ class RequestHandler:
 
     async def respond(
         self, call: Call, attributes: Attributes, audit_context: AuditContext | None, budget: RequestBudget
-    ) -> ApiResponse | WatchResponse:
+    ) -> Response:
         """Impersonate the requested user, and respond within the deadline of the call, if it has one."""
         target = attributes.target
         if call.impersonation_headers:

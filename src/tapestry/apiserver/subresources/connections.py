@@ -4,11 +4,11 @@ Requests are authorized and admitted. The streams themselves are not implemented
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tapestry.apiserver.admission.matching import AdmissionAttributes, subresource_kind
+from tapestry.apiserver.admission.matching import admission_attributes, subresource_kind
 from tapestry.apiserver.admission.webhooks import AdmissionWebhooks
 from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.requests import TRUE_VALUES, Call, Target, WriteRequest
@@ -39,19 +39,8 @@ class ConnectHandler:
         kind = subresource_kind(target.info, target.subresource)
         options = {"kind": kind.kind, "apiVersion": kind.api_version, **connect_options(call)}
         request = WriteRequest("create", target, call.user, call.query, audit_annotations=call.audit_annotations)
-        attributes = AdmissionAttributes(
-            "CONNECT",
-            target.info.resource,
-            target.subresource,
-            kind,
-            target.namespace,
-            target.name,
-            call.user,
-            is_dry_run=False,
-            new=options,
-            old=None,
-        )
-        await self.webhooks.admit(request, attributes)
+        attributes = admission_attributes(request, None, options)
+        await self.webhooks.admit(request, replace(attributes, operation="CONNECT", is_dry_run=False))
         resource = target.info.resource
         message = f"{resource.plural}/{target.subresource} is not served by this server: connect to the kubelet instead"
         raise ServerError(501, "NotImplemented", message, details=api_errors.status_details(resource, target.name))

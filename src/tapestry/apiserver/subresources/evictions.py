@@ -15,7 +15,7 @@ from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.request_bodies import decoded_body
 from tapestry.apiserver.core.requests import Call, Target, WriteRequest
 from tapestry.apiserver.core.resource_registry import ResourceInfo
-from tapestry.apiserver.core.responses import ApiResponse, json_response
+from tapestry.apiserver.core.responses import CREATED_STATUS, ApiResponse, json_response
 from tapestry.apiserver.core.storage_codec import encode_for_storage
 from tapestry.apiserver.core.store import ObjectVersion, VersionConflict
 from tapestry.apiserver.handlers.options import delete_options
@@ -34,7 +34,6 @@ BUDGET = Resource("policy", "v1", "PodDisruptionBudget", "poddisruptionbudget")
 MAX_DISRUPTED_PODS = 2000
 RETRY_AFTER_SECONDS = 10
 BUDGET_VIOLATED = "Cannot evict pod as it would violate the pod's disruption budget."
-SUCCESS_STATUS = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class EvictionHandler:
         else:
             await self.take_disruption(budget, pod, is_dry=request.is_dry_run)
             await self.delete_evicted(request, options)
-        return json_response(201, SUCCESS_STATUS)
+        return json_response(201, CREATED_STATUS)
 
     def budget_of(self, pod: Object) -> ObjectVersion | None:
         """The budget that selects the pod, or None. Raises ServerError if there are several."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver.admission.matching import AdmissionAttributes, subresource_kind
+from tapestry.apiserver.admission.matching import admission_attributes
 from tapestry.apiserver.admission.webhooks import AdmissionWebhooks
 from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.codec import JSON, media_type
@@ -47,14 +47,9 @@ class ScaleHandler:
         content_type = media_type(call.headers.get("content-type", "")) or JSON
         body = decoded_body(call)
         for _ in range(MAX_ATTEMPTS):
-            agent = call.headers.get("user-agent", "")
             request = WriteRequest(
-                "update",
-                target,
-                call.user,
-                call.query,
-                content_type,
-                user_agent=agent,
+                *("update", target, call.user, call.query, content_type),
+                user_agent=call.headers.get("user-agent", ""),
                 audit_annotations=call.audit_annotations,
             )
             try:
@@ -85,19 +80,8 @@ class ScaleHandler:
         before = old if value_at(current, *path) is not None else {**old, "spec": {}}
         desired = patched_scale(before, sent, request.content_type) if is_patch else sent
         check_scale(desired, info, target.name, is_patch=is_patch)
-        attributes = AdmissionAttributes(
-            "UPDATE",
-            info.resource,
-            "scale",
-            subresource_kind(info, "scale"),
-            target.namespace,
-            target.name,
-            request.user,
-            request.is_dry_run,
-            {**old, **desired, "metadata": {**old["metadata"], **(desired.get("metadata") or {})}},
-            old,
-        )
-        scale = await self.webhooks.admit(request, attributes) or {}
+        new = {**old, **desired, "metadata": {**old["metadata"], **(desired.get("metadata") or {})}}
+        scale = await self.webhooks.admit(request, admission_attributes(request, old, new)) or {}
         version = value_at(scale, "metadata", "resourceVersion", default="")
         replicas = value_at(scale, "spec", "replicas", default=0)
 

@@ -123,10 +123,7 @@ def new_server(
         ]
     )
     codec = StorageCodec()
-    reader, verbs = (
-        Reader(store, codec, random),
-        Verbs(store, codec, now, admit, validate, (), ownership.apply, random),
-    )
+    reader, verbs = Reader(store, codec, random), Verbs(store, codec, now, admit, validate, (), ownership.apply, random)
     special: dict[tuple[str, str], ResourceHandler] = {
         **{(each.name, ""): review_handler(review) for each in REVIEWS},
         **TokensAndBindings(
