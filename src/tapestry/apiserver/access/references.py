@@ -6,6 +6,7 @@ All functions are pure. A reference consists of a resource (as in `Resource.name
 from collections.abc import Callable, Iterator, Mapping
 
 from tapestry.kube.objects import EMPTY_MAPPING, Object, annotations_of, name_of, value_at
+from tapestry.kube.pods import MIRROR_POD_ANNOTATION
 
 Reference = tuple[str, str, str]
 Names = Iterator[tuple[str, str | None]]
@@ -15,7 +16,6 @@ PODS, NODES, SECRETS, CONFIG_MAPS = "pods", "nodes", "secrets", "configmaps"
 SERVICE_ACCOUNTS, CLAIMS, VOLUMES = "serviceaccounts", "persistentvolumeclaims", "persistentvolumes"
 ATTACHMENTS = "volumeattachments.storage.k8s.io"
 RESOURCE_CLAIMS, RESOURCE_SLICES = "resourceclaims.resource.k8s.io", "resourceslices.resource.k8s.io"
-MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 
 CONTAINERS = ("initContainers", "containers", "ephemeralContainers")
 WITH_SECRET_REFERENCE = ("cephfs", "cinder", "flexVolume", "rbd", "scaleIO", "iscsi", "storageos")
@@ -52,7 +52,7 @@ PROJECTED = {
 
 def is_mirror(pod: Object) -> bool:
     """Return whether the pod mirrors a static pod of its node."""
-    return MIRROR_ANNOTATION in annotations_of(pod)
+    return MIRROR_POD_ANNOTATION in annotations_of(pod)
 
 
 def pod_references(pod: Object) -> Iterator[Reference]:

@@ -22,7 +22,6 @@ from tapestry.apiserver.access.node_authorizer import (
 )
 from tapestry.apiserver.access.references import (
     CLAIMS,
-    MIRROR_ANNOTATION,
     NODES,
     PODS,
     RESOURCE_SLICES,
@@ -42,6 +41,7 @@ from tapestry.apiserver.subresources.partial_updates import SIGNING_REQUESTS
 from tapestry.apiserver.verbs import WriteRequest
 from tapestry.kube.errors import Forbidden
 from tapestry.kube.objects import Object, labels_of, uid_of, value_at
+from tapestry.kube.pods import MIRROR_POD_ANNOTATION
 from tapestry.kube.resources import Resource
 
 RESTRICTED_RESOURCES = (PODS, NODES, CLAIMS, LEASES, CSI_NODES, RESOURCE_SLICES, SIGNING_REQUESTS)
@@ -156,7 +156,7 @@ class NodeRestriction:
     def mirror_pod_denial(self, node: str, pod: Object) -> str:
         """Denial unless the pod is a mirror pod of the node that references no API objects."""
         if not is_mirror(pod):
-            return f'pod does not have "{MIRROR_ANNOTATION}" annotation, node "{node}" can only create mirror pods'
+            return f'pod does not have "{MIRROR_POD_ANNOTATION}" annotation, node "{node}" can only create mirror pods'
         if value_at(pod, "spec", "nodeName") != node:
             return f'node "{node}" can only create pods with spec.nodeName set to itself'
         owners = pod["metadata"].get("ownerReferences") or []

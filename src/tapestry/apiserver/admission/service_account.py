@@ -14,9 +14,8 @@ from tapestry.apiserver.spec_cache import memoized, memoized_and_interned, varia
 from tapestry.apiserver.storage.store import ObjectVersion, Store
 from tapestry.apiserver.verbs import SUFFIX_LETTERS, WriteRequest
 from tapestry.kube.objects import Object, annotations_of
-from tapestry.kube.pods import CREATION_CONTAINER_FIELDS
+from tapestry.kube.pods import CREATION_CONTAINER_FIELDS, MIRROR_POD_ANNOTATION
 
-MIRROR_POD_ANNOTATION = "kubernetes.io/config.mirror"
 ACCOUNT_TIMEOUT = 1.0
 """Seconds that a new pod waits for the default service account of its namespace."""
 TOKEN_MOUNT_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
