@@ -11,6 +11,8 @@ CONTAINER_FIELDS = ("initContainers", "containers", "ephemeralContainers")
 CREATION_CONTAINER_FIELDS = CONTAINER_FIELDS[:2]
 """Container fields that are set on creation. Ephemeral containers are added later."""
 COMPUTE_RESOURCES = ("cpu", "memory")
+MIRROR_POD_ANNOTATION = "kubernetes.io/config.mirror"
+"""Annotation of a mirror pod, which a kubelet creates for a static pod."""
 TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
 
 

@@ -246,6 +246,15 @@ def test_token_is_verified_by_its_signing_key(tmp_path: Path, algorithm: str) ->
         assert keys.verified_claims(nonsense) is None
 
 
+def test_token_has_one_form_only(tmp_path: Path) -> None:
+    keys = load_token_keys(tmp_path / "key")
+    token = next(each for number in range(1000) if "-" in (each := keys.sign({"sub": str(number)})))
+    assert keys.verified_claims(token) is not None
+    assert keys.verified_claims(token.replace("-", "+")) is None  # the other alphabet of base64
+    assert keys.verified_claims(token[:-1] + chr(ord(token[-1]) + 1)) is None  # other bits after the last byte
+    assert keys.verified_claims(token + "\n") is None
+
+
 def test_key_rotation_keeps_tokens_valid(tmp_path: Path) -> None:
     old, new = KEY_GENERATORS["ES256"](), KEY_GENERATORS["RS256"]()
     before = load_token_keys(pem(old, tmp_path / "old"), [pem(new, tmp_path / "new.pub", public=True)])

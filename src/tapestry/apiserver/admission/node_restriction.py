@@ -19,7 +19,6 @@ from tapestry.apiserver.core.references import (
     CSI_NODES,
     LEASE_NAMESPACE,
     LEASES,
-    MIRROR_ANNOTATION,
     NODE_USER_PREFIX,
     NODES,
     PODS,
@@ -37,6 +36,7 @@ from tapestry.apiserver.core.responses import ApiResponse, ResourceHandler
 from tapestry.apiserver.core.store import Store
 from tapestry.kube.errors import Forbidden
 from tapestry.kube.objects import Object, labels_of, uid_of, value_at
+from tapestry.kube.pods import MIRROR_POD_ANNOTATION
 from tapestry.kube.resources import Resource
 
 RESTRICTED_RESOURCES = (PODS, NODES, CLAIMS, LEASES, CSI_NODES, RESOURCE_SLICES, SIGNING_REQUESTS)
@@ -151,7 +151,7 @@ class NodeRestriction:
     def mirror_pod_denial(self, node: str, pod: Object) -> str:
         """Denial unless the pod is a mirror pod of the node that references no API objects."""
         if not is_mirror(pod):
-            return f'pod does not have "{MIRROR_ANNOTATION}" annotation, node "{node}" can only create mirror pods'
+            return f'pod does not have "{MIRROR_POD_ANNOTATION}" annotation, node "{node}" can only create mirror pods'
         if value_at(pod, "spec", "nodeName") != node:
             return f'node "{node}" can only create pods with spec.nodeName set to itself'
         owners = pod["metadata"].get("ownerReferences") or []

@@ -15,9 +15,8 @@ from tapestry.apiserver.core.spec_cache import memoized, memoized_and_interned, 
 from tapestry.apiserver.core.store import ObjectVersion, Store
 from tapestry.kube.names import SUFFIX_LETTERS
 from tapestry.kube.objects import Object, annotations_of
-from tapestry.kube.pods import CREATION_CONTAINER_FIELDS
+from tapestry.kube.pods import CREATION_CONTAINER_FIELDS, MIRROR_POD_ANNOTATION
 
-MIRROR_POD_ANNOTATION = "kubernetes.io/config.mirror"
 ACCOUNT_TIMEOUT = 1.0
 """Seconds that a new pod waits for the default service account of its namespace."""
 TOKEN_MOUNT_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"

@@ -9,13 +9,11 @@ from typing import Any
 import msgspec
 
 from tapestry.apiserver.core import api_errors, protobuf, yaml_decoder
+from tapestry.apiserver.core.yaml_decoder import MAX_DEPTH
 
-JSON, YAML, PROTOBUF = "application/json", "application/yaml", "application/vnd.kubernetes.protobuf"
-YAML_TYPES = frozenset({YAML, "application/apply-patch+yaml"})
+JSON, YAML_TYPES = "application/json", frozenset({"application/yaml", "application/apply-patch+yaml"})
 MAX_BODY_BYTES = 3 << 20
 MAX_ACCEPT_LENGTH = 4096
-MAX_DEPTH = 200
-"""Maximum nesting depth of JSON: more than any real object needs, less than the recursion limit."""
 MAX_COLLECTIONS = 200_000
 """Maximum number of objects and lists in one body."""
 JSON_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tapestry.apiserver.core.requests import User
 from tapestry.kube.objects import EMPTY_MAPPING, Object, annotations_of, name_of, value_at
+from tapestry.kube.pods import MIRROR_POD_ANNOTATION
 
 Reference = tuple[str, str, str]
 Names = Iterator[tuple[str, str | None]]
@@ -19,7 +20,6 @@ RESOURCE_CLAIMS, RESOURCE_SLICES = "resourceclaims.resource.k8s.io", "resourcesl
 NODES_GROUP, NODE_USER_PREFIX = "system:nodes", "system:node:"
 LEASES, CSI_NODES = "leases.coordination.k8s.io", "csinodes.storage.k8s.io"
 LEASE_NAMESPACE = "kube-node-lease"
-MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 
 CONTAINERS = ("initContainers", "containers", "ephemeralContainers")
 WITH_SECRET_REFERENCE = ("cephfs", "cinder", "flexVolume", "rbd", "scaleIO", "iscsi", "storageos")
@@ -65,7 +65,7 @@ def node_name_of_user(user: User) -> str | None:
 
 def is_mirror(pod: Object) -> bool:
     """Return whether the pod mirrors a static pod of its node."""
-    return MIRROR_ANNOTATION in annotations_of(pod)
+    return MIRROR_POD_ANNOTATION in annotations_of(pod)
 
 
 def pod_references(pod: Object) -> Iterator[Reference]:

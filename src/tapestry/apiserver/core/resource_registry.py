@@ -205,13 +205,6 @@ class ResourceRegistry:
             for group, versions in result.items()
         }
 
-    def of_kind(self, group: str, kind: str) -> ResourceInfo | None:
-        """Return the preferred version of a kind."""
-        result = [
-            info for info in self._resources.values() if (info.resource.group, info.resource.kind) == (group, kind)
-        ]
-        return min(result, key=lambda info: version_priority(info.resource.version), default=None)
-
 
 def version_priority(version: str) -> tuple[int, int, int, str]:
     """Rank versions as Kubernetes does: v2, v1, v2beta1, v1beta2, v1alpha1, then all others by name."""

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 MAX_DEPTH = 200
-"""Maximum nesting depth of collections."""
+"""Maximum nesting depth of a body: more than any real object needs, less than the recursion limit."""
 MAX_CHARACTERS = 3 << 20
 """Maximum number of characters of all texts, plus one per value, after alias expansion."""
 MAX_NODES = 200_000

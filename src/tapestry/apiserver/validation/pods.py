@@ -29,8 +29,8 @@ from tapestry.apiserver.validation.scheduling import (
 )
 from tapestry.apiserver.validation.volumes import validate_volumes
 from tapestry.kube.objects import Object, without_field
+from tapestry.kube.pods import MIRROR_POD_ANNOTATION
 
-MIRROR_POD_ANNOTATION = "kubernetes.io/config.mirror"
 MUTABLE_FIELDS_MESSAGE = (
     "`spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,"
     "`spec.tolerations` (only additions to existing tolerations),"

@@ -35,7 +35,7 @@ class Field:
 
 
 DISPLAY_NAMES = {"null_type": "null"}
-BOOL, INT, UINT, DOUBLE = Type("bool"), Type("int"), Type("uint"), Type("double")
+BOOL, INT, DOUBLE = Type("bool"), Type("int"), Type("double")
 STRING, BYTES, NULL, DYN = Type("string"), Type("bytes"), Type("null_type"), Type("dyn")
 TIMESTAMP, DURATION = Type("timestamp"), Type("duration")
 ERROR = Type("!error!")
