@@ -22,8 +22,7 @@ from tapestry.apiserver.core.store import (
     WatchEvent,
 )
 from tapestry.apiserver.storage.etcd.client import Certificates, EtcdClient, HistoryCompacted
-from tapestry.apiserver.storage.etcd.compaction import compact_once
-from tapestry.apiserver.storage.etcd.store import EtcdStore
+from tapestry.apiserver.storage.etcd.store import EtcdStore, compact_once
 
 from ..unit.apiserver.store_contract import (
     PODS,

@@ -26,7 +26,7 @@ from tapestry.apiserver.core.requests import Call, User
 from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.apiserver.serving.request_handler import RequestHandler
 from tapestry.apiserver.storage.local_store import LocalStore
-from tapestry.apiserver.storage.memory_log import MemoryLog
+from tapestry.apiserver.storage.log import MemoryLog
 from tapestry.kube.objects import Object
 from tapestry.local.kubernetes import ControlPlane
 

@@ -17,7 +17,7 @@ from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.apiserver.fieldmanager.apply import LAST_APPLIED, FieldManager
 from tapestry.apiserver.fieldmanager.merge_schemas import MergeSchemas
 from tapestry.apiserver.storage.local_store import LocalStore
-from tapestry.apiserver.storage.memory_log import MemoryLog
+from tapestry.apiserver.storage.log import MemoryLog
 from tapestry.kube.objects import Object
 
 from .conftest import ADMIN, Hand

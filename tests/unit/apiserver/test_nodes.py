@@ -19,7 +19,7 @@ from tapestry.apiserver.core.requests import User
 from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.apiserver.core.store import Key, ObjectVersion, WatchEvent
 from tapestry.apiserver.storage.local_store import LocalStore
-from tapestry.apiserver.storage.memory_log import MemoryLog
+from tapestry.apiserver.storage.log import MemoryLog
 from tapestry.kube.objects import Object
 
 from .conftest import Hand

@@ -18,8 +18,7 @@ from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter
 from tapestry.apiserver.serving.health import HealthHandlers, ping
 from tapestry.apiserver.serving.request_handler import RequestHandler, timeout_of
 from tapestry.apiserver.storage.local_store import LocalStore
-from tapestry.apiserver.storage.log import Entry
-from tapestry.apiserver.storage.memory_log import MemoryLog
+from tapestry.apiserver.storage.log import Entry, MemoryLog
 from tapestry.kube.errors import BadRequest
 from tapestry.kube.objects import Object
 

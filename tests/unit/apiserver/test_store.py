@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from tapestry.apiserver.core.store import Key, ObjectVersion, StorageError, WatchEvent, event_type
 from tapestry.apiserver.storage.local_store import LocalStore
-from tapestry.apiserver.storage.log import Entry, Log
-from tapestry.apiserver.storage.memory_log import MemoryLog
+from tapestry.apiserver.storage.log import Entry, Log, MemoryLog
 from tapestry.apiserver.storage.raw_objects import with_revision, without_revision
 from tapestry.apiserver.storage.sqlite_log import FileLog
 

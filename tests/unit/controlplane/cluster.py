@@ -23,7 +23,7 @@ from tapestry.apiserver.app import build_authenticators, build_server
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.requests import APISERVER_USER
 from tapestry.apiserver.storage.local_store import LocalStore
-from tapestry.apiserver.storage.memory_log import MemoryLog
+from tapestry.apiserver.storage.log import MemoryLog
 from tapestry.client.client import Client
 from tapestry.client.waiting import wait_for
 from tapestry.controller import Manager, Result

@@ -4,6 +4,8 @@ A validator takes a value and its path. It yields the faults in the order in whi
 validator is a table of fields and their validators. It skips fields that the object does not have.
 """
 
+import difflib
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,6 +78,12 @@ IMMUTABLE_MESSAGE = "field is immutable"
 def json_text(value: Any) -> str:
     """Return a value as messages quote it."""
     return msgspec.json.encode(value).decode()
+
+
+def json_diff(old: Any, new: Any) -> str:
+    """Return the changed lines of a JSON value, for a message."""
+    old_lines, new_lines = (json.dumps(each, indent=1, sort_keys=True).splitlines(keepends=True) for each in (old, new))
+    return "".join(list(difflib.unified_diff(old_lines, new_lines))[2:])
 
 
 def with_detail(text: str, detail: str) -> str:

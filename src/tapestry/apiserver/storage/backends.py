@@ -8,8 +8,7 @@ from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.resource_registry import published_api
 from tapestry.apiserver.core.store import Store
 from tapestry.apiserver.storage.local_store import LocalStore
-from tapestry.apiserver.storage.log import Log
-from tapestry.apiserver.storage.memory_log import MemoryLog
+from tapestry.apiserver.storage.log import Log, MemoryLog
 from tapestry.apiserver.storage.raw_objects import raw_labels
 from tapestry.apiserver.storage.sqlite_log import FileLog
 
@@ -32,7 +31,7 @@ async def open_local_store(config: ApiServerConfig, folder: Path) -> AsyncIterat
 
 def open_shared_store(config: ApiServerConfig) -> AbstractAsyncContextManager[Store]:
     try:
-        from tapestry.apiserver.storage.etcd.factory import open_etcd_store  # noqa: PLC0415  gRPC is optional
+        from tapestry.apiserver.storage.etcd.store import open_etcd_store  # noqa: PLC0415  gRPC is optional
     except ModuleNotFoundError as error:
         raise ValueError(
             f"backend etcd needs {error.name}; install it with: pip install 'kube-tapestry[etcd]'"

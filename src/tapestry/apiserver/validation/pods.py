@@ -12,6 +12,7 @@ from tapestry.apiserver.core.faults import (
     format_validator,
     invalid_value,
     item_validator,
+    json_diff,
     one_of,
     required_value,
     struct_validator,
@@ -20,7 +21,6 @@ from tapestry.apiserver.core.faults import (
 from tapestry.apiserver.core.metadata import validate_annotations, validate_labels
 from tapestry.apiserver.core.spec_cache import memoized
 from tapestry.apiserver.validation import containers, security_context
-from tapestry.apiserver.validation.diff import json_diff
 from tapestry.apiserver.validation.resources import validate_container_resource_name, validate_resource_list
 from tapestry.apiserver.validation.scheduling import (
     validate_affinity,

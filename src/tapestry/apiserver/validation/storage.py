@@ -15,6 +15,7 @@ from tapestry.apiserver.core.faults import (
     format_validator,
     invalid_value,
     item_validator,
+    json_diff,
     one_of,
     required_fields,
     required_value,
@@ -25,7 +26,6 @@ from tapestry.apiserver.core.faults import (
     validate_nonnegative,
 )
 from tapestry.apiserver.core.metadata import validate_label_selector
-from tapestry.apiserver.validation.diff import json_diff
 from tapestry.apiserver.validation.resources import validate_nonnegative_quantity, validate_positive_quantity
 from tapestry.apiserver.validation.scheduling import validate_node_selector
 from tapestry.apiserver.validation.volumes import VOLUME_SOURCE_VALIDATORS, validate_csi_driver_name, validate_host_path

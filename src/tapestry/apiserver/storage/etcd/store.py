@@ -13,10 +13,12 @@ import random
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from weakref import WeakValueDictionary
 
 import msgspec
 
+from tapestry.apiserver.core.config import Etcd
 from tapestry.apiserver.core.store import (
     EVENT_TTL_SECONDS,
     EVENTS,
@@ -31,14 +33,21 @@ from tapestry.apiserver.core.store import (
     VersionConflict,
     WatchEvent,
 )
-from tapestry.apiserver.storage.etcd.client import EtcdClient, EtcdWatch, HistoryCompacted, KeyValue, RangeGuard
-from tapestry.apiserver.storage.etcd.compaction import compact_periodically
+from tapestry.apiserver.storage.etcd.client import (
+    Certificates,
+    EtcdClient,
+    EtcdWatch,
+    HistoryCompacted,
+    KeyValue,
+    RangeGuard,
+)
 from tapestry.apiserver.storage.etcd.layout import KeyLayout
 from tapestry.apiserver.storage.raw_objects import with_revision, without_revision
 from tapestry.process.logs import logger
 
 log = logger(__name__)
 
+COMPACT_KEY = b"compact_rev_key"
 START_TIMEOUT = 30.0
 """Seconds to wait for etcd at startup."""
 READ_TIMEOUT = 3.0
@@ -270,3 +279,43 @@ class EtcdStore(Store):
 
 def revision_of(version: ObjectVersion | None) -> int:
     return version.revision if version is not None else 0
+
+
+@asynccontextmanager
+async def open_etcd_store(config: Etcd, built_in: Iterable[str], history_seconds: float) -> AsyncIterator[Store]:
+    """Open and load the store. Raises StorageError, ValueError and OSError."""
+    certificates = Certificates(
+        file_content(config.cafile), file_content(config.certfile), file_content(config.keyfile)
+    )
+    async with EtcdClient(config.servers, certificates) as client:
+        store = EtcdStore(client, KeyLayout(config.prefix, built_in), history_seconds=history_seconds)
+        await store.load()
+        yield store
+
+
+def file_content(path: str) -> bytes | None:
+    return Path(path).read_bytes() if path else None
+
+
+async def compact_periodically(client: EtcdClient, seconds: float) -> None:
+    """Remove history older than `seconds`, and nothing newer.
+
+    In each interval, only one of the servers on an etcd compacts, including kube-apiservers. It is the first one to
+    increment a shared key, as in kube-apiserver. It compacts the history up to the revision of the previous interval.
+    """
+    count = revision = 0
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            count, revision = await compact_once(client, count, revision)
+        except StorageError as error:  # the next interval tries again
+            log.warning("etcd compaction failed", revision=revision, error=str(error))
+
+
+async def compact_once(client: EtcdClient, count: int, revision: int) -> tuple[int, int]:
+    """Compact up to `revision` unless another server did. Returns the next count and revision."""
+    is_first, count, latest = await client.put_if_version(COMPACT_KEY, b"%d" % revision, count)
+    if is_first and revision:
+        await client.compact(revision)
+        log.info("etcd compacted", revision=revision)
+    return count, latest
