@@ -247,7 +247,7 @@ def struct_decoder(fields: Mapping[str, Decoder], omit_empty: frozenset[str], ze
 
 def map_decoder(item: Decoder) -> Decoder:
     def read(value: Any, path: str, report: DecodeReport) -> Any:
-        if type(value) is not dict:
+        if not isinstance(value, dict):
             raise TypeMismatch(value, path, "map")
         return {key: item(each, child_path(path, key), report) for key, each in value.items() if each is not None}
 
@@ -313,7 +313,7 @@ def union_decoder(other_type: type, struct_decode: Decoder) -> Decoder:
 
 
 def decode_raw_object(value: Any, path: str, report: DecodeReport) -> Any:
-    if type(value) is not dict:
+    if not isinstance(value, dict):
         raise TypeMismatch(value, path, "object")
     return decode_any(value, path, report)
 
