@@ -30,6 +30,7 @@ from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.times import parse_duration
 from tapestry.process import logs
 from tapestry.process.config import load_config
+from tapestry.process.malloc import return_large_blocks_to_system
 from tapestry.process.signals import stop_event
 
 FLAGS: Flags = {
@@ -154,6 +155,7 @@ def run(settings: ApiServerConfig) -> None:
         check_patterns(settings.controllers)
         logs.configure(settings.log_level, settings.log_format)
         gc.set_threshold(*GC_THRESHOLDS)
+        return_large_blocks_to_system()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(settings))
     except (*EXPECTED_ERRORS, ExceptionGroup) as error:

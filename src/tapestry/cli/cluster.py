@@ -14,6 +14,7 @@ from tapestry.controller.app import GC_THRESHOLDS
 from tapestry.local.cluster import MAX_NODES, ClusterPlan, run_cluster
 from tapestry.local.kubernetes import AssetsMissing, ControlPlaneFailed
 from tapestry.process import logs
+from tapestry.process.malloc import return_large_blocks_to_system
 
 EXPECTED_ERRORS = (ValueError, OSError, StorageError, AssetsMissing, ControlPlaneFailed)
 
@@ -55,6 +56,7 @@ def cluster(data: Path, nodes: int, gpus: int, process_node: bool, run_pods: boo
     )
     logs.configure("info")
     gc.set_threshold(*GC_THRESHOLDS)
+    return_large_blocks_to_system()
     try:
         uvloop.run(run_cluster(plan))
     except (*EXPECTED_ERRORS, ExceptionGroup) as error:
