@@ -19,8 +19,7 @@ from redismigration.controller import MIGRATIONS, REDIS_MIGRATION
 from redismigration.controller import setup as set_up_redis_migration
 from tapestry.client.client import Client
 from tapestry.controller.config import ManagerConfig
-from tapestry.controller.manager import Manager
-from tapestry.controller.registry import Setup
+from tapestry.controller.manager import Manager, Setup
 from tapestry.controller.testing.api import InProcessApi
 from tapestry.controller.testing.clock import START, run, running_clock
 from tapestry.controller.testing.perturbation import without_listeners

@@ -17,8 +17,7 @@ from tapestry.client.client import Client
 from tapestry.client.transport import Transport
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controller.controller import Reconcile
-from tapestry.controller.manager import Manager
-from tapestry.controller.registry import Setup
+from tapestry.controller.manager import Manager, Setup
 from tapestry.controller.testing.api import InProcessApi
 from tapestry.controller.testing.clock import VirtualClock, VirtualLoop, running_clock
 from tapestry.controller.testing.specimens import specimen
