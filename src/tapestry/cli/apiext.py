@@ -9,8 +9,7 @@ import click
 from tapestry.apiext.app import run_apiext
 from tapestry.apiext.config import ApiExtConfig
 from tapestry.cli.help_text import STOPPED, help_epilog
-from tapestry.cli.process_runner import fault_message
-from tapestry.cli.settings import CONFIG, Flags, settings_from_flags, split_commas, with_options
+from tapestry.cli.process_runner import CONFIG, Flags, fault_message, settings_from_flags, split_commas, with_options
 from tapestry.controller.app import run_app
 from tapestry.process import logs
 from tapestry.process.config import load_config

@@ -20,10 +20,17 @@ from tapestry.apiserver.server import ApiResponse, CallHandler
 from tapestry.apiserver.serving.request_handler import MountedHandler
 from tapestry.apiserver.storage.log import StorageError
 from tapestry.cli import apiserver_data
-from tapestry.cli.envtest import envtest_assets
 from tapestry.cli.help_text import STOPPED, help_epilog
-from tapestry.cli.process_runner import fault_message, single_exception
-from tapestry.cli.settings import CONFIG, SWITCH, Flags, settings_from_flags, split_commas, with_options
+from tapestry.cli.process_runner import (
+    CONFIG,
+    SWITCH,
+    Flags,
+    fault_message,
+    settings_from_flags,
+    single_exception,
+    split_commas,
+    with_options,
+)
 from tapestry.controller.app import GC_THRESHOLDS
 from tapestry.controlplane.app import check_patterns, control_plane_manager
 from tapestry.controlplane.in_process_transport import InProcessTransport
@@ -163,7 +170,7 @@ def run(settings: ApiServerConfig) -> None:
         raise click.ClickException(fault_message(fault)) from error
 
 
-for command in (*apiserver_data.COMMANDS, envtest_assets):
+for command in apiserver_data.COMMANDS:
     apiserver.add_command(command)
 
 

@@ -1,5 +1,7 @@
-"""`tapestry apiserver backup|restore|check|export`: commands on a server's data folder."""
+"""`tapestry apiserver backup|restore|check|export|envtest-assets`: commands on the files of a server."""
 
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,8 @@ from tapestry.apiserver.storage import archive
 from tapestry.apiserver.storage.log import Entry, StorageError
 from tapestry.cli.help_text import help_epilog
 from tapestry.kube.objects import Object
+from tapestry.local.envtest import write_assets
+from tapestry.local.kubernetes import assets_folder
 
 FOLDER_OPTION = click.option(
     "--file-rootpath",
@@ -120,4 +124,15 @@ def without_server_fields(obj: Object) -> Object:
     return {key: value for key, value in {**obj, "metadata": metadata}.items() if key != "status"}
 
 
-COMMANDS = (backup, restore, check, export)
+@click.command("envtest-assets", epilog=help_epilog("tapestry apiserver envtest-assets ./bin"))
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+def envtest_assets(folder: Path) -> None:
+    """Write programs into FOLDER that start this server for the tests of kubebuilder projects (KUBEBUILDER_ASSETS)."""
+    with report_file_errors():
+        kubectl = shutil.which("kubectl") or shutil.which("kubectl", path=assets_folder(os.environ))
+        written = write_assets(folder.absolute(), Path(kubectl) if kubectl else None)
+    click.echo(f"{folder}: {', '.join(each.name for each in written)}")
+    click.echo(f"export KUBEBUILDER_ASSETS={folder.absolute()}")
+
+
+COMMANDS = (backup, restore, check, export, envtest_assets)

@@ -6,9 +6,8 @@ import click
 
 from tapestry.apis import keys
 from tapestry.apis.policies import POLICIES
-from tapestry.cli.cluster_access import NAMESPACE_OPTION, QueryOutput, query_command
+from tapestry.cli.cluster_access import NAMESPACE_OPTION, QueryOutput, name_completer, query_command
 from tapestry.cli.help_text import help_epilog
-from tapestry.cli.name_completion import name_completer
 from tapestry.inspect.anykind.manifests import load_objects
 from tapestry.inspect.proposals import proposed_policy
 from tapestry.inspect.queries import Queries

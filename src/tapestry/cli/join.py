@@ -10,6 +10,7 @@ from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.mount_labels import LEVELS
 from tapestry.cli.cluster_access import (
     FILE_PATH,
+    name_completer,
     open_client,
     physical_access,
     run_async,
@@ -17,7 +18,6 @@ from tapestry.cli.cluster_access import (
     with_virtual_cluster,
 )
 from tapestry.cli.help_text import help_epilog
-from tapestry.cli.name_completion import name_completer
 from tapestry.client.http_transport import HttpTransport
 from tapestry.manager.join_steps import Cluster, Step
 from tapestry.manager.joining import Plan

@@ -12,20 +12,24 @@ from click.exceptions import Exit
 
 from tapestry.cli.cluster_access import (
     ALL_NAMESPACES_OPTION,
+    FORMATS,
     NAMESPACE_OPTION,
+    completer_for,
+    completion_client,
     error_message,
+    name_completer,
+    object_names,
     open_client,
     run_async,
     virtual_access,
+    with_output,
     with_virtual_cluster,
 )
 from tapestry.cli.help_text import help_epilog
-from tapestry.cli.name_completion import KIND_OR_NAME_COMPLETER, name_completer
-from tapestry.cli.output import FORMATS, with_output
 from tapestry.client.transport import JSON
 from tapestry.inspect.anykind import manifests, views
 from tapestry.inspect.anykind.kubectl_lite import KubectlLite, kind_rows, split_annotation_arguments
-from tapestry.inspect.anykind.resource_mapper import Target, display_name
+from tapestry.inspect.anykind.resource_mapper import Target, discover, display_name, resources_named
 from tapestry.inspect.anykind.views import ListOptions
 from tapestry.inspect.anykind.wait_conditions import CONDITION_FORMS
 from tapestry.inspect.snapshots import QueryError
@@ -36,6 +40,18 @@ from tapestry.kube.resources import PODS, Resource
 
 UNIT_SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
+
+async def kinds_or_names(context: click.Context) -> list[str]:
+    """Complete a kind, or the names of objects of the kind given first."""
+    words = context.params.get("words") or ()
+    async with completion_client(context) as (client, namespace):
+        known = await discover(client)
+        if not words:
+            return sorted(each.resource.plural for each in known if "list" in each.verbs)
+        return await object_names(client, resources_named(words[0], known)[0], namespace)
+
+
+KIND_OR_NAME_COMPLETER = completer_for(kinds_or_names)
 TARGETS_ARGUMENT = click.argument(
     "words", nargs=-1, required=True, metavar="KIND [NAME]... | KIND/NAME...", shell_complete=KIND_OR_NAME_COMPLETER
 )

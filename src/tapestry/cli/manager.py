@@ -7,8 +7,7 @@ from typing import Any
 import click
 
 from tapestry.cli.help_text import STOPPED, help_epilog
-from tapestry.cli.process_runner import run_process, with_process_flags
-from tapestry.cli.settings import SWITCH
+from tapestry.cli.process_runner import SWITCH, run_process, with_process_flags
 from tapestry.manager.app import run_manager
 from tapestry.manager.config import BindingsConfig
 

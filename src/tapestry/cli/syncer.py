@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from tapestry.cli.help_text import help_epilog
-from tapestry.cli.process_runner import run_process, with_process_flags
-from tapestry.cli.settings import SWITCH
+from tapestry.cli.process_runner import SWITCH, run_process, with_process_flags
 from tapestry.client.delegated_auth import DelegatedAuth
 from tapestry.nodeproxy.kubelet import KubeletServer, kubelet_tls, published_client_cas, serve_kubelet
 from tapestry.nodeproxy.logs import LogRelay, TwinLookup

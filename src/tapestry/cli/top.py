@@ -8,6 +8,7 @@ from tapestry.apis.permissions import IDENTITY_NAMESPACE
 from tapestry.cli.cluster_access import (
     ALL_NAMESPACES_OPTION,
     BINDING_OPTION,
+    FORMATS,
     NAMESPACE_OPTION,
     WORLD_FOLDER,
     QueryOutput,
@@ -16,7 +17,6 @@ from tapestry.cli.cluster_access import (
     query_command,
 )
 from tapestry.cli.help_text import help_epilog
-from tapestry.cli.output import FORMATS
 from tapestry.client.access import Access
 from tapestry.client.credentials import Credentials
 from tapestry.client.errors import KubeconfigError
