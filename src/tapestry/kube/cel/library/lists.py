@@ -4,7 +4,7 @@ from itertools import pairwise
 from typing import Any
 
 from tapestry.kube.cel.errors import EvaluationError, Meter
-from tapestry.kube.cel.functions import cel_function
+from tapestry.kube.cel.functions import cel_function, register_functions
 from tapestry.kube.cel.library.operators import checked_int, checked_uint
 from tapestry.kube.cel.values import OPTIONAL_NONE, OptionalValue, UInt, is_equal
 
@@ -60,16 +60,6 @@ def last_index_of(meter: Meter, items: list[Any], value: Any) -> int:
     return next((at for at in range(len(items) - 1, -1, -1) if is_equal(items[at], value, meter)), -1)
 
 
-@cel_function("list(A).first() -> optional_type(A)")
-def first(items: list[Any]) -> OptionalValue:
-    return OptionalValue(items[0]) if items else OPTIONAL_NONE
-
-
-@cel_function("list(A).last() -> optional_type(A)")
-def last(items: list[Any]) -> OptionalValue:
-    return OptionalValue(items[-1]) if items else OPTIONAL_NONE
-
-
 # -- sets
 
 
@@ -92,3 +82,11 @@ def set_equivalent(meter: Meter, items: list[Any], required: list[Any]) -> bool:
 def set_intersects(meter: Meter, items: list[Any], others: list[Any]) -> bool:
     meter.charge(len(items) * len(others) / 10)
     return any(any(is_equal(each, item, meter) for item in items) for each in others)
+
+
+register_functions(
+    {
+        "list(A).first() -> optional_type(A)": lambda items: OptionalValue(items[0]) if items else OPTIONAL_NONE,
+        "list(A).last() -> optional_type(A)": lambda items: OptionalValue(items[-1]) if items else OPTIONAL_NONE,
+    }
+)
