@@ -108,7 +108,7 @@ def repair(binding: str | None, dry_run: bool, output: str, kubeconfig: str | No
         for sentence in unread:
             click.echo(sentence, err=True)
         print_result(found, output, lambda wide: repairs_table(found, wide=wide))
-        if unread or not all(each.mended for each in found):
+        if unread or not all(each.fixed for each in found):
             raise Exit(1)
 
     run_async(work())

@@ -34,7 +34,7 @@ from tapestry.client.responses import (
 )
 from tapestry.client.retries import MAX_ATTEMPTS, send_with_retries
 from tapestry.client.transport import SMALL_RESPONSE_BYTES, Request, Transport
-from tapestry.kube.errors import AnswerTooLarge, ApiError, NotFound
+from tapestry.kube.errors import ApiError, NotFound, ResponseTooLarge
 from tapestry.kube.objects import Object, name_of, namespace_of, object_named, uid_of, version_of
 from tapestry.kube.patches import owned_patch
 from tapestry.kube.resources import PODS, SERVICE_ACCOUNTS, Resource
@@ -126,7 +126,7 @@ class Client:
             request = Request("GET", resource.path(namespace), {**query, "limit": str(page_size)})
             try:
                 response = await send_with_retries(self.transport, request, "list", resource.name)
-            except AnswerTooLarge:
+            except ResponseTooLarge:
                 if page_size == 1:
                     raise
                 page_size = max(1, page_size // 4)
