@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from tapestry.apiext.app import run_apiext
 from tapestry.apiext.config import ApiExtConfig
+from tapestry.apiext.http import run_apiext
 from tapestry.cli.help_text import STOPPED, help_epilog
 from tapestry.cli.process_runner import CONFIG, Flags, fault_message, settings_from_flags, split_commas, with_options
 from tapestry.controller.app import run_app

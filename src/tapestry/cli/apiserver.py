@@ -37,7 +37,7 @@ from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.times import parse_duration
 from tapestry.process import logs
 from tapestry.process.config import load_config
-from tapestry.process.signals import stop_event
+from tapestry.process.system import stop_event
 
 FLAGS: Flags = {
     "--backend": ("backend", "Storage backend: file, etcd or memory."),

@@ -24,8 +24,8 @@ from tapestry.kube.objects import name_of
 from tapestry.kube.resources import NAMESPACES, Resource
 from tapestry.local.world_folder import VIRTUAL as WORLD_ABOVE
 from tapestry.local.world_folder import WorldFolder
-from tapestry.manager.binding_errors import BindingError
 from tapestry.manager.join_steps import JoinError
+from tapestry.manager.validation import BindingError
 from tapestry.syncer.windows import WindowError, zone_named
 
 FORMATS = ("table", "wide", "json", "yaml")

@@ -12,8 +12,7 @@ from rich.console import Console, ConsoleDimensions
 
 from tapestry.client.client import Client
 from tapestry.inspect.screen import Footer, screen
-from tapestry.inspect.world_state import WorldState
-from tapestry.inspect.world_watcher import WorldWatcher
+from tapestry.inspect.world_state import WorldState, WorldWatcher
 
 TERMINAL_POLL_INTERVAL = 1.0
 """Seconds between checks whether this process is in the foreground of the terminal."""

@@ -17,7 +17,16 @@ from tapestry.inspect.explain import (
     node_explanation_from_virtual,
     policy_explanation,
 )
-from tapestry.inspect.pods import PlacedPod, PodExplanation, PodStatus, TwinLookup, pod_explanation, pod_status
+from tapestry.inspect.pods import (
+    PlacedPod,
+    PodExplanation,
+    PodStatus,
+    Tree,
+    TwinLookup,
+    binding_branch,
+    pod_explanation,
+    pod_status,
+)
 from tapestry.inspect.proposals import PolicyPlan, Proposal, policy_plan
 from tapestry.inspect.snapshots import (
     ClusterUnreachable,
@@ -41,7 +50,6 @@ from tapestry.inspect.status import (
     physical_node_name,
     policy_status,
 )
-from tapestry.inspect.tree import Tree, binding_branch
 from tapestry.kube.objects import (
     Object,
     is_deleting,

@@ -20,8 +20,8 @@ from tapestry.kube.errors import KubeError, NotFound, TransportError
 from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, uid_of, value_at
 from tapestry.kube.resources import LEASES, NAMESPACES, NODE_LEASE_NAMESPACE, NODES, PODS, SECRETS
 from tapestry.kube.times import parse_time
-from tapestry.manager.binding_errors import BindingError
 from tapestry.manager.connectivity import Connect, access_from_secret
+from tapestry.manager.validation import BindingError
 from tapestry.syncer.cache_transforms import is_placeholder
 
 CONNECT_TIMEOUT = 1.0

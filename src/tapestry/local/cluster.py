@@ -22,7 +22,7 @@ from tapestry.local.container_commands import ProcessPolicy
 from tapestry.local.control_planes import RunningCluster, kubernetes_control_plane, tapestry_control_plane
 from tapestry.local.kubelet_api import KubeletServer, kubelet_tls, loopback_socket, serve_kubelet
 from tapestry.process.logs import logger
-from tapestry.process.signals import stop_event
+from tapestry.process.system import stop_event
 
 log = logger(__name__)
 

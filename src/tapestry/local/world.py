@@ -14,23 +14,29 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import load_access
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
+from tapestry.controller import Informer
 from tapestry.kube.conditions import is_condition_true
-from tapestry.kube.objects import Object, name_of, with_value
+from tapestry.kube.objects import Object, name_of, value_at, with_value
 from tapestry.kube.resources import (
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
     CRDS,
     DEPLOYMENTS,
+    LEASES,
     NAMESPACES,
+    NODE_LEASE_NAMESPACE,
+    NODES,
     ROLE_BINDINGS,
     ROLES,
     SERVICE_ACCOUNTS,
 )
+from tapestry.kube.times import parse_time
 from tapestry.local.cluster_processes import (
     POLL_INTERVAL,
     TAPESTRY_PROGRAM,
@@ -41,7 +47,6 @@ from tapestry.local.cluster_processes import (
     open_client,
 )
 from tapestry.local.kubernetes import COMPONENTS, find_assets
-from tapestry.local.readiness import wait_for_nodes
 from tapestry.local.world_folder import VIRTUAL, WorldError, WorldFolder, WorldRecord
 from tapestry.manager.installation import installation_objects
 from tapestry.manager.join_steps import Cluster
@@ -260,3 +265,41 @@ def with_local_settings(manager: Object) -> Object:
     env = [{"name": name, "value": value} for name, value in settings.items()]
     containers = [{**each, "env": [*each.get("env", ()), *env]} for each in template["spec"]["containers"]]
     return with_value(manager, ("spec", "template", "spec", "containers"), containers)
+
+
+STALL_TIMEOUT, TOTAL_TIMEOUT = 60.0, 900.0
+"""Seconds without a new ready node until the wait fails, and for all nodes."""
+MIN_POLL_INTERVAL, MAX_POLL_INTERVAL = 0.1, 1.0
+"""Shortest and longest time between two checks, in seconds."""
+
+
+async def wait_for_nodes(virtual: Client, count: int, since: datetime) -> int:
+    """Wait until `count` virtual nodes are ready, or no more become ready; return their number."""
+    nodes = Informer(virtual, NODES, labels=f"{keys.NODE_TYPE}={keys.NODE_TYPE_VIRTUAL}")
+    leases = Informer(virtual, LEASES, namespace=NODE_LEASE_NAMESPACE)
+    progress, changed = StallDetector(STALL_TIMEOUT, TOTAL_TIMEOUT), asyncio.Event()
+    leases.on_change(lambda _old, _new: changed.set())
+    nodes.on_change(lambda _old, _new: changed.set())
+    async with asyncio.TaskGroup() as group:
+        watches = [group.create_task(each.run()) for each in (nodes, leases)]
+        while (ready := count_ready_nodes(nodes, leases, since)) < count and not progress.has_stalled(ready):
+            await asyncio.sleep(MIN_POLL_INTERVAL)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), MAX_POLL_INTERVAL)
+            changed.clear()
+        for each in watches:
+            each.cancel()
+    return ready
+
+
+def count_ready_nodes(nodes: Informer, leases: Informer, since: datetime) -> int:
+    return sum(
+        is_condition_true(node, "Ready")
+        and is_renewed(leases.store.get(f"{NODE_LEASE_NAMESPACE}/{name_of(node)}"), since)
+        for node in nodes.store.list()
+    )
+
+
+def is_renewed(lease: Object | None, since: datetime) -> bool:
+    renewed = value_at(lease, "spec", "renewTime")
+    return bool(renewed) and parse_time(renewed) >= since

@@ -7,7 +7,7 @@ from enum import StrEnum
 from tapestry.apis import keys
 from tapestry.apis.permissions import IDENTITY_NAMESPACE
 from tapestry.client.client import Client
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.kube.errors import Forbidden, NotFound
 from tapestry.kube.objects import Object, is_deleting, key_of, labels_of, name_of, namespace_of, uid_of, with_type_meta
 from tapestry.kube.resources import NAMESPACES, Resource

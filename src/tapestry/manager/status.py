@@ -12,8 +12,8 @@ from tapestry.apis.clusterbindings import SYNCER_REASONS
 from tapestry.kube.conditions import find_condition, new_condition, with_condition
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.times import timestamp
-from tapestry.manager.binding_errors import BindingError
 from tapestry.manager.connectivity import ProbeResult
+from tapestry.manager.validation import BindingError
 
 CONNECTED, PERMITTED, SYNCER_READY = STAGES = ("Connected", "Permitted", "SyncerReady")
 EXPIRES = "CredentialsExpire"

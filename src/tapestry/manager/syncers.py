@@ -42,7 +42,6 @@ from tapestry.kube.objects import (
 )
 from tapestry.kube.quantity import parse_quantity
 from tapestry.kube.resources import DEPLOYMENTS, SERVICE_ACCOUNTS, Resource
-from tapestry.manager.binding_errors import BindingError, RetryPolicy
 from tapestry.manager.config import BindingsConfig, SyncerSettings
 from tapestry.manager.manifests import (
     KINDS,
@@ -54,6 +53,7 @@ from tapestry.manager.manifests import (
     syncer_manifests,
     with_server_additions,
 )
+from tapestry.manager.validation import BindingError, RetryPolicy
 
 DEPLOYED_RESOURCES = (SERVICE_ACCOUNTS, DEPLOYMENTS)
 """Resources in the cluster that syncers run in.  All others are in the virtual cluster."""

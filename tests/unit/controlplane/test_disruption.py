@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tapestry.client.client import Client
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controlplane.disruption import BudgetTarget, budget_status, healthy_count, scaled_value
 from tapestry.kube.errors import TooManyRequests
 from tapestry.kube.objects import Object, owner_reference, value_at

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tapestry.process.signals import stop_event
+from tapestry.process.system import stop_event
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)

@@ -15,9 +15,8 @@ from tapestry.controlplane.workloads import owned_pods
 from tapestry.controlplane.workloads.controller_revisions import CONTROLLER_REVISION_HASH
 from tapestry.controlplane.workloads.rollouts import scaled_value
 from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, uid_of, value_at
-from tapestry.kube.pods import is_pod_terminal
+from tapestry.kube.pods import is_pod_terminal, is_tolerated
 from tapestry.kube.selectors import node_selector
-from tapestry.kube.taints import is_tolerated
 from tapestry.kube.times import parse_time
 
 TEMPLATE_GENERATION = "deprecated.daemonset.template.generation"

@@ -15,7 +15,7 @@ from tapestry.kube.conditions import new_condition, with_condition
 from tapestry.kube.errors import ApiError, Conflict, NotFound
 from tapestry.kube.objects import Object, controller_of, is_deleting, labels_of, name_of, value_at
 from tapestry.kube.patches import merge_patch
-from tapestry.kube.resources import PODS, REPLICA_SETS, Resource
+from tapestry.kube.resources import PODS, REPLICA_SETS, REPLICATION_CONTROLLERS, Resource
 
 WORKERS = 8
 INITIAL_BATCH_SIZE, MAX_BATCH_SIZE = 1, 64
@@ -162,3 +162,4 @@ def installer(resource: Resource, name: str) -> Callable[[Manager], None]:
 
 
 install = installer(REPLICA_SETS, "replicasets")
+install_replication_controllers = installer(REPLICATION_CONTROLLERS, "replicationcontrollers")

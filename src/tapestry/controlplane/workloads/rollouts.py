@@ -9,8 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tapestry.kube.digests import digest_of
-from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, uid_of, value_at
+from tapestry.kube.objects import Object, annotations_of, digest_of, labels_of, name_of, uid_of, value_at
 
 RECREATE = "Recreate"
 POD_TEMPLATE_HASH = "pod-template-hash"

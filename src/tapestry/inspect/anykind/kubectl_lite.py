@@ -7,7 +7,7 @@ from itertools import takewhile
 from tapestry.client.client import Client
 from tapestry.client.logs import pod_log
 from tapestry.client.options import Propagation
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.inspect.anykind.resource_mapper import (
     ServedResource,
     Target,
