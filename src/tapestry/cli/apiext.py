@@ -8,7 +8,7 @@ import click
 
 from tapestry.apiext.config import ApiExtConfig
 from tapestry.apiext.http import run_apiext
-from tapestry.cli.help_text import STOPPED, help_epilog
+from tapestry.cli.help_text import STOPPED, command
 from tapestry.cli.process_runner import CONFIG, Flags, fault_message, settings_from_flags, split_commas, with_options
 from tapestry.controller.app import run_app
 from tapestry.process import logs
@@ -25,11 +25,7 @@ FLAGS: Flags = {
 }
 
 
-@click.command(
-    epilog=help_epilog(
-        "tapestry apiext --kubeconfig kubeconfig", "tapestry apiext --kinds 'users,*.example.com'", zero=STOPPED
-    )
-)
+@command("tapestry apiext --kubeconfig kubeconfig", "tapestry apiext --kinds 'users,*.example.com'", zero=STOPPED)
 @click.option("--allow-origin", multiple=True, help="Origin whose web pages may call: https://example.com.")
 @click.option(
     "--own-identity", is_flag=True, default=None, help="Serve local callers with the credentials of the kubeconfig."

@@ -87,7 +87,6 @@ TIME_ZONE_OPTION = click.option(
     "--time-zone", callback=check_time_zone, help="Time zone of windows without one. [default: that of the syncer]"
 )
 WORLD_FOLDER = Path(".tapestry")
-"""Data folder of `tapestry up`."""
 NOT_RUNNING_HINT = "`tapestry up` starts it, --kubeconfig or KUBECONFIG names another cluster"
 FILE_PATH = click.Path(path_type=Path, dir_okay=False)
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 import yaml
 
-from tapestry.cli.help_text import STOPPED, help_epilog
+from tapestry.cli.help_text import STOPPED, command
 from tapestry.cli.process_runner import run_process, with_process_flags
 from tapestry.controller.app import App, manager_for
 from tapestry.controller.config import ManagerConfig
@@ -25,9 +25,7 @@ def controller_names(_: click.Context, __: click.Parameter, incomplete: str) -> 
     return [name for name in load_registry().names() if name.startswith(incomplete)]
 
 
-@click.command(
-    epilog=help_epilog("tapestry run at --kubeconfig kubeconfig", "tapestry run at --config at.yaml", zero=STOPPED)
-)
+@command("tapestry run at --kubeconfig kubeconfig", "tapestry run at --config at.yaml", zero=STOPPED)
 @click.argument("name", shell_complete=controller_names)
 @with_process_flags
 def run(name: str, **flags: Any) -> None:
@@ -35,7 +33,7 @@ def run(name: str, **flags: Any) -> None:
     run_process(ManagerConfig, flags, {}, lambda config: run_controllers(config, name))
 
 
-@click.command(epilog=help_epilog("tapestry hub --config hub.yaml --leader-elect", zero=STOPPED))
+@command("tapestry hub --config hub.yaml --leader-elect", zero=STOPPED)
 @with_process_flags
 def hub(**flags: Any) -> None:
     """Run every installed controller that the configuration enables."""
@@ -49,7 +47,7 @@ async def run_controllers(config: ManagerConfig, name: str | None) -> None:
     await App(manager).run()
 
 
-@click.command(epilog=help_epilog("tapestry crd | kubectl apply -f -"))
+@command("tapestry crd | kubectl apply -f -")
 def crd() -> None:
     """Print the CustomResourceDefinition of every registered kind, for `kubectl apply -f -`."""
     for kind in load_registry().kinds:

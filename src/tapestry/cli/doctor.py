@@ -18,7 +18,7 @@ from tapestry.cli.cluster_access import (
     with_output,
     with_virtual_cluster,
 )
-from tapestry.cli.help_text import help_epilog
+from tapestry.cli.help_text import command
 from tapestry.client.http_transport import HttpTransport
 from tapestry.inspect import findings
 from tapestry.inspect.doctor import Doctor
@@ -29,13 +29,8 @@ from tapestry.inspect.snapshots import gather_all
 from tapestry.inspect.tables import repairs_table
 
 
-@click.command(
-    epilog=help_epilog(
-        "tapestry doctor",
-        "tapestry doctor -o json",
-        zero="no problem was found",
-        one="a problem was found, with advice",
-    )
+@command(
+    "tapestry doctor", "tapestry doctor -o json", zero="no problem was found", one="a problem was found, with advice"
 )
 @with_output("table", "json", "yaml")
 @with_virtual_cluster
@@ -83,13 +78,11 @@ async def world_findings() -> list[Finding]:
     return list(findings.local_world_findings(folder, is_running=running, free=free, unreachable=unreachable))
 
 
-@click.command(
-    epilog=help_epilog(
-        "tapestry repair --dry-run",
-        "tapestry repair east",
-        zero="no problem was found, or all were fixed",
-        one="a problem was not fixed, or a cluster could not be read",
-    )
+@command(
+    "tapestry repair --dry-run",
+    "tapestry repair east",
+    zero="no problem was found, or all were fixed",
+    one="a problem was not fixed, or a cluster could not be read",
 )
 @click.argument("binding", required=False, shell_complete=name_completer(CLUSTER_BINDINGS))
 @click.option("--dry-run", is_flag=True, help="Report problems without deleting anything.")

@@ -25,7 +25,7 @@ from tapestry.cli.cluster_access import (
     with_output,
     with_virtual_cluster,
 )
-from tapestry.cli.help_text import help_epilog
+from tapestry.cli.help_text import command
 from tapestry.client.transport import JSON
 from tapestry.inspect.anykind import manifests, views
 from tapestry.inspect.anykind.kubectl_lite import KubectlLite, kind_rows, split_annotation_arguments
@@ -115,7 +115,7 @@ def k() -> None:
     """Get, apply, create, annotate, delete, describe and wait for objects, and read logs, without kubectl."""
 
 
-@k.command(epilog=help_epilog("tapestry k kinds"))
+@command("tapestry k kinds", parent=k)
 @kubectl_command
 async def kinds(kubectl: KubectlLite) -> None:
     """List the served kinds with their short names."""
@@ -123,10 +123,8 @@ async def kinds(kubectl: KubectlLite) -> None:
     click.echo(table(["NAME", "ALSO", "API-VERSION", "NAMESPACED", "KIND"], rows))
 
 
-@k.command(
-    epilog=help_epilog(
-        "tapestry k get pods -A -o wide", "tapestry k get deploy,svc -l app=web", "tapestry k get cb/east -o yaml"
-    )
+@command(
+    "tapestry k get pods -A -o wide", "tapestry k get deploy,svc -l app=web", "tapestry k get cb/east -o yaml", parent=k
 )
 @TARGETS_ARGUMENT
 @SELECTOR_OPTION
@@ -150,8 +148,6 @@ async def get(
 
 
 class ObjectPrinter:
-    """Objects on a terminal."""
-
     def __init__(self, kubectl: KubectlLite, options: ListOptions, output: str) -> None:
         self.kubectl, self.options, self.output = kubectl, options, output
         self.is_table = output in ("table", "wide")
@@ -195,7 +191,7 @@ class ObjectPrinter:
                 click.echo(views.objects_text([found], self.output, single=True))
 
 
-@k.command(epilog=help_epilog("tapestry k apply -f policy.yaml", "tapestry manifests | tapestry k apply -f -"))
+@command("tapestry k apply -f policy.yaml", "tapestry manifests | tapestry k apply -f -", parent=k)
 @click.option(
     "--filename", "-f", "files", multiple=True, required=True, help="File, folder, or - for standard input. Repeatable."
 )
@@ -226,7 +222,7 @@ REQUESTS_OPTION = click.option(
 )
 
 
-@create.command(epilog=help_epilog("tapestry k create deployment web --image nginx --replicas 20 --requests cpu=250m"))
+@command("tapestry k create deployment web --image nginx --replicas 20 --requests cpu=250m", parent=create)
 @click.argument("name")
 @IMAGE_OPTION
 @REQUESTS_OPTION
@@ -240,7 +236,7 @@ async def deployment(
     click.echo(await kubectl.create(manifests.deployment(name, image, replicas, command, requests)))
 
 
-@create.command(epilog=help_epilog("tapestry k create job pi --image perl --completions 20 -- perl -e 'print 3'"))
+@command("tapestry k create job pi --image perl --completions 20 -- perl -e 'print 3'", parent=create)
 @click.argument("name")
 @IMAGE_OPTION
 @REQUESTS_OPTION
@@ -259,7 +255,7 @@ async def job(
     click.echo(await kubectl.create(manifests.job(name, image, completions, command, requests)))
 
 
-@create.command(epilog=help_epilog("tapestry k create namespace team-a"))
+@command("tapestry k create namespace team-a", parent=create)
 @click.argument("name")
 @kubectl_command
 async def namespace(kubectl: KubectlLite, name: str) -> None:
@@ -267,9 +263,7 @@ async def namespace(kubectl: KubectlLite, name: str) -> None:
     click.echo(await kubectl.create(manifests.namespace(name)))
 
 
-@k.command(
-    epilog=help_epilog("tapestry k delete deploy web", "tapestry k delete pods --all", "tapestry k delete -f web.yaml")
-)
+@command("tapestry k delete deploy web", "tapestry k delete pods --all", "tapestry k delete -f web.yaml", parent=k)
 @click.argument("words", nargs=-1, metavar="KIND [NAME]... | KIND/NAME...", shell_complete=KIND_OR_NAME_COMPLETER)
 @FILENAME_OPTION
 @SELECTOR_OPTION
@@ -332,11 +326,10 @@ async def delete_object(
         raise
 
 
-@k.command(
-    epilog=help_epilog(
-        "tapestry k annotate node worker-1 tapestry.io/reclaim=now",
-        "tapestry k annotate node worker-1 tapestry.io/reclaim-",
-    )
+@command(
+    "tapestry k annotate node worker-1 tapestry.io/reclaim=now",
+    "tapestry k annotate node worker-1 tapestry.io/reclaim-",
+    parent=k,
 )
 @click.argument(
     "words",
@@ -358,7 +351,7 @@ async def annotate(kubectl: KubectlLite, words: tuple[str, ...]) -> None:
     reporter.exit_if_failed()
 
 
-@k.command(epilog=help_epilog("tapestry k describe pod web-0", "tapestry k describe cb east"))
+@command("tapestry k describe pod web-0", "tapestry k describe cb east", parent=k)
 @TARGETS_ARGUMENT
 @SELECTOR_OPTION
 @kubectl_command
@@ -372,7 +365,7 @@ async def describe(kubectl: KubectlLite, words: tuple[str, ...], labels: str) ->
     click.echo("\n---\n".join([await kubectl.describe(obj) for obj in found]) or "none found", err=not found)
 
 
-@k.command(epilog=help_epilog("tapestry k logs web-0 --tail 20", "tapestry k logs -f deployment/web -c web"))
+@command("tapestry k logs web-0 --tail 20", "tapestry k logs -f deployment/web -c web", parent=k)
 @click.argument("pod", metavar="POD | KIND/NAME", shell_complete=name_completer(PODS))
 @click.option("--container", "-c", help="Container of the pod; required if the pod has several.")
 @click.option("--follow", "-f", is_flag=True, help="Print new lines until the container ends or Ctrl-C.")
@@ -394,12 +387,11 @@ async def logs(
         click.echo(chunk, nl=False)
 
 
-@k.command(
-    epilog=help_epilog(
-        "tapestry k wait deploy/web --for condition=Available",
-        "tapestry k wait pods --all --for delete --timeout 2m",
-        one="a condition was not met in time, or another error",
-    )
+@command(
+    "tapestry k wait deploy/web --for condition=Available",
+    "tapestry k wait pods --all --for delete --timeout 2m",
+    one="a condition was not met in time, or another error",
+    parent=k,
 )
 @TARGETS_ARGUMENT
 @SELECTOR_OPTION

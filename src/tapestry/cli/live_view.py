@@ -92,7 +92,6 @@ class LiveView:
 
 
 def is_foreground(console: Console) -> bool:
-    """Return whether this process is in the foreground of the terminal."""
     try:
         return os.tcgetpgrp(console.file.fileno()) == os.getpgrp()
     except OSError:  # not our controlling terminal, so no shell manages it

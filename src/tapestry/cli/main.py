@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from tapestry import __version__
-from tapestry.cli.help_text import INTERRUPTED, exit_codes, help_epilog
+from tapestry.cli.help_text import INTERRUPTED, command, exit_codes
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -136,7 +136,7 @@ def plugin() -> None:
     main(prog_name="kubectl tapestry")
 
 
-@click.command(epilog=help_epilog("tapestry version"))
+@command("tapestry version")
 def version() -> None:
     """Print the version."""
     click.echo(f"tapestry {__version__}")

@@ -6,15 +6,13 @@ from typing import Any
 
 import click
 
-from tapestry.cli.help_text import STOPPED, help_epilog
+from tapestry.cli.help_text import STOPPED, command
 from tapestry.cli.process_runner import SWITCH, run_process, with_process_flags
 from tapestry.manager.app import run_manager
 from tapestry.manager.config import BindingsConfig
 
 
-@click.command(
-    epilog=help_epilog("tapestry manager --leader-elect=false", "tapestry manager --config manager.yaml", zero=STOPPED)
-)
+@command("tapestry manager --leader-elect=false", "tapestry manager --config manager.yaml", zero=STOPPED)
 @click.option("--kubeconfig-namespace", multiple=True, help="Another namespace to read kubeconfig Secrets from.")
 @click.option("--allow-loopback", help="Accept kubeconfigs that point to this machine.", **SWITCH)
 @click.option("--deploy-kubeconfig", help="Kubeconfig of the cluster for syncer pods. [default: the virtual cluster]")

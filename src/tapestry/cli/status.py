@@ -10,14 +10,12 @@ from tapestry.cli.cluster_access import (
     QueryOutput,
     query_command,
 )
-from tapestry.cli.help_text import help_epilog
+from tapestry.cli.help_text import command
 from tapestry.inspect.queries import Queries
 from tapestry.inspect.tables import bindings_table, nodes_table, pods_table, policies_table, tree_text
 
 
-@click.command(
-    epilog=help_epilog("tapestry status", "tapestry status -o wide", "tapestry status --context compute -o json")
-)
+@command("tapestry status", "tapestry status -o wide", "tapestry status --context compute -o json")
 @query_command(*FORMATS)
 async def status(queries: Queries) -> QueryOutput:
     """Show the joined clusters, their leased capacity and their problems."""
@@ -25,7 +23,7 @@ async def status(queries: Queries) -> QueryOutput:
     return found, lambda wide: bindings_table(found, queries.now, wide=wide)
 
 
-@click.command(epilog=help_epilog("tapestry nodes", "tapestry nodes -o wide"))
+@command("tapestry nodes", "tapestry nodes -o wide")
 @query_command(*FORMATS)
 async def nodes(queries: Queries) -> QueryOutput:
     """Show the virtual nodes: capacity, usage and end of the window."""
@@ -33,7 +31,7 @@ async def nodes(queries: Queries) -> QueryOutput:
     return found, lambda wide: nodes_table(found, queries.now, wide=wide)
 
 
-@click.command(epilog=help_epilog("tapestry policies", "tapestry policies -o wide --time-zone Asia/Shanghai"))
+@command("tapestry policies", "tapestry policies -o wide --time-zone Asia/Shanghai")
 @query_command(*FORMATS, with_time_zone=True)
 async def policies(queries: Queries) -> QueryOutput:
     """Show the lease policies of both sides; an owner's only if the binding's kubeconfig is readable and works."""
@@ -43,7 +41,7 @@ async def policies(queries: Queries) -> QueryOutput:
     return found, lambda wide: policies_table(found, queries.now, wide=wide)
 
 
-@click.command(epilog=help_epilog("tapestry tree", "tapestry tree --binding east -o json"))
+@command("tapestry tree", "tapestry tree --binding east -o json")
 @BINDING_OPTION
 @query_command("text", "json", "yaml")
 async def tree(queries: Queries, binding: str | None) -> QueryOutput:
@@ -52,9 +50,7 @@ async def tree(queries: Queries, binding: str | None) -> QueryOutput:
     return found, lambda _: tree_text(found)
 
 
-@click.command(
-    epilog=help_epilog("tapestry pods", "tapestry pods -A -o wide", "tapestry pods -n team-a --binding east")
-)
+@command("tapestry pods", "tapestry pods -A -o wide", "tapestry pods -n team-a --binding east")
 @NAMESPACE_OPTION
 @ALL_NAMESPACES_OPTION
 @BINDING_OPTION

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tapestry.cli.help_text import help_epilog
+from tapestry.cli.help_text import command
 from tapestry.cli.process_runner import SWITCH, run_process, with_process_flags
 from tapestry.client.delegated_auth import DelegatedAuth
 from tapestry.nodeproxy.kubelet import KubeletServer, kubelet_tls, published_client_cas, serve_kubelet
@@ -20,12 +20,8 @@ from tapestry.syncer.context import SyncContext
 from tapestry.syncer.virtual_nodes import Endpoint
 
 
-@click.command(
-    epilog=help_epilog(
-        "tapestry syncer --binding east",
-        "tapestry syncer --config syncer.yaml",
-        zero="stopped, or the binding was deleted",
-    )
+@command(
+    "tapestry syncer --binding east", "tapestry syncer --config syncer.yaml", zero="stopped, or the binding was deleted"
 )
 @click.option("--binding", help="Name of the ClusterBinding to serve.")
 @click.option("--time-zone", help="Time zone of windows without one. [default: UTC]")

@@ -18,7 +18,7 @@ import click
 import uvloop
 
 from tapestry.cli.cluster_access import WORLD_FOLDER
-from tapestry.cli.help_text import help_epilog
+from tapestry.cli.help_text import command
 from tapestry.cli.live_view import terminal_view
 from tapestry.inspect.screen import STOP_HINT
 from tapestry.inspect.tables import plural_text
@@ -61,9 +61,7 @@ def example_commands(kubeconfig: Path, kubectl: str) -> list[str]:
     ]
 
 
-@click.command(
-    epilog=help_epilog("tapestry up", "tapestry up --clusters 3 --nodes 100", zero="stopped, with all its processes")
-)
+@command("tapestry up", "tapestry up --clusters 3 --nodes 100", zero="stopped, with all its processes")
 @click.option("--clusters", type=click.IntRange(min=1), help="Number of physical clusters. [default: as before, or 2]")
 @click.option(
     "--nodes", type=click.IntRange(min=0, max=MAX_NODES), help="Simulated nodes per cluster. [default: as before, or 5]"
@@ -119,7 +117,7 @@ def cancel_on_signals(numbers: Iterable[signal.Signals]) -> None:
         loop.add_signal_handler(number, stop)
 
 
-@click.command(epilog=help_epilog("tapestry down", "tapestry down --purge"))
+@command("tapestry down", "tapestry down --purge")
 @DATA_OPTION
 @click.option("--purge", is_flag=True, help="Delete the data folder of the world.")
 def down(data: Path, purge: bool) -> None:
@@ -138,7 +136,7 @@ PROGRESS_MIN_NODES, PROGRESS_STEP = 100, 50
 T = TypeVar("T")
 
 
-@click.command(epilog=help_epilog("tapestry add west", "tapestry add west --nodes 20"))
+@command("tapestry add west", "tapestry add west --nodes 20")
 @click.argument("name")
 @click.option(
     "--nodes",
@@ -163,7 +161,7 @@ def add(name: str, nodes: int, data: Path) -> None:
     click.echo(f"{found}; it has not joined yet:\n\n  tapestry join {name} --cluster-kubeconfig {kubeconfig}")
 
 
-@click.command(epilog=help_epilog("tapestry remove west"))
+@command("tapestry remove west")
 @click.argument("name")
 @DATA_OPTION
 def remove(name: str, data: Path) -> None:
@@ -197,7 +195,7 @@ def progress_printer(nodes: int) -> Callable[[int], None]:
     return show
 
 
-@click.command(epilog=help_epilog("tapestry demo", "tapestry demo --pace 1"))
+@command("tapestry demo", "tapestry demo --pace 1")
 @click.option(
     "--pace",
     type=click.FloatRange(min=0, max=30),
