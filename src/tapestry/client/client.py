@@ -149,7 +149,6 @@ class Client:
             query = {**query, "continue": decoded.metadata.continue_}
 
     async def server_version(self) -> Object:
-        """Return the response of /version."""
         return await self._send_for_object(Request("GET", "/version", max_body=SMALL_RESPONSE_BYTES), "get", "version")
 
     # -- writing
@@ -395,7 +394,6 @@ def resource_label(resource: Resource, subresource: str | None) -> str:
 
 
 def without_nones(value: Any) -> Any:
-    """Return `value` without the fields that are None."""
     if isinstance(value, dict):
         return {key: without_nones(child) for key, child in value.items() if child is not None}
     return value

@@ -67,8 +67,6 @@ class ExecCredential(msgspec.Struct, frozen=True, rename="camel"):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class IssuedCredential:
-    """One credential that the program issued."""
-
     token: str | None
     key_pair: KeyPair | None
     replace_at: datetime | None

@@ -146,7 +146,6 @@ class DisruptionReconciler:
 
 
 def scaled_value(part: int | str, whole: int) -> int:
-    """Return an absolute number, or a percentage of `whole` rounded up."""
     return part if isinstance(part, int) else math.ceil(int(part.removesuffix("%")) * whole / 100)
 
 

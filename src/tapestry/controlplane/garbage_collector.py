@@ -180,7 +180,6 @@ def finalizers_of(obj: Object) -> list[str]:
 
 
 def is_foreground_deleting(obj: Object) -> bool:
-    """Return whether the object is being deleted in the foreground."""
     return is_deleting(obj) and FOREGROUND_FINALIZER in finalizers_of(obj)
 
 

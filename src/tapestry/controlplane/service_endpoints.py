@@ -117,7 +117,6 @@ class EndpointsReconciler:
         return [each for each in self.slices.by(SERVICE_INDEX, key) if labels_of(each).get(MANAGED_BY) == manager]
 
     def services_selecting(self, pod: Object) -> Iterable[str]:
-        """Yield the keys of the Services that select a pod."""
         labels = labels_of(pod).items()
         for service in self.services.by(NAMESPACE_INDEX, namespace_of(pod) or ""):
             if selects_pods(service) and service["spec"]["selector"].items() <= labels:

@@ -127,7 +127,6 @@ class Collector:
                 self.collected.texts[f"{file}.before.log"] = previous_log
 
     def collect_world(self, folder: Path) -> None:
-        """Collect the logs of a local world."""
         for file in sorted([*folder.glob("*/log"), *folder.glob("*/*.log")]):
             if file.name != "audit.log":
                 name = f"world/{file.parent.name}/{file.name.removesuffix('.log')}.log"

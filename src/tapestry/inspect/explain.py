@@ -77,8 +77,6 @@ class ResourceExplanation(Printable, frozen=True):
 
 
 class PolicyEffect(Printable, frozen=True):
-    """Effect of one policy of the binding on the node."""
-
     policy: str
     selects: bool | None
     open: bool
@@ -149,7 +147,6 @@ class NodeQuery:
     physical_node: str
     virtual_node: Object | None
     pods: Sequence[Object]
-    """Pods on the virtual node."""
     operator_policies: Sequence[Object]
     time_zone: str
     """Time zone of windows without one."""
@@ -266,7 +263,6 @@ def resource_explanations(
 
 
 def rule_text(resource: str, grant: Grant, policies: dict[str, Policy]) -> str:
-    """Describe the rule that decided a resource."""
     policy = policies.get(grant.by)
     limit = policy.limit_of(resource) if policy else None
     if limit is not None:

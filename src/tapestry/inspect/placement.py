@@ -23,7 +23,6 @@ ADVICE = {
     UNREACHABLE: "the state of the node is unknown; `tapestry status` shows when its cluster was last seen",
     NOT_READY: "the physical node is not ready; check it in its own cluster",
 }
-"""Advice by taint key."""
 RECLAIMED_ADVICE = (
     f"the owner reclaimed the node with {keys.RECLAIM}={keys.RECLAIM_NOW};"
     " wait until the annotation is removed, or use other nodes"

@@ -68,7 +68,6 @@ ADVICE = {
     "Evicted": "nothing: its controller creates another; without one, create it again",
     "Preempted": "nothing: the owner's pods have priority; its controller creates another",
 }
-"""Advice by reason."""
 
 
 class PodStatus(Printable, frozen=True):

@@ -76,7 +76,6 @@ class Proposal:
         return [*(each for each in policies if name_of(each) != name_of(self.policy)), self.updated_policy(now)]
 
     def updated_policy(self, now: datetime) -> Object:
-        """Return the policy as if it were written now."""
         metadata = {**self.policy["metadata"], "creationTimestamp": timestamp(now), CHANGED_AT: timestamp(now)}
         return {**self.policy, "metadata": metadata}
 
@@ -219,7 +218,6 @@ def proposed_policy(found: Sequence[Object], source: str) -> Object:
 
 
 def unknown_fields(value: object, schema: Object, path: str) -> Iterable[str]:
-    """Yield the paths of fields that are not in the schema."""
     if isinstance(value, dict) and "properties" in schema:
         for key, each in value.items():
             known = schema["properties"].get(key)

@@ -78,7 +78,6 @@ class Queries:
     time_zone: str | None = None
     """Time zone of windows without one; by default that of the binding's syncer."""
     namespace: str = "default"
-    """Default namespace of pods."""
 
     def time_zone_of(self, snapshot: VirtualSnapshot, binding: Binding | None) -> str:
         uid = binding.uid if binding else ""
@@ -111,7 +110,6 @@ class Queries:
     async def owner_policies_by_binding(
         self, snapshot: VirtualSnapshot
     ) -> tuple[list[tuple[Binding, Object]], list[str]]:
-        """Return the owners' policies for each binding, and a message for each unreadable cluster."""
         async with asyncio.TaskGroup() as group:
             tasks = [(each, group.create_task(self.owner_policies_of(each))) for each in snapshot.bindings]
         found, unread = [], []

@@ -50,11 +50,9 @@ class VirtualSnapshot:
     bindings: list[Object]
     nodes: list[Object]
     pods: dict[str, list[Object]]
-    """Pods by virtual node."""
     policies: list[Object]
 
     def nodes_of(self, binding: str) -> list[Object]:
-        """Return the virtual nodes of the binding with that UID."""
         return [node for node in self.nodes if labels_of(node).get(keys.CLUSTER_BINDING_UID) == binding]
 
 
@@ -138,7 +136,6 @@ async def owner_policies(client: Client) -> list[Object]:
 
 
 async def read_physical_node(client: Client, binding: Object, node: str) -> PhysicalNodeSnapshot:
-    """Read the objects that decide the lease of one node."""
     found, pods, policies, mount = await gather_all(
         client.find(NODES, node),
         client.list(PODS, fields=f"spec.nodeName={node}"),

@@ -155,7 +155,6 @@ def node_status(node: Object, pods: Iterable[Object]) -> NodeStatus:
 
 
 def physical_node_name(node: Object) -> str:
-    """Return the name of the physical node of a virtual node."""
     return annotations_of(node).get(keys.PHYSICAL_NODE_NAME, "")
 
 
@@ -221,7 +220,6 @@ def window_text(window: TimeWindow, time_zone: str) -> str:
 
 
 def limit_text(limit: ResourceLimit) -> str:
-    """Describe the limit of one resource."""
     parts = [f"{limit.percent}% of idle"] if limit.percent is not None else []
     parts += [f"at most {limit.quantity}"] if limit.quantity is not None else []
     return ", ".join(parts) or "all that is idle"

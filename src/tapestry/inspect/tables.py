@@ -265,7 +265,6 @@ def binding_node_lines(binding: BindingBranch) -> list[str]:
 
 
 def tree_lines(branches: Sequence[tuple[str, Iterable[str]]]) -> Iterator[str]:
-    """Yield the lines of branches with connecting lines."""
     for number, (line, children) in enumerate(branches, start=1):
         is_last = number == len(branches)
         yield f"{'└─' if is_last else '├─'} {line}"

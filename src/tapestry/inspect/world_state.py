@@ -84,7 +84,6 @@ class WorldWatcher:
     show: Callable[[WorldState], None]
     now: Callable[[], datetime]
     refresh: asyncio.Event
-    """Event that requests a refresh."""
 
     async def run(self) -> None:
         """Watch and refresh until cancelled."""

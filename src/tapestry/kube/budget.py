@@ -62,7 +62,6 @@ class Budget:
 
 
 CURRENT_BUDGET: ContextVar[Budget | None] = ContextVar("BUDGET", default=None)
-"""Budget of the current request."""
 
 
 def charge(units: int) -> None:

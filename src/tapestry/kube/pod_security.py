@@ -37,7 +37,6 @@ class Violation:
 
 
 def violations(pod: Object, level: str) -> list[Violation]:
-    """Return all violations of the pod in the order of the checks."""
     return violations_of_checks(pod, level, CHECKS_BY_LEVEL[level])
 
 

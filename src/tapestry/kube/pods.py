@@ -33,7 +33,6 @@ CORDON_TAINT: Object = {"key": "node.kubernetes.io/unschedulable", "effect": "No
 
 
 def tolerates(toleration: Object, taint: Object) -> bool:
-    """Return True if one toleration of a pod matches the taint."""
     if toleration.get("effect") and toleration["effect"] != taint["effect"]:
         return False
     if toleration.get("key") and toleration["key"] != taint["key"]:

@@ -202,7 +202,6 @@ class ResourceList(dict[str, Quantity]):
         return ResourceList({name: self[name] - other[name] for name in {**self, **other}})
 
     def larger(self, other: "ResourceList") -> "ResourceList":
-        """Return the maximum of each resource."""
         return ResourceList({name: max(self[name], other[name]) for name in {**self, **other}})
 
     def at_least_zero(self) -> "ResourceList":

@@ -328,7 +328,6 @@ def first_indexes(keys: list[Hashable]) -> dict[Hashable, int]:
 
 
 def directive_field(key: str, directive: str, path: str) -> str:
-    """Return the field name in `$directive/field`."""
     name = key.removeprefix(f"{directive}/")
     if name == key:
         raise PatchError(f"{child_path(path, key)}: write {directive}/<field>")

@@ -26,12 +26,9 @@ GUARD_COMMAND = ("sh", "-c", "read -r _; kill -s KILL 0")
 
 @dataclass(frozen=True)
 class ChildProcess:
-    """A started process."""
-
     process: subprocess.Popen[bytes]
     ended: asyncio.Future[None]
     group_id: int
-    """Process group ID."""
 
     @property
     def pid(self) -> int:
@@ -153,15 +150,11 @@ def exit_future(pid: int) -> Iterator[asyncio.Future[None]]:
 
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-"""Clock ticks per second."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessStat(NamedTuple):
-    """Statistics of a process."""
-
     cpu_seconds: float
-    """CPU time in seconds."""
     start_seconds: float
     """Start time in seconds after boot."""
     memory: int
@@ -177,5 +170,4 @@ def process_stat(pid: int) -> ProcessStat:
 
 
 def uptime() -> float:
-    """Return the seconds since boot."""
     return float(Path("/proc/uptime").read_text().split()[0])

@@ -27,7 +27,6 @@ from tapestry.process.system import stop_event
 log = logger(__name__)
 
 NODE_CAPACITY = {"cpu": "8", "memory": "32Gi", "pods": "110"}
-"""Capacity of a simulated node."""
 MAX_NODES = 5000
 """Limit of simulated nodes per cluster; each costs memory and a heartbeat."""
 CREATE_CONCURRENCY = 16

@@ -59,8 +59,6 @@ class StallDetector:
 
 @dataclass
 class ClusterProcess:
-    """One cluster and its current process."""
-
     folder: Path
     flags: tuple[str, ...]
     pid: int = 0
@@ -95,8 +93,6 @@ class ClusterProcess:
 
 @dataclass
 class ClusterProcesses:
-    """The clusters in a folder."""
-
     folder: Path
     report: ReportLine
     """Callback for restarts."""

@@ -39,11 +39,8 @@ class ProcessPolicy:
 
 
 class ContainerFolder(NamedTuple):
-    """Folder, mounts and addresses of a container."""
-
     folder: Path
     mounts: Mapping[str, Path]
-    """Folders or files by mounted path."""
     address: str
     """Address of the pod; empty if it uses its node's."""
     kubeconfig: Path | None = None

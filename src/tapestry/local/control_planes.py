@@ -41,8 +41,6 @@ GENERATED_FILE = "cluster.json"
 
 @dataclass(frozen=True)
 class RunningCluster:
-    """A cluster that answers."""
-
     server: str
     """URL of the API server."""
     client: Client

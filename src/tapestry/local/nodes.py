@@ -30,7 +30,6 @@ NODE_NETWORK = IPv4Network("127.64.0.0/11")
 """Loopback addresses: on Linux, all of 127.0.0.0/8 is this machine."""
 PROCESS_POD_NETWORK = IPv4Network("127.96.0.0/11")
 SIMULATED_POD_NETWORK = IPv4Network("10.128.0.0/10")
-"""Addresses of simulated pods."""
 
 
 @dataclass(slots=True)
@@ -190,7 +189,6 @@ class Heartbeats:
     leases: dict[str, Object] = field(default_factory=dict)
     """Leases as last read, by node."""
     slots: dict[int, dict[str, Object]] = field(default_factory=lambda: defaultdict(dict))
-    """Nodes by slot."""
 
     async def start(self, node: Object) -> None:
         """Renew a node's Lease now and periodically; the second call for a node does nothing."""

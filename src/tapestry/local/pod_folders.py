@@ -21,8 +21,6 @@ from tapestry.local.volume_sources import VolumeFiles
 
 @dataclass(frozen=True)
 class PodFolder:
-    """Folder of one pod."""
-
     path: Path
 
     def volume(self, name: str) -> Path:

@@ -61,7 +61,6 @@ def process_node(name: str, capacity: Mapping[str, str], labels: Mapping[str, st
 
 
 def machine_capacity() -> dict[str, str]:
-    """Return the capacity of this machine."""
     memory = PAGE_BYTES * os.sysconf("SC_PHYS_PAGES")
     return {"cpu": str(os.cpu_count() or 1), "memory": f"{memory >> 10}Ki", "pods": "110"}
 
@@ -252,7 +251,6 @@ class ProcessKubelet:
 
 
 def waiting_statuses(pod: Object, reason: str, message: str) -> ContainerStatuses:
-    """Return the statuses of containers that cannot start."""
     state, spec = waiting_state(reason, message), pod["spec"]
     return ContainerStatuses(
         [container_status(each, state, "") for each in spec["containers"]],

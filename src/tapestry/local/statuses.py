@@ -120,7 +120,6 @@ def conditions_without_nulls(status: Object) -> list[Object]:
 def failed_pod_status(
     pod: Object, reason: str, message: str, statuses: ContainerStatuses, addresses: PodAddresses, now: datetime
 ) -> Object:
-    """Return the status of a failed pod, independent of its containers."""
     status = pod_status(pod, statuses, addresses, now)
     conditions = pod_conditions(pod, statuses, "Failed", now, has_network=bool(addresses.pod_ip))
     return {**status, "phase": "Failed", "reason": reason, "message": message, "conditions": conditions}

@@ -221,7 +221,6 @@ class World:
         return True
 
     async def wait_for_cluster(self, name: str) -> None:
-        """Wait until a cluster answers."""
         progress = StallDetector(START_TIMEOUT, START_TIMEOUT)
         while not await is_responding(self.kubeconfig(name)):
             if progress.has_stalled(name):

@@ -56,7 +56,6 @@ class Cluster:
         return uid_of(await self.client.get(NAMESPACES, IDENTITY_NAMESPACE))
 
     async def find(self, resource: Resource, like: Object) -> Object | None:
-        """Return the object with the name of `like`, or None."""
         return await self.client.find(resource, name_of(like), namespace_of(like))
 
     async def wait_for_stable(self, resource: Resource, like: Object) -> Object | None:
@@ -126,6 +125,5 @@ def is_not_deleting(obj: Object | None) -> bool:
 
 
 def has_owner_labels(obj: Object, desired: Object) -> bool:
-    """Return whether `obj` has every owner label of `desired`."""
     expected = labels_of(desired)
     return all(labels_of(obj).get(key) == expected[key] for key in OWNER_LABELS if key in expected)

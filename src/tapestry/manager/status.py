@@ -27,8 +27,6 @@ EXPECTED_REASONS = frozenset({"Initializing", "WaitingSyncerCleanup", "CleanupIn
 
 
 class StatusEvent(NamedTuple):
-    """An event for a change of the status."""
-
     is_warning: bool
     reason: str
     message: str

@@ -85,7 +85,6 @@ class SyncerDeployer:
     templates: Callable[[], Templates]
     """Reads the templates each time, because the folder may be a mounted ConfigMap."""
     clients: Mapping[Resource, Client]
-    """Client of each resource."""
     caches: Mapping[Scope, Informer]
     """Informers of each resource and namespace."""
     is_remote: bool
@@ -211,7 +210,6 @@ def scopes(config: BindingsConfig) -> list[Scope]:
 
 
 def template_values(binding: Object, spec: ClusterBindingSpec, config: BindingsConfig) -> Values:
-    """Return the values of template placeholders."""
     name, settings = name_of(binding), config.syncer
     places = {
         Placeholder.MANAGER_NAMESPACE: config.namespace,

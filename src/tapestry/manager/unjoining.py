@@ -66,7 +66,6 @@ MANAGED_SELECTOR = f"{keys.MANAGED_BY}={keys.TAPESTRY}"
 FORCE_TIMEOUT = 30.0
 """Seconds that the manager gets for a forced deletion, before unjoin does it."""
 PROGRESS_INTERVAL = 5.0
-"""Interval of progress messages."""
 STUCK_SECONDS = 30.0
 """Seconds after the grace period at which --force is suggested."""
 FORCE_ATTEMPTS, RETRY_INTERVAL = 10, 1.0

@@ -90,7 +90,6 @@ class SchedulerCache:
     def __init__(self) -> None:
         self.nodes: dict[str, NodeInfo] = {}
         self.namespace_labels: dict[str, Mapping[str, str]] = {}
-        """Labels by namespace name."""
         self.assignments: dict[str, tuple[str, PodInfo]] = {}
         self.counts_by_group: dict[PodGroupKey, NodeCounts] = {}
         self.existing_affinity: dict[AffinityTerms, NodeCounts] = {}

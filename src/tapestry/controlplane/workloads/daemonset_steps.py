@@ -135,8 +135,6 @@ def daemon_set_min_ready(daemon_set: Object) -> timedelta:
 
 @dataclass(frozen=True, slots=True)
 class UpdateLimits:
-    """Limits of a rolling update, in nodes."""
-
     max_unavailable: int
     max_surge: int
 

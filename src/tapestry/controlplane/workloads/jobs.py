@@ -120,7 +120,6 @@ class JobReconciler:
         return True
 
     def record_events(self, job: Object, status: Object) -> None:
-        """Record events for conditions that changed."""
         before = value_at(job, "status", "conditions", default=())
         for each in status.get("conditions", ()):
             previous = (find_condition(before, each["type"]) or {}).get("status", "False")

@@ -99,7 +99,6 @@ class DeletedPods:
 
 
 def pod_from_template(template: Object, owner: Object, name: str) -> Object:
-    """Return a pod built from the owner's template."""
     metadata = template.get("metadata") or {}
     copied = {key: metadata[key] for key in ("labels", "annotations", "finalizers") if metadata.get(key)}
     identity = {"name": name, "namespace": namespace_of(owner), "ownerReferences": [owner_reference(owner)]}

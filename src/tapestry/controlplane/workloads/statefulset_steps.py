@@ -31,8 +31,6 @@ class StatefulStep:
 
 @dataclass(frozen=True, slots=True)
 class RevisionNames:
-    """Names of the current revision and of the update revision."""
-
     current: str
     update: str
 
@@ -179,7 +177,6 @@ def claim_name(template: str, pod: str) -> str:
 
 
 def claims_of(stateful_set: Object, pod: str) -> list[Object]:
-    """Return the claims to create for a pod of that name."""
     selector_labels = value_at(stateful_set, "spec", "selector", "matchLabels", default={})
     claims = []
     for template in claim_templates(stateful_set):

@@ -175,7 +175,6 @@ def pod_preference(pod: Object) -> tuple[bool, str]:
 
 
 def kind_rows(known: Iterable[ServedResource]) -> list[list[str]]:
-    """Return a table row for every kind that can be listed."""
     return [
         [
             each.resource.plural,

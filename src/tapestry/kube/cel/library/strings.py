@@ -179,7 +179,6 @@ def format_string(meter: Meter, text: str, values: list[Any]) -> str:
 
 
 def charge_for_text(meter: Meter, value: Any) -> None:
-    """Charge for the length of a value as text."""
     match type_name_of(value):
         case "string" | "bytes":
             meter.charge(1 + len(value) / 10)
