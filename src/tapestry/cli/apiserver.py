@@ -31,6 +31,7 @@ from tapestry.cli.process_runner import (
     split_commas,
     with_options,
 )
+from tapestry.client.kubeconfig_entries import kubeconfig_document
 from tapestry.controller.app import GC_THRESHOLDS
 from tapestry.controlplane.app import check_patterns, control_plane_manager
 from tapestry.controlplane.in_process_transport import InProcessTransport
@@ -192,14 +193,8 @@ async def serve(settings: ApiServerConfig) -> None:
 
 def write_kubeconfig(file: Path, address: str) -> None:
     """Write a kubeconfig without credentials for clients on this machine."""
-    content = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "here",
-        "clusters": [{"name": "here", "cluster": {"server": f"http://{address}"}}],
-        "contexts": [{"name": "here", "context": {"cluster": "here"}}],
-    }
-    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    document = kubeconfig_document("here", {"server": f"http://{address}"}, {})
+    file.write_text(yaml.safe_dump(document, sort_keys=False))
 
 
 def apiext_handler() -> MountedHandler:

@@ -23,12 +23,10 @@ from tapestry.cli.live_view import terminal_view
 from tapestry.inspect.screen import STOP_HINT
 from tapestry.inspect.tables import plural_text
 from tapestry.kube.errors import KubeError
-from tapestry.local.add_cluster import add as add_cluster
-from tapestry.local.add_cluster import remove as remove_cluster
 from tapestry.local.cluster import MAX_NODES
 from tapestry.local.demo import Demo
 from tapestry.local.kubernetes import AssetsMissing, find_kubectl
-from tapestry.local.world import TAPESTRY_PROGRAM, VIRTUAL, World, WorldError, has_binding
+from tapestry.local.world import TAPESTRY_PROGRAM, VIRTUAL, World, WorldError, add_cluster, has_binding, remove_cluster
 from tapestry.manager.join_steps import JoinError
 from tapestry.process import logs
 

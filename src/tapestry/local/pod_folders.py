@@ -13,6 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from tapestry.client.kubeconfig_entries import kubeconfig_document
 from tapestry.kube.objects import Object, namespace_of, uid_of
 from tapestry.kube.pods import containers_of
 from tapestry.local.container_commands import TOKEN_MOUNT_PATH
@@ -60,15 +61,8 @@ class PodFolder:
         if folder is None:
             return None
         cluster = {"server": server, "certificate-authority": str(folder / "ca.crt")}
-        context = {"cluster": "home", "user": "account", "namespace": namespace_of(pod)}
-        document = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "home",
-            "clusters": [{"name": "home", "cluster": cluster}],
-            "users": [{"name": "account", "user": {"tokenFile": str(folder / "token")}}],
-            "contexts": [{"name": "home", "context": context}],
-        }
+        user = {"tokenFile": str(folder / "token")}
+        document = kubeconfig_document("home", cluster, user, namespace_of(pod))
         path: Path = self.path / "kubeconfigs" / container["name"]  # outside the volumes
         replace_file(path, json.dumps(document, indent=2).encode())
         return path

@@ -38,6 +38,7 @@ from tapestry.apis.priorities import PRIORITY_CLASSES, priority_class
 from tapestry.client.access import Access
 from tapestry.client.addresses import AddressPolicy
 from tapestry.client.errors import KubeconfigError
+from tapestry.client.kubeconfig_entries import kubeconfig_document
 from tapestry.client.strict_kubeconfig import strict_access
 from tapestry.client.watch import wait_for
 from tapestry.kube.crds import InvalidSpec, crd, decode_spec
@@ -409,14 +410,8 @@ def kubeconfig(access: Access, token: str) -> bytes:
         "tls-server-name": access.tls_server_name,
         "proxy-url": access.proxy_url,
     }
-    document = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "physical", "cluster": {key: value for key, value in cluster.items() if value}}],
-        "users": [{"name": "syncer", "user": {"token": token}}],
-        "contexts": [{"name": "syncer", "context": {"cluster": "physical", "user": "syncer"}}],
-        "current-context": "syncer",
-    }
+    given = {key: value for key, value in cluster.items() if value}
+    document = kubeconfig_document("syncer", given, {"token": token})
     data = yaml.safe_dump(document).encode()  # sorted, as the syncer writes it when it renews the token
     try:
         strict_access(data, allow_loopback=True)  # the manager decides whether loopback is allowed

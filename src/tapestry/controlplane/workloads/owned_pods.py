@@ -52,6 +52,11 @@ def name_suffix(*parts: object) -> str:
     return "".join(LETTERS[number // len(LETTERS) ** position % len(LETTERS)] for position in range(SUFFIX_LENGTH))
 
 
+def min_ready_time(owner: Object) -> timedelta:
+    """Return how long a pod must be ready to be available."""
+    return timedelta(seconds=value_at(owner, "spec", "minReadySeconds", default=0))
+
+
 IsFree = Callable[[str], bool]
 """Returns whether a pod can have a name."""
 
