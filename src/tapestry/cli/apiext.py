@@ -21,25 +21,19 @@ FLAGS: Flags = {
     "--kinds": ("kinds", "Comma-separated names or globs of kinds to serve: `users,*.example.com`. [default: *]"),
     "--tls-cert-file": ("tls.certificate", "PEM file of the server certificate; enables HTTPS."),
     "--tls-private-key-file": ("tls.key", "PEM file of the private key of the server certificate."),
+    "--allow-origin": ("allowOrigins", "Origin whose web pages may call: https://example.com."),
+    "--own-identity": ("ownIdentity", "Serve local callers with the credentials of the kubeconfig."),
     "--log-level": ("logLevel", "Log level: debug, info, warning or error."),
 }
 
 
 @command("tapestry apiext --kubeconfig kubeconfig", "tapestry apiext --kinds 'users,*.example.com'", zero=STOPPED)
-@click.option("--allow-origin", multiple=True, help="Origin whose web pages may call: https://example.com.")
-@click.option(
-    "--own-identity", is_flag=True, default=None, help="Serve local callers with the credentials of the kubeconfig."
-)
 @CONFIG
-@with_options(FLAGS)
-def apiext(config: Path | None, allow_origin: tuple[str, ...], own_identity: bool | None, **flags: Any) -> None:
+@with_options(FLAGS, {"allowOrigins": {"multiple": True}, "ownIdentity": {"is_flag": True, "default": None}})
+def apiext(config: Path | None, **flags: Any) -> None:
     """Serve a plain REST API for the kinds of a Kubernetes API, with the credentials of each caller."""
     given = settings_from_flags(FLAGS, flags)
-    given |= {
-        "kinds": split_commas(given["kinds"]),
-        "allowOrigins": list(allow_origin) or None,
-        "ownIdentity": own_identity,
-    }
+    given["kinds"] = split_commas(given["kinds"])
     try:
         settings = load_config(ApiExtConfig, file=config, environ=os.environ, flags=given)
         logs.configure(settings.log_level, settings.log_format)

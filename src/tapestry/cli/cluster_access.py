@@ -92,7 +92,6 @@ FILE_PATH = click.Path(path_type=Path, dir_okay=False)
 
 
 def with_virtual_cluster(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that select the virtual cluster."""
     for option in reversed(VIRTUAL_CLUSTER_OPTIONS):
         command = option(command)
     return command

@@ -37,8 +37,9 @@ def with_options(flags: Flags, kinds: Mapping[str, Mapping[str, Any]] = EMPTY_MA
 
 
 def settings_from_flags(flags: Flags, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given values by setting; None for unused options."""
-    return {path: values[option.removeprefix("--").replace("-", "_")] for option, (path, _) in flags.items()}
+    """Return the given values by setting; None for unused options, a list for repeatable ones."""
+    given = {path: values[option.removeprefix("--").replace("-", "_")] for option, (path, _) in flags.items()}
+    return {path: list(value) or None if isinstance(value, tuple) else value for path, value in given.items()}
 
 
 def split_commas(text: str | None) -> list[str] | None:
@@ -66,13 +67,13 @@ def with_process_flags(command: Command) -> Command:
 def run_process(
     config_type: type[C],
     flags: Mapping[str, Any],
-    own: dict[str, Any],
+    own: Flags,
     start: Callable[[C], Coroutine[Any, Any, None]],
 ) -> None:
-    """Run `start(config)` to its end; `own` are settings from the command's own flags."""
+    """Run `start(config)` to its end; `own` are the command's own options."""
     try:
         config = load_config(
-            config_type, file=flags["config"], environ=os.environ, flags=settings_from_flags(FLAGS, flags) | own
+            config_type, file=flags["config"], environ=os.environ, flags=settings_from_flags(FLAGS | own, flags)
         )
         configure_process(config, click.get_current_context().info_name or "")
         run_app(lambda: start(config))

@@ -7,6 +7,7 @@ import click
 
 from tapestry.apiserver.access import ephemeral_tokens
 from tapestry.cli.help_text import command
+from tapestry.inspect.tables import table
 from tapestry.kube.times import parse_duration, timestamp
 
 FOLDER_OPTION = click.option(
@@ -47,15 +48,12 @@ def show(folder: Path) -> None:
     except ValueError as error:
         raise click.ClickException(str(error)) from error
     now = datetime.now(UTC)
-    lines = [("ID", "USER", "GROUPS", "EXPIRES")]
-    lines += [
+    rows = [
         (each.id, each.user, ",".join(each.groups) or "<none>", timestamp(each.expires))
         for each in sorted(tokens.values(), key=lambda token: token.expires)
         if each.expires > now
     ]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        click.echo("   ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+    click.echo(table(["ID", "USER", "GROUPS", "EXPIRES"], rows))
 
 
 @command("tapestry token revoke k3x9", parent=token)

@@ -245,7 +245,6 @@ async def read_bounded(process: asyncio.subprocess.Process, stream: asyncio.Stre
 
 
 def kill(process: asyncio.subprocess.Process) -> None:
-    """Kill the process and its children, if it still runs."""
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -29,8 +29,6 @@ PROPAGATION_BY_FINALIZER = {ORPHAN_FINALIZER: Propagation.ORPHAN, FOREGROUND_FIN
 
 
 class OwnerState(Enum):
-    """State of an owner from the point of view of a dependent."""
-
     PRESENT = auto()
     WAITING_FOR_DEPENDENTS = auto()
     """Being deleted in the foreground: its dependents are deleted first."""

@@ -62,7 +62,6 @@ class EndpointsReconciler:
         await self.mirror_endpoints(service, endpoints, key)
 
     async def update_endpoints(self, service: Object, endpoints: Object | None) -> None:
-        """Write the pods of a Service to its Endpoints and slices."""
         backends = backends_from_pods(service, self.selected_pods(service), self.zone_of)
         await self.ensure(ENDPOINTS, endpoints, endpoints_of(service, backends))
         await self.update_slices(

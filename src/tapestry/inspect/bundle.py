@@ -46,8 +46,6 @@ ReportProgress = Callable[[str], None]
 
 
 class MissingItem(Printable, frozen=True):
-    """An item that is missing from the bundle, at least in part."""
-
     what: str
     why: str
 
@@ -154,7 +152,6 @@ async def container_log(kubectl: KubectlLite, pod: Object, container: str, **mor
 
 
 def bundle_files(collected: CollectedData, versions: Mapping[str, str], now: datetime) -> dict[str, bytes]:
-    """Return the files of the bundle by name, with the manifest first."""
     everything = [obj for found in collected.objects.values() for obj in found]
     redaction = Redaction(secrets_in(everything) | collected.secrets)
     missing = list(collected.missing)

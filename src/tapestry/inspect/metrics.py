@@ -43,7 +43,6 @@ class BindingUsage:
     error: str = ""
 
     def total(self, pods: Iterable[Object]) -> ResourceList | None:
-        """Return the total usage of `pods`; None if it is unknown."""
         if self.error:
             return None
         return sum((self.by_pod.get(key_of(pod), ResourceList()) for pod in pods), ZERO_USAGE)

@@ -128,7 +128,6 @@ def policy_plan(
     time_zone: str,
     now: datetime,
 ) -> PolicyPlan:
-    """Compute the effect of a proposal on the nodes of one cluster."""
     found = parse_policy(proposal.updated_policy(now), proposal.side, time_zone)
     now_rules = effective_rules(binding, snapshot.policies, cluster.policies, cluster, time_zone)
     then = {PolicySide.OPERATOR: snapshot.policies, PolicySide.OWNER: cluster.policies}

@@ -320,7 +320,6 @@ def last_contact(snapshot: VirtualSnapshot, binding: Object, contact_times: Mapp
 
 
 def binding_for_policy(snapshot: VirtualSnapshot, policy: Object) -> Binding | None:
-    """Return the binding that an operator's policy applies to."""
     bindings = (binding_of(each, snapshot.identity) for each in snapshot.bindings)
     return next((binding for binding in bindings if applies_to_binding(policy, binding)), None)
 

@@ -146,7 +146,6 @@ async def read_physical_node(client: Client, binding: Object, node: str) -> Phys
 
 
 async def read_physical_cluster(client: Client, binding: Object) -> PhysicalSnapshot:
-    """Read the objects that decide the leases of all nodes."""
     return PhysicalSnapshot(
         *await gather_all(
             client.list(NODES),

@@ -163,7 +163,6 @@ def total_requests(pods: Iterable[Object]) -> ResourceList:
 
 
 def applied_policies(node: Object) -> list[str]:
-    """Return the policies that a virtual node is leased under."""
     return [each for each in annotations_of(node).get(keys.POLICIES_APPLIED, "").split(",") if each]
 
 
@@ -226,7 +225,6 @@ def limit_text(limit: ResourceLimit) -> str:
 
 
 def reclaim_terms_text(spec: ResourceLeasingPolicySpec) -> str:
-    """Describe how leased capacity is reclaimed."""
     if not spec.force_reclaim:
         return "pods finish"
     evicting = ", evictions before that" if spec.evict_during_grace else ""

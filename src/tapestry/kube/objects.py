@@ -110,7 +110,6 @@ def without_field(obj: Object, *path: str) -> Object:
 
 
 def object_reference(obj: Object) -> Object:
-    """Return an ObjectReference as used by events and bindings."""
     metadata = obj["metadata"]
     reference = {
         "apiVersion": obj.get("apiVersion"),

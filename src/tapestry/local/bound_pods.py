@@ -19,8 +19,6 @@ BY_NODE, BY_IP = "node", "ip"
 
 @dataclass(frozen=True)
 class BoundPods:
-    """Bound pods of a cluster, and the nodes of this process."""
-
     client: Client
     nodes: Informer
     informer: Informer

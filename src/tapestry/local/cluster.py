@@ -98,7 +98,6 @@ def process_kubelet_installer(plan: ClusterPlan, server: str) -> KubeletInstalle
 def serve_kubelets(
     install: KubeletInstaller, cluster: RunningCluster, plan: ClusterPlan
 ) -> AbstractAsyncContextManager[int]:
-    """Serve the API of one type of kubelets."""
     sock = loopback_socket()
     kubelet = install(cluster.manager, lambda: sock.getsockname()[1])
     return serve_kubelet(kubelet, sock, kubelet_tls(plan.folder / "kubelets", [cluster.kubelet_client_ca]))

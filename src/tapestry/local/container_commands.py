@@ -229,7 +229,6 @@ def variable_value(
 
 
 def field_value(pod: Object, path: str) -> str:
-    """Return a field of the pod as text, for a variable or a file."""
     if found := MAP_FIELD_PATTERN.fullmatch(path):
         values: Mapping[str, str] = labels_of(pod) if found[1] == "labels" else annotations_of(pod)
         return values.get(found[2], "")

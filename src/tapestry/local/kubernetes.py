@@ -199,7 +199,6 @@ class ControlPlane:
         self._processes[component].send_signal(signal.SIGCONT)
 
     def pids(self) -> dict[Component, int]:
-        """Return the PIDs of the components that were launched and not killed."""
         return {name: process.pid for name, process in self._processes.items()}
 
     def log(self, component: Component) -> Path:

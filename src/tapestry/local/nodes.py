@@ -227,7 +227,6 @@ class Heartbeats:
         self.leases[name] = await self.client.replace(LEASES, {**lease, "spec": spec})
 
     async def ensure_lease(self, node: Object) -> Object:
-        """Return the node's Lease, created if it is missing."""
         name = name_of(node)
         found = await self.client.find(LEASES, name, NODE_LEASE_NAMESPACE)
         if found is not None:

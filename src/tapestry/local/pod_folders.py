@@ -49,7 +49,6 @@ class PodFolder:
                 replace_file(path, content)
 
     def mounts(self, container: Object) -> dict[str, Path]:
-        """Return the folders and files by the container's mount paths."""
         return {
             each["mountPath"].rstrip("/") or "/": self.volume(each["name"]) / safe_path(each.get("subPath") or "")
             for each in container.get("volumeMounts") or ()
@@ -68,7 +67,6 @@ class PodFolder:
         return path
 
     def delete_old_logs(self, container: str, before: int) -> None:
-        """Delete the logs of runs before that number."""
         for path in (self.path / "containers").glob(f"{container}-*.*"):
             run = path.stem.removeprefix(f"{container}-")
             if run.isdecimal() and int(run) < before:

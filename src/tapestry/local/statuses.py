@@ -13,8 +13,6 @@ SIGTERM_EXIT_CODE = 143
 
 
 class ContainerStatuses(NamedTuple):
-    """Container statuses of a pod, in the order of its spec."""
-
     main: Sequence[Object]
     init: Sequence[Object] = ()
     ephemeral: Sequence[Object] = ()
@@ -75,7 +73,6 @@ def restart_policy(pod: Object) -> str:
 
 
 def exit_code(status: Object) -> int | None:
-    """Return the exit code of a terminated container; None otherwise."""
     code: int | None = value_at(status, "state", "terminated", "exitCode")
     return code
 

@@ -73,7 +73,6 @@ def load_templates(folder: Traversable) -> Templates:
 
 
 def packaged_templates(name: str) -> Traversable:
-    """Return the folder of the packaged templates of the syncer or the manager."""
     return files("tapestry.manager") / "templates" / name
 
 
@@ -159,7 +158,6 @@ class SyncerDeployer:
         return is_owned_by(obj, binding)
 
     def cached_objects(self, uid: str) -> list[tuple[Resource, Object]]:
-        """Return the cached objects of a binding's syncer."""
         return [
             (resource, obj)
             for (resource, _), informer in self.caches.items()

@@ -120,7 +120,6 @@ async def release_secret(virtual: Cluster, secret: Object, leftovers: list[Lefto
 
 
 async def delete_binding(binding: Object, virtual: Cluster, *, force: bool, timeout: float) -> None:
-    """Delete the binding and wait until it is deleted."""
     name, client = name_of(binding), virtual.client
     pods = await pods_on_nodes_of(binding, virtual) if force else []
     if force:

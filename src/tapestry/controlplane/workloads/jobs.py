@@ -134,7 +134,6 @@ class JobReconciler:
                     self.events.normal(job, "Suspended" if previous == "False" else "Resumed", each["message"])
 
     async def remove_finalizers(self, pods: Iterable[Object]) -> None:
-        """Remove the tracking finalizer from pods that the status has counted."""
         for pod in filter(is_tracked, pods):
             await remove_tracking_finalizer(self.client, pod)
 

@@ -62,7 +62,6 @@ IsFree = Callable[[str], bool]
 
 
 def pod_names(owner: Object, is_free: IsFree) -> Iterator[str]:
-    """Yield free names for pods of the owner, without end."""
     base, used = name_of(owner)[:MAX_BASE_LENGTH], set()
     for number in itertools.count():
         name = f"{base}-{name_suffix(uid_of(owner), number)}"
