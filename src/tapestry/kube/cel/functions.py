@@ -116,3 +116,16 @@ def as_evaluation_error(message: str) -> Callable[[Implementation], Implementati
         return guarded
 
     return guard
+
+
+def is_valid(parse: Implementation, error: type[Exception]) -> Implementation:
+    """Return a function that returns False if `parse` raises the error, else True."""
+
+    def run(*args: Any) -> bool:
+        try:
+            parse(*args)
+        except error:
+            return False
+        return True
+
+    return run

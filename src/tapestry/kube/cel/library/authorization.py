@@ -32,7 +32,7 @@ Authorize = Callable[[AuthorizationAttributes], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class AuthorizationCheck:
     """A check whose attributes are given so far."""
 
     kind: ClassVar[str]
@@ -40,22 +40,22 @@ class Check:
     attributes: AuthorizationAttributes = AuthorizationAttributes()
 
 
-class Authorizer(Check):
+class Authorizer(AuthorizationCheck):
     __slots__ = ()
     kind = f"{TYPE_PREFIX}.Authorizer"
 
 
-class PathCheck(Check):
+class PathCheck(AuthorizationCheck):
     __slots__ = ()
     kind = f"{TYPE_PREFIX}.PathCheck"
 
 
-class GroupCheck(Check):
+class GroupCheck(AuthorizationCheck):
     __slots__ = ()
     kind = f"{TYPE_PREFIX}.GroupCheck"
 
 
-class ResourceCheck(Check):
+class ResourceCheck(AuthorizationCheck):
     __slots__ = ()
     kind = f"{TYPE_PREFIX}.ResourceCheck"
 
@@ -66,7 +66,7 @@ class Decision:
     allowed: bool
 
 
-def narrowed(check: Check, kind: type[Check], **attributes: Any) -> Check:
+def narrowed(check: AuthorizationCheck, kind: type[AuthorizationCheck], **attributes: Any) -> AuthorizationCheck:
     """Return a check of that kind with more attributes."""
     return kind(check.decide, replace(check.attributes, **attributes))
 
@@ -77,7 +77,7 @@ def not_empty(name: str, text: str) -> str:
     return text
 
 
-def decision(check: Check, verb: str) -> Decision:
+def decision(check: AuthorizationCheck, verb: str) -> Decision:
     return Decision(check.decide(replace(check.attributes, verb=verb)))
 
 

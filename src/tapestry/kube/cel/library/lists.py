@@ -1,5 +1,6 @@
 """CEL functions on lists and sets."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -32,20 +33,17 @@ def list_sum(meter: Meter, items: list[Any]) -> Any:
     return checked_int(total) if isinstance(total, int) else total
 
 
-@cel_function(*(f"list({each}).max() -> {each}" for each in COMPARABLE), metered=True)
-def list_max(meter: Meter, items: list[Any]) -> Any:
-    charge_for_lists(meter, items)
-    if not items:
-        raise EvaluationError("max called on empty list")
-    return max(items)
+def declare_extreme(name: str, select: Callable[[list[Any]], Any]) -> None:
+    @cel_function(*(f"list({each}).{name}() -> {each}" for each in COMPARABLE), metered=True)
+    def run(meter: Meter, items: list[Any]) -> Any:
+        charge_for_lists(meter, items)
+        if not items:
+            raise EvaluationError(f"{name} called on empty list")
+        return select(items)
 
 
-@cel_function(*(f"list({each}).min() -> {each}" for each in COMPARABLE), metered=True)
-def list_min(meter: Meter, items: list[Any]) -> Any:
-    charge_for_lists(meter, items)
-    if not items:
-        raise EvaluationError("min called on empty list")
-    return min(items)
+declare_extreme("max", max)
+declare_extreme("min", min)
 
 
 @cel_function("list(A).indexOf(A) -> int", metered=True)

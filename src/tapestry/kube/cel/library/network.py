@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from urllib.parse import SplitResult, parse_qs, quote, unquote, urlsplit
 
 from tapestry.kube.cel.errors import EvaluationError
-from tapestry.kube.cel.functions import cel_function, register_functions
+from tapestry.kube.cel.functions import cel_function, is_valid, register_functions
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Interface | ipaddress.IPv6Interface
@@ -52,15 +52,6 @@ def url(text: str) -> Url:
         raise EvaluationError(f"URL parse error during conversion from string: {error}") from None
 
 
-@cel_function("isURL(string) -> bool")
-def is_url(text: str) -> bool:
-    try:
-        url_in(text)
-    except ValueError:
-        return False
-    return True
-
-
 @cel_function("kubernetes.URL.getHost() -> string")
 def host(value: Url) -> str:
     return value.parts.netloc.rpartition("@")[2]
@@ -100,15 +91,6 @@ def ip_in(text: str) -> Ip:
     return Ip(address)
 
 
-@cel_function("isIP(string) -> bool")
-def is_ip(text: str) -> bool:
-    try:
-        ip_in(text)
-    except EvaluationError:
-        return False
-    return True
-
-
 @cel_function("net.IP.isLinkLocalMulticast() -> bool")
 def is_link_local_multicast(value: Ip) -> bool:
     block = "224.0.0.0/24" if value.address.version == 4 else "ff02::/16"
@@ -142,15 +124,6 @@ def cidr_in(text: str) -> Cidr:
     return Cidr(network)
 
 
-@cel_function("isCIDR(string) -> bool")
-def is_cidr(text: str) -> bool:
-    try:
-        cidr_in(text)
-    except EvaluationError:
-        return False
-    return True
-
-
 @cel_function("net.CIDR.containsIP(net.IP) -> bool")
 def contains_ip(value: Cidr, other: Ip) -> bool:
     return other.address in value.network.network
@@ -164,6 +137,9 @@ def contains_cidr(value: Cidr, other: Cidr) -> bool:
 
 register_functions(
     {
+        "isURL(string) -> bool": is_valid(url_in, ValueError),
+        "isIP(string) -> bool": is_valid(ip_in, EvaluationError),
+        "isCIDR(string) -> bool": is_valid(cidr_in, EvaluationError),
         "kubernetes.URL.getScheme() -> string": lambda value: value.parts.scheme,
         "kubernetes.URL.getPort() -> string": lambda value: (
             str(value.parts.port) if value.parts.port is not None else ""

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from tapestry.kube import names, quantity
 from tapestry.kube.cel.errors import EvaluationError
-from tapestry.kube.cel.functions import cel_function, register_functions
+from tapestry.kube.cel.functions import cel_function, is_valid, register_functions
 from tapestry.kube.cel.library.network import url_in
 from tapestry.kube.cel.library.timestamps import parse_date, parse_timestamp
 from tapestry.kube.cel.values import INT_RANGE, OPTIONAL_NONE, OptionalValue
@@ -51,15 +51,6 @@ def quantity_value(text: str) -> QuantityValue:
     except QuantityError:
         message = "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
         raise EvaluationError(message) from None
-
-
-@cel_function("isQuantity(string) -> bool")
-def is_quantity(text: str) -> bool:
-    try:
-        quantity.parse_quantity(text)
-    except QuantityError:
-        return False
-    return True
 
 
 @cel_function("kubernetes.Quantity.compareTo(kubernetes.Quantity) -> int")
@@ -224,6 +215,7 @@ def validate_named_format(value: NamedFormat, text: str) -> OptionalValue:
 
 register_functions(
     {
+        "isQuantity(string) -> bool": is_valid(quantity.parse_quantity, QuantityError),
         "sign(kubernetes.Quantity) -> int": lambda value: (value.value.nano > 0) - (value.value.nano < 0),
         "kubernetes.Quantity.sign() -> int": lambda value: (value.value.nano > 0) - (value.value.nano < 0),
         "kubernetes.Quantity.isGreaterThan(kubernetes.Quantity) -> bool": lambda value, other: (
