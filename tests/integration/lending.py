@@ -24,7 +24,7 @@ from tapestry.apis.policies import POLICIES, POLICY
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import load_access
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller import Informer
 from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.crds import crd

@@ -8,22 +8,18 @@ import click
 import uvloop
 
 from tapestry.apiserver.storage.log import StorageError
-from tapestry.cli.help_text import STOPPED, help_epilog
+from tapestry.cli.help_text import STOPPED, command
 from tapestry.cli.process_runner import single_exception
 from tapestry.controller.app import GC_THRESHOLDS
 from tapestry.local.cluster import MAX_NODES, ClusterPlan, run_cluster
 from tapestry.local.kubernetes import AssetsMissing, ControlPlaneFailed
 from tapestry.process import logs
-from tapestry.process.malloc import return_large_blocks_to_system
+from tapestry.process.system import return_large_blocks_to_system
 
 EXPECTED_ERRORS = (ValueError, OSError, StorageError, AssetsMissing, ControlPlaneFailed)
 
 
-@click.command(
-    epilog=help_epilog(
-        "tapestry cluster --data ./east --nodes 10", "tapestry cluster --data ./gpu --nodes 4 --gpus 8", zero=STOPPED
-    )
-)
+@command("tapestry cluster --data ./east --nodes 10", "tapestry cluster --data ./gpu --nodes 4 --gpus 8", zero=STOPPED)
 @click.option(
     "--data",
     type=click.Path(path_type=Path, file_okay=False),

@@ -9,13 +9,14 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from tapestry.client.client import Client
 from tapestry.controller.errors import NotLeading, Terminal
 from tapestry.controller.informer import Informer
 from tapestry.controller.metrics import ERRORS, QUEUE_AGE, QUEUE_DEPTH, RETRIES, reconcile_series, sync_series
 from tapestry.controller.queue import Queue, QueueClosed
 from tapestry.kube.crds import InvalidSpec
 from tapestry.kube.errors import Conflict, KubeError
-from tapestry.kube.objects import Object, controller_of, key_of, namespace_of
+from tapestry.kube.objects import Object, controller_of, is_owned_by, key_of, namespace_of, owned_object
 from tapestry.kube.resources import Resource
 from tapestry.process.logs import log_context, logger
 from tapestry.process.tracing import span
@@ -197,3 +198,21 @@ def is_cancelled() -> bool:
     """Return whether the running task itself was cancelled, not only something it awaited."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+async def ensure_owned(
+    client: Client, informer: Informer, owner: Object, content: Object, *, name: str | None = None
+) -> Object:
+    """Return the cached object that `owner` controls, created from `content` if missing.
+
+    A second call creates nothing: while the cache lags, the name leads to a Conflict.  Raise Terminal if an object of
+    another owner has the name.
+    """
+    desired = owned_object(owner, informer.resource, content, name=name)
+    existing = informer.store.get(key_of(desired))
+    if existing is None:
+        return await client.create(informer.resource, desired)
+    if not is_owned_by(existing, owner):
+        kind, key = informer.resource.kind, key_of(desired)
+        raise Terminal("NameTaken", f"{kind} {key} has another owner; rename or delete {owner['kind']} {key_of(owner)}")
+    return existing

@@ -25,7 +25,6 @@ from tapestry.controller.errors import NotLeading
 from tapestry.controller.events import Recorder
 from tapestry.controller.informer import Informer
 from tapestry.controller.leader import Elector, LeaseDurations
-from tapestry.controller.registry import Setup
 from tapestry.controller.store import Indexer
 from tapestry.controller.transforms import Transform, slim
 from tapestry.kube.errors import KubeError
@@ -38,6 +37,9 @@ from tapestry.process.probes import serve_health, serve_metrics, server_tls
 log = logger(__name__)
 
 RESTART_INTERVAL = 1.0
+
+Setup = Callable[["Manager"], None]
+"""Sets up a reconciler: creates informers and controllers of the manager."""
 
 
 class Manager:

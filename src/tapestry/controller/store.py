@@ -39,7 +39,6 @@ class Store:
         return (self._objects[key] for key in self._indexes[index].get(value, ()))
 
     def index_values(self, index: str) -> Sequence[str]:
-        """Return all values in the index."""
         return list(self._indexes[index])
 
     def __len__(self) -> int:
@@ -62,7 +61,6 @@ class Store:
         return old
 
     def remove(self, key: str) -> Object | None:
-        """Remove and return the object of `key`."""
         old = self._objects.pop(key, None)
         if old is not None:
             for name, indexer in self._indexers.items():

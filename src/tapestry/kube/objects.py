@@ -1,11 +1,14 @@
-"""Kubernetes objects as plain dicts: accessors, references and copies with changes.
+"""Kubernetes objects as plain dicts: accessors, references, digests and copies with changes.
 
 An object read from a server belongs to a cache and is shared by all its readers. Never change it in place. To change a
 value, copy the dicts above it (`with_value`) and share the rest.
 """
 
 from collections.abc import Mapping
+from hashlib import blake2b
 from typing import Any
+
+import msgspec
 
 from tapestry.kube.resources import Resource
 
@@ -107,7 +110,6 @@ def without_field(obj: Object, *path: str) -> Object:
 
 
 def object_reference(obj: Object) -> Object:
-    """Return an ObjectReference as used by events and bindings."""
     metadata = obj["metadata"]
     reference = {
         "apiVersion": obj.get("apiVersion"),
@@ -167,3 +169,11 @@ def with_type_meta(resource: Resource, obj: Object) -> Object:
         return obj
     identity = {"apiVersion": resource.api_version, "kind": resource.kind}
     return {**identity, **obj, **identity}  # first for readable output, last to override
+
+
+_ENCODER = msgspec.json.Encoder(order="sorted")
+
+
+def digest_of(value: Any) -> str:
+    """Return a digest of 20 hex characters. Equal values have equal digests, independent of key order."""
+    return blake2b(_ENCODER.encode(value), digest_size=10).hexdigest()

@@ -17,8 +17,8 @@ from datetime import datetime
 
 from tapestry.apis import keys
 from tapestry.kube.objects import Object, controller_of, value_at
+from tapestry.kube.pods import is_tolerated
 from tapestry.kube.quantity import ZERO, ResourceList
-from tapestry.kube.taints import is_tolerated
 from tapestry.kube.times import timestamp
 from tapestry.syncer.leasing import Lease, LeaseState, lease_opening
 

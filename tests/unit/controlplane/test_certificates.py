@@ -16,7 +16,7 @@ from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.apiserver.requests import User
 from tapestry.apiserver.server import Server
 from tapestry.client.client import Client
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller.store import Store
 from tapestry.controlplane.certificates import (
     SIGNING_REQUESTS,

@@ -5,8 +5,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
 from tapestry.client.client import Client
-from tapestry.client.waiting import wait_for
-from tapestry.client.watch import Watch
+from tapestry.client.watch import Watch, wait_for
 from tapestry.controller.testing import Scenario, perturb, specimen
 from tapestry.controlplane.scheduler import scheduler
 from tapestry.controlplane.scheduler.volumes import SELECTED_NODE

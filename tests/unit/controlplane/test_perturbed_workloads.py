@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tapestry.client.client import Client
-from tapestry.client.waiting import wait_for
-from tapestry.client.watch import Changes, ListPage, Watch
+from tapestry.client.watch import Changes, ListPage, Watch, wait_for
 from tapestry.controller import Manager
 from tapestry.controller.testing import Scenario, perturb, running_clock, specimen
 from tapestry.controlplane import service_endpoints

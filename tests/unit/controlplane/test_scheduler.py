@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tapestry.client.client import Client
 from tapestry.client.transport import Request, Response, Stream
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controller.testing import Connection, InProcessApi, in_virtual_time, run, running_clock, specimen

@@ -8,7 +8,7 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.objects import Object, is_deleting, name_of, object_named
 from tapestry.kube.resources import NODES, PODS

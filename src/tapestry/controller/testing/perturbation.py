@@ -141,7 +141,6 @@ class FaultInjector:
         self._dead = False
 
     def disturbance_for(self, call: str) -> Disturbance | None:
-        """Return the disturbance of this call, if any."""
         if self._dead:
             raise ProcessDied
         if not self._counts(call):

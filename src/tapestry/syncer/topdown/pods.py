@@ -23,9 +23,8 @@ from tapestry.client.options import PatchType
 from tapestry.controller import Result
 from tapestry.kube.errors import AlreadyExists, ApiError, BadRequest, Forbidden, Invalid, NotFound, ServerError
 from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, uid_of, value_at
-from tapestry.kube.pods import TERMINAL_PHASES, is_pod_terminal
+from tapestry.kube.pods import CORDON_TAINT, TERMINAL_PHASES, is_pod_terminal
 from tapestry.kube.resources import PODS
-from tapestry.kube.taints import CORDON_TAINT
 from tapestry.kube.times import parse_time
 from tapestry.process.logs import logger
 from tapestry.syncer.admission import Reject, Wait

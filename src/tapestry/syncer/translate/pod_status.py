@@ -16,8 +16,7 @@ import msgspec
 
 from tapestry.apis import keys
 from tapestry.kube.conditions import find_condition
-from tapestry.kube.digests import digest_of
-from tapestry.kube.objects import Object, name_of, namespace_of, uid_of, value_at
+from tapestry.kube.objects import Object, digest_of, name_of, namespace_of, uid_of, value_at
 from tapestry.kube.pods import CONTAINER_FIELDS, is_pod_terminal
 from tapestry.kube.times import timestamp
 from tapestry.syncer.translate.sanitize import (

@@ -7,7 +7,7 @@ import pytest
 
 from tapestry.client.client import Client
 from tapestry.client.transport import Request, Transport
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller import Informer, Manager, Result
 from tapestry.controller.testing import Disturbance, Scenario, perturb, running_clock
 from tapestry.controller.testing.perturbation import ONE_SIDED, Endless

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.kube.digests import digest_of
-from tapestry.kube.objects import Object
+from tapestry.kube.objects import Object, digest_of
 from tapestry.syncer.translate.pod_status import (
     CONTAINER_LISTS,
     TWIN_CONDITIONS,

@@ -3,7 +3,7 @@
 from ipaddress import IPv4Address, IPv4Network
 
 from tapestry.kube.objects import Object, value_at
-from tapestry.local.addresses import AddressAllocator
+from tapestry.local.nodes import AddressAllocator
 
 SMALL = IPv4Network("127.96.0.0/28")
 

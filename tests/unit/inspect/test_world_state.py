@@ -10,8 +10,13 @@ from typing import Any
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.client.client import Client
 from tapestry.controller.testing import InProcessApi, run, running_clock
-from tapestry.inspect.world_state import WorldState
-from tapestry.inspect.world_watcher import COUNTDOWN_INTERVAL, IDLE_INTERVAL, MIN_REFRESH_INTERVAL, WorldWatcher
+from tapestry.inspect.world_state import (
+    COUNTDOWN_INTERVAL,
+    IDLE_INTERVAL,
+    MIN_REFRESH_INTERVAL,
+    WorldState,
+    WorldWatcher,
+)
 from tapestry.kube.objects import object_named, with_type_meta
 from tapestry.kube.resources import NODES, PODS
 from tapestry.kube.times import timestamp

@@ -7,7 +7,7 @@ import pytest
 
 from tapestry.client.client import Client
 from tapestry.client.transport import Request, Response
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller.testing import InProcessApi, in_virtual_time, running_clock, specimen
 from tapestry.kube.errors import TransportError
 from tapestry.kube.objects import Object, labels_of, object_named, version_of

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.controlplane.eviction_limiter import EvictionLimiter, ZoneState, eviction_interval, zone_state_of
+from tapestry.controlplane.node_lifecycle import EvictionLimiter, ZoneState, eviction_interval, zone_state_of
 from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.objects import Object
 

@@ -1,15 +1,20 @@
-"""Memory of large blocks after they were freed."""
+"""The stop event, with real signals, and memory of large blocks after they were freed."""
 
+import asyncio
+import os
 import platform
+import signal
 import subprocess
 import sys
 
 import pytest
 
+from tapestry.process.system import stop_event
+
 PROGRAM = """
 import threading
 from pathlib import Path
-from tapestry.process.malloc import return_large_blocks_to_system
+from tapestry.process.system import return_large_blocks_to_system
 
 def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
@@ -33,6 +38,15 @@ for _ in range(3):
         thread.join()
 print(resident_bytes() - before)
 """
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+async def test_signal_sets_the_stop_event(number: signal.Signals) -> None:
+    stopping = stop_event()
+    assert not stopping.is_set()
+    os.kill(os.getpid(), number)
+    async with asyncio.timeout(10):
+        await stopping.wait()
 
 
 def growth(*, is_set: bool) -> int:
