@@ -58,7 +58,7 @@ async def binding_is_created_and_deleted(virtual: Client, physical: Client) -> N
 
 
 async def window_closes(virtual: Client, physical: Client) -> None:
-    window = {"start": "00:10", "end": "00:20"}
+    window = {"start": "00:02", "end": "00:05"}
     policy = {"timeWindows": [window], "forceReclaim": True, "gracefulReclaimPeriodSeconds": 60}
     clusters = Clusters(virtual, physical)
     await clusters.populate("east", policy=policy)

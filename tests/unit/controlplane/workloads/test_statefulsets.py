@@ -11,7 +11,7 @@ from tapestry.kube.objects import Object, labels_of, name_of, object_named, valu
 from tapestry.kube.resources import CONTROLLER_REVISIONS, PERSISTENT_VOLUME_CLAIMS, PODS, STATEFUL_SETS
 from tapestry.kube.times import parse_time
 
-from .cluster import in_cluster, live_pods, pass_time, wait_until
+from ..cluster import in_cluster, live_pods, pass_time, wait_until
 
 DB = object_named("db", "default")
 SLOWLY = {"simulated.tapestry.io/starts-after": "5s"}

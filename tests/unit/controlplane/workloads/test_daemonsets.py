@@ -17,7 +17,7 @@ from tapestry.kube.resources import CONTROLLER_REVISIONS, DAEMON_SETS, NODES, PO
 from tapestry.kube.times import parse_time, timestamp
 from tapestry.local.simulated_kubelet import simulated_node
 
-from .cluster import NODE_CAPACITY, in_cluster, live_pods, pass_time, wait_until
+from ..cluster import NODE_CAPACITY, in_cluster, live_pods, pass_time, wait_until
 
 AGENT = object_named("agent", "default")
 SLOWLY = {"simulated.tapestry.io/starts-after": "5s"}

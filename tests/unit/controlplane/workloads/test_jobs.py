@@ -13,7 +13,7 @@ from tapestry.kube.objects import Object, annotations_of, name_of, object_named,
 from tapestry.kube.resources import EVENTS, JOBS, PODS
 from tapestry.kube.times import parse_time
 
-from .cluster import in_cluster, live_pods, pass_time, wait_until
+from ..cluster import in_cluster, live_pods, pass_time, wait_until
 
 WORK = object_named("work", "default")
 

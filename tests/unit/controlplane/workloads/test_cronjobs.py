@@ -9,7 +9,7 @@ from tapestry.kube.objects import Object, annotations_of, name_of, object_named
 from tapestry.kube.resources import CRON_JOBS, EVENTS, JOBS, PODS
 from tapestry.kube.times import parse_time, timestamp
 
-from .cluster import in_cluster, pass_time
+from ..cluster import in_cluster, pass_time
 
 TICK = object_named("tick", "default")
 MINUTE, HOUR = 60, 3600

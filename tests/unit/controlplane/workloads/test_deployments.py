@@ -20,7 +20,7 @@ from tapestry.kube.objects import (
 )
 from tapestry.kube.resources import DEPLOYMENTS, EVENTS, PODS, REPLICA_SETS, REPLICATION_CONTROLLERS, RESOURCE_QUOTAS
 
-from .cluster import in_cluster, live_pods, pass_time, wait_until
+from ..cluster import in_cluster, live_pods, pass_time, wait_until
 
 WEB = object_named("web", "default")
 REVISION = "deployment.kubernetes.io/revision"

@@ -10,7 +10,7 @@ from tapestry.controlplane.workloads import owned_pods
 from tapestry.kube.objects import Object, name_of
 from tapestry.kube.resources import DAEMON_SETS, JOBS, PODS, REPLICA_SETS, Resource
 
-from .cluster import live_pods, pass_time, run_cluster
+from ..cluster import live_pods, pass_time, run_cluster
 
 LABELS = {"app": "x"}
 
