@@ -11,7 +11,7 @@ from typing import Self
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from tapestry.apiserver.resource_registry import published_api
+from tapestry.apiserver.core.resource_registry import published_api
 from tapestry.apiserver.storage.etcd.client import Certificates, EtcdClient
 from tapestry.apiserver.storage.etcd.layout import KeyLayout
 from tapestry.apiserver.storage.etcd.store import EtcdStore

@@ -11,9 +11,10 @@ import aiohttp
 import msgspec
 
 from tapestry.apiserver.app import run_apiserver
-from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.server import ApiResponse, Server
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.requests import Call, User
+from tapestry.apiserver.core.responses import ApiResponse
+from tapestry.apiserver.handlers.server import Server
 from tapestry.local.kubernetes import ControlPlane
 
 ADMIN = User("admin", ("system:masters",))

@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from tapestry.apiserver.app import run_apiserver
-from tapestry.apiserver.config import ApiServerConfig
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.spec_cache import SpecCache
 from tapestry.local.kubernetes import ControlPlane
 
 from .differential.replay import NAMESPACE, Caller, Step, changed, compared, paths, spoiled, steps
@@ -85,6 +86,22 @@ def test_every_stored_kind_has_a_table_request() -> None:
     stored = {plural: path for plural, path in paths().items() if plural not in ELSEWHERE}
     assert len(stored) > 50
     assert [plural for plural, path in stored.items() if not any(each.startswith(path) for each in covered)] == []
+
+
+async def test_responses_do_not_depend_on_the_spec_cache(tmp_path: Path) -> None:
+    config = msgspec.structs.replace(OURS, file_rootpath=str(tmp_path))
+    found: list[str] = []
+    async with (
+        run_apiserver(config) as cached,
+        run_apiserver(config, spec_cache=SpecCache(0)) as uncached,
+        aiohttp.ClientSession() as session,
+    ):
+        callers = [Caller(session, f"http://{each.addresses['local']}", AGENT) for each in (uncached, cached)]
+        for each in callers:
+            await each.send(Step("", "POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}}))
+        for step in steps(HERE / "scripts"):
+            found += await compared(step, *callers) if step.verb != "WATCH" else ()
+    assert not found
 
 
 async def test_malformed_objects_cause_no_server_error(tmp_path: Path) -> None:

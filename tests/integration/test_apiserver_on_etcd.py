@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tapestry.apiserver.app import run_apiserver
-from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.config import Etcd as Servers
-from tapestry.apiserver.requests import User
-from tapestry.apiserver.watches import WatchResponse
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.config import Etcd as Servers
+from tapestry.apiserver.core.requests import User
+from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import load_access

@@ -11,11 +11,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tapestry.apiserver.access.certificates import CertificateAuthority
+from tapestry.apiserver.core.store import (
+    Compacted,
+    Key,
+    ObjectVersion,
+    OutcomeUnknown,
+    StorageError,
+    StorageUnavailable,
+    VersionConflict,
+    WatchEvent,
+)
 from tapestry.apiserver.storage.etcd.client import Certificates, EtcdClient, HistoryCompacted
 from tapestry.apiserver.storage.etcd.compaction import compact_once
 from tapestry.apiserver.storage.etcd.store import EtcdStore
-from tapestry.apiserver.storage.log import Key, OutcomeUnknown, StorageError, StorageUnavailable
-from tapestry.apiserver.storage.store import Compacted, ObjectVersion, VersionConflict, WatchEvent
 
 from ..unit.apiserver.store_contract import (
     PODS,

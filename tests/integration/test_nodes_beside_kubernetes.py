@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from tapestry.apiserver.app import run_apiserver
-from tapestry.apiserver.config import ApiServerConfig
+from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.kube.objects import Object
 from tapestry.local.kubernetes import ControlPlane
 

@@ -21,9 +21,9 @@ from tapestry.apiserver.app import (
     build_request_handler,
     build_server,
 )
-from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.server import ApiResponse
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.requests import Call, User
+from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.apiserver.serving.request_handler import RequestHandler
 from tapestry.apiserver.storage.local_store import LocalStore
 from tapestry.apiserver.storage.memory_log import MemoryLog

@@ -18,7 +18,7 @@ import pytest
 
 import tapestry
 from tapestry.apiserver.app import run_apiserver
-from tapestry.apiserver.config import ApiServerConfig
+from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.client.watch import wait_for
 from tapestry.controller.testing import run
 from tapestry.kube.resources import NODES

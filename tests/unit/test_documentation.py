@@ -12,7 +12,7 @@ import tapestry.syncer.app  # noqa: F401  with the manager's, all the metrics th
 from smells import command_blocks
 from tapestry.apiext.config import ApiExtConfig
 from tapestry.apis import keys
-from tapestry.apiserver.config import ApiServerConfig
+from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.controller.config import ManagerConfig
 from tapestry.manager.config import BindingsConfig
 from tapestry.process.config import Section, settings

@@ -39,24 +39,40 @@ from tapestry.apiserver.access.reloading_file import ReloadingFile
 from tapestry.apiserver.access.reviews import ReviewHandlers
 from tapestry.apiserver.access.service_account_tokens import ServiceAccountTokens
 from tapestry.apiserver.access.token_keys import load_token_keys
-from tapestry.apiserver.admission import core_plugins as admission
-from tapestry.apiserver.admission.class_defaults import RESOURCES_WITH_CLASS, ClassDefaults
+from tapestry.apiserver.admission.default_class import default_ingress_class, default_storage_class
+from tapestry.apiserver.admission.default_toleration_seconds import default_toleration_seconds
 from tapestry.apiserver.admission.limit_ranger import LimitRanger
+from tapestry.apiserver.admission.namespace_lifecycle import NamespaceLifecycle
 from tapestry.apiserver.admission.node_restriction import RESTRICTED_RESOURCES, NodeRestriction
 from tapestry.apiserver.admission.pod_security import PodSecurity
 from tapestry.apiserver.admission.policy_strategy import MATCH_FIELDS, PolicyStrategy
+from tapestry.apiserver.admission.priority import PriorityAdmission
 from tapestry.apiserver.admission.quota import ResourceQuotaAdmission
+from tapestry.apiserver.admission.runtime_class import RuntimeClassAdmission
+from tapestry.apiserver.admission.service_account import ServiceAccountAdmission
+from tapestry.apiserver.admission.storage_object_in_use_protection import PROTECTION_FINALIZERS, protect_storage_object
 from tapestry.apiserver.admission.validating_policies import ValidatingPolicies
-from tapestry.apiserver.admission.webhook_client import WebhookClient
 from tapestry.apiserver.admission.webhooks import AdmissionWebhooks
-from tapestry.apiserver.config import ApiServerConfig
+from tapestry.apiserver.core.certificate_requests import SIGNING_REQUESTS
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.requests import Attributes, Authorize, allow_all, no_denial_reason
+from tapestry.apiserver.core.resource_registry import ResourceRegistry, published_api
+from tapestry.apiserver.core.responses import PathHandler
+from tapestry.apiserver.core.spec_cache import SpecCache
+from tapestry.apiserver.core.storage_codec import StorageCodec
+from tapestry.apiserver.core.store import Store
+from tapestry.apiserver.core.type_decoders import TypeDecoders
+from tapestry.apiserver.core.webhook_client import WebhookClient
+from tapestry.apiserver.core.workers import Worker
 from tapestry.apiserver.customresources.conversions import Converter
 from tapestry.apiserver.customresources.definitions import Definitions, DefinitionStrategy
 from tapestry.apiserver.defaults import kinds as defaults
+from tapestry.apiserver.defaults import server_fields
 from tapestry.apiserver.documents.document_cache import DocumentCache
+from tapestry.apiserver.documents.document_handler import DocumentHandler
 from tapestry.apiserver.fieldmanager.apply import FieldManager
 from tapestry.apiserver.fieldmanager.merge_schemas import MergeSchemas
-from tapestry.apiserver.pipeline import (
+from tapestry.apiserver.handlers.pipeline import (
     BuiltInDecoder,
     Pipeline,
     PureStep,
@@ -65,8 +81,9 @@ from tapestry.apiserver.pipeline import (
     is_custom,
     is_one_of,
 )
-from tapestry.apiserver.resource_registry import ResourceRegistry, published_api
-from tapestry.apiserver.server import Attributes, Authorize, PathHandler, Server, allow_all, no_denial_reason
+from tapestry.apiserver.handlers.reader import Reader
+from tapestry.apiserver.handlers.server import Server
+from tapestry.apiserver.handlers.verbs import Verbs
 from tapestry.apiserver.service_allocator import Network, ServiceAllocator
 from tapestry.apiserver.serving.connection_limiter import MAX_UNAUTHENTICATED, ConnectionLimiter
 from tapestry.apiserver.serving.health import HealthHandlers, StorageCheck, ping
@@ -76,20 +93,15 @@ from tapestry.apiserver.serving.inflight_limiter import MUTATING, READ_ONLY, Inf
 from tapestry.apiserver.serving.metrics import MetricsHandler, ServerCollector
 from tapestry.apiserver.serving.request_handler import MountedHandler, RequestHandler
 from tapestry.apiserver.storage.backends import open_store
-from tapestry.apiserver.storage.store import Store
 from tapestry.apiserver.subresources.connections import CONNECT_SUBRESOURCES, ConnectHandler
 from tapestry.apiserver.subresources.evictions import EvictionHandler
 from tapestry.apiserver.subresources.kubelet_client import KubeletClient
-from tapestry.apiserver.subresources.partial_updates import SIGNING_REQUESTS
 from tapestry.apiserver.subresources.scales import ScaleHandler
 from tapestry.apiserver.subresources.signing_requests import SigningRequests
 from tapestry.apiserver.subresources.tokens_and_bindings import TokensAndBindings
 from tapestry.apiserver.subresources.typed_bodies import TypedBodies
-from tapestry.apiserver.type_decoders import TypeDecoders
 from tapestry.apiserver.validation import strategies as validation
-from tapestry.apiserver.verbs import Verbs
 from tapestry.apiserver.warnings import kinds as advice
-from tapestry.apiserver.workers import Worker
 from tapestry.kube.objects import EMPTY_MAPPING, Object
 from tapestry.kube.resources import CRDS, DISRUPTION_BUDGETS, NAMESPACES, RESOURCE_QUOTAS, SERVICES
 from tapestry.process.addresses import parse_address
@@ -126,6 +138,7 @@ async def run_apiserver(
     config: ApiServerConfig,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
     mounted_handlers: Mapping[str, MountedHandler] = EMPTY_MAPPING,
+    spec_cache: SpecCache | None = None,
 ) -> AsyncIterator[RunningServer]:
     """Run the server for the duration of the context. Raises ValueError or OSError if it cannot start."""
     folder = Path(config.file_rootpath)
@@ -137,7 +150,7 @@ async def run_apiserver(
             build_inflight_limiter(config),
             build_connection_limiter(config),
         )
-        server = build_server(config, store, account_tokens, authenticators, now)
+        server = build_server(config, store, account_tokens, authenticators, now, spec_cache)
         worker = Worker()
         request_handler = replace(
             build_request_handler(config, server, account_tokens, inflight_limiter, connection_limiter),
@@ -188,6 +201,7 @@ def build_server(
     account_tokens: ServiceAccountTokens,
     authenticators: list[Authenticator],
     now: Callable[[], datetime],
+    spec_cache: SpecCache | None = None,
 ) -> Server:
     api = published_api()
     registry, types = ResourceRegistry(api.resources), TypeDecoders(api.schemas)
@@ -200,26 +214,32 @@ def build_server(
     allocator.load()
     policies, policy_strategy = ValidatingPolicies(store, registry, authorize), PolicyStrategy(registry, api.schemas)
     is_crd, is_policy, is_csr = is_one_of(CRDS.name), is_one_of(*MATCH_FIELDS), is_one_of(SIGNING_REQUESTS)
-    is_pod, has_limits = is_one_of("pods"), is_one_of("pods", "persistentvolumeclaims")
+    has_limits = is_one_of("pods", "persistentvolumeclaims")
     grants_rights, is_restricted = is_one_of(*ROLES, *BINDINGS), is_one_of(*RESTRICTED_RESOURCES)
     decoding = (
         *(
-            ResourceStep(is_built_in, PureStep(BuiltInDecoder(types))),
+            ResourceStep(is_built_in, PureStep(BuiltInDecoder(types, spec_cache or SpecCache()))),
             ResourceStep(is_custom, PureStep(definitions.prune_and_default)),
         ),
-        *(ResourceStep(is_one_of("secrets"), PureStep(admission.merge_string_data)), PureStep(defaults.apply_defaults)),
+        *(
+            ResourceStep(is_one_of("secrets"), PureStep(server_fields.merge_string_data)),
+            PureStep(defaults.apply_defaults),
+        ),
         *(
             ResourceStep(is_crd, PureStep(crd_strategy.default)),
             ResourceStep(is_policy, PureStep(policy_strategy.default)),
         ),
     )
     pod_plugins = (
-        *(limit_ranger.default, admission.PriorityAdmission(store), admission.default_toleration_seconds),
-        *((admission.ServiceAccountAdmission(store, rng),) if config.pod_accounts else ()),
+        *(limit_ranger.default, PriorityAdmission(store), default_toleration_seconds),
+        *((ServiceAccountAdmission(store, rng),) if config.pod_accounts else ()),
+        RuntimeClassAdmission(store),
     )
     plugins = (
-        *(ResourceStep(is_pod, step) for step in pod_plugins),
-        ResourceStep(is_one_of(*RESOURCES_WITH_CLASS), ClassDefaults(store)),
+        *(ResourceStep(is_one_of("pods"), step) for step in pod_plugins),
+        ResourceStep(is_one_of("persistentvolumeclaims"), default_storage_class(store)),
+        ResourceStep(is_one_of("ingresses.networking.k8s.io"), default_ingress_class(store)),
+        ResourceStep(is_one_of(*PROTECTION_FINALIZERS), protect_storage_object),
     )
     webhook_client = WebhookClient(store, rng)
     converter, kubelets = Converter(webhook_client, definitions), KubeletClient(store, config.kubelet)
@@ -227,13 +247,14 @@ def build_server(
         store, registry, webhook_client, converter, authorize, Pipeline(decoding), Pipeline(plugins)
     )
     csrs, restriction = SigningRequests(authorize, now), NodeRestriction(store, authorize)
-    prepare = Pipeline(
+    lifecycle = NamespaceLifecycle(store)
+    admit = Pipeline(
         [
             *(*decoding, ResourceStep(is_restricted, restriction)),
             *(
                 ResourceStep(is_csr, csrs.prepare),
                 PureStep(field_manager.track_update),
-                admission.NamespaceLifecycle(store),
+                lifecycle,
             ),
             *plugins,
             webhooks.mutate,
@@ -242,17 +263,13 @@ def build_server(
     validators = policies, webhooks.validate
     validate = Pipeline(
         [
-            ResourceStep(is_restricted, restriction.check_deletion),
             *(
                 (ResourceStep(grants_rights, EscalationCheck(authorize)),)
                 if isinstance(authorize, RbacAuthorizer)
                 else ()
             ),
             *(
-                ResourceStep(is_one_of("namespaces"), admission.protect_immortal_namespaces),
-                admission.prepare_for_write,
-            ),
-            *(
+                server_fields.prepare_for_write,
                 ResourceStep(is_one_of(SERVICES.name), allocator),
                 PureStep(validation.validation_step),
                 ResourceStep(is_custom, PureStep(definitions.validate)),
@@ -273,16 +290,21 @@ def build_server(
             ),  # last, because the charged object is stored immediately after it
         ]
     )
+    delete_steps = (
+        *(restriction.validate_delete, lifecycle.validate_delete, advice.add_delete_warnings),
+        *(policies.validate_delete, webhooks.validate_delete),
+    )
+    codec = StorageCodec(converter)
+    reader = Reader(store, codec, rng)
     verbs = Verbs(
-        *(store, now, prepare, validate, field_manager.apply, rng),
+        *(store, codec, now, admit, validate, delete_steps, field_manager.apply, rng),
         unrestricted=config.unrestricted_update,
-        convert=converter,
         admission_validate=Pipeline(validators),
-        is_allowed=lambda user, verb, target: authorize(Attributes(user, verb, target)),
+        authorize=authorize,
     )
     post_handlers = {
-        **TokensAndBindings(verbs, registry, account_tokens).handlers(),
-        ("pods", "eviction"): EvictionHandler(verbs, registry.info_for(DISRUPTION_BUDGETS)).evict,
+        **TokensAndBindings(reader, verbs, registry, account_tokens).handlers(),
+        ("pods", "eviction"): EvictionHandler(reader, verbs, registry.info_for(DISRUPTION_BUDGETS)).evict,
     }
     reviews, typed = (
         ReviewHandlers(registry, authorize, account_tokens, UnionAuthenticator(authenticators).user_for_token),
@@ -296,11 +318,14 @@ def build_server(
         },
         **dict.fromkeys(CONNECT_SUBRESOURCES, ConnectHandler(store, webhooks).handle),
         ("pods", "log"): kubelets.pod_log,
-        ("*", "scale"): typed(ScaleHandler(verbs, webhooks).handle),
+        ("*", "scale"): typed(ScaleHandler(reader, verbs, webhooks).handle),
     }
-    documents = DocumentCache(registry, api.schemas)
-    version, close = version_info(api.version), (webhook_client.close, kubelets.close)
-    return Server(registry, verbs, documents, version, authorize, denial_reason, special, close_callbacks=close)
+    documents = DocumentHandler(registry, DocumentCache(registry, api.schemas), version_info(api.version))
+    return Server(
+        *(registry, reader, verbs, documents, authorize, denial_reason, special),
+        path_handlers=documents.path_handlers(),
+        close_callbacks=(webhook_client.close, kubelets.close),
+    )
 
 
 def build_authorizer(config: ApiServerConfig, store: Store) -> tuple[Authorize, Callable[[Attributes], str]]:
@@ -380,6 +405,7 @@ def build_request_handler(
     storage = StorageCheck(store, server.registry.info_for(NAMESPACES))
     health = HealthHandlers({"ping": ping, "storage": storage, BOOTSTRAP_CHECK: partial(check_bootstrap_roles, store)})
     path_handlers: dict[str, PathHandler] = {
+        **server.path_handlers,
         "metrics": MetricsHandler(
             ServerCollector(store, lambda: inflight_limiter.inflight, lambda: connection_limiter.counts)
         ),

@@ -1,17 +1,22 @@
 """Creation of the objects that every cluster starts with: system namespaces and bootstrap roles."""
 
-from tapestry.apiserver.access import bootstrap_roles
+import asyncio
+from contextlib import suppress
+
+import msgspec
+
+from tapestry.apiserver.access.bootstrap_roles import bootstrap_objects, reconciled_object
 from tapestry.apiserver.access.rbac import GROUP, RBAC_PLURALS
-from tapestry.apiserver.requests import Target, User
-from tapestry.apiserver.resource_registry import ResourceInfo
-from tapestry.apiserver.server import Server
-from tapestry.apiserver.verbs import WriteRequest
+from tapestry.apiserver.core.requests import BOOTSTRAP_USER, Target, WriteRequest
+from tapestry.apiserver.core.resource_registry import ResourceInfo
+from tapestry.apiserver.core.storage_codec import encode_for_storage
+from tapestry.apiserver.core.store import Key, VersionConflict
+from tapestry.apiserver.handlers import writes
+from tapestry.apiserver.handlers.server import Server
+from tapestry.apiserver.handlers.verbs import Verbs
 from tapestry.kube.errors import AlreadyExists
 from tapestry.kube.objects import Object
 
-APISERVER_USER = User("system:apiserver", ("system:masters",))
-BOOTSTRAP_USER = User("system:apiserver", ("system:masters",))
-"""The same user during startup. Admission webhooks are not called for its writes, since they may not run yet."""
 REQUEST_HEADERS = {
     "requestheader-allowed-names": '["front-proxy-client"]',
     "requestheader-extra-headers-prefix": '["X-Remote-Extra-"]',
@@ -26,9 +31,34 @@ async def install(server: Server) -> None:
     """Create all missing bootstrap objects."""
     for name in SYSTEM_NAMESPACES:
         await create_if_missing(server, "", "namespaces", namespace_object(name))
-    await bootstrap_roles.install(
-        server.verbs, {plural: served_resource(server, GROUP, plural) for plural in RBAC_PLURALS}
-    )
+    await install_roles(server.verbs, {plural: served_resource(server, GROUP, plural) for plural in RBAC_PLURALS})
+
+
+async def install_roles(verbs: Verbs, infos: dict[str, ResourceInfo]) -> None:
+    """Install all roles and bindings. Unchanged objects are not written."""
+    async with asyncio.TaskGroup() as group:
+        for plural, desired in bootstrap_objects():
+            group.create_task(ensure_object(verbs, infos[plural], desired))
+
+
+async def ensure_object(verbs: Verbs, info: ResourceInfo, desired: Object) -> None:
+    """Create or reconcile one object. Bypasses the pipeline, so that a hundred objects do not delay the start."""
+    metadata = desired["metadata"]
+    key = Key(f"{info.resource.plural}.{GROUP}", metadata.get("namespace", ""), metadata["name"])
+    version = verbs.store.get(*key)
+    with suppress(VersionConflict):  # another server on the same storage does the same
+        if version is not None:
+            existing: Object = msgspec.json.decode(version.raw)
+            result = reconciled_object(existing, desired)
+            if result is existing:
+                return
+            if result is not None:
+                await verbs.store.put(key, version, encode_for_storage(info, result))
+                return
+            await verbs.store.delete(key, version, encode_for_storage(info, existing))
+        kind = {"apiVersion": info.resource.api_version, "kind": info.resource.kind}
+        created = writes.created_object(info, {**kind, **desired}, uid=verbs.new_uid(), now=verbs.now())
+        await verbs.store.put(key, None, encode_for_storage(info, created))
 
 
 def namespace_object(name: str) -> Object:

@@ -3,11 +3,10 @@
 import ipaddress
 import socket
 
-from tapestry.apiserver.bootstrap import BOOTSTRAP_USER, create_if_missing, create_or_replace, served_resource
-from tapestry.apiserver.requests import Target
-from tapestry.apiserver.server import Server
+from tapestry.apiserver.bootstrap import create_if_missing, create_or_replace, served_resource
+from tapestry.apiserver.core.requests import BOOTSTRAP_USER, Target, WriteRequest
+from tapestry.apiserver.handlers.server import Server
 from tapestry.apiserver.service_allocator import Network, first_service_ip
-from tapestry.apiserver.verbs import WriteRequest
 from tapestry.kube.conditions import new_condition, with_condition
 from tapestry.kube.objects import Object, with_value
 

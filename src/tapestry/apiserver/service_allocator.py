@@ -12,12 +12,10 @@ from random import Random
 
 import msgspec
 
-from tapestry.apiserver.customresources.definitions import invalid_object
-from tapestry.apiserver.customresources.structural_schema import Fault
-from tapestry.apiserver.storage.store import Store, WatchEvent
-from tapestry.apiserver.validation.faults import invalid_value
+from tapestry.apiserver.core.faults import Fault, invalid_object, invalid_value
+from tapestry.apiserver.core.requests import WriteRequest
+from tapestry.apiserver.core.store import Store, WatchEvent
 from tapestry.apiserver.validation.services import EXTERNAL_SERVICE_TYPES, ip_family_of, is_headless, needs_health_check
-from tapestry.apiserver.verbs import WriteRequest
 from tapestry.kube.errors import ServerError
 from tapestry.kube.objects import Object, name_of, without_field
 from tapestry.kube.resources import SERVICES
@@ -62,9 +60,9 @@ class ServiceAllocator:
             if self.allocated[value] <= 0:
                 del self.allocated[value]
 
-    async def __call__(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        if new is None or request.target.subresource:
-            return new if new is not None else old or {}
+    async def __call__(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
+        if request.target.subresource:
+            return new
         before: Object = (old or {}).get("spec") or {}
         spec: Object = new.get("spec") or {}
         result = (

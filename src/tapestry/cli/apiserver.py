@@ -14,11 +14,12 @@ from tapestry.apiext.resource_mapper import ResourceMapper
 from tapestry.apiext.rest_api import ROOT, RestApi, RestRequest
 from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.apiserver.app import RunningServer, run_apiserver
-from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.requests import Call
-from tapestry.apiserver.server import ApiResponse, CallHandler
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.requests import Call
+from tapestry.apiserver.core.responses import ApiResponse
+from tapestry.apiserver.core.store import StorageError
+from tapestry.apiserver.handlers.server import CallHandler
 from tapestry.apiserver.serving.request_handler import MountedHandler
-from tapestry.apiserver.storage.log import StorageError
 from tapestry.cli import apiserver_data
 from tapestry.cli.help_text import STOPPED, help_epilog
 from tapestry.cli.process_runner import (

@@ -11,8 +11,9 @@ import click
 import msgspec
 import yaml
 
+from tapestry.apiserver.core.store import StorageError
 from tapestry.apiserver.storage import archive
-from tapestry.apiserver.storage.log import Entry, StorageError
+from tapestry.apiserver.storage.log import Entry
 from tapestry.cli.help_text import command
 from tapestry.kube.objects import Object
 from tapestry.local.envtest import write_assets

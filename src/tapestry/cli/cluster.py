@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import uvloop
 
-from tapestry.apiserver.storage.log import StorageError
+from tapestry.apiserver.core.store import StorageError
 from tapestry.cli.help_text import STOPPED, command
 from tapestry.cli.process_runner import single_exception
 from tapestry.controller.app import GC_THRESHOLDS

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from functools import cache, partial
 
 from tapestry.apiserver.access.certificates import CertificateAuthority
-from tapestry.apiserver.bootstrap import APISERVER_USER
-from tapestry.apiserver.server import CallHandler
+from tapestry.apiserver.core.requests import APISERVER_USER
+from tapestry.apiserver.handlers.server import CallHandler
 from tapestry.controller import Manager
 from tapestry.controller.app import new_identity
 from tapestry.controller.config import ManagerConfig, Metrics, Probes

@@ -12,8 +12,8 @@ from datetime import UTC, datetime, timedelta
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from tapestry.apiserver.access.certificate_requests import common_name, parse_request
 from tapestry.apiserver.access.certificates import CertificateAuthority
+from tapestry.apiserver.core.certificate_requests import common_name, parse_request
 from tapestry.client.client import Client
 from tapestry.controller import Manager, Result
 from tapestry.controller.store import Store

@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
-from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.server import ApiResponse, CallHandler
-from tapestry.apiserver.storage.log import StorageError
-from tapestry.apiserver.watches import WatchResponse
+from tapestry.apiserver.core.requests import Call, User
+from tapestry.apiserver.core.responses import ApiResponse
+from tapestry.apiserver.handlers.server import CallHandler
+from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.client.transport import Request, Response, Stream
 from tapestry.kube.errors import TransportError
 
@@ -52,10 +52,7 @@ class InProcessTransport:
     async def _handle(self, request: Request) -> ApiResponse | WatchResponse:
         headers = {"content-type": request.content_type, "accept": request.accept}
         call = Call(request.method, request.path, request.query, headers, request.body or b"", self._user)
-        try:
-            return await self._server.handle(call)
-        except StorageError as error:
-            raise TransportError(f"{request}: {error}", maybe_sent=True) from error
+        return await self._server.handle(call)
 
     @asynccontextmanager
     async def _limit_time(self, request: Request, seconds: float | None) -> AsyncIterator[None]:

@@ -11,9 +11,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from tapestry.apiserver.access.certificate_requests import alternative_names, common_name, organizations
 from tapestry.apiserver.access.certificates import authority_key_identifier, hash_for, key_usage
-from tapestry.apiserver.access.node_authorizer import NODE_USER_PREFIX, NODES_GROUP
+from tapestry.apiserver.core.certificate_requests import alternative_names, common_name, organizations
+from tapestry.apiserver.core.references import NODE_USER_PREFIX, NODES_GROUP
 
 CLIENT = "kubernetes.io/kube-apiserver-client"
 KUBELET_CLIENT = "kubernetes.io/kube-apiserver-client-kubelet"

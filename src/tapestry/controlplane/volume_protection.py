@@ -1,7 +1,7 @@
 """Controllers that keep claims and volumes until they are no longer in use.
 
-The API server adds the finalizer on creation (`tapestry.apiserver.admission.class_defaults`). These controllers remove
-it from deleted objects that are not in use: a claim that no pod mounts, a volume that is not bound.
+The API server adds the finalizer on creation (`apiserver/admission/storage_object_in_use_protection.py`). These
+controllers remove it from deleted objects that are not in use: a claim that no pod mounts, a volume that is not bound.
 """
 
 from dataclasses import dataclass

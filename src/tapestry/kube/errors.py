@@ -38,6 +38,9 @@ class ResponseTooLarge(TransportError):
 class ApiError(KubeError):
     """The server rejected the request. `reason`, `details` and `message` are those of its Status."""
 
+    warning = ""
+    """Text of the Warning header of the response."""
+
     def __init__(
         self, code: int, reason: str, message: str, *, details: Mapping[str, Any] | None = None, action: str = ""
     ) -> None:

@@ -11,6 +11,8 @@ import re
 LABEL_LIMIT = 63
 SUBDOMAIN_LIMIT = 253
 
+SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
+"""Letters of the random suffixes of generated names: without vowels, so that no words appear."""
 HASH_LENGTH = 16  # base32 characters, 5 bits each: 80 bits
 
 DNS_LABEL = re.compile("[a-z0-9]([-a-z0-9]*[a-z0-9])?")

@@ -36,7 +36,6 @@ OPERATION_FIELDS = {
     "test": ("path", "value"),
 }
 JSON_TYPES = {
-    dict: "an object",
     list: "a list",
     str: "a string",
     int: "a number",
@@ -60,7 +59,7 @@ class PatchTooLarge(PatchError):
 
 def json_type(value: Any) -> str:
     """Return the name of a JSON type in error messages: `an object`, `a list`."""
-    return JSON_TYPES[type(value)]
+    return "an object" if isinstance(value, dict) else JSON_TYPES[type(value)]
 
 
 # -- JSON Merge Patch

@@ -1,13 +1,18 @@
-"""Basic facts of a pod: its containers, sidecars, terminal phases and tolerations."""
+"""Basic facts of a pod: its containers, sidecars, terminal phases, tolerations and quality of service."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 from tapestry.kube.objects import Object
+from tapestry.kube.quantity import QuantityError, ResourceList, parse_quantity
 
 CONTAINER_FIELDS = ("initContainers", "containers", "ephemeralContainers")
 """Fields that contain containers, in the order in which they start."""
 CREATION_CONTAINER_FIELDS = CONTAINER_FIELDS[:2]
 """Container fields that are set on creation. Ephemeral containers are added later."""
+COMPUTE_RESOURCES = ("cpu", "memory")
+MIRROR_POD_ANNOTATION = "kubernetes.io/config.mirror"
+"""Annotation of a mirror pod, which a kubelet creates for a static pod."""
 TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
 
 
@@ -45,3 +50,27 @@ def tolerates(toleration: Object, taint: Object) -> bool:
 
 def is_tolerated(taint: Object, tolerations: Iterable[Object]) -> bool:
     return any(tolerates(each, taint) for each in tolerations)
+
+
+def qos_class(spec: Object) -> str:
+    """The quality of service class of a pod, from the requests and limits of its containers.
+
+    Zero amounts do not count. Pod-level resources replace those of the containers.
+    """
+    containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
+    resources = [spec["resources"]] if spec.get("resources") else [item.get("resources") or {} for item in containers]
+    requests, limits = ([positive_amounts(item.get(kind)) for item in resources] for kind in ("requests", "limits"))
+    if not any(requests) and not any(limits):
+        return "BestEffort"
+    is_limited = all(len(item) == len(COMPUTE_RESOURCES) for item in limits)
+    return "Guaranteed" if is_limited and sum(requests, ResourceList()) == sum(limits, ResourceList()) else "Burstable"
+
+
+def positive_amounts(amounts: Object | None) -> ResourceList:
+    """The amounts of cpu and memory above zero. Validation rejects invalid quantities elsewhere."""
+    result = ResourceList()
+    for resource in COMPUTE_RESOURCES:
+        with suppress(QuantityError):
+            if amount := parse_quantity((amounts or {}).get(resource, "0")):
+                result[resource] = amount
+    return result

@@ -17,8 +17,8 @@ import yaml
 
 from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.apiserver.app import run_apiserver
-from tapestry.apiserver.bootstrap import APISERVER_USER
-from tapestry.apiserver.config import ApiServerConfig, KubeletClientConfig
+from tapestry.apiserver.core.config import ApiServerConfig, KubeletClientConfig
+from tapestry.apiserver.core.requests import APISERVER_USER
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import load_access

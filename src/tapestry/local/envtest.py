@@ -18,7 +18,7 @@ from typing import Any
 from urllib.error import URLError
 from urllib.parse import urlsplit
 
-from tapestry.apiserver.config import ApiServerConfig, Tls
+from tapestry.apiserver.core.config import ApiServerConfig, Tls
 
 PROGRAMS = ("etcd", "kube-apiserver")
 MODULE = "tapestry.cli.envtest"

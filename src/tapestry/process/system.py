@@ -39,4 +39,4 @@ def return_large_blocks_to_system() -> bool:
     if mallopt is None:
         return False
     settings = {M_MMAP_THRESHOLD: LARGE_BLOCK_BYTES, M_TRIM_THRESHOLD: TRIM_BYTES, M_ARENA_MAX: 1}
-    return all([mallopt(parameter, value) == 1 for parameter, value in settings.items()])
+    return all(mallopt(parameter, value) == 1 for parameter, value in settings.items())

@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import yaml
 
-from tapestry.apiserver.resource_registry import published_api
+from tapestry.apiserver.core.resource_registry import published_api
 
 NAMESPACE = "validation"
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"

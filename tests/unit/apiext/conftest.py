@@ -11,9 +11,9 @@ import pytest
 from tapestry.apiext.resource_mapper import ResourceMapper
 from tapestry.apiext.rest_api import RestApi, RestRequest, RestResponse
 from tapestry.apiserver.app import run_apiserver
-from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.requests import User
-from tapestry.apiserver.server import Server
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.requests import User
+from tapestry.apiserver.handlers.server import Server
 from tapestry.client.client import Client
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.objects import Object

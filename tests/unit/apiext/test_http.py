@@ -14,7 +14,7 @@ from tapestry.apiext.http import MAX_BODY_BYTES, ApiExtHandler, access_for_calle
 from tapestry.apiext.resource_mapper import ResourceMapper
 from tapestry.apiext.rest_api import RestApi
 from tapestry.apiserver.app import run_apiserver
-from tapestry.apiserver.config import ApiServerConfig
+from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.client.access import Access
 from tapestry.client.credentials import Credentials, StaticAuthorization, bearer_header
 from tapestry.client.http_transport import HttpTransport

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from tapestry.apiserver.app import run_apiserver
-from tapestry.apiserver.config import ApiServerConfig
+from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.cli.apiserver import apiext_handler
 
 TOKENS = 'of-ann,ann,1,"system:masters"\nof-bob,bob,2\n'

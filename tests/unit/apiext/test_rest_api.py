@@ -7,7 +7,7 @@ import pytest
 from tapestry.apiext import rest_api
 from tapestry.apiext.resource_mapper import ResourceMapper
 from tapestry.apiext.rest_api import RestApi
-from tapestry.apiserver.requests import User
+from tapestry.apiserver.core.requests import User
 from tapestry.kube.objects import object_named
 from tapestry.kube.resources import CONFIGMAPS, CRDS, SECRETS, Resource
 

@@ -10,10 +10,11 @@ import pytest
 
 from tapestry.apiserver.access.service_account_tokens import ServiceAccountTokens
 from tapestry.apiserver.app import run_apiserver
-from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.server import ApiResponse, Server
-from tapestry.apiserver.watches import WatchResponse
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.requests import Call, User
+from tapestry.apiserver.core.responses import ApiResponse
+from tapestry.apiserver.handlers.server import Server
+from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.kube.objects import Object
 
 ADMIN = User("admin", ("system:masters",))

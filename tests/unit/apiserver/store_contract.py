@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from hypothesis import strategies as st
 
-from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.storage.store import (
+from tapestry.apiserver.core.store import (
     Compacted,
+    Key,
     ObjectVersion,
     RevisionEncoder,
     Store,

@@ -10,15 +10,14 @@ import pytest
 from tapestry.apiserver.access.service_account_tokens import ServiceAccountTokens
 from tapestry.apiserver.access.token_keys import load_token_keys
 from tapestry.apiserver.app import build_authenticators, build_server
-from tapestry.apiserver.config import ApiServerConfig
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.requests import Call, Target, WriteRequest
+from tapestry.apiserver.core.resource_registry import published_api
+from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.apiserver.fieldmanager.apply import LAST_APPLIED, FieldManager
 from tapestry.apiserver.fieldmanager.merge_schemas import MergeSchemas
-from tapestry.apiserver.requests import Call, Target
-from tapestry.apiserver.resource_registry import published_api
-from tapestry.apiserver.server import ApiResponse
 from tapestry.apiserver.storage.local_store import LocalStore
 from tapestry.apiserver.storage.memory_log import MemoryLog
-from tapestry.apiserver.verbs import WriteRequest
 from tapestry.kube.objects import Object
 
 from .conftest import ADMIN, Hand

@@ -13,8 +13,9 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from tapestry.apiserver.core.store import Key, StorageError
 from tapestry.apiserver.storage import archive
-from tapestry.apiserver.storage.log import Entry, Key, StorageError
+from tapestry.apiserver.storage.log import Entry
 from tapestry.apiserver.storage.sqlite_log import FileLog
 from tapestry.cli.main import main
 

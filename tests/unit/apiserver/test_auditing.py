@@ -10,11 +10,11 @@ import pytest
 
 from tapestry.apiserver.access.audit_policy import METADATA_POLICY, AuditPolicy, AuditRule, load_policy
 from tapestry.apiserver.access.auditing import Auditor, source_ips
-from tapestry.apiserver.api_errors import unauthorized
-from tapestry.apiserver.requests import Call, Target, User
-from tapestry.apiserver.server import ApiResponse, Attributes
+from tapestry.apiserver.core.api_errors import unauthorized
+from tapestry.apiserver.core.requests import Attributes, Call, Target, User
+from tapestry.apiserver.core.responses import ApiResponse
+from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.apiserver.serving.request_handler import RequestHandler
-from tapestry.apiserver.watches import WatchResponse
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import CONFIGMAPS, NODES, PODS, SECRETS
 from tapestry.process.audit import AuditLog

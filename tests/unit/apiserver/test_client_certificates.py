@@ -27,8 +27,8 @@ from tapestry.apiserver.access.certificates import (
 )
 from tapestry.apiserver.access.client_certificates import is_verified, request_client_certificates
 from tapestry.apiserver.app import run_apiserver
-from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.requests import User
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.requests import User
 from tapestry.apiserver.serving.http_handler import PEER_CERTIFICATES, PeerCertificate, verified_subject
 
 WHOAMI = "/apis/authentication.k8s.io/v1/selfsubjectreviews"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapestry.apiserver.customresources.conversions import ConversionError, with_original_metadata
-from tapestry.apiserver.watches import WatchResponse
+from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.kube.objects import Object
 
 from .conftest import Hand

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tapestry.apiserver.serving.deadlines import Deadlines
 from tapestry.controller.testing.clock import run
+from tapestry.kube.budget import DeadlineExceeded
 
 
 async def timed_sleep(deadlines: Deadlines, starts: float, allowed: float, takes: float) -> tuple[str, float]:
@@ -19,7 +20,7 @@ async def timed_sleep(deadlines: Deadlines, starts: float, allowed: float, takes
     try:
         with deadlines.within(allowed):
             await asyncio.sleep(takes)
-    except TimeoutError:
+    except DeadlineExceeded:
         return "late", round(loop.time() - started, 3)
     return "done", round(loop.time() - started, 3)
 
@@ -68,13 +69,13 @@ async def test_cancelled_task_is_not_reported_as_late(
     await other(task)
     await asyncio.wait([task])
     assert task.cancelled() == (other is cancel)
-    assert task.cancelled() or isinstance(task.exception(), TimeoutError)
+    assert task.cancelled() or isinstance(task.exception(), DeadlineExceeded)
 
 
 async def test_inner_deadline_expires_first() -> None:
     deadlines = Deadlines()
     with deadlines.within(60):
-        with pytest.raises(TimeoutError), deadlines.within(0.001):
+        with pytest.raises(DeadlineExceeded), deadlines.within(0.001):
             await asyncio.Event().wait()
         task = asyncio.current_task()
         assert task is not None

@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from tapestry.apiserver.admission import egress
-from tapestry.apiserver.admission.egress import AddressNotAllowed, CheckedResolver, check_host, is_allowed
+from tapestry.apiserver.core import egress
+from tapestry.apiserver.core.egress import AddressNotAllowed, CheckedResolver, check_host, is_allowed
 
 from . import hooks
 from .conftest import Hand

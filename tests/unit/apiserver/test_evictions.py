@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tapestry.apiserver.server import ApiResponse
+from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.kube.objects import Object
 
 from .conftest import Hand

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tapestry.apiserver.fairness import FairQueue
+from tapestry.apiserver.core.fairness import FairQueue
 from tapestry.controller.testing.clock import in_virtual_time
 
 

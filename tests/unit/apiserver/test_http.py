@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from tapestry.apiserver import api_errors
 from tapestry.apiserver.access.authentication import Credentials, UnionAuthenticator
-from tapestry.apiserver.codec import MAX_BODY_BYTES
-from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.server import ApiResponse, RejectingCallHandler, error_response
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.codec import MAX_BODY_BYTES
+from tapestry.apiserver.core.requests import Call, User
+from tapestry.apiserver.core.responses import ApiResponse, status_response
+from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.apiserver.serving.http_connection import MAX_HEAD_BYTES
 from tapestry.apiserver.serving.http_handler import HttpHandler, start_http_server
 from tapestry.apiserver.serving.inflight_limiter import MUTATING, READ_ONLY, InflightLimiter, InflightSlot
 from tapestry.apiserver.serving.request_handler import RequestHandler
-from tapestry.apiserver.watches import WatchResponse
 from tapestry.kube.errors import ApiError
 
 from .conftest import Hand
@@ -73,7 +73,7 @@ def request(method: str, path: str, body: bytes = b"", user: str = "root", **hea
 
 @asynccontextmanager
 async def http_server(
-    server: RejectingCallHandler, limiter: InflightLimiter | None = None, *, seconds: float = 5, idle: float = 5
+    server: Any, limiter: InflightLimiter | None = None, *, seconds: float = 5, idle: float = 5
 ) -> AsyncIterator[Any]:
     """Run an HTTP server; yield a function that connects to it."""
     http_handler = HttpHandler(
@@ -99,7 +99,7 @@ class BaseHandler:
     """Base class of the handlers in these tests."""
 
     def reject(self, _: Call, error: ApiError) -> ApiResponse:
-        return error_response(error)
+        return status_response(error)
 
     def is_long_running(self, api_call: Call) -> bool:
         return api_call.method == "GET" and "watch" in api_call.query

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.server import ApiResponse
+from tapestry.apiserver.core.requests import Call, User
+from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.apiserver.serving.request_handler import RequestHandler
 from tapestry.kube.objects import Object
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tapestry.apiserver.requests import Call
+from tapestry.apiserver.core.requests import Call
 from tapestry.apiserver.serving.json_format import formatted_body
 
 from .conftest import ADMIN

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.apiserver.resource_registry import published_api
+from tapestry.apiserver.core.resource_registry import published_api
+from tapestry.apiserver.core.store import Key
 from tapestry.apiserver.storage.etcd.layout import KeyLayout
-from tapestry.apiserver.storage.log import Key
 
 BUILT_IN = sorted({info.storage for info in published_api().resources})
 LAYOUT = KeyLayout("/registry", BUILT_IN)

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from tapestry.apiserver.admission import core_plugins
 from tapestry.kube.objects import Object
 
 from .conftest import Hand
@@ -141,30 +140,3 @@ async def test_limit_range_applies_to_its_namespace_only(call: Hand) -> None:
     await call.made(RANGES, range_body({"type": "Container", "max": {"cpu": "1"}}))
     pod = await call.made("/api/v1/namespaces/kube-public/pods", pod_body(container_body(limits={"cpu": "3"})))
     assert pod["spec"]["containers"][0]["resources"]["limits"] == {"cpu": "3"}
-
-
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        ({"containers": [{"resources": {"requests": {"cpu": "0", "memory": "0"}}}]}, "BestEffort"),
-        ({"containers": [{"resources": {"requests": {"example.com/dongle": "1"}}}]}, "BestEffort"),
-        ({"containers": [{"resources": {"requests": {"cpu": "0", "memory": "1"}}}]}, "Burstable"),
-        (
-            {
-                "containers": [
-                    {"resources": {"requests": {"cpu": "1", "memory": "1"}, "limits": {"cpu": "1000m", "memory": "1"}}}
-                ]
-            },
-            "Guaranteed",
-        ),
-        (
-            {
-                "resources": {"requests": {"cpu": "1", "memory": "1"}, "limits": {"cpu": "1", "memory": "1"}},
-                "containers": [{}],
-            },
-            "Guaranteed",
-        ),
-    ],
-)
-def test_qos_class_ignores_zero_amounts(spec: Object, expected: str) -> None:
-    assert core_plugins.qos_class(spec) == expected

@@ -11,20 +11,15 @@ from itertools import islice
 import pytest
 
 from tapestry.apiserver.access.rbac import PolicyRule, uncovered_rules
-from tapestry.apiserver.customresources.structural_schema import (
-    PatternBudget,
-    compile_schema,
-    first_faults,
-    pattern_matches,
-)
+from tapestry.apiserver.core.faults import first_faults
+from tapestry.apiserver.core.resource_registry import ResourceInfo
+from tapestry.apiserver.core.store import Key, ObjectVersion
+from tapestry.apiserver.core.type_decoders import DecodeReport, array_decoder, decode_any, map_decoder
+from tapestry.apiserver.customresources.structural_schema import PatternBudget, compile_schema, pattern_matches
 from tapestry.apiserver.fieldmanager.fieldsets import union_all
 from tapestry.apiserver.fieldmanager.managed_fields import ManagedFieldsEntry, Manager, cap_update_managers
 from tapestry.apiserver.fieldmanager.merge_schemas import merged_order
-from tapestry.apiserver.requests import selection_of
-from tapestry.apiserver.resource_registry import ResourceInfo
-from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.storage.store import ObjectVersion
-from tapestry.apiserver.type_decoders import DecodeReport, array_decoder, decode_any, map_decoder
+from tapestry.apiserver.handlers.selections import selection_of
 from tapestry.apiserver.warnings.pods import path_collisions, port_warnings
 from tapestry.kube.budget import CURRENT_BUDGET, Budget, BudgetExceeded
 from tapestry.kube.patches import apply_json_patch

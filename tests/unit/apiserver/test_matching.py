@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tapestry.apiserver.admission.match_conditions import VARIABLE_TYPES, compile_conditions, expression_variables
+from tapestry.apiserver.admission.expression_variables import expression_variables
 from tapestry.apiserver.admission.matching import (
     AdmissionAttributes,
     EquivalentResources,
@@ -12,10 +12,9 @@ from tapestry.apiserver.admission.matching import (
     policy_criteria,
     webhook_criteria,
 )
-from tapestry.apiserver.requests import Target, User
-from tapestry.apiserver.resource_registry import ResourceInfo, ResourceRegistry, Subresource
-from tapestry.apiserver.server import allow_all
-from tapestry.apiserver.verbs import WriteRequest
+from tapestry.apiserver.core.match_conditions import VARIABLE_TYPES, compile_conditions
+from tapestry.apiserver.core.requests import Target, User, WriteRequest, allow_all
+from tapestry.apiserver.core.resource_registry import ResourceInfo, ResourceRegistry, Subresource
 from tapestry.kube.cel.errors import CompileError, EvaluationError
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import NAMESPACES, NODES, PODS, Resource

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tapestry.apiserver.core.resource_registry import ResourceRegistry, published_api
 from tapestry.apiserver.fieldmanager.fieldsets import FieldSet, field_paths, intersection, path_text
 from tapestry.apiserver.fieldmanager.merge_schemas import SCHEMALESS, ListSchema, MapSchema, MergeSchemas, merged_order
-from tapestry.apiserver.resource_registry import ResourceRegistry, published_api
 from tapestry.kube.objects import Object
 
 API = published_api()

@@ -12,15 +12,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tapestry.apiserver.access.node_graph import NodeGraph
-from tapestry.apiserver.access.references import SECRETS, pod_references, referenced_api_objects, volume_secrets
 from tapestry.apiserver.app import run_apiserver
-from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.requests import User
-from tapestry.apiserver.server import ApiResponse
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.references import SECRETS, pod_references, referenced_api_objects, volume_secrets
+from tapestry.apiserver.core.requests import User
+from tapestry.apiserver.core.responses import ApiResponse
+from tapestry.apiserver.core.store import Key, ObjectVersion, WatchEvent
 from tapestry.apiserver.storage.local_store import LocalStore
-from tapestry.apiserver.storage.log import Key
 from tapestry.apiserver.storage.memory_log import MemoryLog
-from tapestry.apiserver.storage.store import ObjectVersion, WatchEvent
 from tapestry.kube.objects import Object
 
 from .conftest import Hand

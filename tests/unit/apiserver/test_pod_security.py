@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tapestry.apiserver.admission.pod_security import LevelVersion, levels_from_labels
-from tapestry.apiserver.server import ApiResponse
+from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.kube.objects import Object
 
 from .conftest import Hand

@@ -13,14 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.apiserver.codec import PROTOBUF, decode_body
-from tapestry.apiserver.protobuf import message_decoders
+from tapestry.apiserver.core.codec import decode_body
+from tapestry.apiserver.core.protobuf import message_decoders
 from tapestry.kube.errors import BadRequest
 from tapestry.kube.objects import Object
 
 from .conftest import Hand
 
 SAMPLES = Path(__file__).parents[2] / "golden" / "protobuf" / "kinds.json.gz"
+PROTOBUF = "application/vnd.kubernetes.protobuf"
 MAPS = "/api/v1/namespaces/default/configmaps"
 CRD = "apiextensions.k8s.io/v1/CustomResourceDefinition"
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapestry.apiserver.app import run_apiserver
-from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.requests import Call
-from tapestry.apiserver.resource_registry import published_api
-from tapestry.apiserver.server import ApiResponse
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.requests import Call
+from tapestry.apiserver.core.resource_registry import published_api
+from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.kube.objects import Object
 from tapestry.kube.patches import apply_json_patch
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tapestry.apiserver import bootstrap
 from tapestry.apiserver.access.bootstrap_roles import bootstrap_objects, reconciled_object
 from tapestry.apiserver.access.rbac import PolicyRule, matches_path, uncovered_rules
-from tapestry.apiserver.requests import User
+from tapestry.apiserver.core.requests import User
 from tapestry.kube.objects import Object
 
 from .conftest import Hand

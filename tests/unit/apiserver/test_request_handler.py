@@ -10,14 +10,15 @@ import msgspec
 import pytest
 
 from tapestry.apiserver.app import build_inflight_limiter, build_request_handler
-from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.requests import Call, Target, User
-from tapestry.apiserver.server import ApiResponse
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.requests import Call, Target, User
+from tapestry.apiserver.core.responses import ApiResponse
+from tapestry.apiserver.core.store import StorageError
 from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter
 from tapestry.apiserver.serving.health import HealthHandlers, ping
 from tapestry.apiserver.serving.request_handler import RequestHandler, timeout_of
 from tapestry.apiserver.storage.local_store import LocalStore
-from tapestry.apiserver.storage.log import Entry, StorageError
+from tapestry.apiserver.storage.log import Entry
 from tapestry.apiserver.storage.memory_log import MemoryLog
 from tapestry.kube.errors import BadRequest
 from tapestry.kube.objects import Object

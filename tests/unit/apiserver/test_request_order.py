@@ -14,8 +14,8 @@ import uvloop
 from tapestry.apiserver.access.auditing import Auditor
 from tapestry.apiserver.access.authentication import UnionAuthenticator, authenticate_localhost
 from tapestry.apiserver.access.certificates import CertificateAuthority, server_ssl_context
-from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.server import ApiResponse
+from tapestry.apiserver.core.requests import Call, User
+from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.apiserver.serving import http_connection
 from tapestry.apiserver.serving import http_server as accepting
 from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter, client_network

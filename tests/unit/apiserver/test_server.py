@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from tapestry.apiserver.requests import User
-from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.verbs import encode_for_storage
-from tapestry.apiserver.watches import WatchResponse
+from tapestry.apiserver.core.requests import User
+from tapestry.apiserver.core.storage_codec import encode_for_storage
+from tapestry.apiserver.core.store import Key
+from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import CRDS
 
@@ -62,11 +62,6 @@ async def test_duplicate_name_is_rejected(call: Hand) -> None:
     assert (status, result["reason"], result["message"]) == (409, "AlreadyExists", 'configmaps "a" already exists')
 
 
-async def test_missing_namespace_is_rejected(call: Hand) -> None:
-    status, result = await call("POST", "/api/v1/namespaces/nowhere/configmaps", a_map())
-    assert (status, result["message"]) == (404, 'namespaces "nowhere" not found')
-
-
 async def test_dry_run_changes_nothing(call: Hand) -> None:
     status, result = await call("POST", MAPS, a_map(), dryRun="All")
     assert (status, result["metadata"]["name"]) == (201, "a")
@@ -112,14 +107,6 @@ async def test_wrong_type_is_rejected(call: Hand) -> None:
     status, result = await call("POST", PODS, a_pod(containers="many"))
     assert (status, result["reason"]) == (400, "BadRequest")
     assert "cannot unmarshal string into Go struct field spec.containers" in result["message"]
-
-
-async def test_secret_string_data_is_encoded(call: Hand) -> None:
-    path = "/api/v1/namespaces/default/secrets"
-    secret = await call.made(path, {"metadata": {"name": "s"}, "stringData": {"k": "v"}})
-    assert secret["data"] == {"k": "dg=="}
-    assert secret["type"] == "Opaque"
-    assert "stringData" not in secret
 
 
 # -- update
@@ -215,15 +202,6 @@ async def test_delete_with_other_uid_conflicts(call: Hand) -> None:
     assert (status, result["reason"]) == (409, "Conflict")
 
 
-@pytest.mark.parametrize("name", ["default", "kube-system"])
-async def test_system_namespaces_cannot_be_deleted(call: Hand, name: str) -> None:
-    status, result = await call("DELETE", f"/api/v1/namespaces/{name}")
-    assert (status, result["message"]) == (
-        403,
-        f'namespaces "{name}" is forbidden: this namespace may not be deleted',
-    )
-
-
 async def test_delete_collection_respects_selector(call: Hand) -> None:
     for name, app in (("a", "x"), ("b", "y"), ("c", "x")):
         await call.made(MAPS, {"metadata": {"name": name, "labels": {"app": app}}})
@@ -316,6 +294,13 @@ async def keep_busy(call: Hand) -> None:
     await call.made(MAPS, a_map("busy"))
     for number in itertools.count():
         await call("PATCH", f"{MAPS}/busy", {"data": {"n": str(number)}}, kind=MERGE)
+
+
+async def test_rejected_watch_leaves_no_subscription(call: Hand) -> None:
+    store = call.server.verbs.store
+    before = store.watcher_count("configmaps")
+    assert (await call("GET", MAPS, watch="1", timeoutSeconds="soon"))[0] == 400
+    assert store.watcher_count("configmaps") == before
 
 
 async def test_watch_continues_after_list(call: Hand) -> None:

@@ -1,12 +1,21 @@
 """Interning and memoization of object parts."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tapestry.apiserver import spec_cache
-from tapestry.apiserver.server import ApiResponse
-from tapestry.apiserver.spec_cache import bounded_cache, intern, memoized, memoized_and_interned
+from tapestry.apiserver.core.responses import ApiResponse
+from tapestry.apiserver.core.spec_cache import (
+    MAX_ENTRIES,
+    MAX_TEXT_BYTES,
+    RESULTS_PER_ENTRY,
+    SpecCache,
+    bounded_cache,
+    memoized,
+    memoized_and_interned,
+    variant,
+)
 from tapestry.kube.objects import Object
 
 from .conftest import Hand
@@ -14,23 +23,47 @@ from .conftest import Hand
 PODS = "/api/v1/namespaces/default/pods"
 
 
-@pytest.fixture(autouse=True)
-def _empty_cache() -> None:
-    spec_cache.clear_cache()
+Interner = Callable[..., Object]
 
 
-def interned(text: bytes, scope: str = "here") -> Object:
-    result, _ = intern(text, scope, lambda: ({"text": text.decode()}, ()))
-    return result
+@pytest.fixture
+def interned() -> Interner:
+    """Function that interns a text in the cache of one server."""
+    return interner(SpecCache())
 
 
-def test_equal_text_in_same_scope_is_same_value() -> None:
+def interner(cache: SpecCache) -> Interner:
+    def interned(text: bytes, scope: str = "here") -> Object:
+        result, _ = cache.intern(text, scope, lambda: ({"text": text.decode()}, ()))
+        return result
+
+    return interned
+
+
+def test_equal_text_in_same_scope_is_same_value(interned: Interner) -> None:
     assert interned(b"a") is interned(b"a")
     assert interned(b"a") is not interned(b"b")
     assert interned(b"a") is not interned(b"a", "elsewhere")
 
 
-def test_memoized_function_runs_once_per_argument() -> None:
+def test_servers_share_no_values(interned: Interner) -> None:
+    assert interned(b"a") is not interner(SpecCache())(b"a")
+
+
+def test_cache_without_entries_is_off() -> None:
+    calls = []
+
+    @memoized
+    def length(value: Object) -> int:
+        calls.append(value)
+        return len(value["text"])
+
+    interned = interner(SpecCache(0))
+    assert [length(interned(b"abc")) for _ in range(2)] == [3, 3]
+    assert len(calls) == 2
+
+
+def test_memoized_function_runs_once_per_argument(interned: Interner) -> None:
     calls = []
 
     @memoized
@@ -44,7 +77,7 @@ def test_memoized_function_runs_once_per_argument() -> None:
     assert calls == ["abc", "abc", "abc"]
 
 
-def test_result_can_be_interned_too() -> None:
+def test_result_can_be_interned_too(interned: Interner) -> None:
     calls = []
 
     @memoized_and_interned
@@ -61,13 +94,48 @@ def test_result_can_be_interned_too() -> None:
     assert calls == ["A"]
 
 
-def test_long_texts_and_overflow_are_not_cached() -> None:
-    long = b"x" * (spec_cache.MAX_TEXT_BYTES + 1)
+def test_long_texts_and_overflow_are_not_cached(interned: Interner) -> None:
+    long = b"x" * (MAX_TEXT_BYTES + 1)
     assert interned(long) is not interned(long)
     first = interned(b"first")
-    for number in range(spec_cache.MAX_ENTRIES):
+    for number in range(MAX_ENTRIES):
         interned(b"%d" % number)
     assert interned(b"first") is not first
+
+
+def test_results_of_all_values_are_bounded() -> None:
+    @memoized_and_interned
+    def tagged(value: Object, tag: int) -> Object:
+        return {"text": value["text"], "tag": tag}
+
+    interned = interner(SpecCache(2))
+    first = interned(b"first")
+    for number in range(RESULTS_PER_ENTRY):
+        tagged(tagged(interned(b"first"), number), number)  # two results each
+        assert interned(b"first") is first
+    tagged(interned(b"first"), -1)
+    assert interned(b"first") is not first
+
+
+def test_variants_share_results_but_no_values(interned: Interner) -> None:
+    calls = []
+
+    @memoized
+    def length(value: Object) -> int:
+        calls.append(value["name"])
+        return len(value["text"])
+
+    @memoized_and_interned
+    def upper(value: Object) -> Object:
+        return {**value, "text": value["text"].upper()}
+
+    def named(name: str) -> Object:
+        original = interned(b"abc")
+        return variant({**original, "name": name}, original, named)
+
+    assert [length(named(name)) for name in "xy"] == [3, 3]
+    assert calls == ["x"]
+    assert [upper(named(name))["name"] for name in "xy"] == ["x", "y"]
 
 
 def a_pod(name: str, **spec: Any) -> Object:

@@ -3,8 +3,6 @@
 import asyncio
 import re
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -12,11 +10,11 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapestry.apiserver import spec_cache
 from tapestry.apiserver.app import run_apiserver
-from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.requests import Call
-from tapestry.apiserver.server import ApiResponse
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.requests import Call
+from tapestry.apiserver.core.responses import ApiResponse
+from tapestry.apiserver.core.spec_cache import MAX_TEXT_BYTES, SpecCache
 from tapestry.kube.objects import Object
 
 from .conftest import ADMIN
@@ -57,7 +55,7 @@ SPECS: list[Object] = [
     {"containers": [CONTAINER], "serviceAccountName": "robot"},
     {"containers": [CONTAINER], "nodeName": "n", "tolerations": [], "nodeSelector": {}},
     {"containers": [CONTAINER], "schedulingGates": [{"name": "g"}]},
-    {"containers": [{**CONTAINER, "args": ["x" * spec_cache.MAX_TEXT_BYTES]}]},
+    {"containers": [{**CONTAINER, "args": ["x" * MAX_TEXT_BYTES]}]},
     {"containers": []},
     {},
 ]
@@ -178,11 +176,11 @@ SETUP = [
 ]
 
 
-async def responses(requests: list[RequestCase], before_each: Callable[[], None]) -> list[tuple[int, str, bytes]]:
+async def responses(requests: list[RequestCase], cache: SpecCache) -> list[tuple[int, str, bytes]]:
     """Return the responses of a new server, without random parts."""
     with tempfile.TemporaryDirectory() as folder:
         config = ApiServerConfig(backend="memory", secure_address="", file_rootpath=folder)
-        async with run_apiserver(config, lambda: NOON) as running:
+        async with run_apiserver(config, lambda: NOON, spec_cache=cache) as running:
             result = []
             for method, path, body, kind, query in [
                 *SETUP,
@@ -190,7 +188,6 @@ async def responses(requests: list[RequestCase], before_each: Callable[[], None]
                 RequestCase("GET", PODS),
                 RequestCase("GET", DEPLOYMENTS),
             ]:
-                before_each()
                 raw = msgspec.json.encode(body).replace(b'"name":""', b'"name":"n%d"' % len(result)) if body else b""
                 headers = {"content-type": kind, "user-agent": "test"}
                 response = await running.server.handle(Call(method, path, dict(query), headers, raw, ADMIN))
@@ -199,23 +196,11 @@ async def responses(requests: list[RequestCase], before_each: Callable[[], None]
             return result
 
 
-@contextmanager
-def cache_limit(entries: int) -> Iterator[None]:
-    original, spec_cache.MAX_ENTRIES = spec_cache.MAX_ENTRIES, entries
-    try:
-        yield
-    finally:
-        spec_cache.MAX_ENTRIES = original
-        spec_cache.clear_cache()
-
-
 @settings(max_examples=25)
 @given(
     cases=st.lists(st.sampled_from(SPECS), min_size=1, max_size=3).flatmap(requests), entries=st.sampled_from([2, 256])
 )
 def test_responses_do_not_depend_on_cached_specs(cases: list[RequestCase], entries: int) -> None:
-    with cache_limit(entries):
-        cached = asyncio.run(responses(cases, lambda: None))
-        uncached = asyncio.run(responses(cases, spec_cache.clear_cache))
-    assert cached == uncached
+    cached = asyncio.run(responses(cases, SpecCache(entries)))
+    assert cached == asyncio.run(responses(cases, SpecCache(0)))
     assert all(status < 500 for status, _, _ in cached)

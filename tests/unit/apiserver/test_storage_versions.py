@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.apiserver.storage_versions import STORAGE_VERSIONS
-from tapestry.apiserver.watches import WatchResponse
+from tapestry.apiserver.core.storage_versions import STORAGE_VERSIONS
+from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.kube.objects import Object
 
 from .conftest import Hand

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tapestry.apiserver.core.store import Key, ObjectVersion, StorageError, WatchEvent, event_type
 from tapestry.apiserver.storage.local_store import LocalStore
-from tapestry.apiserver.storage.log import Entry, Key, Log, StorageError
+from tapestry.apiserver.storage.log import Entry, Log
 from tapestry.apiserver.storage.memory_log import MemoryLog
 from tapestry.apiserver.storage.raw_objects import with_revision, without_revision
 from tapestry.apiserver.storage.sqlite_log import FileLog
-from tapestry.apiserver.storage.store import ObjectVersion, WatchEvent, event_type
 
 from .old_databases import write_version_1
 from .store_contract import (
@@ -167,7 +167,7 @@ async def test_write_based_on_failed_write_fails() -> None:
 async def test_slow_watcher_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tapestry.apiserver.storage.store.MAX_WATCH_BACKLOG", 3)
+    monkeypatch.setattr("tapestry.apiserver.core.store.MAX_WATCH_BACKLOG", 3)
     async with memory_store() as store:
         subscription = store.watch(PODS)
         for number in range(5):

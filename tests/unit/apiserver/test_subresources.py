@@ -18,8 +18,8 @@ from cryptography.x509.oid import NameOID
 
 from tapestry.apiserver.access.authentication import UnionAuthenticator, authenticate_localhost
 from tapestry.apiserver.access.certificates import CertificateAuthority
-from tapestry.apiserver.config import KubeletClientConfig as KubeletSettings
-from tapestry.apiserver.requests import User
+from tapestry.apiserver.core.config import KubeletClientConfig as KubeletSettings
+from tapestry.apiserver.core.requests import User
 from tapestry.apiserver.serving.http_handler import HttpHandler, start_http_server
 from tapestry.apiserver.serving.request_handler import RequestHandler
 from tapestry.apiserver.subresources.kubelet_client import KubeletClient

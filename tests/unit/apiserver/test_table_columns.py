@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from tapestry.apiserver.core.resource_registry import ResourceInfo, ResourceRegistry, published_api
 from tapestry.apiserver.printing.table_columns import selector_text
 from tapestry.apiserver.printing.tables import columns_for
-from tapestry.apiserver.resource_registry import ResourceRegistry, published_api
 from tapestry.kube.objects import Object
 
 NOW = datetime(2030, 1, 1, 0, 5, tzinfo=UTC)
@@ -29,6 +29,11 @@ USERS = [{"kind": "User", "name": "u"}, {"kind": "User", "name": "w"}, {"kind": 
 @pytest.fixture(scope="module")
 def registry() -> ResourceRegistry:
     return ResourceRegistry(published_api().resources)
+
+
+def preferred_info(registry: ResourceRegistry, group: str, kind: str) -> ResourceInfo:
+    versions = registry.groups()[group].values()  # in order of preference
+    return next(info for infos in versions for info in infos if info.resource.kind == kind)
 
 
 def hosts(*names: str) -> Object:
@@ -131,15 +136,13 @@ def hosts(*names: str) -> Object:
     ],
 )
 def test_kind_is_printed_as_by_kubernetes(registry: ResourceRegistry, kind: str, obj: Object, cells: list[Any]) -> None:
-    info = registry.of_kind(*kind.split("/"))
-    assert info is not None
+    info = preferred_info(registry, *kind.split("/"))
     complete = {**obj, "metadata": {"name": "o", "creationTimestamp": CREATED, **obj.get("metadata", {})}}
     assert [each.cell(complete, NOW) for each in columns_for(info)] == ["o", *cells]
 
 
 def test_event_columns_show_source_and_count(registry: ResourceRegistry) -> None:
-    info = registry.of_kind("", "Event")
-    assert info is not None
+    info = preferred_info(registry, "", "Event")
     event = {
         "metadata": {"name": "e"},
         "involvedObject": {"kind": "Pod", "name": "p", "fieldPath": "spec.containers{c}"},
@@ -208,8 +211,7 @@ def status(name: str, state: Object, *, ready: bool = False, restarts: int = 0, 
 def test_pod_columns_summarize_container_states(
     registry: ResourceRegistry, spec: Object, pod_status: Object, cells: list[str]
 ) -> None:
-    info = registry.of_kind("", "Pod")
-    assert info is not None
+    info = preferred_info(registry, "", "Pod")
     pod = {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c"}], **spec}, "status": pod_status}
     assert [each.cell(pod, NOW) for each in columns_for(info)][1:4] == cells
 

@@ -26,7 +26,7 @@ from tapestry.apiserver.access.ephemeral_tokens import EphemeralTokenAuthenticat
 from tapestry.apiserver.access.reloading_file import ReloadingFile
 from tapestry.apiserver.access.service_account_tokens import ServiceAccountTokens
 from tapestry.apiserver.access.token_keys import PrivateKey, load_token_keys
-from tapestry.apiserver.requests import User
+from tapestry.apiserver.core.requests import User
 from tapestry.cli.token import token as command
 from tapestry.kube.errors import Forbidden, Unauthorized
 
@@ -244,6 +244,15 @@ def test_token_is_verified_by_its_signing_key(tmp_path: Path, algorithm: str) ->
     assert load_token_keys(pem(KEY_GENERATORS[algorithm](), tmp_path / "another")).verified_claims(token) is None
     for nonsense in ("", "..", "a.b.c", token + "=", "é.é.é"):
         assert keys.verified_claims(nonsense) is None
+
+
+def test_token_has_one_form_only(tmp_path: Path) -> None:
+    keys = load_token_keys(tmp_path / "key")
+    token = next(each for number in range(1000) if "-" in (each := keys.sign({"sub": str(number)})))
+    assert keys.verified_claims(token) is not None
+    assert keys.verified_claims(token.replace("-", "+")) is None  # the other alphabet of base64
+    assert keys.verified_claims(token[:-1] + chr(ord(token[-1]) + 1)) is None  # other bits after the last byte
+    assert keys.verified_claims(token + "\n") is None
 
 
 def test_key_rotation_keeps_tokens_valid(tmp_path: Path) -> None:

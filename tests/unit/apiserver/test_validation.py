@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.apiserver.resource_registry import published_api
-from tapestry.apiserver.validation import names
+from tapestry.apiserver.core import names
+from tapestry.apiserver.core.resource_registry import published_api
 from tapestry.apiserver.validation.jobs import schedule_error
 from tapestry.apiserver.validation.strategies import STRATEGIES, object_faults
 from tapestry.kube.names import dns_label_error, dns_subdomain_error, label_key_error, label_value_error
@@ -197,3 +197,21 @@ def test_invalid_schedule_has_error_message(text: str, error: str) -> None:
 @given(numbers=st.tuples(*(st.integers(*bounds) for bounds in ((0, 59), (0, 23), (1, 31), (1, 12), (0, 6)))))
 def test_every_time_can_be_scheduled(numbers: tuple[int, ...]) -> None:
     assert schedule_error(" ".join(map(str, numbers))) == ""
+
+
+@pytest.mark.parametrize(
+    ("version", "kind", "error"),
+    [
+        ("v1", "ReplicationController", ""),
+        ("", "ReplicationController", ""),
+        ("apps/v1", "Deployment", ""),
+        ("v1", "Deployment", "apiVersion must specify API group"),
+        ("a/b/c", "ReplicationController", "unexpected GroupVersion string: a/b/c"),
+    ],
+)
+async def test_autoscaler_target_reference_is_validated(call: Hand, version: str, kind: str, error: str) -> None:
+    target = {"apiVersion": version, "kind": kind, "name": "x"}
+    body = {"metadata": {"name": "h"}, "spec": {"maxReplicas": 2, "scaleTargetRef": target}}
+    status, response = await call("POST", "/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers", body)
+    assert status == (422 if error else 201)
+    assert error in response.get("message", "")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tapestry.apiserver.customresources.cel_types import escaped_name
+from tapestry.apiserver.core.cel_types import escaped_name
 from tapestry.apiserver.customresources.field_paths import PathError, normalized_path
 from tapestry.apiserver.customresources.rule_validation import rule_faults
 from tapestry.apiserver.customresources.validation_rules import compile_rules

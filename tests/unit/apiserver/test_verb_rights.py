@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tapestry.apiserver.app import run_apiserver
-from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.requests import User
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.requests import User
 from tapestry.kube.objects import Object
 
 from .conftest import Hand

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tapestry.apiserver.server import ApiResponse
+from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.apiserver.warnings.addresses import cidr_warnings, ip_warnings
 from tapestry.apiserver.warnings.kinds import pod_warnings
 from tapestry.kube.objects import Object

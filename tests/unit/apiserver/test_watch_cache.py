@@ -2,8 +2,7 @@
 
 import pytest
 
-from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.storage.store import ObjectVersion, Subscription, WatchCache, WatchEvent
+from tapestry.apiserver.core.store import Key, ObjectVersion, Subscription, WatchCache, WatchEvent
 
 
 def event(revision: int, size: int) -> WatchEvent:
@@ -12,7 +11,7 @@ def event(revision: int, size: int) -> WatchEvent:
 
 
 def test_remembered_events_are_limited_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tapestry.apiserver.storage.store.MAX_EVENT_BYTES_PER_RESOURCE", 100)
+    monkeypatch.setattr("tapestry.apiserver.core.store.MAX_EVENT_BYTES_PER_RESOURCE", 100)
     cache = WatchCache()
     for revision in range(1, 6):
         cache.add_event(event(revision, 40))
@@ -28,7 +27,7 @@ def test_replacing_the_objects_forgets_the_events() -> None:
 
 
 def test_a_watcher_with_too_many_unread_bytes_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tapestry.apiserver.storage.store.MAX_WATCH_BACKLOG_BYTES", 100)
+    monkeypatch.setattr("tapestry.apiserver.core.store.MAX_WATCH_BACKLOG_BYTES", 100)
     subscription = Subscription("", "", 0, [])
     for revision in range(1, 4):
         subscription.push(event(revision, 40))
@@ -38,7 +37,7 @@ def test_a_watcher_with_too_many_unread_bytes_is_dropped(monkeypatch: pytest.Mon
 
 
 async def test_reading_events_frees_the_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tapestry.apiserver.storage.store.MAX_WATCH_BACKLOG_BYTES", 100)
+    monkeypatch.setattr("tapestry.apiserver.core.store.MAX_WATCH_BACKLOG_BYTES", 100)
     subscription = Subscription("", "", 0, [])
     for revision in range(1, 20):
         subscription.push(event(revision, 80))

@@ -10,12 +10,10 @@ import msgspec
 import pytest
 
 from tapestry.apiserver.app import build_connection_limiter, build_inflight_limiter, build_request_handler
-from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.server import ApiResponse
-from tapestry.apiserver.serving.request_handler import RequestHandler
-from tapestry.apiserver.watches import WatchResponse
-from tapestry.apiserver.workers import (
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.requests import Call, User
+from tapestry.apiserver.core.responses import ApiResponse
+from tapestry.apiserver.core.workers import (
     LARGE_BYTES,
     MEMORY_CAPACITY_BYTES,
     MEMORY_WAIT_BYTES,
@@ -24,6 +22,8 @@ from tapestry.apiserver.workers import (
     reserve_memory,
     run_if_large,
 )
+from tapestry.apiserver.handlers.watches import WatchResponse
+from tapestry.apiserver.serving.request_handler import RequestHandler
 from tapestry.kube.budget import CURRENT_BUDGET, SLICE_UNITS, DeadlineExceeded, charge, checkpoint
 from tapestry.kube.objects import Object
 

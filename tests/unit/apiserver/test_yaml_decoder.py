@@ -9,9 +9,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.apiserver.codec import MAX_BODY_BYTES, MAX_COLLECTIONS, decode_body
-from tapestry.apiserver.workers import RequestBudget, Worker
-from tapestry.apiserver.yaml_decoder import MAX_DUPLICATE_KEYS, YamlError, parse_document
+from tapestry.apiserver.core.codec import MAX_BODY_BYTES, MAX_COLLECTIONS, decode_body
+from tapestry.apiserver.core.workers import RequestBudget, Worker
+from tapestry.apiserver.core.yaml_decoder import MAX_DUPLICATE_KEYS, YamlError, parse_document
 from tapestry.kube.budget import CURRENT_BUDGET
 from tapestry.kube.errors import BadRequest
 

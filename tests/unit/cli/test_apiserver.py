@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tapestry.apiserver.config import ApiServerConfig
+from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.cli import apiserver
 
 

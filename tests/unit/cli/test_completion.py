@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from tapestry.apis.clusterbindings import CLUSTER_BINDING, CLUSTER_BINDINGS
-from tapestry.apiserver import bootstrap
 from tapestry.apiserver.app import run_apiserver
-from tapestry.apiserver.config import ApiServerConfig
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.requests import APISERVER_USER
 from tapestry.cli.completion import SHELLS
 from tapestry.cli.main import COMMANDS, main
 from tapestry.client.client import Client
@@ -71,7 +71,7 @@ async def kubeconfig(tmp_path: Path) -> AsyncIterator[Path]:
         pod_accounts=False,
     )
     async with run_apiserver(config) as served:
-        client = Client(InProcessTransport(served.server, bootstrap.APISERVER_USER))
+        client = Client(InProcessTransport(served.server, APISERVER_USER))
         await client.create(CRDS, crd(CLUSTER_BINDING))
         await wait_for(client, CRDS, CLUSTER_BINDINGS.name, until=lambda obj: obj is not None and established(obj))
         for name in ("east", "eastern", "west"):

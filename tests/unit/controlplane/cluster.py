@@ -20,7 +20,8 @@ from tapestry.apiserver import bootstrap
 from tapestry.apiserver.access.service_account_tokens import ServiceAccountTokens
 from tapestry.apiserver.access.token_keys import TokenKeys, load_token_keys
 from tapestry.apiserver.app import build_authenticators, build_server
-from tapestry.apiserver.config import ApiServerConfig
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.requests import APISERVER_USER
 from tapestry.apiserver.storage.local_store import LocalStore
 from tapestry.apiserver.storage.memory_log import MemoryLog
 from tapestry.client.client import Client
@@ -72,13 +73,13 @@ async def run_cluster(*names: str, nodes: int = 3) -> AsyncIterator[Client]:
         running = group.create_task(store.run())
         server = build_server(config, store, accounts, build_authenticators(config, accounts), clock.now)
         await bootstrap.install(server)
-        client = Client(InProcessTransport(server, bootstrap.APISERVER_USER))
+        client = Client(InProcessTransport(server, APISERVER_USER))
         await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "default", "namespace": "default"}})
         for number in range(nodes):
             await client.create(NODES, simulated_kubelet.simulated_node(f"n{number}", NODE_CAPACITY))
         manager = Manager(
             settings,
-            lambda: InProcessTransport(server, bootstrap.APISERVER_USER),
+            lambda: InProcessTransport(server, APISERVER_USER),
             identity="world",
             now=clock.now,
             monotonic=clock.monotonic,

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tapestry.apiserver import bootstrap
 from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.apiserver.app import run_apiserver
-from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.server import Server
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.requests import APISERVER_USER
+from tapestry.apiserver.handlers.server import Server
 from tapestry.client.client import Client
 from tapestry.controlplane.app import control_plane_manager
 from tapestry.controlplane.in_process_transport import InProcessTransport
@@ -30,7 +30,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
 
 @pytest.fixture
 def client(server: Server) -> Client:
-    return Client(InProcessTransport(server, bootstrap.APISERVER_USER))
+    return Client(InProcessTransport(server, APISERVER_USER))
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tapestry.apiserver.access.certificates import CertificateAuthority
-from tapestry.apiserver.server import Server
+from tapestry.apiserver.handlers.server import Server
 from tapestry.controlplane.app import ALWAYS_ENABLED, DEFAULT_CONTROLLERS, check_patterns, control_plane_manager
 
 

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tapestry.apiserver.access.certificates import CertificateAuthority
-from tapestry.apiserver.requests import User
-from tapestry.apiserver.server import Server
+from tapestry.apiserver.core.requests import User
+from tapestry.apiserver.handlers.server import Server
 from tapestry.client.client import Client
 from tapestry.client.watch import wait_for
 from tapestry.controller.store import Store

@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 
-from tapestry.apiserver.bootstrap import APISERVER_USER
-from tapestry.apiserver.requests import User
-from tapestry.apiserver.server import Server
+from tapestry.apiserver.core.requests import APISERVER_USER, User
+from tapestry.apiserver.handlers.server import Server
 from tapestry.client.client import Client
 from tapestry.client.transport import Request
 from tapestry.controlplane.in_process_transport import InProcessTransport

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tapestry.apiserver.bootstrap import APISERVER_USER
-from tapestry.apiserver.server import Server
+from tapestry.apiserver.core.requests import APISERVER_USER
+from tapestry.apiserver.handlers.server import Server
 from tapestry.client.client import Client
 from tapestry.client.discovery import served_resources
 from tapestry.controller import Manager

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from tapestry.apiserver.server import Server
+from tapestry.apiserver.handlers.server import Server
 from tapestry.client.client import Client
 from tapestry.client.watch import wait_for
 from tapestry.kube.errors import Forbidden

@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapestry.kube.objects import Object
-from tapestry.kube.pods import CONTAINER_FIELDS, containers_of, is_pod_terminal, is_sidecar, is_tolerated, tolerates
+from tapestry.kube.pods import (
+    CONTAINER_FIELDS,
+    containers_of,
+    is_pod_terminal,
+    is_sidecar,
+    is_tolerated,
+    qos_class,
+    tolerates,
+)
 
 POD: Object = {
     "spec": {
@@ -79,3 +87,30 @@ def test_tolerations_match_as_in_kubernetes(
     expected = right_effect and right_key and (operator == "Exists" or value == "v")
     assert tolerates(toleration, taint) is expected
     assert is_tolerated(taint, [{"key": "other"}, toleration]) is expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({"containers": [{"resources": {"requests": {"cpu": "0", "memory": "0"}}}]}, "BestEffort"),
+        ({"containers": [{"resources": {"requests": {"example.com/dongle": "1"}}}]}, "BestEffort"),
+        ({"containers": [{"resources": {"requests": {"cpu": "0", "memory": "1"}}}]}, "Burstable"),
+        (
+            {
+                "containers": [
+                    {"resources": {"requests": {"cpu": "1", "memory": "1"}, "limits": {"cpu": "1000m", "memory": "1"}}}
+                ]
+            },
+            "Guaranteed",
+        ),
+        (
+            {
+                "resources": {"requests": {"cpu": "1", "memory": "1"}, "limits": {"cpu": "1", "memory": "1"}},
+                "containers": [{}],
+            },
+            "Guaranteed",
+        ),
+    ],
+)
+def test_qos_class_ignores_zero_amounts(spec: Object, expected: str) -> None:
+    assert qos_class(spec) == expected

@@ -14,8 +14,8 @@ import aiohttp
 
 from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.apiserver.app import run_apiserver
-from tapestry.apiserver.bootstrap import APISERVER_USER
-from tapestry.apiserver.config import ApiServerConfig, KubeletClientConfig
+from tapestry.apiserver.core.config import ApiServerConfig, KubeletClientConfig
+from tapestry.apiserver.core.requests import APISERVER_USER
 from tapestry.client.client import Client
 from tapestry.client.watch import wait_for
 from tapestry.controlplane.app import control_plane_manager

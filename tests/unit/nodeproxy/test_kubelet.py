@@ -10,8 +10,8 @@ import pytest
 
 from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.apiserver.app import run_apiserver
-from tapestry.apiserver.bootstrap import APISERVER_USER
-from tapestry.apiserver.config import ApiServerConfig, Tls
+from tapestry.apiserver.core.config import ApiServerConfig, Tls
+from tapestry.apiserver.core.requests import APISERVER_USER
 from tapestry.client.client import Client
 from tapestry.controller.testing import InProcessApi
 from tapestry.controlplane.in_process_transport import InProcessTransport

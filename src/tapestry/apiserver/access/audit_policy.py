@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 import yaml
 
-from tapestry.apiserver.server import Attributes
+from tapestry.apiserver.core.requests import Attributes
 
 Level = Literal["None", "Metadata", "Request", "RequestResponse"]
 Stage = Literal["RequestReceived", "ResponseStarted", "ResponseComplete", "Panic"]

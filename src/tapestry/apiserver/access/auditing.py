@@ -7,14 +7,13 @@ from random import getrandbits
 from typing import Any
 
 import msgspec
+from prometheus_client import Counter
 
 from tapestry.apiserver.access.audit_policy import LEVELS, AuditPolicy, AuditRule, Stage
 from tapestry.apiserver.access.rbac import RbacAuthorizer
-from tapestry.apiserver.access.reviews import user_info
-from tapestry.apiserver.codec import decode_body
-from tapestry.apiserver.requests import AuditedBody, Call, Target, User
-from tapestry.apiserver.server import ApiResponse, Attributes, Authorize
-from tapestry.apiserver.serving.metrics import AUDIT_EVENTS
+from tapestry.apiserver.core.codec import decode_body
+from tapestry.apiserver.core.requests import Attributes, AuditedBody, Authorize, Call, Target, User, user_info
+from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.kube.errors import ApiError
 from tapestry.kube.objects import Object, uid_from_bits
 from tapestry.kube.times import micro_timestamp
@@ -23,6 +22,7 @@ from tapestry.process.audit import AuditLog
 MAX_USER_AGENT_LENGTH = 1024
 REQUEST_LEVEL, RESPONSE_LEVEL = LEVELS.index("Request"), LEVELS.index("RequestResponse")
 STATUS_KIND = b'"kind":"Status"'
+AUDIT_EVENTS = Counter("apiserver_audit_event_total", "Number of events written to the audit log.")
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from tapestry.apiserver import api_errors
-from tapestry.apiserver.requests import User
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.requests import User
 from tapestry.kube.objects import EMPTY_MAPPING
 
 AUTHENTICATED, UNAUTHENTICATED = "system:authenticated", "system:unauthenticated"

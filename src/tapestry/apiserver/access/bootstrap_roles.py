@@ -1,24 +1,18 @@
-"""Installation of the default RBAC roles of Kubernetes from published data (tools/role_tables.py).
+"""The default RBAC roles of Kubernetes, from published data (tools/role_tables.py).
 
 Each start adds missing rules, subjects and labels. Additions by users are kept, and objects with the annotation
 `rbac.authorization.kubernetes.io/autoupdate: "false"` are not changed.
 """
 
-import asyncio
 import gzip
 from collections.abc import Iterator
-from contextlib import suppress
 from importlib import resources
 from typing import Any
 
 import msgspec
 
-from tapestry.apiserver import writes
 from tapestry.apiserver.access.rbac import GROUP, PolicyRule, rules_of, uncovered_rules
-from tapestry.apiserver.resource_registry import ResourceInfo
-from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.storage.store import Store, VersionConflict
-from tapestry.apiserver.verbs import Verbs, encode_for_storage
+from tapestry.apiserver.core.store import Store
 from tapestry.kube.objects import Object, annotations_of, labels_of
 
 DATA_FILE = "roles.json.gz"
@@ -88,34 +82,3 @@ def rule_object(rule: PolicyRule) -> Object:
 async def check_bootstrap_roles(store: Store) -> str | None:
     """Return an error message for the health check until the roles are installed."""
     return None if store.count(f"clusterroles.{GROUP}") else "the roles are not installed yet"
-
-
-async def install(verbs: Verbs, infos: dict[str, ResourceInfo]) -> None:
-    """Install all roles and bindings. Unchanged objects are not written."""
-    async with asyncio.TaskGroup() as group:
-        for plural, desired in bootstrap_objects():
-            group.create_task(ensure_unless_stale(verbs, infos[plural], desired))
-
-
-async def ensure_unless_stale(verbs: Verbs, info: ResourceInfo, desired: Object) -> None:
-    with suppress(VersionConflict):  # another server on the same storage does the same
-        await ensure_object(verbs, info, desired)
-
-
-async def ensure_object(verbs: Verbs, info: ResourceInfo, desired: Object) -> None:
-    """Create or reconcile one object. Bypasses the pipeline, so that a hundred objects do not delay the start."""
-    metadata = desired["metadata"]
-    key = Key(f"{info.resource.plural}.{GROUP}", metadata.get("namespace", ""), metadata["name"])
-    version = verbs.store.get(*key)
-    if version is not None:
-        existing: Object = msgspec.json.decode(version.raw)
-        result = reconciled_object(existing, desired)
-        if result is existing:
-            return
-        if result is not None:
-            await verbs.store.put(key, version, encode_for_storage(info, result))
-            return
-        await verbs.store.delete(key, version, encode_for_storage(info, existing))
-    kind = {"apiVersion": info.resource.api_version, "kind": info.resource.kind}
-    created = writes.created_object(info, {**kind, **desired}, uid=verbs.new_uid(), now=verbs.now())
-    await verbs.store.put(key, None, encode_for_storage(info, created))

@@ -20,7 +20,7 @@ import msgspec
 
 from tapestry.apiserver.access.authentication import CREDENTIAL_ID, Credentials
 from tapestry.apiserver.access.reloading_file import ReloadingFile
-from tapestry.apiserver.requests import User
+from tapestry.apiserver.core.requests import User
 
 TOKENS_FILE = "tokens.json"
 TOKEN_PREFIX = "tapestry."

@@ -6,7 +6,6 @@ rules of the bound role, or have the verb `bind` on it. Errors have the same mes
 
 from dataclasses import dataclass
 
-from tapestry.apiserver import api_errors
 from tapestry.apiserver.access.rbac import (
     GROUP,
     MASTERS_GROUP,
@@ -16,11 +15,10 @@ from tapestry.apiserver.access.rbac import (
     rules_of,
     uncovered_rules,
 )
-from tapestry.apiserver.requests import Target
-from tapestry.apiserver.resource_registry import ResourceInfo
-from tapestry.apiserver.server import Attributes
-from tapestry.apiserver.verbs import WriteRequest
-from tapestry.apiserver.workers import run_if_large
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.requests import Attributes, Target, WriteRequest
+from tapestry.apiserver.core.resource_registry import ResourceInfo
+from tapestry.apiserver.core.workers import run_if_large
 from tapestry.kube.errors import Forbidden
 from tapestry.kube.objects import Object, name_of, value_at
 from tapestry.kube.resources import Resource
@@ -46,9 +44,7 @@ class EscalationCheck:
 
     authorizer: RbacAuthorizer
 
-    async def __call__(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        if new is None:
-            return old or {}
+    async def __call__(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
         if MASTERS_GROUP not in request.user.groups and (
             old is None or without_ignored_metadata(old) != without_ignored_metadata(new)
         ):

@@ -9,11 +9,9 @@ from urllib.parse import unquote
 
 from msgspec import structs
 
-from tapestry.apiserver import api_errors
 from tapestry.apiserver.access.authentication import ANONYMOUS_USER, AUTHENTICATED, UNAUTHENTICATED
-from tapestry.apiserver.requests import Call, Target, User
-from tapestry.apiserver.resource_registry import ResourceInfo
-from tapestry.apiserver.server import Attributes, Authorize
+from tapestry.apiserver.core.requests import Attributes, Authorize, Call, Target, User, forbidden_resource
+from tapestry.apiserver.core.resource_registry import ResourceInfo
 from tapestry.kube.errors import ServerError
 from tapestry.kube.resources import Resource
 
@@ -41,7 +39,7 @@ def impersonate(call: Call, authorize: Authorize) -> Call:
         raise ServerError(500, "InternalError", f"requested {requested} without impersonating a user")
     for part in impersonation_targets(name, call.impersonation_headers):
         if not authorize(Attributes(call.user, "impersonate", part)):
-            raise api_errors.forbidden_resource(call.user.name, "impersonate", part)
+            raise forbidden_resource(call.user.name, "impersonate", part)
     return structs.replace(call, user=impersonated_user(name, call.impersonation_headers), impersonation_headers=())
 
 

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from tapestry.apiserver.access.bootstrap_roles import bootstrap_objects
 from tapestry.apiserver.access.node_graph import NodeGraph
 from tapestry.apiserver.access.rbac import PolicyRule, rules_of
-from tapestry.apiserver.access.references import (
+from tapestry.apiserver.core.references import (
     ATTACHMENTS,
     CLAIMS,
     CONFIG_MAPS,
+    CSI_NODES,
+    LEASE_NAMESPACE,
+    LEASES,
     NODES,
     PODS,
     RESOURCE_CLAIMS,
@@ -22,27 +25,15 @@ from tapestry.apiserver.access.references import (
     SECRETS,
     SERVICE_ACCOUNTS,
     VOLUMES,
+    node_name_of_user,
 )
-from tapestry.apiserver.requests import Target, User
-from tapestry.apiserver.server import Attributes
+from tapestry.apiserver.core.requests import Attributes, Target
 from tapestry.kube.selectors import SelectorError, parse_field_selector
 
-NODES_GROUP, NODE_USER_PREFIX = "system:nodes", "system:node:"
 NODE_ROLE = "system:node"
-LEASES, CSI_NODES = "leases.coordination.k8s.io", "csinodes.storage.k8s.io"
-LEASE_NAMESPACE = "kube-node-lease"
 READ_VERBS = ("get", "list", "watch")
 OWN_OBJECT_VERBS = ("get", "create", "update", "patch", "delete")
 STATUS_VERBS = ("update", "patch")
-
-
-def node_name_of_user(user: User) -> str | None:
-    """Return the node name of a user (which may be empty), or None if the user is not a node."""
-    return (
-        user.name.removeprefix(NODE_USER_PREFIX)
-        if user.name.startswith(NODE_USER_PREFIX) and NODES_GROUP in user.groups
-        else None
-    )
 
 
 def node_rules() -> tuple[PolicyRule, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tapestry.apiserver.access.references import (
+from tapestry.apiserver.core.references import (
     ATTACHMENTS,
     CLAIMS,
     PODS,
@@ -22,8 +22,7 @@ from tapestry.apiserver.access.references import (
     volume_claim,
     volume_secrets,
 )
-from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.storage.store import Store, WatchEvent
+from tapestry.apiserver.core.store import Key, Store, WatchEvent
 from tapestry.kube.objects import Object, name_of, value_at
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tapestry.apiserver import api_errors
 from tapestry.apiserver.access.service_account_tokens import ServiceAccountTokens
-from tapestry.apiserver.requests import Call
-from tapestry.apiserver.server import ApiResponse, PathHandler, json_response
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.requests import Call
+from tapestry.apiserver.core.responses import ApiResponse, PathHandler, json_response
 
 JWKS_PATH = "/openid/v1/jwks"
 CONFIGURATION_PATH = "/.well-known/openid-configuration"

@@ -12,10 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from tapestry.apiserver.requests import User
-from tapestry.apiserver.server import Attributes
-from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.storage.store import ObjectVersion, Store, WatchEvent
+from tapestry.apiserver.core.requests import Attributes, User
+from tapestry.apiserver.core.store import Key, ObjectVersion, Store, WatchEvent
 from tapestry.kube.budget import charge
 from tapestry.kube.objects import Object, name_of
 

@@ -3,18 +3,26 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from tapestry.apiserver import api_errors, writes
 from tapestry.apiserver.access.authentication import AUTHENTICATED
-from tapestry.apiserver.access.node_authorizer import node_name_of_user
 from tapestry.apiserver.access.rbac import PolicyRule, RbacAuthorizer
 from tapestry.apiserver.access.service_account_tokens import ServiceAccountTokens
-from tapestry.apiserver.codec import negotiated_form
-from tapestry.apiserver.request_bodies import decoded_body
-from tapestry.apiserver.requests import Call, Target, User
-from tapestry.apiserver.resource_registry import ResourceInfo, ResourceRegistry
-from tapestry.apiserver.server import ApiResponse, Attributes, Authorize, ResourceHandler, json_response
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.codec import negotiated_form
+from tapestry.apiserver.core.references import node_name_of_user
+from tapestry.apiserver.core.request_bodies import decoded_body
+from tapestry.apiserver.core.requests import (
+    Attributes,
+    Authorize,
+    Call,
+    Target,
+    User,
+    object_from_body,
+    unserved_resource_info,
+    user_info,
+)
+from tapestry.apiserver.core.resource_registry import ResourceRegistry
+from tapestry.apiserver.core.responses import ApiResponse, ResourceHandler, json_response
 from tapestry.kube.objects import Object, value_at
-from tapestry.kube.resources import Resource
 
 
 @dataclass(frozen=True)
@@ -151,25 +159,11 @@ def resource_rule(rule: PolicyRule) -> Object:
     }
 
 
-def unserved_resource_info(group: str, plural: str) -> ResourceInfo:
-    """Return the info of a resource that is not served, since access to it can be reviewed too."""
-    return ResourceInfo(Resource(group, "v1", plural, plural), plural, ())
-
-
-def user_info(user: User) -> Object:
-    result: Object = {"username": user.name, "groups": list(user.groups)}
-    if user.uid:
-        result["uid"] = user.uid
-    if user.extra:
-        result["extra"] = {key: list(values) for key, values in user.extra.items()}
-    return result
-
-
 def review_body(call: Call, target: Target) -> Object:
     if call.method != "POST":
         raise api_errors.method_not_allowed()
     negotiated_form(call.headers.get("accept", ""), frozenset())  # reviews have no table form
-    return writes.object_from_body(target, decoded_body(call) or {})
+    return object_from_body(target, decoded_body(call) or {})
 
 
 def created_response(body: Object) -> ApiResponse:

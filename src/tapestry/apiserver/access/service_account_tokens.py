@@ -14,8 +14,8 @@ import msgspec
 
 from tapestry.apiserver.access.authentication import Credentials
 from tapestry.apiserver.access.token_keys import TokenKeys
-from tapestry.apiserver.requests import User
-from tapestry.apiserver.storage.store import Store
+from tapestry.apiserver.core.requests import User
+from tapestry.apiserver.core.store import Store
 from tapestry.kube.objects import EMPTY_MAPPING, Object, is_deleting, name_of, uid_of, value_at
 
 SERVICE_ACCOUNTS_GROUP = "system:serviceaccounts"

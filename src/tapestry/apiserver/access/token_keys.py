@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
-from tapestry.apiserver.spec_cache import bounded_cache
+from tapestry.apiserver.core.spec_cache import bounded_cache
 from tapestry.kube.objects import Object
 
 CURVES: dict[str, tuple[str, str, hashes.HashAlgorithm]] = {
@@ -194,7 +194,8 @@ def base64url_encoded(raw: bytes) -> str:
 
 
 def base64url_decoded(encoded: str) -> bytes:
-    """Decode unpadded base64url. Raises ValueError for any other text, so that a token has one form only."""
-    if "=" in encoded:
-        raise ValueError("base64url text must not be padded")
-    return base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
+    """Decode canonical base64url. Raises ValueError for any other text, so that a token has one form only."""
+    raw = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
+    if base64url_encoded(raw) != encoded:
+        raise ValueError("base64url text is not canonical")
+    return raw

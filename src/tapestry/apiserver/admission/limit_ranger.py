@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tapestry.apiserver.admission.core_plugins import admission_forbidden
-from tapestry.apiserver.storage.store import Store
-from tapestry.apiserver.verbs import WriteRequest
+from tapestry.apiserver.admission.errors import admission_forbidden
+from tapestry.apiserver.core.requests import WriteRequest
+from tapestry.apiserver.core.store import Store
 from tapestry.kube.objects import Object, annotations_of, value_at
 from tapestry.kube.quantity import ResourceList
 from tapestry.kube.quota_usage import container_resources, pod_resource_totals
@@ -23,17 +23,17 @@ class LimitRanger:
 
     store: Store
 
-    async def default(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        if new is None or request.verb != "create":
-            return new if new is not None else old or {}
+    async def default(self, request: WriteRequest, _: Object | None, new: Object) -> Object:
+        if request.verb != "create":
+            return new
         pod = new
         for limit_range in self.ranges_in(request.target.namespace):
             pod = with_default_resources(pod, limit_range)
         return pod
 
-    async def check(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        if new is None or not is_limited(request):
-            return new if new is not None else old or {}
+    async def check(self, request: WriteRequest, _: Object | None, new: Object) -> Object:
+        if not is_limited(request):
+            return new
         check_limit = pod_faults if request.target.info.storage == "pods" else claim_faults
         for limit_range in self.ranges_in(request.target.namespace):
             faults = list(dict.fromkeys(fault for limit in limits_of(limit_range) for fault in check_limit(new, limit)))

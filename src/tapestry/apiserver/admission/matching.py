@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tapestry.apiserver.requests import User
-from tapestry.apiserver.resource_registry import ResourceInfo, ResourceRegistry
-from tapestry.apiserver.verbs import WriteRequest
+from tapestry.apiserver.core.requests import User, WriteRequest
+from tapestry.apiserver.core.resource_registry import ResourceInfo, ResourceRegistry
 from tapestry.kube.objects import Object, labels_of
 from tapestry.kube.resources import NAMESPACES, Resource
 from tapestry.kube.selectors import LabelSelector, label_selector

@@ -11,37 +11,32 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver import api_errors
-from tapestry.apiserver.access.certificate_requests import common_name, parse_request
-from tapestry.apiserver.access.node_authorizer import (
+from tapestry.apiserver.admission.errors import admission_forbidden
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.certificate_requests import SIGNING_REQUESTS, common_name, parse_request
+from tapestry.apiserver.core.references import (
+    CLAIMS,
     CSI_NODES,
     LEASE_NAMESPACE,
     LEASES,
     NODE_USER_PREFIX,
-    node_name_of_user,
-)
-from tapestry.apiserver.access.references import (
-    CLAIMS,
-    MIRROR_ANNOTATION,
     NODES,
     PODS,
     RESOURCE_SLICES,
     VOLUMES,
     claim_name,
     is_mirror,
+    node_name_of_user,
     projected_sources,
     referenced_api_objects,
 )
-from tapestry.apiserver.access.reviews import unserved_resource_info
-from tapestry.apiserver.admission.core_plugins import admission_forbidden
-from tapestry.apiserver.request_bodies import decoded_body
-from tapestry.apiserver.requests import Call, Target
-from tapestry.apiserver.server import ApiResponse, Attributes, Authorize, ResourceHandler
-from tapestry.apiserver.storage.store import Store
-from tapestry.apiserver.subresources.partial_updates import SIGNING_REQUESTS
-from tapestry.apiserver.verbs import WriteRequest
+from tapestry.apiserver.core.request_bodies import decoded_body
+from tapestry.apiserver.core.requests import Attributes, Authorize, Call, Target, WriteRequest, unserved_resource_info
+from tapestry.apiserver.core.responses import ApiResponse, ResourceHandler
+from tapestry.apiserver.core.store import Store
 from tapestry.kube.errors import Forbidden
 from tapestry.kube.objects import Object, labels_of, uid_of, value_at
+from tapestry.kube.pods import MIRROR_POD_ANNOTATION
 from tapestry.kube.resources import Resource
 
 RESTRICTED_RESOURCES = (PODS, NODES, CLAIMS, LEASES, CSI_NODES, RESOURCE_SLICES, SIGNING_REQUESTS)
@@ -83,17 +78,18 @@ class NodeRestriction:
     store: Store
     authorize: Authorize
 
-    async def __call__(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        node = node_name_of_user(request.user)
-        if node is not None:
-            denial = self.write_denial(node, request, old, new)
-            if denial:
-                raise admission_forbidden(request, denial)
-        return new if new is not None else old or {}
+    async def __call__(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
+        self.check(request, old, new)
+        return new
 
-    async def check_deletion(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        """The same check, for deletions only."""
-        return await self(request, old, None) if new is None else new
+    async def validate_delete(self, request: WriteRequest, old: Object) -> None:
+        if request.target.info.storage in RESTRICTED_RESOURCES:
+            self.check(request, old, None)
+
+    def check(self, request: WriteRequest, old: Object | None, new: Object | None) -> None:
+        node = node_name_of_user(request.user)
+        if node is not None and (denial := self.write_denial(node, request, old, new)):
+            raise admission_forbidden(request, denial)
 
     def restricted_handler(self, handler: ResourceHandler) -> ResourceHandler:
         """Wrap a handler of posts to a subresource with the restrictions for nodes."""
@@ -155,7 +151,7 @@ class NodeRestriction:
     def mirror_pod_denial(self, node: str, pod: Object) -> str:
         """Denial unless the pod is a mirror pod of the node that references no API objects."""
         if not is_mirror(pod):
-            return f'pod does not have "{MIRROR_ANNOTATION}" annotation, node "{node}" can only create mirror pods'
+            return f'pod does not have "{MIRROR_POD_ANNOTATION}" annotation, node "{node}" can only create mirror pods'
         if value_at(pod, "spec", "nodeName") != node:
             return f'node "{node}" can only create pods with spec.nodeName set to itself'
         owners = pod["metadata"].get("ownerReferences") or []

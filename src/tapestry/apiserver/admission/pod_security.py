@@ -14,10 +14,10 @@ from itertools import groupby
 
 import msgspec
 
-from tapestry.apiserver import api_errors
-from tapestry.apiserver.admission.core_plugins import admission_forbidden
-from tapestry.apiserver.storage.store import Store
-from tapestry.apiserver.verbs import WriteRequest
+from tapestry.apiserver.admission.errors import admission_forbidden
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.requests import WriteRequest
+from tapestry.apiserver.core.store import Store
 from tapestry.kube.objects import Object, labels_of, name_of, value_at
 from tapestry.kube.pod_security import CHECKS_BY_LEVEL, Violation, violations
 from tapestry.kube.pods import CONTAINER_FIELDS
@@ -87,9 +87,7 @@ class PodSecurity:
 
     store: Store
 
-    async def __call__(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        if new is None:
-            return old or {}
+    async def __call__(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
         resource, subresource = request.target.info.storage, request.target.subresource
         if resource == "pods" and subresource in ("", "ephemeralcontainers", "resize"):
             if old is None or container_images(old) != container_images(new):

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tapestry.apiserver.resource_registry import ResourceInfo, ResourceRegistry
-from tapestry.apiserver.storage.store import Store
+from tapestry.apiserver.core.resource_registry import ResourceInfo, ResourceRegistry
+from tapestry.apiserver.core.store import Store
 from tapestry.kube.objects import Object
 from tapestry.kube.selectors import label_selector
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tapestry.apiserver.admission.match_conditions import VARIABLE_TYPES
 from tapestry.apiserver.admission.validating_policies import BINDINGS, POLICIES, declared_variables, variables_type
-from tapestry.apiserver.customresources.cel_types import declared_type
-from tapestry.apiserver.customresources.definitions import OBJECT_META, invalid_object
-from tapestry.apiserver.customresources.structural_schema import Fault, first_faults
-from tapestry.apiserver.resource_registry import ResourceInfo, ResourceRegistry
-from tapestry.apiserver.verbs import WriteRequest
+from tapestry.apiserver.core.cel_types import declared_type
+from tapestry.apiserver.core.faults import Fault, first_faults, invalid_object
+from tapestry.apiserver.core.match_conditions import VARIABLE_TYPES
+from tapestry.apiserver.core.requests import WriteRequest
+from tapestry.apiserver.core.resource_registry import ResourceInfo, ResourceRegistry
+from tapestry.apiserver.core.type_decoders import OBJECT_META
 from tapestry.kube.cel.compiler import compile_expression
 from tapestry.kube.cel.errors import CompileError, FoldingError
 from tapestry.kube.cel.types import BOOL, DYN, NULL, STRING, Type
@@ -36,9 +36,7 @@ class PolicyStrategy:
     types: Mapping[str, Any]
     """The published schemas of built-in kinds."""
 
-    async def default(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        if new is None:
-            return old or {}
+    async def default(self, request: WriteRequest, _: Object | None, new: Object) -> Object:
         field = MATCH_FIELDS[request.target.info.storage]
         spec = dict(new.get("spec") or {})
         if spec.get(field) is not None:
@@ -47,10 +45,10 @@ class PolicyStrategy:
             spec.setdefault("failurePolicy", "Fail")
         return {**new, "spec": spec}
 
-    async def validate(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
+    async def validate(self, request: WriteRequest, _: Object | None, new: Object) -> Object:
         storage = request.target.info.storage
-        if new is None or request.target.subresource:
-            return new if new is not None else old or {}
+        if request.target.subresource:
+            return new
         faults = first_faults(policy_faults(new["spec"]) if storage == POLICIES else binding_faults(new["spec"]))
         if faults:
             raise invalid_object(request.target.info.resource, name_of(new), faults)

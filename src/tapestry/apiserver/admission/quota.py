@@ -12,12 +12,12 @@ from datetime import datetime
 
 import msgspec
 
-from tapestry.apiserver import api_errors
-from tapestry.apiserver.admission.core_plugins import admission_forbidden
-from tapestry.apiserver.resource_registry import ResourceInfo
-from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.storage.store import ObjectVersion, Store, VersionConflict
-from tapestry.apiserver.verbs import WriteRequest, encode_for_storage
+from tapestry.apiserver.admission.errors import admission_forbidden
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.requests import WriteRequest
+from tapestry.apiserver.core.resource_registry import ResourceInfo
+from tapestry.apiserver.core.storage_codec import encode_for_storage
+from tapestry.apiserver.core.store import Key, ObjectVersion, Store, VersionConflict
 from tapestry.kube.objects import Object, name_of, value_at, with_value
 from tapestry.kube.quantity import ResourceList
 from tapestry.kube.quota_usage import (
@@ -48,9 +48,7 @@ class ResourceQuotaAdmission:
     """The resource info of ResourceQuotas."""
     now: Callable[[], datetime]
 
-    async def __call__(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        if new is None:
-            return old or {}
+    async def __call__(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
         if request.target.namespace and self.store.count(QUOTAS) and self.can_change_usage(request, old, new):
             await self.charge(request, old, new)
         return new

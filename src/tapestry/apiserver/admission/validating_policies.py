@@ -11,15 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver import api_errors
-from tapestry.apiserver.admission.match_conditions import (
-    NAMESPACE_TYPE,
-    VARIABLE_TYPES,
-    MatchConditions,
-    compile_conditions,
-    evaluate_metered,
-    expression_variables,
-)
+from tapestry.apiserver.admission.expression_variables import expression_variables
 from tapestry.apiserver.admission.matching import (
     AdmissionAttributes,
     EquivalentResources,
@@ -28,11 +20,18 @@ from tapestry.apiserver.admission.matching import (
     policy_criteria,
 )
 from tapestry.apiserver.admission.policy_parameters import ParameterError, PolicyParameters
-from tapestry.apiserver.resource_registry import ResourceRegistry
-from tapestry.apiserver.server import Authorize
-from tapestry.apiserver.storage.store import Store
-from tapestry.apiserver.verbs import WriteRequest
-from tapestry.apiserver.workers import run_if_large
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.match_conditions import (
+    NAMESPACE_TYPE,
+    VARIABLE_TYPES,
+    MatchConditions,
+    compile_conditions,
+    evaluate_metered,
+)
+from tapestry.apiserver.core.requests import Authorize, WriteRequest
+from tapestry.apiserver.core.resource_registry import ResourceRegistry
+from tapestry.apiserver.core.store import Store
+from tapestry.apiserver.core.workers import run_if_large
 from tapestry.kube.budget import charge
 from tapestry.kube.cel.compiler import Program, compile_expression
 from tapestry.kube.cel.errors import CompileError, CostExceeded, EvaluationError, Meter
@@ -191,10 +190,14 @@ class ValidatingPolicies:
         self._compiled: dict[tuple[str, int], CompiledPolicy] = {}
         self._bound: list[tuple[CompiledPolicy, list[CompiledBinding]]] = []
 
-    async def __call__(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
+    async def __call__(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
         if bound := await self.bound_policies():
             await self.check(bound, request, old, new)
-        return new if new is not None else old or {}
+        return new
+
+    async def validate_delete(self, request: WriteRequest, old: Object) -> None:
+        if bound := await self.bound_policies():
+            await self.check(bound, request, old, None)
 
     async def bound_policies(self) -> list[tuple[CompiledPolicy, list[CompiledBinding]]]:
         """The policies that have bindings, compiled if any changed."""

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tapestry.apiserver.admission.match_conditions import MatchConditions, compile_conditions
 from tapestry.apiserver.admission.matching import (
     GROUP,
     AdmissionAttributes,
@@ -13,8 +12,9 @@ from tapestry.apiserver.admission.matching import (
     MatchCriteria,
     webhook_criteria,
 )
-from tapestry.apiserver.resource_registry import ResourceRegistry
-from tapestry.apiserver.storage.store import Store, WatchEvent
+from tapestry.apiserver.core.match_conditions import MatchConditions, compile_conditions
+from tapestry.apiserver.core.resource_registry import ResourceRegistry
+from tapestry.apiserver.core.store import Store, WatchEvent
 from tapestry.kube.cel.errors import CompileError
 from tapestry.kube.objects import Object, name_of
 from tapestry.kube.resources import Resource

@@ -12,9 +12,8 @@ from uuid import uuid4
 import msgspec
 from msgspec import structs
 
-from tapestry.apiserver import api_errors
-from tapestry.apiserver.admission.core_plugins import admission_forbidden
-from tapestry.apiserver.admission.match_conditions import expression_variables
+from tapestry.apiserver.admission.errors import admission_forbidden
+from tapestry.apiserver.admission.expression_variables import expression_variables
 from tapestry.apiserver.admission.matching import AdmissionAttributes, admission_attributes, subresource_kind
 from tapestry.apiserver.admission.reviews import (
     REVIEW_VERSIONS,
@@ -25,17 +24,24 @@ from tapestry.apiserver.admission.reviews import (
     operation_options,
     webhook_denied_error,
 )
-from tapestry.apiserver.admission.webhook_client import WebhookCallError, WebhookClient
 from tapestry.apiserver.admission.webhook_configurations import MUTATING, VALIDATING, Webhook, WebhookConfigurations
-from tapestry.apiserver.bootstrap import BOOTSTRAP_USER
-from tapestry.apiserver.request_bodies import decoded_body
-from tapestry.apiserver.requests import Call, Target
-from tapestry.apiserver.resource_registry import ResourceRegistry
-from tapestry.apiserver.server import ApiResponse, Authorize, ResourceHandler, response_with_warnings
-from tapestry.apiserver.storage.store import Store
-from tapestry.apiserver.verbs import Convert, Step, WriteRequest
-from tapestry.apiserver.workers import run_if_large
-from tapestry.apiserver.writes import object_from_body
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.request_bodies import decoded_body
+from tapestry.apiserver.core.requests import (
+    BOOTSTRAP_USER,
+    Authorize,
+    Call,
+    Convert,
+    Step,
+    Target,
+    WriteRequest,
+    object_from_body,
+)
+from tapestry.apiserver.core.resource_registry import ResourceRegistry
+from tapestry.apiserver.core.responses import ApiResponse, ResourceHandler, response_with_warnings
+from tapestry.apiserver.core.store import Store
+from tapestry.apiserver.core.webhook_client import WebhookCallError, WebhookClient
+from tapestry.apiserver.core.workers import run_if_large
 from tapestry.kube.cel.errors import EvaluationError
 from tapestry.kube.errors import ApiError, BadRequest
 from tapestry.kube.objects import Object, name_of, value_at, without_field
@@ -76,10 +82,8 @@ class AdmissionWebhooks:
 
     # -- steps
 
-    async def mutate(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
+    async def mutate(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
         """The last step that changes objects."""
-        if new is None:
-            return old or {}
         hooks = matching_webhooks(self._mutating, request, old, new)
         if not hooks:
             return new
@@ -94,13 +98,18 @@ class AdmissionWebhooks:
         final, _, _ = await self._call_mutating(due, request, replace(changed, new=readmitted))
         return final.new or {}
 
-    async def validate(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        """The last step of all. For deletions, it calls the mutating webhooks, too."""
-        if new is None and (hooks := matching_webhooks(self._mutating, request, old, new)):
-            await self._call_mutating(hooks, request, admission_attributes(request, old, new))
+    async def validate(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
+        """The last step of all."""
         if hooks := matching_webhooks(self._validating, request, old, new):
             await self._call_validating(hooks, request, admission_attributes(request, old, new))
-        return new if new is not None else old or {}
+        return new
+
+    async def validate_delete(self, request: WriteRequest, old: Object) -> None:
+        """Call the mutating webhooks, whose patches are rejected, and the validating ones."""
+        if hooks := matching_webhooks(self._mutating, request, old, None):
+            await self._call_mutating(hooks, request, admission_attributes(request, old, None))
+        if hooks := matching_webhooks(self._validating, request, old, None):
+            await self._call_validating(hooks, request, admission_attributes(request, old, None))
 
     async def admit(self, request: WriteRequest, attributes: AdmissionAttributes) -> Object | None:
         """Admit a request that does not write a stored object, for example a Scale, a Binding or a stream."""
@@ -310,19 +319,7 @@ def posted_attributes(call: Call, target: Target) -> tuple[WriteRequest, Admissi
     metadata = {**(posted.get("metadata") or {}), "namespace": target.namespace}
     body = {"kind": kind.kind, "apiVersion": kind.api_version, **posted, "metadata": metadata}
     request = WriteRequest("create", target, call.user, call.query, audit_annotations=call.audit_annotations)
-    attributes = AdmissionAttributes(
-        "CREATE",
-        target.info.resource,
-        target.subresource,
-        kind,
-        target.namespace,
-        target.name or metadata.get("name", ""),
-        call.user,
-        request.is_dry_run,
-        body,
-        None,
-    )
-    return request, attributes
+    return request, admission_attributes(request, None, body)
 
 
 def without_generated_name(request: WriteRequest, attributes: AdmissionAttributes) -> AdmissionAttributes:

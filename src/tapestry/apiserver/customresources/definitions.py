@@ -9,26 +9,25 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver import api_errors
-from tapestry.apiserver.customresources.rule_validation import rule_faults
-from tapestry.apiserver.customresources.structural_schema import Fault, SchemaNode, compile_schema, first_faults
-from tapestry.apiserver.customresources.validation_rules import RuleNode, compile_rules, subschemas
-from tapestry.apiserver.pipeline import report_field_errors
-from tapestry.apiserver.resource_registry import (
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.faults import Fault, first_faults, invalid_object, invalid_value
+from tapestry.apiserver.core.field_validation import report_field_errors
+from tapestry.apiserver.core.names import dns_1035_label_errors
+from tapestry.apiserver.core.requests import WriteRequest
+from tapestry.apiserver.core.resource_registry import (
     PrinterColumn,
     ResourceInfo,
     ResourceRegistry,
     Subresource,
     version_priority,
 )
-from tapestry.apiserver.storage.store import Store, WatchEvent
-from tapestry.apiserver.storage_versions import StorageVersion
-from tapestry.apiserver.type_decoders import TypeDecoders
-from tapestry.apiserver.validation.faults import invalid_value
-from tapestry.apiserver.validation.names import dns_1035_label_errors
-from tapestry.apiserver.verbs import WriteRequest
+from tapestry.apiserver.core.storage_versions import StorageVersion
+from tapestry.apiserver.core.store import Store, WatchEvent
+from tapestry.apiserver.core.type_decoders import OBJECT_META, TypeDecoders
+from tapestry.apiserver.customresources.rule_validation import rule_faults
+from tapestry.apiserver.customresources.structural_schema import SchemaNode, compile_schema
+from tapestry.apiserver.customresources.validation_rules import RuleNode, compile_rules, subschemas
 from tapestry.kube.conditions import new_condition, with_condition
-from tapestry.kube.errors import Invalid
 from tapestry.kube.objects import Object, is_deleting, name_of, value_at, with_value
 from tapestry.kube.resources import Resource
 from tapestry.process.logs import logger
@@ -39,7 +38,6 @@ DEFINITIONS = "customresourcedefinitions.apiextensions.k8s.io"
 VERBS = ("delete", "deletecollection", "get", "list", "patch", "create", "update", "watch")
 TERMINATING_VERBS = ("delete", "deletecollection", "get", "list", "watch")
 AGE_COLUMN = PrinterColumn("Age", ".metadata.creationTimestamp", "date")
-OBJECT_META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 
 
 @dataclass
@@ -101,10 +99,8 @@ class Definitions:
 
     # -- steps
 
-    async def prune_and_default(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
+    async def prune_and_default(self, request: WriteRequest, _: Object | None, new: Object) -> Object:
         """Remove fields that the schema does not have, and set defaults."""
-        if new is None:
-            return old or {}
         info = request.target.info
         if request.verb == "create" and "create" not in info.verbs:
             raise api_errors.crd_terminating()
@@ -117,10 +113,8 @@ class Definitions:
         report_field_errors(request, [*(f"metadata.{path}" for path in reading.unknown), *unknown_fields], [])
         return {"apiVersion": new["apiVersion"], "kind": new["kind"], **pruned, "metadata": metadata}
 
-    async def validate(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
+    async def validate(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
         """Reject an object that violates its schema. Existing violations that did not change are allowed."""
-        if new is None:
-            return old or {}
         info = request.target.info
         schema = self.schema_for(info)
         faults = schema.node.faults({key: each for key, each in new.items() if key != "metadata"}, "")
@@ -171,9 +165,7 @@ class DefinitionStrategy:
     registry: ResourceRegistry
     now: Any
 
-    async def default(self, _: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        if new is None:
-            return old or {}
+    async def default(self, _: WriteRequest, __: Object | None, new: Object) -> Object:
         spec = new.get("spec") or {}
         names = spec.get("names") or {}
         kind = names.get("kind", "")
@@ -182,9 +174,7 @@ class DefinitionStrategy:
         spec = {**spec, "conversion": conversion, "names": defaulted}
         return {**new, "spec": spec}
 
-    async def validate(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        if new is None:
-            return old or {}
+    async def validate(self, request: WriteRequest, _: Object | None, new: Object) -> Object:
         if faults := first_faults(chain(definition_faults(new), self.name_conflict_faults(new))):
             raise invalid_object(request.target.info.resource, name_of(new), faults)
         return with_established_status(new, self.now())
@@ -277,15 +267,6 @@ def with_established_status(definition: Object, now: datetime) -> Object:
         **definition,
         "status": {**status, "conditions": conditions, "acceptedNames": spec["names"], "storedVersions": stored},
     }
-
-
-def invalid_object(resource: Resource, name: str, faults: list[Fault]) -> Invalid:
-    causes = [{"reason": each.reason, "message": each.message, "field": each.path} for each in faults]
-    texts = list(dict.fromkeys(map(str, faults)))
-    listed = texts[0] if len(texts) == 1 else "[" + ", ".join(texts) + "]"
-    message = f'{api_errors.qualified_kind(resource)} "{name}" is invalid: {listed}'
-    details = {**api_errors.status_details(resource, name, resource.kind), "causes": causes}
-    return Invalid(422, "Invalid", message, details=details)
 
 
 def served_resources(definition: Object) -> list[ResourceInfo]:

@@ -4,11 +4,11 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tapestry.apiserver.customresources.cel_types import MAX_REQUEST_BYTES, declared_type, min_size
+from tapestry.apiserver.core.cel_types import MAX_REQUEST_BYTES, declared_type, min_size
+from tapestry.apiserver.core.faults import Fault, unsupported_value
 from tapestry.apiserver.customresources.field_paths import PathError, normalized_path
-from tapestry.apiserver.customresources.structural_schema import TYPE_CHECKS, Fault
+from tapestry.apiserver.customresources.structural_schema import TYPE_CHECKS
 from tapestry.apiserver.customresources.validation_rules import RULES
-from tapestry.apiserver.validation.faults import unsupported_value
 from tapestry.kube.cel.compiler import compile_expression
 from tapestry.kube.cel.errors import CompileError, FoldingError
 from tapestry.kube.cel.regexes import RegexError, compile_regex

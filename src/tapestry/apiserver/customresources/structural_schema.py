@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from tapestry.apiserver.core.faults import Fault, child_path, duplicates
 from tapestry.apiserver.customresources.formats import FORMATS
 from tapestry.kube.budget import charge
 from tapestry.kube.cel.regexes import RegexError, compile_regex
@@ -22,46 +23,6 @@ EMBEDDED_RESOURCE = "x-kubernetes-embedded-resource"
 MAX_PATTERN_WORK = 5_000_000
 """Maximum work of all patterns of a schema per object: instructions of a pattern times characters it reads."""
 PATTERN_BUDGET_EXCEEDED = "validation failed due to running out of cost budget, no further patterns will be matched"
-MAX_PATH_LENGTH = 2_000
-"""Maximum length of a path in a message. Longer paths are truncated."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A violation in an object."""
-
-    path: str
-    reason: str
-    """For example `FieldValueInvalid`."""
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.message}"
-
-
-MAX_FAULTS, MAX_FAULTS_LENGTH = 1_000, 1 << 20
-"""Maximum number of reported faults per object, and of their characters."""
-
-
-def first_faults(faults: Iterable[Fault]) -> list[Fault]:
-    """The faults of an object, up to the limits."""
-    reported, budget = [], MAX_FAULTS_LENGTH
-    for each in faults:
-        reported.append(each)
-        budget -= len(each.path) + len(each.message)
-        if len(reported) >= MAX_FAULTS or budget < 0:
-            break
-    return reported
-
-
-def duplicates(values: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """Yield each value that occurred before, with its index."""
-    seen: set[Any] = set()
-    for number, each in enumerate(values):
-        key = each if isinstance(each, str) else msgspec.json.encode(each, order="deterministic")
-        if key in seen:
-            yield number, each
-        seen.add(key)
 
 
 @dataclass(frozen=True)
@@ -210,13 +171,6 @@ class PatternBudget:
 
     def __init__(self) -> None:
         self.work = MAX_PATTERN_WORK
-
-
-def child_path(path: str, key: str) -> str:
-    """The path of a field, truncated because clients choose the length of keys."""
-    if len(path) + len(key) > MAX_PATH_LENGTH:
-        return f"{path}.{key}"[:MAX_PATH_LENGTH] + "..."
-    return f"{path}.{key}" if path else key
 
 
 def compile_schema(schema: Object, *, preserves_unknown: bool = False) -> SchemaNode:

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tapestry.apiserver.customresources.cel_types import CelConversion, cel_conversion, declared_type
+from tapestry.apiserver.core.cel_types import CelConversion, cel_conversion, declared_type
+from tapestry.apiserver.core.faults import MAX_FAULTS, Fault
 from tapestry.apiserver.customresources.field_paths import PathError, normalized_path
-from tapestry.apiserver.customresources.structural_schema import MAX_FAULTS, Fault
 from tapestry.kube.budget import charge
 from tapestry.kube.cel.compiler import Program, compile_expression
 from tapestry.kube.cel.errors import CompileError, CostExceeded, EvaluationError, Meter

@@ -2,15 +2,13 @@
 
 from collections.abc import Mapping
 
+from tapestry.apiserver.core.requests import WriteRequest
 from tapestry.apiserver.defaults import other_kinds, pods, workloads
 from tapestry.apiserver.defaults.field_updates import Defaulter, with_field
-from tapestry.apiserver.verbs import WriteRequest
 from tapestry.kube.objects import Object
 
 
-async def apply_defaults(request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-    if new is None:
-        return old or {}
+async def apply_defaults(request: WriteRequest, old: Object | None, new: Object) -> Object:
     default = DEFAULTS.get(request.target.info.storage)
     if default is None or (old is not None and default not in DEFAULTS_BEYOND_SPEC and is_same_spec(old, new)):
         return new

@@ -1,7 +1,7 @@
 """Defaults of pods and pod templates."""
 
+from tapestry.apiserver.core.spec_cache import memoized_and_interned
 from tapestry.apiserver.defaults.field_updates import map_items, with_field
-from tapestry.apiserver.spec_cache import memoized_and_interned
 from tapestry.kube.objects import Object
 
 PROBES = ("livenessProbe", "readinessProbe", "startupProbe")

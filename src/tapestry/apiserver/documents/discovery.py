@@ -4,7 +4,7 @@ from base64 import b64encode
 from collections.abc import Sequence
 from hashlib import sha256
 
-from tapestry.apiserver.resource_registry import ResourceInfo, ResourceRegistry
+from tapestry.apiserver.core.resource_registry import ResourceInfo, ResourceRegistry
 from tapestry.kube.objects import Object
 
 AGGREGATED = "APIGroupDiscoveryList"
@@ -14,9 +14,9 @@ def group_version(group: str, version: str) -> str:
     return f"{group}/{version}" if group else version
 
 
-def api_versions(server: str) -> Object:
+def api_versions() -> Object:
     """The document of /api."""
-    address = {"clientCIDR": "0.0.0.0/0", "serverAddress": server}
+    address = {"clientCIDR": "0.0.0.0/0", "serverAddress": ""}
     return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": [address]}
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
+from tapestry.apiserver.core.resource_registry import ResourceInfo, ResourceRegistry, type_descriptions
+from tapestry.apiserver.core.workers import LARGE_BYTES, run_if_large
 from tapestry.apiserver.documents import discovery, openapi_v2, openapi_v2_protobuf, openapi_v3
-from tapestry.apiserver.resource_registry import ResourceInfo, ResourceRegistry, type_descriptions
-from tapestry.apiserver.workers import LARGE_BYTES, run_if_large
 from tapestry.kube.objects import Object
 
 

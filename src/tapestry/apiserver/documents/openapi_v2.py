@@ -7,6 +7,7 @@ custom resource may have undeclared fields.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from tapestry.apiserver.core.resource_registry import ResourceInfo
 from tapestry.apiserver.documents.openapi_v3 import (
     PATCH_TYPES,
     STRATEGIC_PATCH_TYPE,
@@ -15,7 +16,6 @@ from tapestry.apiserver.documents.openapi_v3 import (
     group_version_kind,
     identity_properties,
 )
-from tapestry.apiserver.resource_registry import ResourceInfo
 from tapestry.kube.objects import Object, without_field
 
 SUBSCHEMA_KEYS = ("items", "additionalProperties")

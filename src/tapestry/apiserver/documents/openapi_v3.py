@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tapestry.apiserver.resource_registry import ResourceInfo
+from tapestry.apiserver.core.resource_registry import ResourceInfo
 from tapestry.kube.objects import Object
 
 META_PREFIX = "io.k8s.apimachinery.pkg.apis.meta.v1."

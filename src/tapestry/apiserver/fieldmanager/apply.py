@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver import api_errors
-from tapestry.apiserver.customresources.structural_schema import MAX_FAULTS
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.faults import MAX_FAULTS
+from tapestry.apiserver.core.requests import APPLY_PATCH, WriteRequest
 from tapestry.apiserver.fieldmanager import managed_fields
 from tapestry.apiserver.fieldmanager.fieldsets import LEAF, FieldSet, field_difference
 from tapestry.apiserver.fieldmanager.managed_fields import (
@@ -25,7 +26,6 @@ from tapestry.apiserver.fieldmanager.managed_fields import (
     is_managed_fields_reset,
 )
 from tapestry.apiserver.fieldmanager.merge_schemas import MergeSchema, MergeSchemas
-from tapestry.apiserver.verbs import APPLY_PATCH, WriteRequest
 from tapestry.kube.errors import Conflict, ServerError
 from tapestry.kube.objects import Object, annotations_of, uid_of, with_value, without_field
 from tapestry.kube.times import timestamp
@@ -49,10 +49,10 @@ class FieldManager:
 
     # -- ordinary writes
 
-    async def track_update(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
+    async def track_update(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
         """Write stage: give the writer ownership of the fields that it changed."""
-        if new is None or request.content_type == APPLY_PATCH or request.target.subresource in UNTRACKED_SUBRESOURCES:
-            return new or old or {}
+        if request.content_type == APPLY_PATCH or request.target.subresource in UNTRACKED_SUBRESOURCES:
+            return new
         entries = new["metadata"].get("managedFields")
         plain = without_field(new, "metadata", "managedFields") if entries is not None else new
         managed = previous_entries(request, old, entries)
@@ -70,11 +70,9 @@ class FieldManager:
             plain, managed_fields.entries_after_update(schema, before, {**empty, **plain}, managed, entry, ignored)
         )
 
-    async def ignore_timestamp_changes(self, _: WriteRequest, old: Object | None, new: Object | None) -> Object:
+    async def ignore_timestamp_changes(self, _: WriteRequest, old: Object | None, new: Object) -> Object:
         """Last write stage: treat a write that changes only timestamps as no change."""
-        if old is None or new is None:
-            return new or old or {}
-        return old if managed_fields.is_equal_except_timestamps(old, new) else new
+        return old if old is not None and managed_fields.is_equal_except_timestamps(old, new) else new
 
     def new_entry(
         self, request: WriteRequest, operation: managed_fields.Operation, name: str = ""

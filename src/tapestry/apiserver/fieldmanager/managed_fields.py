@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from tapestry.apiserver.core.spec_cache import Interned, bounded_cache, memoize
 from tapestry.apiserver.fieldmanager import fieldsets
 from tapestry.apiserver.fieldmanager.fieldsets import (
     LEAF,
@@ -23,7 +24,6 @@ from tapestry.apiserver.fieldmanager.fieldsets import (
     union_all,
 )
 from tapestry.apiserver.fieldmanager.merge_schemas import MergeSchema
-from tapestry.apiserver.spec_cache import bounded_cache, is_interned, memoize
 from tapestry.kube.objects import Object, without_field
 
 Operation = Literal["Apply", "Update"]
@@ -183,10 +183,11 @@ def fields_of_created(schema: MergeSchema, empty_object: Object, new: Object, ig
         changed, _ = compare_objects(schema, empty_object, {**empty_object, **new}, ignored)
         return field_difference(changed, UNOWNED_FIELDS)
 
-    if new.keys() <= STANDARD_OBJECT_FIELDS and is_interned(new.get("spec")) and "f:status" in ignored:
+    spec = new.get("spec")
+    if type(spec) is Interned and new.keys() <= STANDARD_OBJECT_FIELDS and "f:status" in ignored:
         text = msgspec.json.encode(metadata_outline(new["metadata"]))
         if len(text) <= MAX_OUTLINE_BYTES:
-            return memoize(new["spec"], (schema, text), owned, intern_result=True)
+            return memoize(spec, (schema, text), lambda: Interned(owned(), spec.cache))
     return owned()
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from tapestry.apiserver.core.resource_registry import ResourceInfo
+from tapestry.apiserver.core.spec_cache import memoize
 from tapestry.apiserver.fieldmanager.fieldsets import (
     LEAF,
     SELF,
@@ -22,8 +24,6 @@ from tapestry.apiserver.fieldmanager.fieldsets import (
     set_item_key,
     with_self,
 )
-from tapestry.apiserver.resource_registry import ResourceInfo
-from tapestry.apiserver.spec_cache import memoized
 from tapestry.kube.objects import Object
 
 OBJECT_META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
@@ -99,7 +99,7 @@ class MapSchema(MergeSchema):
         return self.fields.get(key) or (f"f:{key}", self.values or ATOMIC)
 
     def all_fields(self, value: Any) -> FieldSet:
-        if not value or type(value) is not dict:
+        if not value or not isinstance(value, dict):
             return LEAF
         fields = {SELF: LEAF}
         declared, at = self.fields.get, self.field_at
@@ -109,7 +109,7 @@ class MapSchema(MergeSchema):
         return fields
 
     def applied_fields(self, value: Any) -> FieldSet | None:
-        if not value or type(value) is not dict:
+        if not value or not isinstance(value, dict):
             return LEAF
         fields = {}
         for key, each in value.items():
@@ -130,7 +130,8 @@ class MapSchema(MergeSchema):
             return LEAF, None
         old_fields, new_fields = old or {}, new or {}
         if all(each is None for each in old_fields.values()):
-            return compare_with_zero_value(new_fields, self, tuple(old_fields))
+            key = self, *old_fields  # a struct is often compared with its zero value
+            return memoize(new_fields, key, lambda: self.compare_fields(old_fields, new_fields))
         return self.compare_fields(old_fields, new_fields)
 
     def compare_fields(self, before: Object, after: Object) -> Comparison:
@@ -158,15 +159,15 @@ class MapSchema(MergeSchema):
         return changed or None, removed or None
 
     def merge(self, old: Any, new: Any) -> Any:
-        if type(old) is not dict or not new or type(new) is not dict:
-            return old if new == {} and type(old) is dict else new
+        if not isinstance(old, dict) or not new or not isinstance(new, dict):
+            return old if new == {} and isinstance(old, dict) else new
         return {
             **old,
             **{key: self.field_at(key)[1].merge(old[key], each) if key in old else each for key, each in new.items()},
         }
 
     def without_fields(self, value: Any, fields: FieldSet) -> Any:
-        if type(value) is not dict:
+        if not isinstance(value, dict):
             return value
         remaining = {}
         for key, each in value.items():
@@ -185,7 +186,7 @@ class MapSchema(MergeSchema):
         return members
 
     def faults(self, value: Any) -> Iterator[tuple[str, str]]:
-        if type(value) is not dict:
+        if not isinstance(value, dict):
             return
         for key, each in value.items():
             if key not in self.fields and self.values is None:
@@ -200,12 +201,6 @@ class MapSchema(MergeSchema):
         return zero if self.fields else None
 
 
-@memoized
-def compare_with_zero_value(value: Object, schema: MapSchema, nulls: tuple[str, ...]) -> Comparison:
-    """Compare a struct with its zero value, in which the fields `nulls` are null."""
-    return schema.compare_fields(dict.fromkeys(nulls), value)
-
-
 class ListSchema(MergeSchema):
     """Schema of a list whose items are identified by `keys`, or by their value if it is a set."""
 
@@ -217,7 +212,7 @@ class ListSchema(MergeSchema):
         self.defaults = dict(defaults or {})
 
     def path_element(self, item: Any) -> str:
-        if not self.keys or type(item) is not dict:
+        if not self.keys or not isinstance(item, dict):
             return set_item_key(item)
         if len(self.keys) == 1 and (value := item.get(self.keys[0])) is not None:  # the most common case
             return f'k:{{"{self.keys[0]}":{msgspec.json.encode(value).decode()}}}'
@@ -309,7 +304,7 @@ class ListSchema(MergeSchema):
 
 
 def is_null_or_type(kind: type, value: Any) -> bool:
-    return value is None or type(value) is kind
+    return value is None or isinstance(value, kind)
 
 
 def compare_pairs(pairs: Iterator[tuple[str, MergeSchema, Any, Any]]) -> Comparison:

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver.jsonpath import JsonPathError, find_first
+from tapestry.apiserver.core.resource_registry import PrinterColumn, ResourceInfo
 from tapestry.apiserver.printing import core, networking, pods, policies, storage, workloads
+from tapestry.apiserver.printing.jsonpath import JsonPathError, find_first
 from tapestry.apiserver.printing.table_columns import AGE, NAME, ColumnsByResource, TableColumn, age_since
-from tapestry.apiserver.resource_registry import PrinterColumn, ResourceInfo
 from tapestry.kube.budget import charge
 from tapestry.kube.objects import Object, name_of, value_at
 

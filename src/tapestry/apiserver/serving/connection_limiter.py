@@ -10,7 +10,7 @@ import ipaddress
 from functools import lru_cache
 from typing import Protocol
 
-from tapestry.apiserver import api_errors
+from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.serving.metrics import CONNECTIONS_REFUSED
 
 MAX_CONNECTIONS, MAX_PER_USER, MAX_UNAUTHENTICATED = 10_000, 2_000, 1_000

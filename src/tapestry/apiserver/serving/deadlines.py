@@ -8,6 +8,8 @@ import asyncio
 from math import inf
 from types import TracebackType
 
+from tapestry.kube.budget import DeadlineExceeded
+
 
 class Deadlines:
     """Deadlines of one event loop."""
@@ -19,7 +21,7 @@ class Deadlines:
         """Time at which the timer fires."""
 
     def within(self, seconds: float) -> "Deadline":
-        """Return a context that raises TimeoutError after the given seconds."""
+        """Return a context that raises DeadlineExceeded after the given seconds."""
         return Deadline(self, asyncio.get_running_loop().time() + seconds)
 
     def schedule(self, due: float) -> None:
@@ -63,4 +65,4 @@ class Deadline:
         if not self._is_expired:
             self._deadlines.active.discard(self)
         elif self._task.uncancel() <= self._others and kind is asyncio.CancelledError:  # no other cancellation
-            raise TimeoutError from error
+            raise DeadlineExceeded from error

@@ -14,13 +14,12 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from tapestry.apiserver import api_errors
-from tapestry.apiserver.requests import Call
-from tapestry.apiserver.resource_registry import ResourceInfo
-from tapestry.apiserver.server import ApiResponse, PathHandler
-from tapestry.apiserver.storage.log import Key, StorageError
-from tapestry.apiserver.storage.store import Store, VersionConflict
-from tapestry.apiserver.verbs import encode_for_storage
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.requests import Call
+from tapestry.apiserver.core.resource_registry import ResourceInfo
+from tapestry.apiserver.core.responses import ApiResponse, PathHandler
+from tapestry.apiserver.core.storage_codec import encode_for_storage
+from tapestry.apiserver.core.store import Key, StorageError, Store, VersionConflict
 from tapestry.process.logs import logger
 
 log = logger(__name__)

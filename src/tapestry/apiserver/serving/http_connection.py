@@ -8,19 +8,18 @@ slow, missing or too large. When a client disconnects, its request is cancelled.
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
 from time import time
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import httptools
 
+from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter
 from tapestry.process.logs import logger
-
-if TYPE_CHECKING:
-    from tapestry.apiserver.serving.http_server import Handshake, HttpServer
 
 log = logger(__name__)
 
@@ -181,6 +180,21 @@ def status_line(status: int, second: int) -> bytes:
     return f"HTTP/1.1 {status} {phrase}\r\nDate: {formatdate(second, usegmt=True)}\r\n".encode()
 
 
+@dataclass(eq=False)
+class Listener:
+    """State that the connections of a listening socket share."""
+
+    handle: Callable[[Exchange], Awaitable[None]]
+    """Handles an exchange; an exception closes the connection."""
+    group: asyncio.TaskGroup
+    """Owns the tasks of all exchanges."""
+    idle_timeout: float
+    """Seconds that a connection may be without a complete request head."""
+    connection_limiter: ConnectionLimiter
+    connections: set["HttpConnection"] = field(default_factory=set, init=False)
+    is_stopped: bool = field(default=False, init=False)
+
+
 class HttpConnection(asyncio.Protocol):
     """One client connection."""
 
@@ -190,10 +204,10 @@ class HttpConnection(asyncio.Protocol):
     tls: ssl.SSLObject | None = None
     _transport: asyncio.Transport
 
-    def __init__(self, http_server: "HttpServer", handshake: "Handshake | None" = None) -> None:
-        self._http_server = http_server
-        self._handshake = handshake
-        """The TLS handshake that preceded this connection, if any."""
+    def __init__(self, listener: Listener, end_handshake: Callable[[], None] | None = None) -> None:
+        self._listener = listener
+        self._end_handshake = end_handshake
+        """Ends the TLS handshake that preceded this connection, if any."""
         self._parser = httptools.HttpRequestParser(self)
         self._reading: Exchange | None = None
         """The request that is being parsed."""
@@ -213,22 +227,22 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if self._handshake is not None:
-            self._handshake.finish()
-        if self._http_server.is_stopped:
+        if self._end_handshake is not None:
+            self._end_handshake()
+        if self._listener.is_stopped:
             self.abort()  # it was accepted during shutdown
             return
         peer = transport.get_extra_info("peername")
         self.peer = peer[0] if isinstance(peer, tuple) else ""
         self.tls = transport.get_extra_info("ssl_object")
-        self._http_server.connections.add(self)
-        self._http_server.connection_limiter.add(self)
+        self._listener.connections.add(self)
+        self._listener.connection_limiter.add(self)
         self._become_idle()
         self._check_idle()
 
     def connection_lost(self, _: Exception | None) -> None:
-        self._http_server.connections.discard(self)
-        self._http_server.connection_limiter.remove(self)
+        self._listener.connections.discard(self)
+        self._listener.connection_limiter.remove(self)
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         if self.task is not None:
@@ -318,11 +332,11 @@ class HttpConnection(asyncio.Protocol):
         if ("host" not in exchange.headers and exchange.version == "1.1") or exchange.has_duplicate_host:
             self._send_error(400)
             return
-        self.task = self._http_server.group.create_task(self._serve(exchange))
+        self.task = self._listener.group.create_task(self._serve(exchange))
 
     async def _serve(self, exchange: Exchange) -> None:
         try:
-            await self._http_server.handle(exchange)
+            await self._listener.handle(exchange)
         except ConnectionError:
             self._transport.abort()
         except Exception:
@@ -405,7 +419,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _check_idle(self) -> None:
         loop = asyncio.get_running_loop()
-        deadline = (self._idle_since or loop.time()) + self._http_server.idle_timeout
+        deadline = (self._idle_since or loop.time()) + self._listener.idle_timeout
         if deadline <= loop.time():
             self.abort()
         else:

@@ -18,28 +18,21 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 from weakref import WeakKeyDictionary
 
-from tapestry.apiserver import api_errors
 from tapestry.apiserver.access.authentication import KUBECTL_AGENT, UNAUTHENTICATED, Credentials, UnionAuthenticator
 from tapestry.apiserver.access.client_certificates import is_verified
 from tapestry.apiserver.access.impersonation import HEADER_PREFIX
 from tapestry.apiserver.access.rbac import MASTERS_GROUP
-from tapestry.apiserver.codec import JSON
-from tapestry.apiserver.requests import Call, Query, User
-from tapestry.apiserver.server import (
-    WRITE_VERBS,
-    ApiResponse,
-    ChunkedBody,
-    RejectingCallHandler,
-    Stream,
-    error_response,
-)
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.requests import WRITE_VERBS, Call, Query, User
+from tapestry.apiserver.core.responses import ApiResponse, ChunkedBody, Stream, status_response
+from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter
 from tapestry.apiserver.serving.http_connection import Exchange
 from tapestry.apiserver.serving.http_server import HttpServer
 from tapestry.apiserver.serving.inflight_limiter import InflightLimiter
 from tapestry.apiserver.serving.metrics import COMPONENT, REQUEST_TERMINATIONS
+from tapestry.apiserver.serving.request_handler import RequestHandler
 from tapestry.apiserver.serving.uploads import Upload, UploadBudget
-from tapestry.apiserver.watches import WatchResponse
 from tapestry.kube.errors import ApiError, TooManyRequests
 from tapestry.process.logs import logger
 
@@ -56,13 +49,15 @@ IDLE_SECONDS = 120.0
 """Seconds that a connection may be without a complete request head; longer than clients keep idle connections."""
 WATCH_CLOSE_SECONDS = 10.0
 """Seconds after its timeout for which a watch may still write."""
+WATCH_HEAD = ApiResponse(200, b"")
+"""Status and headers of a watch."""
 
 
 @dataclass(frozen=True)
 class HttpHandler:
     """Serves `server` over HTTP for authenticated users."""
 
-    server: RejectingCallHandler
+    server: RequestHandler
     authenticate: UnionAuthenticator
     inflight_limiter: InflightLimiter = field(default_factory=lambda: InflightLimiter({}))
     timeout: float = 60.0
@@ -77,7 +72,7 @@ class HttpHandler:
         try:
             path, query = path_and_query(exchange)
         except ValueError:
-            send_response(exchange, error_response(api_errors.bad_request("the request target is not a valid URL")))
+            send_response(exchange, status_response(api_errors.bad_request("the request target is not a valid URL")))
             return
         user = UNKNOWN_USER
         try:
@@ -101,7 +96,7 @@ class HttpHandler:
             if exchange.is_response_started:
                 exchange.abort()
             else:
-                send_response(exchange, error_response(api_errors.internal_error("the server failed; see its log")))
+                send_response(exchange, status_response(api_errors.internal_error("the server failed; see its log")))
 
     def _assign_connection(self, exchange: Exchange, user: User, *, exempt: bool) -> None:
         """Assign the connection to the user; connections of anonymous users stay unauthenticated."""
@@ -139,29 +134,18 @@ class HttpHandler:
     async def _handle_call(self, exchange: Exchange, call: Call) -> None:
         response = await self.server.handle(call)
         if isinstance(response, WatchResponse):
-            await send_watch(exchange, response)
+            await send_stream(exchange, WATCH_HEAD, response, response.timeout + WATCH_CLOSE_SECONDS)
         elif response.stream is not None:
-            await self._send_stream_in_time(exchange, response, response.stream)
+            timeout = self.timeout if isinstance(response.stream, ChunkedBody) else None
+            await send_stream(exchange, response, response.stream, timeout)
         elif len(response.body) <= MAX_UNBUFFERED_BYTES and not exchange.is_write_blocked:
             send_response(exchange, response)
         else:
-            await self._send_large_in_time(exchange, response)
-
-    async def _send_stream_in_time(self, exchange: Exchange, response: ApiResponse, stream: Stream) -> None:
-        """Send a streamed response; abort if the client does not read a list in time."""
-        try:
-            async with asyncio.timeout(self.timeout if isinstance(stream, ChunkedBody) else None):
-                await send_stream(exchange, response, stream)
-        except TimeoutError:
-            exchange.abort()
-
-    async def _send_large_in_time(self, exchange: Exchange, response: ApiResponse) -> None:
-        """Send a large response; abort if the client does not read it in time."""
-        try:
-            async with asyncio.timeout(self.timeout):
-                await exchange.send_large(response.status, response_headers(response), response.body)
-        except TimeoutError:
-            exchange.abort()
+            try:
+                async with asyncio.timeout(self.timeout):
+                    await exchange.send_large(response.status, response_headers(response), response.body)
+            except TimeoutError:  # the client does not read
+                exchange.abort()
 
 
 def path_and_query(exchange: Exchange) -> tuple[str, Query]:
@@ -246,30 +230,17 @@ def response_headers(response: ApiResponse) -> dict[str, str]:
     return {"Content-Type": response.content_type, "Cache-Control": "no-cache, private", **response.headers}
 
 
-async def send_watch(exchange: Exchange, watch: WatchResponse) -> None:
-    """Send a watch; the head is sent at once, because clients wait for it. Abort if the client does not read."""
+async def send_stream(exchange: Exchange, response: ApiResponse, stream: Stream, timeout: float | None) -> None:
+    """Send a stream, its head at once because clients wait for it. Abort if the client does not read in time."""
     try:
         with suppress(ConnectionError):
-            async with asyncio.timeout(watch.timeout + WATCH_CLOSE_SECONDS), aclosing(watch.chunks()) as chunks:
-                await exchange.start_stream(200, {"Content-Type": JSON, "Cache-Control": "no-cache, private"})
+            async with asyncio.timeout(timeout), aclosing(stream.chunks()) as chunks:
+                await exchange.start_stream(response.status, response_headers(response))
                 async for chunk in chunks:
                     await exchange.send_chunk(chunk)
                 exchange.end_stream()
     except TimeoutError:
         exchange.abort()
-    finally:
-        watch.end()
-
-
-async def send_stream(exchange: Exchange, response: ApiResponse, stream: Stream) -> None:
-    """Send a streamed response."""
-    try:
-        with suppress(ConnectionError):
-            async with aclosing(stream.chunks()) as chunks:
-                await exchange.start_stream(response.status, response_headers(response))
-                async for chunk in chunks:
-                    await exchange.send_chunk(chunk)
-                exchange.end_stream()
     finally:
         stream.end()
 

@@ -4,12 +4,11 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import cast
 
-from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter
-from tapestry.apiserver.serving.http_connection import Exchange, HttpConnection
+from tapestry.apiserver.serving.http_connection import HttpConnection, Listener
 from tapestry.process.logs import logger
 
 log = logger(__name__)
@@ -17,8 +16,6 @@ log = logger(__name__)
 HANDSHAKE_SECONDS = 10.0
 """Seconds that a TLS handshake may take."""
 SHUTDOWN_SECONDS = 1.0
-
-ExchangeHandler = Callable[[Exchange], Awaitable[None]]
 
 
 class Handshake(asyncio.Protocol):
@@ -73,7 +70,7 @@ class Handshake(asyncio.Protocol):
         assert client is not None
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: HttpConnection(self._http_server, self),
+                lambda: HttpConnection(self._http_server, self.finish),
                 client,
                 ssl=self._context,
                 ssl_handshake_timeout=HANDSHAKE_SECONDS,
@@ -86,27 +83,12 @@ class Handshake(asyncio.Protocol):
             self.finish()
 
 
-class HttpServer:
+@dataclass(eq=False)
+class HttpServer(Listener):
     """A listening socket and its connections."""
 
-    def __init__(
-        self,
-        handle: ExchangeHandler,
-        group: asyncio.TaskGroup,
-        idle_timeout: float,
-        connection_limiter: ConnectionLimiter,
-    ) -> None:
-        self.handle = handle
-        """Handles an exchange; an exception closes the connection."""
-        self.group = group
-        """Owns the tasks of all exchanges."""
-        self.idle_timeout = idle_timeout
-        """Seconds that a connection may be without a complete request head."""
-        self.connection_limiter = connection_limiter
-        self.connections: set[HttpConnection] = set()
-        self.handshakes: set[Handshake] = set()
-        self.is_stopped = False
-        self._server: asyncio.Server | None = None
+    handshakes: set[Handshake] = field(default_factory=set, init=False)
+    _server: asyncio.Server | None = field(default=None, init=False)
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
         loop = asyncio.get_running_loop()

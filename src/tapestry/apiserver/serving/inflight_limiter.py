@@ -7,7 +7,7 @@ system:masters and probes are exempt, so that they always get through.
 
 from dataclasses import dataclass, field
 
-from tapestry.apiserver import api_errors
+from tapestry.apiserver.core import api_errors
 
 READ_ONLY, MUTATING = "readOnly", "mutating"
 READ_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

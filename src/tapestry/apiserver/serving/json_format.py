@@ -7,8 +7,8 @@ nesting would multiply their size.
 
 import msgspec
 
-from tapestry.apiserver.codec import JSON, accepted_types
-from tapestry.apiserver.requests import Call
+from tapestry.apiserver.core.codec import JSON, accepted_types
+from tapestry.apiserver.core.requests import Call
 
 INTERACTIVE_AGENTS = ("curl", "Wget", "Mozilla/5.0")
 """Prefixes of the User-Agent of interactive programs."""

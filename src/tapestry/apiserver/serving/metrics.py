@@ -8,9 +8,9 @@ from functools import cached_property, lru_cache
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from tapestry.apiserver.requests import Call, Target
-from tapestry.apiserver.server import ApiResponse, Attributes
-from tapestry.apiserver.storage.store import Store
+from tapestry.apiserver.core.requests import Attributes, Call, Target
+from tapestry.apiserver.core.responses import ApiResponse
+from tapestry.apiserver.core.store import Store
 from tapestry.process import metrics
 
 REQUEST_LABELS = ("verb", "dry_run", "group", "version", "resource", "subresource", "scope", "component")
@@ -43,7 +43,6 @@ CONNECTIONS_REFUSED = Counter(
     "Number of connections closed or rejected because of a limit: unauthenticated, per user, or total.",
     ["reason"],
 )
-AUDIT_EVENTS = Counter("apiserver_audit_event_total", "Number of events written to the audit log.")
 
 
 class RequestMetrics:

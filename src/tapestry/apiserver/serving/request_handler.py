@@ -7,29 +7,28 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from tapestry.apiserver import api_errors
 from tapestry.apiserver.access.auditing import AuditContext, Auditor, audit_id
 from tapestry.apiserver.access.authentication import UNAUTHENTICATED
 from tapestry.apiserver.access.impersonation import impersonate
-from tapestry.apiserver.request_bodies import read_body
-from tapestry.apiserver.requests import Call, Target, target_of
-from tapestry.apiserver.server import (
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.request_bodies import read_body
+from tapestry.apiserver.core.requests import (
     TRUE_VALUES,
-    ApiResponse,
     Attributes,
-    CallHandler,
-    Server,
-    error_response,
+    Call,
     first_segment,
     is_verb_supported,
+    target_of,
     verb_of,
 )
+from tapestry.apiserver.core.responses import ApiResponse, response_or_status, status_response
+from tapestry.apiserver.core.workers import RequestBudget, Worker
+from tapestry.apiserver.handlers.server import CallHandler, Response, Server
+from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.apiserver.serving.deadlines import Deadlines
 from tapestry.apiserver.serving.json_format import formatted_body
 from tapestry.apiserver.serving.metrics import COMPONENT, REQUEST_TERMINATIONS, RequestMetrics, metrics_for_call
-from tapestry.apiserver.watches import WatchResponse
-from tapestry.apiserver.workers import RequestBudget, Worker
-from tapestry.kube.budget import CURRENT_BUDGET
+from tapestry.kube.budget import CURRENT_BUDGET, DeadlineExceeded
 from tapestry.kube.errors import ApiError, NotFound
 from tapestry.kube.times import parse_duration
 
@@ -54,7 +53,7 @@ class RequestHandler:
     worker: Worker | None = None
     """Runs large work; without one, the event loop does."""
 
-    async def handle(self, call: Call) -> ApiResponse | WatchResponse:
+    async def handle(self, call: Call) -> Response:
         attributes = self.attributes_of(call)
         audit_context = self.auditor.begin(call, attributes) if self.auditor is not None else None
         if audit_context is not None:
@@ -63,7 +62,7 @@ class RequestHandler:
         budget = RequestBudget(self.worker, call.user.name)
         reset_token = CURRENT_BUDGET.set(budget)
         try:
-            response = await self.dispatch(call, attributes, audit_context, budget)
+            response = await response_or_status(call, self.respond(call, attributes, audit_context, budget))
         except asyncio.CancelledError:
             metrics.observe(499, time.perf_counter() - started)  # the client has disconnected
             raise
@@ -79,12 +78,13 @@ class RequestHandler:
 
     def reject(self, call: Call, error: ApiError) -> ApiResponse:
         """Return the response for a call that was rejected before it reached the server."""
-        attributes, response = self.attributes_of(call), error_response(error)
+        attributes, response = self.attributes_of(call), status_response(error)
         metrics_for_call(call, attributes).observe(response.status, 0.0)
         audit_context = self.auditor.begin(call, attributes) if self.auditor is not None else None
         return finish_response(response, call, audit_context)
 
     def is_long_running(self, call: Call) -> bool:
+        """Return whether a call is a watch or follows a log, and so lasts as long as its client wants."""
         attributes = self.attributes_of(call)
         if call.method != "GET" or attributes.target is None:
             return False
@@ -101,39 +101,31 @@ class RequestHandler:
             return Attributes(call.user, call.method.lower(), path=call.path)
         return Attributes(call.user, verb_of(call, target), target)
 
-    async def dispatch(
+    async def respond(
         self, call: Call, attributes: Attributes, audit_context: AuditContext | None, budget: RequestBudget
-    ) -> ApiResponse | WatchResponse:
+    ) -> Response:
+        """Impersonate the requested user, and respond within the deadline of the call, if it has one."""
+        target = attributes.target
+        if call.impersonation_headers:
+            call = impersonate(call, self.server.authorize)
+            if audit_context is not None:
+                audit_context.impersonated_user = call.user
+        if attributes.verb == "watch" or (target is not None and target.subresource in LONG_RUNNING_SUBRESOURCES):
+            return await self.server.respond(call, target)
+        seconds = timeout_of(call, self.timeout)
+        budget.set_timeout(seconds)
         try:
-            if call.impersonation_headers:
-                call = impersonate(call, self.server.authorize)
-                if audit_context is not None:
-                    audit_context.impersonated_user = call.user
-            if attributes.verb == "watch" or (
-                attributes.target is not None and attributes.target.subresource in LONG_RUNNING_SUBRESOURCES
-            ):
-                return await self.server.handle(call, attributes.target)
-            return await self.handle_in_time(call, attributes.target, budget)
-        except ApiError as error:
-            return error_response(error)
-
-    async def handle_in_time(
-        self, call: Call, target: Target | None, budget: RequestBudget
-    ) -> ApiResponse | WatchResponse:
-        try:
-            seconds = timeout_of(call, self.timeout)
-            budget.set_timeout(seconds)
             with self.deadlines.within(seconds):
                 mounted = self.mounted_handlers.get(first_segment(call.path)) if target is None else None
                 if mounted is None:
-                    return await self.server.handle(call, target)
+                    return await self.server.respond(call, target)
                 if call.body_reader is not None and UNAUTHENTICATED in call.user.groups:
                     # authorization depends on the body, which is not read for anonymous users
                     raise api_errors.unauthorized()
                 return await mounted(self, await read_body(call))
-        except TimeoutError:
+        except DeadlineExceeded:
             REQUEST_TERMINATIONS.labels(call.method, "504", COMPONENT).inc()
-            raise api_errors.request_timed_out() from None
+            raise
 
 
 def finish_response(response: ApiResponse, call: Call, audit_context: AuditContext | None) -> ApiResponse:

@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tapestry.apiserver import api_errors
-from tapestry.apiserver.codec import MAX_BODY_BYTES
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.codec import MAX_BODY_BYTES
 from tapestry.apiserver.serving.http_connection import Exchange
 from tapestry.apiserver.serving.inflight_limiter import InflightSlot
 from tapestry.apiserver.serving.metrics import COMPONENT, REQUEST_TERMINATIONS

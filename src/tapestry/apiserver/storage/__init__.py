@@ -1,1 +1,1 @@
-"""Storage of objects: an in-memory cache for reads and watches, and durable backends."""
+"""Durable backends of the store: SQLite, etcd, or memory only."""

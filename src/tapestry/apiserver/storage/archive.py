@@ -25,7 +25,8 @@ from typing import IO, Any, NamedTuple, cast
 import apsw
 import msgspec
 
-from tapestry.apiserver.storage.log import Entry, Key, StorageError
+from tapestry.apiserver.core.store import Key, StorageError
+from tapestry.apiserver.storage.log import Entry
 from tapestry.apiserver.storage.sqlite_log import (
     DATABASE_NAME,
     DELETE_ENTRY,

@@ -4,14 +4,14 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
-from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.resource_registry import published_api
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.resource_registry import published_api
+from tapestry.apiserver.core.store import Store
 from tapestry.apiserver.storage.local_store import LocalStore
 from tapestry.apiserver.storage.log import Log
 from tapestry.apiserver.storage.memory_log import MemoryLog
 from tapestry.apiserver.storage.raw_objects import raw_labels
 from tapestry.apiserver.storage.sqlite_log import FileLog
-from tapestry.apiserver.storage.store import Store
 
 
 def open_store(config: ApiServerConfig, folder: Path) -> AbstractAsyncContextManager[Store]:

@@ -16,18 +16,20 @@ from contextlib import suppress
 
 import msgspec
 
-from tapestry.apiserver.storage.log import Entry, Key, Log, StorageError
-from tapestry.apiserver.storage.raw_objects import with_revision
-from tapestry.apiserver.storage.store import (
+from tapestry.apiserver.core.store import (
     EVENT_TTL_SECONDS,
     EVENTS,
+    Key,
     ObjectVersion,
     Precondition,
     RevisionEncoder,
+    StorageError,
     Store,
     VersionConflict,
     WatchEvent,
 )
+from tapestry.apiserver.storage.log import Entry, Log
+from tapestry.apiserver.storage.raw_objects import with_revision
 from tapestry.kube.objects import Object
 
 MAX_BATCH_WRITES = 64

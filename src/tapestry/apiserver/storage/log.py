@@ -3,13 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-
-class Key(NamedTuple):
-    """Identity of an object. `resource` is `pods` or `deployments.apps`, for example. `namespace` may be empty."""
-
-    resource: str
-    namespace: str
-    name: str
+from tapestry.apiserver.core.store import Key
 
 
 class Entry(NamedTuple):
@@ -18,18 +12,6 @@ class Entry(NamedTuple):
     revision: int
     key: Key
     raw: bytes | None
-
-
-class StorageError(Exception):
-    """Raised if the backend rejects a write or holds corrupt data. The message says where and what to do."""
-
-
-class StorageUnavailable(StorageError):
-    """Raised if the backend cannot be reached. Nothing was written."""
-
-
-class OutcomeUnknown(StorageError):
-    """Raised if a write was sent but its result is unknown."""
 
 
 class Log(Protocol):

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import apsw
 
-from tapestry.apiserver.storage.log import Entry, Key, StorageError
+from tapestry.apiserver.core.store import Key, StorageError
+from tapestry.apiserver.storage.log import Entry
 
 DATABASE_NAME = "tapestry.db"
 LOCK_NAME = "lock"

@@ -4,17 +4,16 @@ Requests are authorized and admitted. The streams themselves are not implemented
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tapestry.apiserver import api_errors
-from tapestry.apiserver.admission.matching import AdmissionAttributes, subresource_kind
+from tapestry.apiserver.admission.matching import admission_attributes, subresource_kind
 from tapestry.apiserver.admission.webhooks import AdmissionWebhooks
-from tapestry.apiserver.requests import Call, Target
-from tapestry.apiserver.server import TRUE_VALUES, ApiResponse
-from tapestry.apiserver.storage.store import Store
-from tapestry.apiserver.verbs import WriteRequest
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.requests import TRUE_VALUES, Call, Target, WriteRequest
+from tapestry.apiserver.core.responses import ApiResponse
+from tapestry.apiserver.core.store import Store
 from tapestry.kube.errors import ServerError
 from tapestry.kube.objects import Object
 
@@ -40,19 +39,8 @@ class ConnectHandler:
         kind = subresource_kind(target.info, target.subresource)
         options = {"kind": kind.kind, "apiVersion": kind.api_version, **connect_options(call)}
         request = WriteRequest("create", target, call.user, call.query, audit_annotations=call.audit_annotations)
-        attributes = AdmissionAttributes(
-            "CONNECT",
-            target.info.resource,
-            target.subresource,
-            kind,
-            target.namespace,
-            target.name,
-            call.user,
-            is_dry_run=False,
-            new=options,
-            old=None,
-        )
-        await self.webhooks.admit(request, attributes)
+        attributes = admission_attributes(request, None, options)
+        await self.webhooks.admit(request, replace(attributes, operation="CONNECT", is_dry_run=False))
         resource = target.info.resource
         message = f"{resource.plural}/{target.subresource} is not served by this server: connect to the kubelet instead"
         raise ServerError(501, "NotImplemented", message, details=api_errors.status_details(resource, target.name))

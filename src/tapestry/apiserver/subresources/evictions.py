@@ -11,13 +11,16 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver import api_errors
-from tapestry.apiserver.request_bodies import decoded_body
-from tapestry.apiserver.requests import Call, Target
-from tapestry.apiserver.resource_registry import ResourceInfo
-from tapestry.apiserver.server import ApiResponse, delete_options_of, json_response
-from tapestry.apiserver.storage.store import ObjectVersion, VersionConflict
-from tapestry.apiserver.verbs import MAX_ATTEMPTS, Verbs, WriteRequest, encode_for_storage
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.request_bodies import decoded_body
+from tapestry.apiserver.core.requests import Call, Target, WriteRequest
+from tapestry.apiserver.core.resource_registry import ResourceInfo
+from tapestry.apiserver.core.responses import CREATED_STATUS, ApiResponse, json_response
+from tapestry.apiserver.core.storage_codec import encode_for_storage
+from tapestry.apiserver.core.store import ObjectVersion, VersionConflict
+from tapestry.apiserver.handlers.options import delete_options
+from tapestry.apiserver.handlers.reader import Reader
+from tapestry.apiserver.handlers.verbs import MAX_ATTEMPTS, Verbs
 from tapestry.kube.conditions import is_condition_true, new_condition, with_condition
 from tapestry.kube.errors import Conflict, Forbidden, ServerError, Timeout, TooManyRequests
 from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, value_at, version_of, with_value
@@ -31,13 +34,13 @@ BUDGET = Resource("policy", "v1", "PodDisruptionBudget", "poddisruptionbudget")
 MAX_DISRUPTED_PODS = 2000
 RETRY_AFTER_SECONDS = 10
 BUDGET_VIOLATED = "Cannot evict pod as it would violate the pod's disruption budget."
-SUCCESS_STATUS = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
 
 
 @dataclass(frozen=True)
 class EvictionHandler:
     """Handles posts to the `eviction` subresource of pods."""
 
+    reader: Reader
     verbs: Verbs
     budget_resource: ResourceInfo
     """The resource info of PodDisruptionBudgets."""
@@ -47,10 +50,10 @@ class EvictionHandler:
         name = value_at(body, "metadata", "name", default=target.name)
         if name != target.name:
             raise api_errors.bad_request("name in URL does not match name in Eviction object")
-        options = {**delete_options_of(body.get("deleteOptions"), call)}
+        options = {**delete_options(body.get("deleteOptions"), call.query)}
         query = {**call.query, "dryRun": "All"} if options.get("dryRun") else call.query
         request = WriteRequest("delete", target, call.user, query)  # webhooks already admitted the eviction
-        pod: Object = msgspec.json.decode(await self.verbs.get(request.target, {}))
+        pod: Object = msgspec.json.decode(await self.reader.get(request.target, {}))
         budget = None if is_finished_or_deleting(pod) else self.budget_of(pod)
         if budget is None:
             await self.delete_evicted(request, options)
@@ -59,7 +62,7 @@ class EvictionHandler:
         else:
             await self.take_disruption(budget, pod, is_dry=request.is_dry_run)
             await self.delete_evicted(request, options)
-        return json_response(201, SUCCESS_STATUS)
+        return json_response(201, CREATED_STATUS)
 
     def budget_of(self, pod: Object) -> ObjectVersion | None:
         """The budget that selects the pod, or None. Raises ServerError if there are several."""

@@ -9,16 +9,13 @@ from urllib.parse import quote, urlsplit
 import aiohttp
 import msgspec
 
-from tapestry.apiserver import api_errors
-from tapestry.apiserver.admission import egress
-from tapestry.apiserver.admission.webhook_client import connection_error_text, read_bounded, response_error_text
-from tapestry.apiserver.config import KubeletClientConfig as Settings
-from tapestry.apiserver.customresources.definitions import invalid_object
-from tapestry.apiserver.customresources.structural_schema import Fault
-from tapestry.apiserver.requests import Call, Query, Target
-from tapestry.apiserver.server import TRUE_VALUES, ApiResponse
-from tapestry.apiserver.storage.store import Store
-from tapestry.apiserver.validation.faults import forbidden_field, invalid_value
+from tapestry.apiserver.core import api_errors, egress
+from tapestry.apiserver.core.config import KubeletClientConfig as Settings
+from tapestry.apiserver.core.faults import Fault, forbidden_field, invalid_object, invalid_value
+from tapestry.apiserver.core.requests import TRUE_VALUES, Call, Query, Target
+from tapestry.apiserver.core.responses import ApiResponse
+from tapestry.apiserver.core.store import Store
+from tapestry.apiserver.core.webhook_client import connection_error_text, read_bounded, response_error_text
 from tapestry.kube.errors import ApiError, ServerError, error_from_status
 from tapestry.kube.objects import Object, name_of, value_at
 from tapestry.kube.resources import NODES, Resource

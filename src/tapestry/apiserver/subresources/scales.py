@@ -5,15 +5,17 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver import api_errors, views
-from tapestry.apiserver.admission.matching import AdmissionAttributes, subresource_kind
+from tapestry.apiserver.admission.matching import admission_attributes
 from tapestry.apiserver.admission.webhooks import AdmissionWebhooks
-from tapestry.apiserver.codec import JSON, media_type
-from tapestry.apiserver.request_bodies import decoded_body
-from tapestry.apiserver.requests import Call, Target
-from tapestry.apiserver.resource_registry import ResourceInfo
-from tapestry.apiserver.server import ApiResponse, json_response, requested_form, response_with_warnings
-from tapestry.apiserver.verbs import JSON_PATCH, MAX_ATTEMPTS, Verbs, WriteRequest
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.codec import JSON, media_type
+from tapestry.apiserver.core.request_bodies import decoded_body
+from tapestry.apiserver.core.requests import JSON_PATCH, Call, Target, WriteRequest
+from tapestry.apiserver.core.resource_registry import ResourceInfo
+from tapestry.apiserver.core.responses import ApiResponse, json_response, response_with_warnings
+from tapestry.apiserver.handlers import views
+from tapestry.apiserver.handlers.reader import Reader
+from tapestry.apiserver.handlers.verbs import MAX_ATTEMPTS, Verbs
 from tapestry.kube.errors import Conflict
 from tapestry.kube.objects import Object, value_at, with_value
 from tapestry.kube.patches import PatchError, apply_json_patch, apply_merge_patch
@@ -30,12 +32,13 @@ BUILT_IN_PATHS = {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".
 class ScaleHandler:
     """Handles requests for the `scale` subresource."""
 
+    reader: Reader
     verbs: Verbs
     webhooks: AdmissionWebhooks
 
     async def handle(self, call: Call, target: Target) -> ApiResponse:
         if call.method == "GET":
-            form, include = requested_form(call)
+            form, include = views.requested_form(call)
             return json_response(
                 200, views.scale_view(scale_object(target.info, await self.current_object(target)), form, include)
             )
@@ -44,14 +47,9 @@ class ScaleHandler:
         content_type = media_type(call.headers.get("content-type", "")) or JSON
         body = decoded_body(call)
         for _ in range(MAX_ATTEMPTS):
-            agent = call.headers.get("user-agent", "")
             request = WriteRequest(
-                "update",
-                target,
-                call.user,
-                call.query,
-                content_type,
-                user_agent=agent,
+                *("update", target, call.user, call.query, content_type),
+                user_agent=call.headers.get("user-agent", ""),
                 audit_annotations=call.audit_annotations,
             )
             try:
@@ -63,7 +61,7 @@ class ScaleHandler:
 
     async def current_object(self, target: Target) -> Object:
         main = Target(target.info, target.namespace, target.name)
-        obj: Object = msgspec.json.decode(await self.verbs.get(main, {}))
+        obj: Object = msgspec.json.decode(await self.reader.get(main, {}))
         return obj
 
     async def latest_object(self, target: Target) -> Object:
@@ -71,7 +69,7 @@ class ScaleHandler:
         head = self.verbs.store.head(*target.key)
         if head is None:
             raise api_errors.not_found(target.info.resource, target.name)
-        obj: Object = msgspec.json.decode(await self.verbs.from_storage(target.info, head.raw))
+        obj: Object = msgspec.json.decode(await self.verbs.codec.from_storage(target.info, head.raw))
         return obj
 
     async def update_scale(self, request: WriteRequest, sent: Any, *, is_patch: bool) -> ApiResponse:
@@ -82,19 +80,8 @@ class ScaleHandler:
         before = old if value_at(current, *path) is not None else {**old, "spec": {}}
         desired = patched_scale(before, sent, request.content_type) if is_patch else sent
         check_scale(desired, info, target.name, is_patch=is_patch)
-        attributes = AdmissionAttributes(
-            "UPDATE",
-            info.resource,
-            "scale",
-            subresource_kind(info, "scale"),
-            target.namespace,
-            target.name,
-            request.user,
-            request.is_dry_run,
-            {**old, **desired, "metadata": {**old["metadata"], **(desired.get("metadata") or {})}},
-            old,
-        )
-        scale = await self.webhooks.admit(request, attributes) or {}
+        new = {**old, **desired, "metadata": {**old["metadata"], **(desired.get("metadata") or {})}}
+        scale = await self.webhooks.admit(request, admission_attributes(request, old, new)) or {}
         version = value_at(scale, "metadata", "resourceVersion", default="")
         replicas = value_at(scale, "spec", "replicas", default=0)
 

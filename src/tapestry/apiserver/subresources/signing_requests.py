@@ -4,13 +4,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from tapestry.apiserver.access.certificate_requests import organizations, parse_request
 from tapestry.apiserver.access.rbac import MASTERS_GROUP
-from tapestry.apiserver.access.reviews import unserved_resource_info, user_info
-from tapestry.apiserver.admission.core_plugins import admission_forbidden
-from tapestry.apiserver.requests import Target, User
-from tapestry.apiserver.server import Attributes, Authorize
-from tapestry.apiserver.verbs import WriteRequest
+from tapestry.apiserver.admission.errors import admission_forbidden
+from tapestry.apiserver.core.certificate_requests import organizations, parse_request
+from tapestry.apiserver.core.requests import (
+    Attributes,
+    Authorize,
+    Target,
+    User,
+    WriteRequest,
+    unserved_resource_info,
+    user_info,
+)
 from tapestry.kube.objects import Object, value_at, with_value
 from tapestry.kube.times import timestamp
 
@@ -26,9 +31,7 @@ class SigningRequests:
     authorize: Authorize
     now: Callable[[], datetime]
 
-    async def prepare(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        if new is None:
-            return old or {}
+    async def prepare(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
         if old is None:
             spec = {key: value for key, value in (new.get("spec") or {}).items() if key not in IDENTITY_FIELDS}
             return {**new, "spec": {**spec, **user_info(request.user)}}
@@ -54,9 +57,7 @@ class SigningRequests:
             for each in new["status"]["conditions"]
         ]
 
-    async def check(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        if new is None:
-            return old or {}
+    async def check(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
         if old is None:
             self.check_subject(request, new)
             return new

@@ -5,18 +5,19 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tapestry.apiserver import api_errors
 from tapestry.apiserver.access.service_account_tokens import (
     BOUND_OBJECT_RESOURCES,
     MAX_TOKEN_SECONDS,
     MIN_TOKEN_SECONDS,
     ServiceAccountTokens,
 )
-from tapestry.apiserver.request_bodies import decoded_body
-from tapestry.apiserver.requests import Call, Target
-from tapestry.apiserver.resource_registry import ResourceRegistry
-from tapestry.apiserver.server import ApiResponse, ResourceHandler, json_response
-from tapestry.apiserver.verbs import Verbs, WriteRequest
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.request_bodies import decoded_body
+from tapestry.apiserver.core.requests import Call, Target, WriteRequest
+from tapestry.apiserver.core.resource_registry import ResourceRegistry
+from tapestry.apiserver.core.responses import CREATED_STATUS, ApiResponse, ResourceHandler, json_response
+from tapestry.apiserver.handlers.reader import Reader
+from tapestry.apiserver.handlers.verbs import Verbs
 from tapestry.kube.conditions import with_condition
 from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, is_deleting, name_of, uid_of, value_at, with_value
@@ -31,6 +32,7 @@ BINDINGS = Resource("", "v1", "Binding", "pods/binding")
 class TokensAndBindings:
     """Handles the `token` subresource of service accounts and bindings of pods."""
 
+    reader: Reader
     verbs: Verbs
     registry: ResourceRegistry
     account_tokens: ServiceAccountTokens
@@ -42,12 +44,9 @@ class TokensAndBindings:
             ("bindings", ""): self.bind_legacy,
         }
 
-    def decoded_body(self, call: Call) -> Object:
-        return decoded_body(call) or {}
-
     async def create_token(self, call: Call, target: Target) -> ApiResponse:
-        body = self.decoded_body(call)
-        account: Object = msgspec.json.decode(await self.verbs.get(target, {}))
+        body: Object = decoded_body(call) or {}
+        account: Object = msgspec.json.decode(await self.reader.get(target, {}))
         spec = body.get("spec") or {}
         if (
             seconds := spec.get("expirationSeconds")
@@ -87,14 +86,14 @@ class TokensAndBindings:
         """Handle a binding through the legacy `bindings` resource."""
         info = self.registry.get("", "v1", "pods")
         assert info is not None, "pods are always served"
-        name = value_at(self.decoded_body(call), "metadata", "name", default="")
+        name = value_at(decoded_body(call) or {}, "metadata", "name", default="")
         if not name:
             raise api_errors.bad_request("metadata.name: Required value: the pod to bind")
         return await self.bind(call, Target(info, target.namespace, name, "binding"))
 
     async def bind(self, call: Call, target: Target) -> ApiResponse:
         """Assign a pod to a node."""
-        body = self.decoded_body(call)
+        body: Object = decoded_body(call) or {}
         node = value_at(body, "target", "name", default="")
         if not node:
             raise api_errors.bad_request("target.name: Required value: the node to run on")
@@ -118,6 +117,4 @@ class TokensAndBindings:
             "update", Target(target.info, target.namespace, target.name, "binding"), call.user, call.query
         )
         await self.verbs.update(request, bound, unrestricted=True)
-        return json_response(
-            201, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
-        )
+        return json_response(201, CREATED_STATUS)

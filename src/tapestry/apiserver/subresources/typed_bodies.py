@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from tapestry.apiserver import api_errors
 from tapestry.apiserver.admission.matching import subresource_kind
-from tapestry.apiserver.request_bodies import decoded_body
-from tapestry.apiserver.requests import Call, Target
-from tapestry.apiserver.server import ApiResponse, ResourceHandler
-from tapestry.apiserver.type_decoders import TypeDecoders
-from tapestry.apiserver.workers import reserve_memory, run_if_large
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.request_bodies import decoded_body
+from tapestry.apiserver.core.requests import Call, Target
+from tapestry.apiserver.core.responses import ApiResponse, ResourceHandler
+from tapestry.apiserver.core.type_decoders import TypeDecoders
+from tapestry.apiserver.core.workers import reserve_memory, run_if_large
 
 BODY_TYPES = {
     "Binding": "io.k8s.api.core.v1.Binding",

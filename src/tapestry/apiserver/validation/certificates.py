@@ -8,10 +8,11 @@ from typing import Any
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 
-from tapestry.apiserver.access.certificate_requests import NOT_A_REQUEST, parse_request
-from tapestry.apiserver.customresources.structural_schema import Fault, duplicates
-from tapestry.apiserver.validation.faults import (
+from tapestry.apiserver.core.certificate_requests import NOT_A_REQUEST, parse_request
+from tapestry.apiserver.core.faults import (
+    Fault,
     duplicate_value,
+    duplicates,
     forbidden_field,
     invalid_value,
     required_value,

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver.customresources.structural_schema import Fault
-from tapestry.apiserver.validation import names
-from tapestry.apiserver.validation.faults import (
+from tapestry.apiserver.core import names
+from tapestry.apiserver.core.faults import (
+    Fault,
     forbidden_field,
     invalid_value,
     required_value,

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tapestry.apiserver.customresources.structural_schema import Fault
-from tapestry.apiserver.validation import names, security_context
-from tapestry.apiserver.validation.faults import (
+from tapestry.apiserver.core import names
+from tapestry.apiserver.core.faults import (
+    Fault,
     Validator,
     between,
     duplicate_value,
@@ -21,6 +21,7 @@ from tapestry.apiserver.validation.faults import (
     validate_nonnegative,
     value_not_found,
 )
+from tapestry.apiserver.validation import security_context
 from tapestry.apiserver.validation.resources import validate_resource_claims, validate_resource_requirements
 from tapestry.apiserver.validation.volumes import (
     POD_FIELDS,

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from tapestry.apiserver.customresources.structural_schema import Fault
-from tapestry.apiserver.validation import names
-from tapestry.apiserver.validation.faults import (
+from tapestry.apiserver.core import names
+from tapestry.apiserver.core.faults import (
+    Fault,
     format_validator,
     invalid_value,
     required_value,

@@ -6,9 +6,9 @@ from contextlib import suppress
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from tapestry.apiserver.customresources.structural_schema import Fault
-from tapestry.apiserver.validation import names, pods
-from tapestry.apiserver.validation.faults import (
+from tapestry.apiserver.core import names
+from tapestry.apiserver.core.faults import (
+    Fault,
     invalid_value,
     one_of,
     required_fields,
@@ -20,7 +20,8 @@ from tapestry.apiserver.validation.faults import (
     validate_immutable_field,
     validate_nonnegative,
 )
-from tapestry.apiserver.validation.metadata import validate_label_selector
+from tapestry.apiserver.core.metadata import validate_label_selector
+from tapestry.apiserver.validation import pods
 from tapestry.apiserver.validation.workloads import validate_selector_matches_template
 from tapestry.kube.objects import Object, value_at, without_field
 from tapestry.kube.selectors import SelectorError

@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tapestry.apiserver.customresources.structural_schema import Fault
-from tapestry.apiserver.validation import names
-from tapestry.apiserver.validation.containers import validate_port_number
-from tapestry.apiserver.validation.faults import (
+from tapestry.apiserver.core import names
+from tapestry.apiserver.core.faults import (
     IMMUTABLE_MESSAGE,
+    Fault,
     forbidden_field,
     format_validator,
     invalid_value,
@@ -19,7 +18,8 @@ from tapestry.apiserver.validation.faults import (
     too_long,
     validate_immutable_field,
 )
-from tapestry.apiserver.validation.metadata import validate_label_selector
+from tapestry.apiserver.core.metadata import validate_label_selector
+from tapestry.apiserver.validation.containers import validate_port_number
 from tapestry.apiserver.validation.services import validate_load_balancer_ingress
 from tapestry.kube.objects import Object, value_at
 

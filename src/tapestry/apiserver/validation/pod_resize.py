@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator
 
-from tapestry.apiserver.admission.core_plugins import qos_class
-from tapestry.apiserver.customresources.structural_schema import Fault
-from tapestry.apiserver.validation.faults import forbidden_field, invalid_value
+from tapestry.apiserver.core.faults import Fault, forbidden_field, invalid_value
 from tapestry.apiserver.validation.pods import validate_pod_always
 from tapestry.kube.objects import Object, annotations_of, value_at
+from tapestry.kube.pods import MIRROR_POD_ANNOTATION, qos_class
 
-MIRROR_POD_ANNOTATION = "kubernetes.io/config.mirror"
 RESIZABLE_RESOURCES = ("cpu", "memory")
 CONTAINER_FIELDS = ("containers", "initContainers")
 

@@ -4,11 +4,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tapestry.apiserver.customresources.structural_schema import Fault
-from tapestry.apiserver.spec_cache import memoized
-from tapestry.apiserver.validation import containers, names, security_context
-from tapestry.apiserver.validation.diff import json_diff
-from tapestry.apiserver.validation.faults import (
+from tapestry.apiserver.core import names
+from tapestry.apiserver.core.faults import (
+    Fault,
     between,
     forbidden_field,
     format_validator,
@@ -19,7 +17,10 @@ from tapestry.apiserver.validation.faults import (
     struct_validator,
     validate_nonnegative,
 )
-from tapestry.apiserver.validation.metadata import validate_annotations, validate_labels
+from tapestry.apiserver.core.metadata import validate_annotations, validate_labels
+from tapestry.apiserver.core.spec_cache import memoized
+from tapestry.apiserver.validation import containers, security_context
+from tapestry.apiserver.validation.diff import json_diff
 from tapestry.apiserver.validation.resources import validate_container_resource_name, validate_resource_list
 from tapestry.apiserver.validation.scheduling import (
     validate_affinity,
@@ -28,8 +29,8 @@ from tapestry.apiserver.validation.scheduling import (
 )
 from tapestry.apiserver.validation.volumes import validate_volumes
 from tapestry.kube.objects import Object, without_field
+from tapestry.kube.pods import MIRROR_POD_ANNOTATION
 
-MIRROR_POD_ANNOTATION = "kubernetes.io/config.mirror"
 MUTABLE_FIELDS_MESSAGE = (
     "`spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,"
     "`spec.tolerations` (only additions to existing tolerations),"

@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tapestry.apiserver.customresources.structural_schema import Fault, duplicates
-from tapestry.apiserver.validation import names
-from tapestry.apiserver.validation.faults import (
+from tapestry.apiserver.core import names
+from tapestry.apiserver.core.faults import (
     IMMUTABLE_MESSAGE,
+    Fault,
     at_least,
     duplicate_value,
+    duplicates,
     forbidden_field,
     format_validator,
     invalid_value,
@@ -21,7 +22,7 @@ from tapestry.apiserver.validation.faults import (
     validate_immutable_field,
     validate_nonnegative,
 )
-from tapestry.apiserver.validation.metadata import (
+from tapestry.apiserver.core.metadata import (
     STANDARD_FINALIZERS,
     UNQUALIFIED_FINALIZER_MESSAGE,
     validate_label_selector,

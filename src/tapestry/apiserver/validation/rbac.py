@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tapestry.apiserver.customresources.structural_schema import Fault
-from tapestry.apiserver.validation import names
-from tapestry.apiserver.validation.faults import (
+from tapestry.apiserver.core import names
+from tapestry.apiserver.core.faults import (
+    Fault,
     Validator,
     format_validator,
     invalid_value,
@@ -14,7 +14,7 @@ from tapestry.apiserver.validation.faults import (
     struct_validator,
     unsupported_value,
 )
-from tapestry.apiserver.validation.metadata import validate_label_selector
+from tapestry.apiserver.core.metadata import validate_label_selector
 from tapestry.kube.objects import Object
 
 RBAC_GROUP = "rbac.authorization.k8s.io"

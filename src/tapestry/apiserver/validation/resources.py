@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tapestry.apiserver.customresources.structural_schema import Fault
-from tapestry.apiserver.validation import names
-from tapestry.apiserver.validation.faults import (
+from tapestry.apiserver.core import names
+from tapestry.apiserver.core.faults import (
     NEGATIVE_MESSAGE,
     NOT_POSITIVE_MESSAGE,
+    Fault,
     duplicate_value,
     forbidden_field,
     invalid_value,

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tapestry.apiserver.customresources.structural_schema import Fault
-from tapestry.apiserver.validation import names
-from tapestry.apiserver.validation.faults import (
+from tapestry.apiserver.core import names
+from tapestry.apiserver.core.faults import (
+    Fault,
     Validator,
     between,
     duplicate_value,
@@ -19,7 +19,7 @@ from tapestry.apiserver.validation.faults import (
     unsupported_value,
     validate_positive,
 )
-from tapestry.apiserver.validation.metadata import validate_label_selector, validate_selector_requirement
+from tapestry.apiserver.core.metadata import validate_label_selector, validate_selector_requirement
 
 EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 REQUIRED, PREFERRED = (f"{each}DuringSchedulingIgnoredDuringExecution" for each in ("required", "preferred"))

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tapestry.apiserver.customresources.structural_schema import Fault
-from tapestry.apiserver.validation.faults import (
+from tapestry.apiserver.core.faults import (
+    Fault,
     between,
     duplicate_value,
     invalid_value,

@@ -3,14 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tapestry.apiserver.customresources.structural_schema import Fault
-from tapestry.apiserver.validation import names
-from tapestry.apiserver.validation.containers import (
-    validate_port_number,
-    validate_port_number_or_name,
-    validate_protocol,
-)
-from tapestry.apiserver.validation.faults import (
+from tapestry.apiserver.core import names
+from tapestry.apiserver.core.faults import (
+    Fault,
     between,
     duplicate_value,
     forbidden_field,
@@ -24,7 +19,12 @@ from tapestry.apiserver.validation.faults import (
     unsupported_value,
     validate_immutable_field,
 )
-from tapestry.apiserver.validation.metadata import validate_labels
+from tapestry.apiserver.core.metadata import validate_labels
+from tapestry.apiserver.validation.containers import (
+    validate_port_number,
+    validate_port_number_or_name,
+    validate_protocol,
+)
 from tapestry.kube.objects import Object
 
 MAX_AFFINITY_SECONDS = 86400

@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tapestry.apiserver.customresources.structural_schema import Fault, duplicates
-from tapestry.apiserver.validation import names
-from tapestry.apiserver.validation.diff import json_diff
-from tapestry.apiserver.validation.faults import (
+from tapestry.apiserver.core import names
+from tapestry.apiserver.core.faults import (
     NOT_POSITIVE_MESSAGE,
+    Fault,
     Validator,
     at_least,
     duplicate_value,
+    duplicates,
     forbidden_field,
     format_validator,
     invalid_value,
@@ -24,7 +24,8 @@ from tapestry.apiserver.validation.faults import (
     validate_immutable_field,
     validate_nonnegative,
 )
-from tapestry.apiserver.validation.metadata import validate_label_selector
+from tapestry.apiserver.core.metadata import validate_label_selector
+from tapestry.apiserver.validation.diff import json_diff
 from tapestry.apiserver.validation.resources import validate_nonnegative_quantity, validate_positive_quantity
 from tapestry.apiserver.validation.scheduling import validate_node_selector
 from tapestry.apiserver.validation.volumes import VOLUME_SOURCE_VALIDATORS, validate_csi_driver_name, validate_host_path

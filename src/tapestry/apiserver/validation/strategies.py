@@ -7,16 +7,23 @@ object are reported together, as kube-apiserver does.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tapestry.apiserver.customresources.definitions import invalid_object
-from tapestry.apiserver.customresources.structural_schema import Fault, first_faults
-from tapestry.apiserver.resource_registry import ResourceInfo
+from tapestry.apiserver.core import metadata, names
+from tapestry.apiserver.core.faults import (
+    Fault,
+    FormatCheck,
+    Validator,
+    accept_any,
+    first_faults,
+    invalid_object,
+    struct_validator,
+)
+from tapestry.apiserver.core.requests import WriteRequest
+from tapestry.apiserver.core.resource_registry import ResourceInfo
 from tapestry.apiserver.validation import (
     certificates,
     configmaps_secrets,
     events,
     jobs,
-    metadata,
-    names,
     networking,
     pod_resize,
     pods,
@@ -27,8 +34,6 @@ from tapestry.apiserver.validation import (
     webhooks,
     workloads,
 )
-from tapestry.apiserver.validation.faults import FormatCheck, Validator, accept_any, struct_validator
-from tapestry.apiserver.verbs import WriteRequest
 from tapestry.kube.objects import Object, name_of
 from tapestry.kube.resources import EVENTS
 
@@ -235,9 +240,7 @@ UNVALIDATED_SUBRESOURCES = frozenset({"binding"})
 """Subresources that their handlers validate completely."""
 
 
-async def validation_step(request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-    if new is None:
-        return old or {}
+async def validation_step(request: WriteRequest, old: Object | None, new: Object) -> Object:
     target = request.target
     if target.info.is_custom and new["metadata"].get("finalizers"):
         request.warnings.extend(metadata.finalizer_warnings(old, new))

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tapestry.apiserver.customresources.structural_schema import Fault
-from tapestry.apiserver.validation import names
-from tapestry.apiserver.validation.faults import (
+from tapestry.apiserver.core import names
+from tapestry.apiserver.core.faults import (
+    Fault,
     Validator,
     accept_any,
     between,

@@ -4,10 +4,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from tapestry.apiserver.admission.match_conditions import compile_conditions
-from tapestry.apiserver.customresources.structural_schema import Fault
-from tapestry.apiserver.validation import names
-from tapestry.apiserver.validation.faults import (
+from tapestry.apiserver.core import names
+from tapestry.apiserver.core.faults import (
+    Fault,
     Validator,
     between,
     duplicate_value,
@@ -22,7 +21,8 @@ from tapestry.apiserver.validation.faults import (
     unsupported_value,
     validate_unique_items,
 )
-from tapestry.apiserver.validation.metadata import validate_label_selector
+from tapestry.apiserver.core.match_conditions import compile_conditions
+from tapestry.apiserver.core.metadata import validate_label_selector
 from tapestry.kube.cel.errors import CompileError
 
 REVIEW_VERSIONS = ("v1", "v1beta1")

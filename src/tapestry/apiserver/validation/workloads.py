@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tapestry.apiserver.customresources.structural_schema import Fault
-from tapestry.apiserver.validation import names, pods
-from tapestry.apiserver.validation.faults import (
+from tapestry.apiserver.core import names
+from tapestry.apiserver.core.faults import (
+    Fault,
     Validator,
     forbidden_field,
     format_validator,
@@ -16,7 +16,8 @@ from tapestry.apiserver.validation.faults import (
     validate_immutable_field,
     validate_nonnegative,
 )
-from tapestry.apiserver.validation.metadata import validate_label_selector
+from tapestry.apiserver.core.metadata import validate_label_selector
+from tapestry.apiserver.validation import pods
 from tapestry.apiserver.validation.storage import validate_claim_spec
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.selectors import SelectorError

@@ -7,8 +7,8 @@ some of them are checked.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
-from tapestry.apiserver.validation.names import dns_label_errors
-from tapestry.apiserver.verbs import WriteRequest
+from tapestry.apiserver.core.names import dns_label_errors
+from tapestry.apiserver.core.requests import WriteRequest
 from tapestry.apiserver.warnings.addresses import cidr_warnings, ip_warnings
 from tapestry.apiserver.warnings.pods import (
     DEPRECATED_NODE_LABELS,
@@ -52,16 +52,16 @@ PODS_PRESERVED = (
 MANAGED_BY = ("endpoints.kubernetes.io/managed-by", "endpointslice.kubernetes.io/managed-by")
 
 
-async def add_warnings(request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-    """Add warnings about a write or a deletion to the request."""
-    info = request.target.info
-    if new is None:
-        if info.storage == "jobs.batch" and not has_propagation_policy(request):
-            request.warnings.append(PODS_PRESERVED)
-        return old or {}
-    if (rule := WARNING_RULES.get((info.storage, request.target.subresource))) is not None:
+async def add_warnings(request: WriteRequest, old: Object | None, new: Object) -> Object:
+    """Add warnings about a write to the request."""
+    if (rule := WARNING_RULES.get((request.target.info.storage, request.target.subresource))) is not None:
         request.warnings.extend(islice(rule(new, old), MAX_WARNINGS))
     return new
+
+
+async def add_delete_warnings(request: WriteRequest, _: Object) -> None:
+    if request.target.info.storage == "jobs.batch" and not has_propagation_policy(request):
+        request.warnings.append(PODS_PRESERVED)
 
 
 def has_propagation_policy(request: WriteRequest) -> bool:

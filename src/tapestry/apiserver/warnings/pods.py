@@ -8,8 +8,8 @@ from heapq import merge
 from itertools import islice
 from typing import Any
 
-from tapestry.apiserver.spec_cache import memoized
-from tapestry.apiserver.validation.names import label_value_errors
+from tapestry.apiserver.core.names import label_value_errors
+from tapestry.apiserver.core.spec_cache import memoized
 from tapestry.apiserver.warnings.addresses import ip_warnings
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.quantity import parse_quantity

@@ -17,10 +17,10 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver import writes
-from tapestry.apiserver.requests import Target
-from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.verbs import encode_for_storage
+from tapestry.apiserver.core.requests import Target, object_from_body
+from tapestry.apiserver.core.storage_codec import encode_for_storage
+from tapestry.apiserver.core.store import Key
+from tapestry.apiserver.handlers import writes
 from tapestry.client.transport import Request, Response, Stream
 from tapestry.controller.testing.assembly import new_server
 from tapestry.controller.testing.connection import Connection, WatchStream
@@ -120,7 +120,7 @@ class InProcessApi:
         info = self._server.registry.info_for(resource)
         target = Target(info, namespace_of(obj) or "")
         created = writes.created_object(
-            info, writes.object_from_body(target, obj), uid=self._server.verbs.new_uid(), now=self._now()
+            info, object_from_body(target, obj), uid=self._server.verbs.new_uid(), now=self._now()
         )
         key = Key(info.storage, target.namespace, name_of(obj))
         await self._store.put(key, None, encode_for_storage(info, created))

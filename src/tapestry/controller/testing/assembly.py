@@ -17,23 +17,35 @@ from zlib import crc32
 from tapestry.apiserver.access.reviews import created_response, review_body
 from tapestry.apiserver.access.service_account_tokens import ServiceAccountTokens
 from tapestry.apiserver.access.token_keys import TokenKeys
-from tapestry.apiserver.admission import core_plugins as admission
+from tapestry.apiserver.core.requests import Call, Target, WriteRequest
+from tapestry.apiserver.core.resource_registry import PublishedApi, ResourceRegistry, published_api
+from tapestry.apiserver.core.responses import ApiResponse, ResourceHandler
+from tapestry.apiserver.core.spec_cache import SpecCache
+from tapestry.apiserver.core.storage_codec import StorageCodec
+from tapestry.apiserver.core.store import Key
+from tapestry.apiserver.core.type_decoders import TypeDecoders
 from tapestry.apiserver.customresources.definitions import Definitions, DefinitionStrategy
 from tapestry.apiserver.defaults import kinds as defaults
+from tapestry.apiserver.defaults import server_fields
 from tapestry.apiserver.documents.document_cache import DocumentCache
+from tapestry.apiserver.documents.document_handler import DocumentHandler
 from tapestry.apiserver.fieldmanager.apply import FieldManager
 from tapestry.apiserver.fieldmanager.merge_schemas import MergeSchemas
-from tapestry.apiserver.pipeline import BuiltInDecoder, Pipeline, ResourceStep, is_built_in, is_custom, is_one_of
-from tapestry.apiserver.requests import Call, Target
-from tapestry.apiserver.resource_registry import PublishedApi, ResourceRegistry, published_api
-from tapestry.apiserver.server import ApiResponse, ResourceHandler, Server
+from tapestry.apiserver.handlers.pipeline import (
+    BuiltInDecoder,
+    Pipeline,
+    ResourceStep,
+    is_built_in,
+    is_custom,
+    is_one_of,
+)
+from tapestry.apiserver.handlers.reader import Reader
+from tapestry.apiserver.handlers.server import Server
+from tapestry.apiserver.handlers.verbs import Verbs
 from tapestry.apiserver.service_allocator import ServiceAllocator
-from tapestry.apiserver.storage.log import Key
 from tapestry.apiserver.subresources.evictions import EvictionHandler
 from tapestry.apiserver.subresources.tokens_and_bindings import TokensAndBindings
-from tapestry.apiserver.type_decoders import TypeDecoders
 from tapestry.apiserver.validation import strategies as validation
-from tapestry.apiserver.verbs import Verbs, WriteRequest
 from tapestry.controller.testing.storage import InstantStore
 from tapestry.kube.objects import Object, uid_from_bits, with_value
 from tapestry.kube.resources import (
@@ -89,16 +101,19 @@ def new_server(
     addresses.load()
     ownership = FieldManager(shared.shapes, now, tracks_from_creation=False)
     crds, values = is_one_of(CRDS.name), DeterministicValues(store, random.getrandbits(64))
-    prepare = Pipeline(
+    admit = Pipeline(
         [
-            *(ResourceStep(is_built_in, BuiltInDecoder(types)), ResourceStep(is_custom, definitions.prune_and_default)),
-            *(ResourceStep(is_one_of(SECRETS.name), admission.merge_string_data), defaults.apply_defaults),
+            *(
+                ResourceStep(is_built_in, BuiltInDecoder(types, SpecCache())),
+                ResourceStep(is_custom, definitions.prune_and_default),
+            ),
+            *(ResourceStep(is_one_of(SECRETS.name), server_fields.merge_string_data), defaults.apply_defaults),
             *(ResourceStep(crds, rules.default), ownership.track_update),
         ]
     )
-    finish = Pipeline(
+    validate = Pipeline(
         [
-            *(values.uid, ResourceStep(is_one_of(SERVICES.name), values.address), admission.prepare_for_write),
+            *(values.uid, ResourceStep(is_one_of(SERVICES.name), values.address), server_fields.prepare_for_write),
             *(ResourceStep(is_one_of(SERVICES.name), addresses), validation.validation_step),
             *(
                 ResourceStep(is_custom, definitions.validate),
@@ -107,16 +122,17 @@ def new_server(
             ),
         ]
     )
-    verbs = Verbs(store, now, prepare, finish, ownership.apply, random)
+    codec = StorageCodec()
+    reader, verbs = Reader(store, codec, random), Verbs(store, codec, now, admit, validate, (), ownership.apply, random)
     special: dict[tuple[str, str], ResourceHandler] = {
         **{(each.name, ""): review_handler(review) for each in REVIEWS},
         **TokensAndBindings(
-            verbs, shared.registry, ServiceAccountTokens(store, UnsignedKeys(random), "", now)
+            reader, verbs, shared.registry, ServiceAccountTokens(store, UnsignedKeys(random), "", now)
         ).handlers(),
-        ("pods", "eviction"): EvictionHandler(verbs, shared.registry.info_for(DISRUPTION_BUDGETS)).evict,
+        ("pods", "eviction"): EvictionHandler(reader, verbs, shared.registry.info_for(DISRUPTION_BUDGETS)).evict,
     }
-    documents = DocumentCache(registry, shared.table.schemas)
-    return Server(registry, verbs, documents, server_version(shared.table), special_handlers=special)
+    documents = DocumentHandler(registry, DocumentCache(registry, shared.table.schemas), server_version(shared.table))
+    return Server(registry, reader, verbs, documents, special_handlers=special, path_handlers=documents.path_handlers())
 
 
 def server_version(table: PublishedApi) -> Object:
@@ -158,18 +174,18 @@ class DeterministicValues:
     salt: int
     """Makes the UIDs of this server differ from those of others."""
 
-    async def uid(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        if new is None or old is not None:
-            return new or old or {}
+    async def uid(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
+        if old is not None:
+            return new
         key = request_key(request)
         return with_value(
             new, ("metadata", "uid"), random_uid(Random(f"{self.salt}/{key}/{self.store.create_counts[key]}"))
         )
 
-    async def address(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
+    async def address(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
         key = request_key(request)
-        if new is None or old is not None or key in self.store.latest:  # an existing name is rejected later
-            return new or old or {}
+        if old is not None or key in self.store.latest:  # an existing name is rejected later
+            return new
         spec = new.get("spec") or {}
         if spec.get("clusterIP") or spec.get("type") == "ExternalName":
             return new

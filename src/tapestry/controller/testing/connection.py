@@ -5,9 +5,10 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.server import ApiResponse, Server
-from tapestry.apiserver.watches import WatchResponse
+from tapestry.apiserver.core.requests import Call, User
+from tapestry.apiserver.core.responses import ApiResponse
+from tapestry.apiserver.handlers.server import Server
+from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.client.transport import Request, Response
 from tapestry.kube.errors import TransportError
 

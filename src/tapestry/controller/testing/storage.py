@@ -5,8 +5,8 @@ Reads can lag behind writes, as with a slow cache of a real server, and watches 
 
 from collections import Counter, deque
 
-from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.storage.store import (
+from tapestry.apiserver.core.store import (
+    Key,
     ObjectVersion,
     Precondition,
     RevisionEncoder,

@@ -16,6 +16,7 @@ from tapestry.controller.controller import controller_key, own_namespace
 from tapestry.controller.store import Indexer
 from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import AlreadyExists, NotFound
+from tapestry.kube.names import SUFFIX_LETTERS as LETTERS
 from tapestry.kube.objects import (
     Object,
     annotations_of,
@@ -34,7 +35,6 @@ from tapestry.kube.resources import PODS, REPLICATION_CONTROLLERS, Resource
 from tapestry.kube.selectors import LabelSelector, label_selector
 from tapestry.kube.times import parse_time
 
-LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 SUFFIX_LENGTH = 5
 MAX_BASE_LENGTH = 63 - SUFFIX_LENGTH - 1
 BATCH_INTERVAL = 0.1

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from tapestry.apiserver import jsonpath
+from tapestry.apiserver.printing import jsonpath
 from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import Object, uid_of, value_at
 

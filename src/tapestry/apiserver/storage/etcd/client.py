@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import grpc
 import grpc.aio
 
+from tapestry.apiserver.core.store import OutcomeUnknown, StorageError, StorageUnavailable
 from tapestry.apiserver.storage.etcd.messages import (
     COMPARE_LESS,
     COMPARE_MOD_REVISION,
@@ -23,7 +24,6 @@ from tapestry.apiserver.storage.etcd.messages import (
     Message,
     rpc,
 )
-from tapestry.apiserver.storage.log import OutcomeUnknown, StorageError, StorageUnavailable
 
 CALL_TIMEOUT = 10.0
 """Timeout of a call in seconds. etcd itself gives up after seven seconds without a majority."""

@@ -6,8 +6,8 @@ increment a shared key, as in kube-apiserver. It compacts the history up to the 
 
 import asyncio
 
+from tapestry.apiserver.core.store import StorageError
 from tapestry.apiserver.storage.etcd.client import EtcdClient
-from tapestry.apiserver.storage.log import StorageError
 from tapestry.process.logs import logger
 
 log = logger(__name__)

@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tapestry.apiserver.config import Etcd
+from tapestry.apiserver.core.config import Etcd
+from tapestry.apiserver.core.store import Store
 from tapestry.apiserver.storage.etcd.client import Certificates, EtcdClient
 from tapestry.apiserver.storage.etcd.layout import KeyLayout
 from tapestry.apiserver.storage.etcd.store import EtcdStore
-from tapestry.apiserver.storage.store import Store
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@
 
 from collections.abc import Iterable
 
-from tapestry.apiserver.storage.log import Key
+from tapestry.apiserver.core.store import Key
 
 LEGACY_NAMES = {
     "replicationcontrollers": "controllers",

@@ -17,21 +17,24 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from tapestry.apiserver.storage.etcd.client import EtcdClient, EtcdWatch, HistoryCompacted, KeyValue, RangeGuard
-from tapestry.apiserver.storage.etcd.compaction import compact_periodically
-from tapestry.apiserver.storage.etcd.layout import KeyLayout
-from tapestry.apiserver.storage.log import Key, OutcomeUnknown, StorageError, StorageUnavailable
-from tapestry.apiserver.storage.raw_objects import with_revision, without_revision
-from tapestry.apiserver.storage.store import (
+from tapestry.apiserver.core.store import (
     EVENT_TTL_SECONDS,
     EVENTS,
+    Key,
     ObjectVersion,
+    OutcomeUnknown,
     Precondition,
     RevisionEncoder,
+    StorageError,
+    StorageUnavailable,
     Store,
     VersionConflict,
     WatchEvent,
 )
+from tapestry.apiserver.storage.etcd.client import EtcdClient, EtcdWatch, HistoryCompacted, KeyValue, RangeGuard
+from tapestry.apiserver.storage.etcd.compaction import compact_periodically
+from tapestry.apiserver.storage.etcd.layout import KeyLayout
+from tapestry.apiserver.storage.raw_objects import with_revision, without_revision
 from tapestry.process.logs import logger
 
 log = logger(__name__)

@@ -1,0 +1,1 @@
+"""Shared vocabulary of the API server: requests, responses, errors, resources and the store."""

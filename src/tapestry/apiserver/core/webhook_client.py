@@ -1,0 +1,253 @@
+"""HTTP client for webhooks: resolution of Services, TLS trust, limits and error texts.
+
+A webhook has a URL or a Service. A Service is called as `name.namespace.svc`, and its certificate must be valid for
+that name. The server resolves the name from its store, not with DNS. Connections are reused, certificates are always
+verified, and redirects are not followed. Responses have a maximum size and are not decompressed. Some addresses are
+never called (`egress`).
+"""
+
+import asyncio
+import base64
+import binascii
+import json
+import posixpath
+import socket
+import ssl
+from collections.abc import Iterator
+from random import Random
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from tapestry.apiserver.core import egress
+from tapestry.apiserver.core.codec import JSON
+from tapestry.apiserver.core.store import Store
+from tapestry.kube.objects import Object, value_at
+
+MAX_RESPONSE_BYTES = 16 * 1024 * 1024
+MAX_RESPONSE_GROWTH = 4
+"""The maximum size of a response grows by this factor times the size of its request."""
+MAX_ERROR_BYTES = 4096
+"""Maximum size of an error response that is shown to the client."""
+MAX_TLS_CONTEXTS = 256
+ENDPOINT_SLICES = "endpointslices.discovery.k8s.io"
+SERVICE_LABEL = "kubernetes.io/service-name"
+UNTRUSTED_CODES, EXPIRED_CODES = frozenset({2, 7, 18, 19, 20, 21}), frozenset({9, 10})
+NAME_MISMATCH_CODES, ADDRESS_MISMATCH_CODES = frozenset({62, 63}), frozenset({64})
+"""OpenSSL error codes: untrusted signer, expired, name mismatch, address mismatch."""
+STATUS_MESSAGES = {
+    400: "the server rejected our request for an unknown reason",
+    401: "the server has asked for the client to provide credentials",
+    404: "the server could not find the requested resource",
+    405: "the server does not allow this method on the requested resource",
+    409: "the server reported a conflict",
+    422: "the server rejected our request due to an error in our request",
+    429: "the server has received too many requests and has asked us to try again later",
+    503: "the server is currently unable to handle the request",
+    504: "the server was unable to return a response in the time allotted, but may still be processing the request",
+}
+
+
+class WebhookCallError(Exception):
+    """Raised if a call gives no usable response. The message has the wording of Kubernetes."""
+
+
+class ServiceUnresolved(OSError):
+    """Raised if a Service has no address."""
+
+
+class WebhookClient:
+    """Calls webhooks. Close it in the event loop in which it was used."""
+
+    def __init__(self, store: Store, random: Random) -> None:
+        self._services = ServiceResolver(store, random)
+        self._contexts: dict[str, ssl.SSLContext] = {}
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}
+
+    async def post(self, client_config: Object, body: bytes, seconds: int) -> bytes:
+        """Send `body` to the webhook of a `clientConfig` and return its response. Raises WebhookCallError."""
+        url = f"{webhook_url(client_config)}?timeout={seconds}s"
+        session, context = (
+            self._session(by_service="service" in client_config),
+            self._context(client_config.get("caBundle") or ""),
+        )
+        try:
+            egress.check_host(urlsplit(url).hostname or "")
+            async with (
+                asyncio.timeout(seconds),
+                session.post(url, data=body, ssl=context, allow_redirects=False) as response,
+            ):
+                content = await read_bounded(response.content, MAX_RESPONSE_BYTES + MAX_RESPONSE_GROWTH * len(body))
+        except TimeoutError as error:
+            raise WebhookCallError(f'Post "{url}": context deadline exceeded') from error
+        except egress.AddressNotAllowed as error:
+            raise WebhookCallError(f'Post "{url}": {error}') from error
+        except aiohttp.ClientError as error:
+            raise WebhookCallError(f'Post "{url}": {connection_error_text(error)}') from error
+        if not 200 <= response.status <= 206:
+            raise WebhookCallError(response_error_text(response.status, content))
+        return content
+
+    async def close(self) -> None:
+        for session in self._sessions.values():
+            await session.close()
+        self._sessions.clear()
+
+    def _session(self, *, by_service: bool) -> aiohttp.ClientSession:
+        session = self._sessions.get(by_service)
+        if session is None:
+            headers = {"Content-Type": JSON, "Accept": JSON}
+            resolver = self._services if by_service else None
+            session = self._sessions[by_service] = egress.checked_session(resolver, headers=headers)
+        return session
+
+    def _context(self, bundle: str) -> ssl.SSLContext:
+        context = self._contexts.get(bundle)
+        if context is None:
+            if len(self._contexts) >= MAX_TLS_CONTEXTS:
+                self._contexts.clear()
+            context = self._contexts[bundle] = tls_context(bundle)
+        return context
+
+
+def tls_context(bundle: str) -> ssl.SSLContext:
+    """A TLS context that trusts a bundle (PEM in base64), or the system's certificates if it is empty."""
+    try:
+        text = base64.b64decode(bundle).decode("ascii").strip()
+        context = ssl.create_default_context(cadata=text or None)
+    except (binascii.Error, ValueError, ssl.SSLError) as error:
+        raise WebhookCallError("unable to load root certificates: unable to parse bytes as PEM block") from error
+    # Like Kubernetes, trust every certificate in the bundle, even one that is not a complete CA certificate.
+    context.verify_flags = ssl.VERIFY_X509_TRUSTED_FIRST | ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
+
+
+def webhook_url(client_config: Object) -> str:
+    """The URL of a webhook. The path is normalized as in client-go, because envtest writes two slashes."""
+    service = client_config.get("service")
+    if service is None:
+        host, _, path = client_config["url"].removeprefix("https://").partition("/")
+    else:
+        host = f"{service['name']}.{service['namespace']}.svc:{service.get('port') or 443}"
+        path = service.get("path") or ""
+    return f"https://{host}{posixpath.normpath('/' + path.lstrip('/'))}"
+
+
+async def read_bounded(content: aiohttp.StreamReader, max_bytes: int) -> bytes:
+    parts, size = [], 0
+    async for part in content.iter_any():
+        size += len(part)
+        if size > max_bytes:
+            raise WebhookCallError(f"the response is longer than {max_bytes} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+# -- resolution of Services
+
+
+class ServiceResolver(AbstractResolver):
+    """Resolves `name.namespace.svc` to a ready endpoint, else to the cluster IP."""
+
+    def __init__(self, store: Store, random: Random) -> None:
+        self._store = store
+        self._random = random
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        name, namespace, _ = host.split(".", 2)
+        version = self._store.get("services", namespace, name)
+        if version is None:
+            raise ServiceUnresolved(f'service "{name}" not found')
+        spec: Object = msgspec.json.decode(version.raw).get("spec") or {}
+        address, number = self.address(namespace, name, spec, port)
+        addresses = await asyncio.get_running_loop().getaddrinfo(
+            address, number, family=family, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
+        )
+        return [
+            ResolveResult(hostname=host, host=str(peer[0]), port=int(peer[1]), family=kind, proto=proto, flags=0)
+            for kind, _, proto, _, peer in addresses
+        ]
+
+    def address(self, namespace: str, name: str, spec: Object, port: int) -> tuple[str, int]:
+        if spec.get("type") == "ExternalName":
+            return spec.get("externalName", ""), port
+        service_port = next((each for each in spec.get("ports") or () if each.get("port") == port), None)
+        if service_port is None:
+            raise ServiceUnresolved(f'no service port {port} found for service "{name}"')
+        ready = list(self.ready_endpoints(namespace, name, service_port.get("name") or ""))
+        if ready:
+            return self._random.choice(ready)
+        if spec.get("clusterIP") in (None, "", "None"):
+            raise ServiceUnresolved(f'no endpoints available for service "{name}"')
+        return spec["clusterIP"], port
+
+    def ready_endpoints(self, namespace: str, name: str, port_name: str) -> Iterator[tuple[str, int]]:
+        for version in self._store.list_objects(ENDPOINT_SLICES, namespace):
+            if version.labels.get(SERVICE_LABEL) != name:
+                continue
+            endpoint_slice: Object = msgspec.json.decode(version.raw)
+            for port in endpoint_slice.get("ports") or ():
+                if (port.get("name") or "") == port_name and port.get("port"):
+                    for endpoint in endpoint_slice.get("endpoints") or ():
+                        if value_at(endpoint, "conditions", "ready", default=True):
+                            yield endpoint["addresses"][0], port["port"]
+
+    async def close(self) -> None:
+        """Do nothing: the store belongs to the server."""
+
+
+# -- error texts
+
+
+def connection_error_text(error: aiohttp.ClientError) -> str:
+    """The cause of a failed call, in the wording of Go."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return certificate_error_text(error.certificate_error, error.host)
+    if isinstance(error, aiohttp.ClientConnectorError):
+        cause = error.os_error
+        if isinstance(cause, ServiceUnresolved | egress.AddressNotAllowed):
+            return str(cause)
+        if isinstance(cause, socket.gaierror):
+            return f"dial tcp: lookup {error.host}: no such host"
+        if isinstance(cause, ConnectionRefusedError):
+            return f"dial tcp {error.host}:{error.port}: connect: connection refused"
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "EOF"
+    return str(error) or type(error).__name__
+
+
+def certificate_error_text(error: Exception, host: str) -> str:
+    code = getattr(error, "verify_code", 0)
+    if code in UNTRUSTED_CODES:
+        reason = "certificate signed by unknown authority"
+    elif code in NAME_MISMATCH_CODES:
+        reason = f"certificate is not valid for any names, but wanted to match {host}"
+    elif code in ADDRESS_MISMATCH_CODES:
+        reason = f"cannot validate certificate for {host} because it doesn't contain any IP SANs"
+    elif code in EXPIRED_CODES:
+        reason = "certificate has expired or is not yet valid"
+    else:
+        reason = str(error)
+    return f"tls: failed to verify certificate: x509: {reason}"
+
+
+def response_error_text(code: int, body: bytes) -> str:
+    """The error text of a failed response, in the wording of client-go."""
+    try:
+        status = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        status = None
+    if isinstance(status, dict) and status.get("kind") == "Status" and status.get("message"):
+        return str(status["message"])[:MAX_ERROR_BYTES]
+    text = body[:MAX_ERROR_BYTES].decode("utf-8", "replace").strip() or "unknown"
+    if code in STATUS_MESSAGES:
+        return STATUS_MESSAGES[code]
+    if code in (403, 406, 415):
+        return text
+    if code >= 500:
+        return f"an error on the server ({json.dumps(text)}) has prevented the request from succeeding"
+    return f"the server responded with the status code {code} but did not return more information"

@@ -1,0 +1,87 @@
+"""Handlers of discovery, OpenAPI and version documents."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.codec import JSON, accepted_types, negotiated_form
+from tapestry.apiserver.core.requests import Call
+from tapestry.apiserver.core.resource_registry import ResourceRegistry
+from tapestry.apiserver.core.responses import ApiResponse, PathHandler, json_response
+from tapestry.apiserver.documents import discovery
+from tapestry.apiserver.documents.document_cache import Document, DocumentCache
+from tapestry.apiserver.documents.openapi_v2_protobuf import CONTENT_TYPE, MEDIA_TYPES
+from tapestry.kube.objects import Object
+
+
+@dataclass(frozen=True)
+class DocumentHandler:
+    registry: ResourceRegistry
+    documents: DocumentCache
+    version: Object
+
+    def path_handlers(self) -> Mapping[str, PathHandler]:
+        return {"openapi": self.openapi, "version": self.server_version}
+
+    async def server_version(self, call: Call) -> ApiResponse:
+        if call.path.strip("/") != "version":
+            raise api_errors.path_not_found()
+        return json_response(200, self.version)
+
+    async def openapi(self, call: Call) -> ApiResponse:
+        accept = call.headers.get("accept", "")
+        try:
+            match call.path.strip("/").split("/")[1:]:
+                case ["v2"] if any(each.type in MEDIA_TYPES for each in accepted_types(accept)):
+                    return etag_response(call, await self.documents.openapi_v2_protobuf(), CONTENT_TYPE)
+                case ["v2"]:
+                    negotiated_form(accept, frozenset())
+                    return etag_response(call, await self.documents.openapi_v2())
+                case ["v3"]:
+                    return etag_response(call, await self.documents.openapi_v3_index())
+                case ["v3", "api", version]:
+                    return etag_response(call, await self.documents.openapi_v3_group("", version))
+                case ["v3", "apis", group, version]:
+                    return etag_response(call, await self.documents.openapi_v3_group(group, version))
+        except KeyError:
+            pass  # the group or version is not served
+        raise api_errors.path_not_found()
+
+    def discovery(self, call: Call) -> ApiResponse | None:
+        """Return a discovery document, or None if the path may name a resource."""
+        match call.path.strip("/").split("/"):
+            case ["api" | "apis" as root]:
+                return self.root_discovery(call, legacy=root == "api")
+            case ["api", version]:
+                return self.group_discovery("", version)
+            case ["apis", group, *rest] if len(rest) < 2:
+                return self.group_discovery(group, *rest)
+        return None
+
+    def root_discovery(self, call: Call, *, legacy: bool) -> ApiResponse:
+        for each in accepted_types(call.headers.get("accept", "")):
+            if each.form == discovery.AGGREGATED and each.parameters.get("v") == "v2":
+                content_type = f"{JSON};g=apidiscovery.k8s.io;v=v2;as={discovery.AGGREGATED}"
+                return etag_response(call, self.documents.aggregated_discovery(legacy=legacy), content_type)
+            if not each.form:
+                break
+        return json_response(200, discovery.api_versions() if legacy else discovery.api_groups(self.registry))
+
+    def group_discovery(self, group: str, version: str = "") -> ApiResponse | None:
+        """Return the unaggregated discovery document of a group or a version, or None if it is not served."""
+        versions = self.registry.groups().get(group)
+        if versions is None or (version and version not in versions):
+            return None
+        if version:
+            return json_response(200, discovery.api_resources(group, version, versions[version]))
+        return json_response(200, discovery.api_group(group, list(versions)))
+
+
+def etag_response(call: Call, document: Document, content_type: str = JSON) -> ApiResponse:
+    """Return a document, or 304 if the client has it. A document requested by its hash is cacheable forever."""
+    headers = {"ETag": f'"{document.etag}"', "Vary": "Accept"}
+    if call.query.get("hash") == document.etag:
+        headers["Cache-Control"] = "public, immutable, max-age=31536000"
+    if document.etag in call.headers.get("if-none-match", ""):
+        return ApiResponse(304, b"", content_type, headers)
+    return ApiResponse(200, document.body, content_type, headers)

@@ -1,0 +1,1 @@
+"""Request path: routing, reads, and writes through a pipeline of steps, over the packages for each concern."""
