@@ -7,6 +7,8 @@ value, copy the dicts above it (`with_value`) and share the rest.
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from tapestry.kube.resources import Resource
 
 Object = dict[str, Any]
@@ -44,6 +46,19 @@ def version_of(obj: Object) -> str:
     """Return the resourceVersion; empty for an object that was never stored."""
     version: str = obj["metadata"].get("resourceVersion", "")
     return version
+
+
+class View(msgspec.Struct, frozen=True, gc=False):
+    """Base class of typed views, in which a cache may hold objects instead of dicts."""
+
+    uid: str
+    version: str
+    """The resourceVersion."""
+
+
+def identity_of(obj: Object | View) -> tuple[str, str]:
+    """Return the uid and resourceVersion of a cached object."""
+    return (uid_of(obj), version_of(obj)) if isinstance(obj, dict) else (obj.uid, obj.version)
 
 
 def labels_of(obj: Object) -> Mapping[str, str]:
