@@ -49,6 +49,19 @@ def version_of(obj: Object) -> str:
     return version
 
 
+class View(msgspec.Struct, frozen=True, gc=False):
+    """Base class of typed views, in which a cache may hold objects instead of dicts."""
+
+    uid: str
+    version: str
+    """The resourceVersion."""
+
+
+def identity_of(obj: Object | View) -> tuple[str, str]:
+    """Return the uid and resourceVersion of a cached object."""
+    return (uid_of(obj), version_of(obj)) if isinstance(obj, dict) else (obj.uid, obj.version)
+
+
 def labels_of(obj: Object) -> Mapping[str, str]:
     return obj["metadata"].get("labels") or EMPTY_MAPPING
 

@@ -125,7 +125,9 @@ async def test_former_leader_shortens_grace_of_deleted_twins(pod_grace: int | No
         await world.wait_for_twin(lambda twin: grace(twin) == A_WEEK)
         world.up.cut()
         unfenced = Client(context.read_transport, identity=context.manager.identity)
-        watch = OfflineReclaim(context, NodeReconciler(context, LeaseCache(context)), unfenced)
+        watch = OfflineReclaim(
+            context, NodeReconciler(context, LeaseCache(context, lambda _: None, lambda _: None)), unfenced
+        )
         await set_kill_switch(world)
         await asyncio.sleep(0.01)
         await watch.reclaim_due()
