@@ -4,7 +4,7 @@ It first runs a scenario without faults, which gives the final state and the num
 scenario once for every call and every disturbance: the process dies before or after the call, the request or its
 response is lost, the server responds with a conflict, or the caches fall behind from that call on.  With several
 clusters, the caches of all clusters, of the called one or of the others fall behind.  Disturbances that cannot differ
-in their effect on a read are replayed once.  Each replay must reach the same state, except for times, versions and UIDs.
+in their effect on a read are replayed once.  Each replay must reach the same state, except for times, versions, UIDs.
 
     perturb(Scenario("at", [AT.resource, PODS], setup, world)).check()
 
