@@ -1,7 +1,8 @@
 # Tasks for contributors. `make` alone lists the targets.
 
 PYTHON ?= python3
-JOBS   ?= 2
+# Many tests wait for processes, so two cores run three at a time.
+JOBS   ?= 3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet

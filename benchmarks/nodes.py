@@ -73,7 +73,7 @@ async def leased(virtual: ControlPlane, physical: ControlPlane, folder: Path, co
         await in_parallel(names, lambda name: add_node(site, name))
         await site.add_policy("all")
         started = time.monotonic()
-        with site.syncer() as process:
+        with site.syncer(forked=False) as process:
             await wait_until_lent(site, count)
             seconds = time.monotonic() - started
             say(f"nodes: {count:,} leased after {seconds:.1f} s; at rest for {REST} s")

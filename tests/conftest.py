@@ -24,11 +24,22 @@ from tapestry.local.kubernetes import AssetsMissing, ControlPlane, find_assets
 settings.register_profile("unhurried", settings(), deadline=None)
 settings.load_profile("unhurried")
 
+END_TO_END = Path(__file__).parent / "e2e"
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that need Kubernetes, and let the longest end-to-end tests start first.
+
+    Workers steal from the end of each other's lists, so no worker is left alone with a long test.
+    """
+    longest: dict[Path, float] = {}
     for item in items:
         if "kube_assets" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.kubernetes)
+        timeout = item.get_closest_marker("timeout")
+        if item.path.is_relative_to(END_TO_END) and not item.get_closest_marker("long"):
+            longest[item.path] = max(longest.get(item.path, 0), timeout.args[0] if timeout else 0)
+    items.sort(key=lambda item: -longest.get(item.path, -1))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

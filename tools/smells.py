@@ -184,7 +184,7 @@ def line_smells(path: str, text: str) -> Iterator[Smell]:
 
 BLOCK = re.compile(
     r"(?:<!-- run by (?P<runner>\S+) -->\s*)?^[ \t]*```(?:bash|sh|shell|console)\n(?P<script>.*?)^[ \t]*```$"
-    r"(?:\s*^[ \t]*```text\n(?P<shown>.*?)^[ \t]*```$)?",
+    r"(?:\s*^[ \t]*```text\n(?P<output>.*?)^[ \t]*```$)?",
     re.MULTILINE | re.DOTALL,
 )
 USUAL_RUNNER = re.compile(r"<!-- commands run by (?P<runner>\S+) -->")
@@ -197,8 +197,8 @@ class CommandBlock:
     line: int
     runner: str | None
     script: str
-    shown: str = ""
-    """What is seen then: a block of text that comes right after."""
+    output: str = ""
+    """Expected output: the block of text that follows."""
 
 
 def command_blocks(text: str) -> list[CommandBlock]:
@@ -207,7 +207,7 @@ def command_blocks(text: str) -> list[CommandBlock]:
     usual = named["runner"] if named else None
     return [
         CommandBlock(
-            text.count("\n", 0, match.start("script")), match["runner"] or usual, match["script"], match["shown"] or ""
+            text.count("\n", 0, match.start("script")), match["runner"] or usual, match["script"], match["output"] or ""
         )
         for match in BLOCK.finditer(text)
     ]

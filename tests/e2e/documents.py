@@ -81,19 +81,19 @@ class Reader:
         """Run the commands of a block and wait for the expected output."""
         serves = SERVING.search(block.script) is not None
         attempt = self.serve(block.script) if serves else self.attempts(block)
-        pattern = pattern_of(block.shown or (SERVING_OUTPUT if serves else "..."))
-        due = time.monotonic() + (TIMEOUT_SECONDS if block.shown or serves else 0)
+        pattern = pattern_of(block.output or (SERVING_OUTPUT if serves else "..."))
+        due = time.monotonic() + (TIMEOUT_SECONDS if block.output or serves else 0)
         while True:
             succeeded, output = attempt()
             if succeeded and pattern.fullmatch(output):
                 return
-            wanted = f"instead of\n{block.shown}" if succeeded else "and fails"
+            wanted = f"instead of\n{block.output}" if succeeded else "and fails"
             assert time.monotonic() < due, f"line {block.line} prints\n{output}\n{wanted}"
             threading.Event().wait(PAUSE)
 
     def attempts(self, block: CommandBlock) -> Callable[[], tuple[bool, str]]:
         """Run all but the last command once. Return a function that runs the last one and returns all output."""
-        if not block.shown:
+        if not block.output:
             return lambda: self.type(block.script)
         before, _, last = block.script.rstrip("\n").rpartition("\n")
         succeeded, setup_output = self.type(before)

@@ -47,7 +47,7 @@ from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
 from tapestry.client.logs import pod_log
 from tapestry.client.options import PatchType
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller import Informer
 from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.objects import (

@@ -33,7 +33,7 @@ from ..integration.crowds import wait_until_lent
 from ..integration.lending import TAPESTRY, Lending, an_object, install_kinds, lending, wait_until
 from ..integration.processes import running
 from .chaos.churn import DAY, NIGHT, Churn
-from .chaos.faults import INTERVAL_SECONDS, FaultInjector, Target
+from .chaos.faults import FaultInjector, Target
 from .chaos.observer import Observer, binding_of_site, observing, phase_of
 from .chaos.proxies import fault_proxy
 from .chaos.replicas import Replica, running_replicas
@@ -53,15 +53,17 @@ class Scale:
     pods: int
     per_second: float
     faults: int
+    interval_seconds: float
+    """Seconds between the starts of two faults."""
     heal_seconds: float
     """Seconds within which 99% of the faults must heal."""
     agreement_seconds: float
     """Seconds within which both sides must agree after the last fault."""
 
 
-QUICK = Scale(pods=60, per_second=4, faults=15, heal_seconds=60, agreement_seconds=90)
+QUICK = Scale(pods=60, per_second=4, faults=15, interval_seconds=2.5, heal_seconds=60, agreement_seconds=90)
 """Scale for shared machines: few faults and generous limits."""
-FULL = Scale(pods=500, per_second=20, faults=120, heal_seconds=15, agreement_seconds=60)
+FULL = Scale(pods=500, per_second=20, faults=120, interval_seconds=5, heal_seconds=15, agreement_seconds=60)
 
 
 @pytest.mark.timeout(420)
@@ -119,7 +121,9 @@ async def inject_faults(
                 await wait_until_lent(site, NODES_EACH)
             nodes = [site.above(f"{site.name}-{number}") for site in sites for number in range(NODES_EACH)]
             churn = Churn(above, random.Random(f"churn {seed}"), sites, nodes, scale.pods, scale.per_second)
-            injector = FaultInjector(targets, observer, random.Random(f"faults {seed}"), folder / "story.log")
+            injector = FaultInjector(
+                targets, observer, random.Random(f"faults {seed}"), scale.interval_seconds, folder / "story.log"
+            )
             seconds, disagreements_left = await run_until_agreement(scale, churn, injector)
             leftovers = [line for site in sites for line in await asyncio.to_thread(repairs, site)]
         changed = [
@@ -219,7 +223,7 @@ def figures_of(scale: Scale, churn: Churn, injector: FaultInjector, seconds: flo
     heals = [f"{name} {injector.healed_within(share):.1f} s" for name, share in (("p50", 0.5), ("p99", 0.99))]
     worst, after = max(injector.healed)
     return (
-        f"{scale.faults} faults in {scale.faults * INTERVAL_SECONDS:g} s on {scale.pods} pods, "
+        f"{scale.faults} faults in {scale.faults * scale.interval_seconds:g} s on {scale.pods} pods, "
         f"{churn.created} created, {churn.deleted} deleted; "
         f"healed {', '.join(heals)}, at worst {worst:.1f} s ({after}), of {len(injector.healed)}; "
         f"at rest {seconds:.1f} s after; of {foreign_count} foreign objects none changed"

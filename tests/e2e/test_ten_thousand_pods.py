@@ -47,7 +47,7 @@ async def measure(virtual: ControlPlane, physical: ControlPlane, folder: Path) -
     async with lending(virtual, physical, folder, directScheduling=True, disableNodeDefaultTaint=True) as site:
         nodes = await lend(site, PHYSICAL_NODES)
         with running(kubelet, folder / "kubelet.log"):
-            with site.syncer() as syncer:
+            with site.syncer(forked=False) as syncer:
                 await wait_until_lent(site, PHYSICAL_NODES)
                 megabytes = await memory_with_all_pods(site, nodes, syncer.pid)
             return megabytes, await seconds_after_restart(site, nodes)
@@ -70,7 +70,7 @@ async def seconds_after_restart(site: Lending, nodes: list[str]) -> float:
     async with crowd(site, "first") as first, crowd(site, "last") as last:
         await first.bind(1, nodes)
         began = time.monotonic()
-        with site.syncer():
+        with site.syncer(forked=False):
             await first.wait_until_running(1)
             await last.bind(1, nodes)
             await last.wait_until_running(1)

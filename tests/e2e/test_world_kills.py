@@ -11,13 +11,12 @@ import pytest
 
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.client.client import Client
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.objects import Object, key_of, name_of, uid_of, value_at
 from tapestry.kube.resources import CONFIGMAPS, DEPLOYMENTS, NODES, PODS, REPLICA_SETS, SECRETS, SERVICE_ACCOUNTS
 from tapestry.local.cluster_processes import open_client
-from tapestry.local.readiness import wait_for_nodes
-from tapestry.local.world import World
+from tapestry.local.world import World, wait_for_nodes
 
 from .worlds import READY_MESSAGE, WorldProcess, expect_processes_to_end, running_world, starting_world
 

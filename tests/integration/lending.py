@@ -24,7 +24,7 @@ from tapestry.apis.policies import POLICIES, POLICY
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import load_access
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller import Informer
 from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.crds import crd
@@ -43,6 +43,7 @@ from tapestry.kube.resources import CRDS, NAMESPACES, NODES, PODS, SECRETS, Reso
 from tapestry.manager.joining import PRIORITY_CLASSES, priority_class
 from tapestry.syncer.virtual_nodes import taint_named
 
+from .forked import ForkedTapestry
 from .planes import Plane
 
 TAPESTRY = Path(sys.executable).with_name("tapestry")
@@ -52,6 +53,7 @@ TIMEOUT = 45.0
 """Default timeout of the wait functions in seconds.  A syncer starts slowly on a busy machine."""
 
 Until = Callable[[Object], bool]
+Syncer = subprocess.Popen[bytes] | ForkedTapestry
 
 
 @dataclass(frozen=True)
@@ -174,15 +176,21 @@ class Lending:
     # -- the syncer
 
     @contextmanager
-    def syncer(self, **settings: str) -> Iterator[subprocess.Popen[bytes]]:
-        """Run `tapestry syncer` for this binding.  It must exit cleanly on SIGTERM and log no traceback."""
-        command = [TAPESTRY, "syncer", "--binding", self.name, "--kubeconfig", self.virtual_plane.kubeconfig]
+    def syncer(self, *, forked: bool = True, **settings: str) -> Iterator[Syncer]:
+        """Run `tapestry syncer` for this binding.  It must exit cleanly on SIGTERM and log no traceback.
+
+        If it is not `forked`, its memory and its start are those of a new process.
+        """
+        command = ["syncer", "--binding", self.name, "--kubeconfig", self.virtual_plane.kubeconfig]
         command += ["--allow-loopback"]
         command += ["--leader-elect=false", "--metrics-bind-address", "", "--health-probe-bind-address", ""]
         command += ["--audit", self.audit]
         environ = {**os.environ, **{f"TAPESTRY_{name.upper()}": value for name, value in settings.items()}}
-        with self.log.open("ab") as log:
-            process = subprocess.Popen(command, env=environ, stderr=log)
+        if forked:
+            process: Syncer = ForkedTapestry(command, environ, self.log)
+        else:
+            with self.log.open("ab") as log:
+                process = subprocess.Popen([TAPESTRY, *command], env=environ, stderr=log)
         try:
             yield process
             process.terminate()
@@ -308,7 +316,7 @@ async def wait_for_all(
     return list(informer.store.list())
 
 
-async def wait_for_exit(process: subprocess.Popen[bytes]) -> int:
+async def wait_for_exit(process: Syncer) -> int:
     """Wait for a process to end and return its exit code."""
     return await asyncio.to_thread(process.wait, TIMEOUT)
 

@@ -196,9 +196,11 @@ async def check_final_state(found: Storm) -> None:
     ]
     for key in found.ledger.acknowledged:
         found.ledger.check_own_read(key, dict(objects).get(key))
+    with suppress(TimeoutError):
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            for watcher in found.watchers:
+                group.create_task(found.follow(watcher, 0))
     for watcher in found.watchers:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(found.follow(watcher, 0), 20)
         watcher.check_complete()
         check_same(watcher.objects_seen, objects)
 

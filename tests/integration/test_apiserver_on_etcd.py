@@ -18,7 +18,7 @@ from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import load_access
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.kube.objects import Object, name_of
 from tapestry.kube.patches import apply_merge_patch
 from tapestry.kube.resources import CRDS, Resource

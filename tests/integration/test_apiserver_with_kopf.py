@@ -11,8 +11,7 @@ import pytest
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import load_access
-from tapestry.client.waiting import wait_for
-from tapestry.client.watch import Changes, Watch
+from tapestry.client.watch import Changes, Watch, wait_for
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.resources import CONFIGMAPS, CRDS, EVENTS, Resource
 

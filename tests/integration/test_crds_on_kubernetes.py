@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tapestry.client.client import Client
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.objects import name_of
 from tapestry.kube.resources import CRDS

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tapestry.client.client import Client
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.kube.objects import Object, is_owned_by, value_at
 from tapestry.kube.resources import JOBS, PODS, Resource
 

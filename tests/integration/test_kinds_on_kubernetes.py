@@ -11,7 +11,7 @@ import yaml
 from tapestry.apis.clusterbindings import CLUSTER_BINDING, CLUSTER_BINDINGS
 from tapestry.apis.policies import POLICIES, POLICY
 from tapestry.client.client import Client
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.kube.crds import decode_spec
 from tapestry.kube.errors import Invalid
 from tapestry.kube.objects import Object, name_of, object_named, with_type_meta

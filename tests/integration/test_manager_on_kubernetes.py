@@ -25,7 +25,7 @@ from tapestry.apis.permissions import SYNCER_IN_PHYSICAL, Placeholder, policy_ru
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import load_access
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import Conflict, Invalid
 from tapestry.kube.objects import Object, annotations_of, name_of, object_named, uid_of, value_at

@@ -14,7 +14,7 @@ import pytest
 
 from tapestry.apis.clusterbindings import CLUSTER_BINDING, CLUSTER_BINDINGS
 from tapestry.apis.policies import POLICY
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.crds import crd, decode_spec
 from tapestry.kube.objects import Object, name_of, value_at

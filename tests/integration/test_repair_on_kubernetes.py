@@ -114,7 +114,7 @@ async def test_repair_removes_leftovers_but_no_foreign_objects(site: Lending) ->
     )
     assert len(await left_below(site)) == 6
     code, found = run_repair(site)
-    assert (code, [each["mended"] for each in found]) == (0, [True] * 5)
+    assert (code, [each["fixed"] for each in found]) == (0, [True] * 5)
     await site.wait_until_twin_is_gone("work")
     assert await left_below(site) == ["configmaps foreign"]
     assert run_repair(site) == (0, [])

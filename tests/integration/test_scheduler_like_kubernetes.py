@@ -12,7 +12,7 @@ import pytest
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import load_access
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controlplane.scheduler import scheduler

@@ -15,7 +15,7 @@ from tapestry.apiserver.access.certificates import CertificateAuthority, subject
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import load_access
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controlplane.certificates import SIGNING_REQUESTS, condition_of
 from tapestry.controlplane.signers import (
     BACKDATED,

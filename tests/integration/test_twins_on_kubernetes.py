@@ -16,9 +16,10 @@ from tapestry.kube.errors import ApiError
 from tapestry.kube.objects import Object, labels_of
 from tapestry.kube.resources import NAMESPACES, PODS, RESOURCE_QUOTAS
 from tapestry.manager.joining import PRIORITY_CLASSES, priority_class
-from tapestry.syncer.cache_transforms import reduced_twin
-from tapestry.syncer.translate.pod_status import reduced_status, sanitized_pod_status, virtual_status_patch
+from tapestry.syncer.cache_transforms import twin_view, virtual_pod
+from tapestry.syncer.translate.pod_status import sanitized_pod_status, virtual_status_patch
 from tapestry.syncer.translate.pods import desired_twin, ephemeral_patch, new_twin, resize_patch, twin_patch
+from tapestry.syncer.views import VirtualPod
 
 from ..conftest import Kubectl
 from ..unit.syncer.translate.hostile_statuses import FAMILIES, of_other_types
@@ -142,11 +143,11 @@ async def test_each_status_change_of_a_pod_is_one_write(client: Client, namespac
         assert patch is not None, name
         pod = await client.patch(PODS, pod, patch, type=PatchType.STRATEGIC, subresource="status")
         assert virtual_status_patch(as_cached(pod), TWIN, sanitized_pod_status(status), datetime.now(UTC)) is None, name
-        assert reduced_status(pod["status"])["phase"] == status["phase"], name
+        assert as_cached(pod).object["status"]["phase"] == status["phase"], name
 
 
-def as_cached(pod: Object) -> Object:
-    return {**pod, "status": reduced_status(pod["status"])}
+def as_cached(pod: Object) -> VirtualPod:
+    return virtual_pod({**pod, "spec": {"nodeName": "vnode-east-n1", **pod["spec"]}})
 
 
 # -- changes of a twin
@@ -178,7 +179,7 @@ async def test_quota_accepts_a_twin_without_requests_and_qos_stays(client: Clien
         }
         made = await client.create(PODS, new_twin(pod, a_binding(namespace), "n1"))
         assert made["status"]["qosClass"] == qos
-        seen, wanted = reduced_twin(made), desired_twin(pod, a_binding(namespace), "n1")
+        seen, wanted = twin_view(made).object, desired_twin(pod, a_binding(namespace), "n1")
         assert (resize_patch(seen, wanted), twin_patch(seen, wanted)) == (None, None)
 
 
@@ -201,7 +202,7 @@ async def test_twin_follows_every_allowed_change_of_its_pod(client: Client, name
             "tolerations": [{"key": "late", "operator": "Exists"}],
         },
     }
-    seen = reduced_twin(await client.create(PODS, new_twin(before, binding, "n1")))
+    seen = twin_view(await client.create(PODS, new_twin(before, binding, "n1"))).object
     wanted = desired_twin(after, binding, "n1")
     for patch, subresource in (
         (ephemeral_patch(seen, after, binding), "ephemeralcontainers"),
@@ -219,5 +220,5 @@ async def test_twin_follows_every_allowed_change_of_its_pod(client: Client, name
     assert live["spec"]["containers"][0]["resources"] == {**more, "requests": {"cpu": "2", "memory": "0"}}
     assert not any(each["key"] == "late" for each in live["spec"]["tolerations"])
     assert [each["name"] for each in live["spec"]["ephemeralContainers"]] == ["debug"]
-    seen = reduced_twin(live)
+    seen = twin_view(live).object
     assert (ephemeral_patch(seen, after, binding), resize_patch(seen, wanted), twin_patch(seen, wanted)) == (None,) * 3

@@ -18,8 +18,7 @@ from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import load_access
 from tapestry.client.options import PatchType
-from tapestry.client.waiting import wait_for
-from tapestry.client.watch import Changes, ListPage, Watch
+from tapestry.client.watch import Changes, ListPage, Watch, wait_for
 from tapestry.controlplane.app import OPTIONAL_CONTROLLERS
 from tapestry.kube.errors import Conflict, NotFound
 from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, object_named, value_at

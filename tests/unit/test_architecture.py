@@ -19,7 +19,7 @@ import pytest
 import tapestry
 from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.core.config import ApiServerConfig
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller.testing import run
 from tapestry.kube.resources import NODES
 

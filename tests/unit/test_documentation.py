@@ -94,7 +94,7 @@ def test_every_command_in_the_readme_and_the_tutorials_is_run(document: Path) ->
 def test_a_translation_has_the_commands_of_its_original(path: str) -> None:
     original, translation = ((ROOT / f"{path}{end}").read_text() for end in (".md", ".zh-CN.md"))
     expected, documented = (
-        [(block.script, block.shown) for block in command_blocks(each)] for each in (original, translation)
+        [(block.script, block.output) for block in command_blocks(each)] for each in (original, translation)
     )
     assert expected == documented
 

@@ -19,12 +19,10 @@ from redismigration.controller import MIGRATIONS, REDIS_MIGRATION
 from redismigration.controller import setup as set_up_redis_migration
 from tapestry.client.client import Client
 from tapestry.controller.config import ManagerConfig
-from tapestry.controller.manager import Manager
-from tapestry.controller.registry import Setup
-from tapestry.controller.testing.api import InProcessApi
+from tapestry.controller.manager import Manager, Setup
+from tapestry.controller.testing.api import InProcessApi, specimen
 from tapestry.controller.testing.clock import START, run, running_clock
 from tapestry.controller.testing.perturbation import without_listeners
-from tapestry.controller.testing.specimens import specimen
 from tapestry.kube.crds import Kind, decode_spec
 from tapestry.kube.objects import Object, controller_of, object_named, uid_of
 from tapestry.kube.resources import EVENTS, JOBS, LEASES, PODS, Resource

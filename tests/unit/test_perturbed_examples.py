@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from at import controller as at
 from redismigration import controller as redismigration
 from tapestry.client.client import Client
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller.testing import Scenario, perturb
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.resources import JOBS, PODS, Resource

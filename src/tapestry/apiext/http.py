@@ -1,20 +1,61 @@
-"""HTTP server of the plain REST API."""
+"""HTTP server of the plain REST API; it forwards the credentials of each caller to the API server."""
 
+import dataclasses
 import ssl
 import time
-from collections.abc import AsyncIterator, Collection
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextvars import ContextVar
+from pathlib import Path
 
 from aiohttp import hdrs, web
 
-from tapestry.apiext.caller_credentials import authorization_scope
+from tapestry.apiext.config import ApiExtConfig
+from tapestry.apiext.resource_mapper import ResourceMapper
 from tapestry.apiext.rest_api import ROOT, RestApi, RestRequest, RestResponse, error_response
-from tapestry.apiserver.access.authentication import Credentials, authenticate_localhost
+from tapestry.apiserver.access import authentication
+from tapestry.client.access import Access
+from tapestry.client.credentials import Credentials
+from tapestry.client.http_transport import HttpTransport
+from tapestry.client.kubeconfig import default_access
+from tapestry.client.tls import KeyPair, TlsContextSource
 from tapestry.client.transport import JSON, Transport
 from tapestry.kube.errors import ApiError, TooLarge, Unauthorized
-from tapestry.process.addresses import Address
+from tapestry.process.addresses import Address, parse_address
 from tapestry.process.logs import logger
-from tapestry.process.probes import bound_socket, serve_app
+from tapestry.process.probes import bound_socket, serve_app, server_tls
+from tapestry.process.system import stop_event
+
+_authorization: ContextVar[str | None] = ContextVar("authorization", default=None)
+
+
+@contextmanager
+def authorization_scope(authorization: str) -> Iterator[None]:
+    """Send this Authorization header with every request inside the block."""
+    token = _authorization.set(authorization)
+    try:
+        yield
+    finally:
+        _authorization.reset(token)
+
+
+class ForwardedCredentials:
+    """Credential source that returns the credentials of the current caller."""
+
+    key_pair: KeyPair | None = None
+
+    async def authorization(self) -> str | None:
+        return _authorization.get()
+
+    def handle_unauthorized(self) -> bool:
+        return False
+
+
+def access_for_callers(access: Access) -> Access:
+    """Return access to the same server without our own token, certificate and impersonation."""
+    tls = TlsContextSource(access.verification) if access.server.startswith("https:") else None
+    return dataclasses.replace(access, credentials=Credentials(ForwardedCredentials(), tls), impersonation=())
+
 
 log = logger(__name__)
 
@@ -72,7 +113,8 @@ class ApiExtHandler:
             headers = {name.lower(): value for name, value in request.headers.items()}
             for name in ("origin", "sec-fetch-site") if is_shared else ():
                 headers.pop(name, None)
-            if authenticate_localhost(Credentials(peer=request.remote or "", headers=headers)) is None:
+            credentials = authentication.Credentials(peer=request.remote or "", headers=headers)
+            if authentication.authenticate_localhost(credentials) is None:
                 raise Unauthorized(401, "Unauthorized", "only this machine may call, with localhost as the host name")
             return nullcontext()
         authorization = request.headers.get(hdrs.AUTHORIZATION, "")
@@ -102,3 +144,24 @@ async def serve_http(
     app.router.add_route("*", "/{path:.*}", handler.handle)
     async with serve_app(app, bound_socket(address), tls) as port:
         yield Address(address.host, port)
+
+
+async def run_apiext(config: ApiExtConfig, environ: Mapping[str, str], home: Path) -> None:
+    """Serve until SIGTERM or SIGINT; raise ValueError or OSError if startup fails."""
+    stopping = stop_event()
+    own = default_access(
+        Path(config.kubeconfig) if config.kubeconfig else None, config.context or None, environ=environ, home=home
+    )
+    transport = HttpTransport(own if config.own_identity else access_for_callers(own))
+    front = ApiExtHandler(
+        RestApi(ResourceMapper(config.kinds)), transport, own_identity=config.own_identity, origins=config.allow_origins
+    )
+    address = parse_address(config.listen)
+    assert address is not None, "checked by the configuration"
+    tls = server_tls(config.tls.certificate, config.tls.key) if config.tls.certificate else None
+    try:
+        async with serve_http(front, address, tls) as at:
+            log.info("apiext server listening", address=str(at), server=own.server, ownIdentity=config.own_identity)
+            await stopping.wait()
+    finally:
+        await transport.close()

@@ -81,7 +81,6 @@ class ListQuery:
         return all(term.matches(candidate) for term in self.terms)
 
     def page_of(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Return the requested page of the matching candidates."""
         begin = ((self.page or 1) - 1) * self.limit
         return sorted_candidates(candidates, self.keys)[begin : begin + self.limit]
 

@@ -48,6 +48,5 @@ def stricter_level(level: str, other: str | None) -> str:
 
 
 def safeguards_of(namespace: Object | None) -> frozenset[str]:
-    """Return the safeguards that `tapestry join` recorded on the namespace."""
     text = annotations_of(namespace).get(keys.SAFEGUARDS, "") if namespace is not None else ""
     return frozenset(filter(None, text.split(",")))

@@ -40,7 +40,6 @@ def syncer_name(cluster_id: str) -> str:
 
 
 def syncer_lease_name(binding: str) -> str:
-    """Return the name of the Lease for the leader election of a binding's syncer."""
     return f"tapestry-syncer-{binding}"
 
 

@@ -30,7 +30,6 @@ class DeletionClient(Protocol):
 
 
 def owner_selector(virtual_cluster: str, binding_uid: str) -> str:
-    """Return the label selector for all objects that the binding owns."""
     return f"{keys.VIRTUAL_CLUSTER}={virtual_cluster},{keys.CLUSTER_BINDING_UID}={binding_uid}"
 
 

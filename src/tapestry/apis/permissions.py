@@ -230,7 +230,6 @@ def single_permissions(permissions: Iterable[Permission]) -> list[Permission]:
 
 
 def resource_attributes(permission: Permission) -> Object:
-    """Return the attributes of an access review for a single permission."""
     (verb,) = permission.verbs
     attributes = {
         "verb": verb,

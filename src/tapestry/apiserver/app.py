@@ -106,8 +106,8 @@ from tapestry.kube.objects import EMPTY_MAPPING, Object
 from tapestry.kube.resources import CRDS, DISRUPTION_BUDGETS, NAMESPACES, RESOURCE_QUOTAS, SERVICES
 from tapestry.process.addresses import parse_address
 from tapestry.process.audit import AuditLog
-from tapestry.process.file_limits import raise_open_file_limit
 from tapestry.process.logs import logger
+from tapestry.process.system import raise_open_file_limit
 
 log = logger(__name__)
 

@@ -1,1 +1,1 @@
-"""Commands of the `tapestry` command line, one module each."""
+"""Commands of the `tapestry` command line."""

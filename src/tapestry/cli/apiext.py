@@ -6,11 +6,10 @@ from typing import Any
 
 import click
 
-from tapestry.apiext.app import run_apiext
 from tapestry.apiext.config import ApiExtConfig
-from tapestry.cli.help_text import STOPPED, help_epilog
-from tapestry.cli.process_runner import fault_message
-from tapestry.cli.settings import CONFIG, Flags, settings_from_flags, split_commas, with_options
+from tapestry.apiext.http import run_apiext
+from tapestry.cli.help_text import STOPPED, command
+from tapestry.cli.process_runner import CONFIG, Flags, fault_message, settings_from_flags, split_commas, with_options
 from tapestry.controller.app import run_app
 from tapestry.process import logs
 from tapestry.process.config import load_config
@@ -22,29 +21,19 @@ FLAGS: Flags = {
     "--kinds": ("kinds", "Comma-separated names or globs of kinds to serve: `users,*.example.com`. [default: *]"),
     "--tls-cert-file": ("tls.certificate", "PEM file of the server certificate; enables HTTPS."),
     "--tls-private-key-file": ("tls.key", "PEM file of the private key of the server certificate."),
+    "--allow-origin": ("allowOrigins", "Origin whose web pages may call: https://example.com."),
+    "--own-identity": ("ownIdentity", "Serve local callers with the credentials of the kubeconfig."),
     "--log-level": ("logLevel", "Log level: debug, info, warning or error."),
 }
 
 
-@click.command(
-    epilog=help_epilog(
-        "tapestry apiext --kubeconfig kubeconfig", "tapestry apiext --kinds 'users,*.example.com'", zero=STOPPED
-    )
-)
-@click.option("--allow-origin", multiple=True, help="Origin whose web pages may call: https://example.com.")
-@click.option(
-    "--own-identity", is_flag=True, default=None, help="Serve local callers with the credentials of the kubeconfig."
-)
+@command("tapestry apiext --kubeconfig kubeconfig", "tapestry apiext --kinds 'users,*.example.com'", zero=STOPPED)
 @CONFIG
-@with_options(FLAGS)
-def apiext(config: Path | None, allow_origin: tuple[str, ...], own_identity: bool | None, **flags: Any) -> None:
+@with_options(FLAGS, {"allowOrigins": {"multiple": True}, "ownIdentity": {"is_flag": True, "default": None}})
+def apiext(config: Path | None, **flags: Any) -> None:
     """Serve a plain REST API for the kinds of a Kubernetes API, with the credentials of each caller."""
     given = settings_from_flags(FLAGS, flags)
-    given |= {
-        "kinds": split_commas(given["kinds"]),
-        "allowOrigins": list(allow_origin) or None,
-        "ownIdentity": own_identity,
-    }
+    given["kinds"] = split_commas(given["kinds"])
     try:
         settings = load_config(ApiExtConfig, file=config, environ=os.environ, flags=given)
         logs.configure(settings.log_level, settings.log_format)

@@ -21,17 +21,25 @@ from tapestry.apiserver.core.store import StorageError
 from tapestry.apiserver.handlers.server import CallHandler
 from tapestry.apiserver.serving.request_handler import MountedHandler
 from tapestry.cli import apiserver_data
-from tapestry.cli.envtest import envtest_assets
 from tapestry.cli.help_text import STOPPED, help_epilog
-from tapestry.cli.process_runner import fault_message, single_exception
-from tapestry.cli.settings import CONFIG, SWITCH, Flags, settings_from_flags, split_commas, with_options
+from tapestry.cli.process_runner import (
+    CONFIG,
+    SWITCH,
+    Flags,
+    fault_message,
+    settings_from_flags,
+    single_exception,
+    split_commas,
+    with_options,
+)
+from tapestry.client.kubeconfig_entries import kubeconfig_document
 from tapestry.controller.app import GC_THRESHOLDS
 from tapestry.controlplane.app import check_patterns, control_plane_manager
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.times import parse_duration
 from tapestry.process import logs
 from tapestry.process.config import load_config
-from tapestry.process.signals import stop_event
+from tapestry.process.system import return_large_blocks_to_system, stop_event
 
 FLAGS: Flags = {
     "--backend": ("backend", "Storage backend: file, etcd or memory."),
@@ -155,6 +163,7 @@ def run(settings: ApiServerConfig) -> None:
         check_patterns(settings.controllers)
         logs.configure(settings.log_level, settings.log_format)
         gc.set_threshold(*GC_THRESHOLDS)
+        return_large_blocks_to_system()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(settings))
     except (*EXPECTED_ERRORS, ExceptionGroup) as error:
@@ -164,7 +173,7 @@ def run(settings: ApiServerConfig) -> None:
         raise click.ClickException(fault_message(fault)) from error
 
 
-for command in (*apiserver_data.COMMANDS, envtest_assets):
+for command in apiserver_data.COMMANDS:
     apiserver.add_command(command)
 
 
@@ -186,14 +195,8 @@ async def serve(settings: ApiServerConfig) -> None:
 
 def write_kubeconfig(file: Path, address: str) -> None:
     """Write a kubeconfig without credentials for clients on this machine."""
-    content = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "here",
-        "clusters": [{"name": "here", "cluster": {"server": f"http://{address}"}}],
-        "contexts": [{"name": "here", "context": {"cluster": "here"}}],
-    }
-    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    document = kubeconfig_document("here", {"server": f"http://{address}"}, {})
+    file.write_text(yaml.safe_dump(document, sort_keys=False))
 
 
 def apiext_handler() -> MountedHandler:

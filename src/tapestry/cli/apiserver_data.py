@@ -1,5 +1,7 @@
-"""`tapestry apiserver backup|restore|check|export`: commands on a server's data folder."""
+"""`tapestry apiserver backup|restore|check|export|envtest-assets`: commands on the files of a server."""
 
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +14,10 @@ import yaml
 from tapestry.apiserver.core.store import StorageError
 from tapestry.apiserver.storage import archive
 from tapestry.apiserver.storage.log import Entry
-from tapestry.cli.help_text import help_epilog
+from tapestry.cli.help_text import command
 from tapestry.kube.objects import Object
+from tapestry.local.envtest import write_assets
+from tapestry.local.kubernetes import assets_folder
 
 FOLDER_OPTION = click.option(
     "--file-rootpath",
@@ -29,14 +33,13 @@ SERVER_METADATA = ("uid", "resourceVersion", "generation", "creationTimestamp", 
 
 @contextmanager
 def report_file_errors() -> Iterator[None]:
-    """Report file and storage errors as one line."""
     try:
         yield
     except (StorageError, OSError) as error:
         raise click.ClickException(str(error)) from error
 
 
-@click.command(epilog=help_epilog("tapestry apiserver backup --file-rootpath ./data backup.tar"))
+@command("tapestry apiserver backup --file-rootpath ./data backup.tar")
 @FOLDER_OPTION
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 def backup(folder: Path, file: Path) -> None:
@@ -49,7 +52,7 @@ def backup(folder: Path, file: Path) -> None:
     click.echo(f"{file}: everything up to revision {revision}")
 
 
-@click.command(epilog=help_epilog("tapestry apiserver restore --file-rootpath ./data backup.tar"))
+@command("tapestry apiserver restore --file-rootpath ./data backup.tar")
 @FOLDER_OPTION
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
 def restore(folder: Path, file: Path) -> None:
@@ -63,13 +66,11 @@ def restore(folder: Path, file: Path) -> None:
     click.echo(f"{folder}: restored; continues at revision {revision}")
 
 
-@click.command(
-    epilog=help_epilog(
-        "tapestry apiserver check --file-rootpath ./data",
-        "tapestry apiserver check --repair",
-        zero="all objects are intact",
-        one="some objects are damaged, or the check failed",
-    )
+@command(
+    "tapestry apiserver check --file-rootpath ./data",
+    "tapestry apiserver check --repair",
+    zero="all objects are intact",
+    one="some objects are damaged, or the check failed",
 )
 @FOLDER_OPTION
 @click.option("--repair", is_flag=True, help="Remove unreadable objects; the server must not be running.")
@@ -87,11 +88,7 @@ def check(folder: Path, repair: bool) -> None:
     click.echo(f"{folder}: all objects are intact")
 
 
-@click.command(
-    epilog=help_epilog(
-        "tapestry apiserver export pods deployments.apps", "tapestry apiserver export --full -o ./everything"
-    )
-)
+@command("tapestry apiserver export pods deployments.apps", "tapestry apiserver export --full -o ./everything")
 @FOLDER_OPTION
 @click.option("--output", "-o", type=click.Path(path_type=Path, file_okay=False), help="Output folder for YAML files.")
 @click.option("--full", is_flag=True, help="Include status and the fields that the server sets.")
@@ -121,4 +118,15 @@ def without_server_fields(obj: Object) -> Object:
     return {key: value for key, value in {**obj, "metadata": metadata}.items() if key != "status"}
 
 
-COMMANDS = (backup, restore, check, export)
+@command("tapestry apiserver envtest-assets ./bin", name="envtest-assets")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+def envtest_assets(folder: Path) -> None:
+    """Write programs into FOLDER that start this server for the tests of kubebuilder projects (KUBEBUILDER_ASSETS)."""
+    with report_file_errors():
+        kubectl = shutil.which("kubectl") or shutil.which("kubectl", path=assets_folder(os.environ))
+        written = write_assets(folder.absolute(), Path(kubectl) if kubectl else None)
+    click.echo(f"{folder}: {', '.join(each.name for each in written)}")
+    click.echo(f"export KUBEBUILDER_ASSETS={folder.absolute()}")
+
+
+COMMANDS = (backup, restore, check, export, envtest_assets)

@@ -8,21 +8,18 @@ import click
 import uvloop
 
 from tapestry.apiserver.core.store import StorageError
-from tapestry.cli.help_text import STOPPED, help_epilog
+from tapestry.cli.help_text import STOPPED, command
 from tapestry.cli.process_runner import single_exception
 from tapestry.controller.app import GC_THRESHOLDS
 from tapestry.local.cluster import MAX_NODES, ClusterPlan, run_cluster
 from tapestry.local.kubernetes import AssetsMissing, ControlPlaneFailed
 from tapestry.process import logs
+from tapestry.process.system import return_large_blocks_to_system
 
 EXPECTED_ERRORS = (ValueError, OSError, StorageError, AssetsMissing, ControlPlaneFailed)
 
 
-@click.command(
-    epilog=help_epilog(
-        "tapestry cluster --data ./east --nodes 10", "tapestry cluster --data ./gpu --nodes 4 --gpus 8", zero=STOPPED
-    )
-)
+@command("tapestry cluster --data ./east --nodes 10", "tapestry cluster --data ./gpu --nodes 4 --gpus 8", zero=STOPPED)
 @click.option(
     "--data",
     type=click.Path(path_type=Path, file_okay=False),
@@ -55,6 +52,7 @@ def cluster(data: Path, nodes: int, gpus: int, process_node: bool, run_pods: boo
     )
     logs.configure("info")
     gc.set_threshold(*GC_THRESHOLDS)
+    return_large_blocks_to_system()
     try:
         uvloop.run(run_cluster(plan))
     except (*EXPECTED_ERRORS, ExceptionGroup) as error:

@@ -1,18 +1,18 @@
-"""Access to clusters for short-lived commands, with the options that select them."""
+"""Access to clusters for short-lived commands: options, completion of names, output and errors."""
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
-from tapestry.cli.name_completion import name_completer
-from tapestry.cli.output import print_result, with_output
 from tapestry.client.access import Access
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
@@ -20,12 +20,41 @@ from tapestry.client.kubeconfig import KubeconfigError, NoKubeconfig, default_ac
 from tapestry.inspect.queries import Queries
 from tapestry.inspect.snapshots import ClusterUnreadable, QueryError
 from tapestry.kube.errors import ApiError, KubeError, TransportError
-from tapestry.kube.resources import NAMESPACES
+from tapestry.kube.objects import name_of
+from tapestry.kube.resources import NAMESPACES, Resource
 from tapestry.local.world_folder import VIRTUAL as WORLD_ABOVE
 from tapestry.local.world_folder import WorldFolder
-from tapestry.manager.binding_errors import BindingError
 from tapestry.manager.join_steps import JoinError
+from tapestry.manager.validation import BindingError
 from tapestry.syncer.windows import WindowError, zone_named
+
+FORMATS = ("table", "wide", "json", "yaml")
+COMPLETION_TIMEOUT = 1.0
+"""Longest time in seconds that completion makes the user wait."""
+
+Completer = Callable[[click.Context, click.Parameter, str], list[str]]
+
+
+def name_completer(resource: Resource, labels: str = "") -> Completer:
+    """Return a completer for object names; it respects -n and the cluster options given so far."""
+
+    async def names(context: click.Context) -> list[str]:
+        async with completion_client(context) as (client, namespace):
+            return await object_names(client, resource, namespace, labels)
+
+    return completer_for(names)
+
+
+def completer_for(names: Callable[[click.Context], Coroutine[Any, Any, list[str]]]) -> Completer:
+    def complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+        try:
+            found = asyncio.run(names(context))
+        except Exception:  # noqa: BLE001  completion must not print errors into the command line
+            return []
+        return [name for name in found if name.startswith(incomplete)]
+
+    return complete
+
 
 VIRTUAL_CLUSTER_OPTIONS = (
     click.option(
@@ -58,13 +87,11 @@ TIME_ZONE_OPTION = click.option(
     "--time-zone", callback=check_time_zone, help="Time zone of windows without one. [default: that of the syncer]"
 )
 WORLD_FOLDER = Path(".tapestry")
-"""Data folder of `tapestry up`."""
 NOT_RUNNING_HINT = "`tapestry up` starts it, --kubeconfig or KUBECONFIG names another cluster"
 FILE_PATH = click.Path(path_type=Path, dir_okay=False)
 
 
 def with_virtual_cluster(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that select the virtual cluster."""
     for option in reversed(VIRTUAL_CLUSTER_OPTIONS):
         command = option(command)
     return command
@@ -98,6 +125,30 @@ def physical_access(kubeconfig: Path, context: str | None) -> Access:
 def open_client(access: Access) -> Client:
     """Return a client; use it as a context manager to close it."""
     return Client(HttpTransport(access))
+
+
+def with_output(*formats: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add the option `-o` with these formats."""
+    return click.option(
+        "--output",
+        "-o",
+        type=click.Choice(formats),
+        default=formats[0],
+        show_default=True,
+        help="Format of the output.",
+    )
+
+
+def print_result(values: Any, output: str, text: Callable[[bool], str]) -> None:
+    """Print `values`; `text` renders the table, and its argument selects the wide one."""
+    if output == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(values), indent=2).decode())
+    elif output == "yaml":
+        import yaml
+
+        click.echo(yaml.safe_dump(msgspec.to_builtins(values), sort_keys=False, allow_unicode=True), nl=False)
+    else:
+        click.echo(text(output == "wide"))
 
 
 QueryOutput = tuple[Any, Callable[[bool], str]]
@@ -151,3 +202,18 @@ def error_message(error: Exception) -> str:
         return " ".join(str(error).split())
     message = " ".join(error.message.split())
     return message if error.reason in ("", "Unknown") else f"{message} ({error.reason})"
+
+
+@asynccontextmanager
+async def completion_client(context: click.Context) -> AsyncIterator[tuple[Client, str]]:
+    """Open the selected cluster for at most `COMPLETION_TIMEOUT`; yield its client and the namespace."""
+    given = context.params
+    access = virtual_access(given.get("kubeconfig"), given.get("context"))
+    async with asyncio.timeout(COMPLETION_TIMEOUT), open_client(access) as client:
+        yield client, given.get("namespace") or access.namespace
+
+
+async def object_names(client: Client, resource: Resource, namespace: str, labels: str = "") -> list[str]:
+    place = namespace if resource.namespaced else None
+    pages = client.pages(resource, place, labels=labels, only_metadata=True)
+    return [name_of(each) async for page in pages for each in page.items]

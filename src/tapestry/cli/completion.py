@@ -5,7 +5,7 @@ import sys
 import click
 from click.shell_completion import ShellComplete, get_completion_class
 
-from tapestry.cli.help_text import help_epilog
+from tapestry.cli.help_text import command
 from tapestry.cli.main import main
 
 SHELLS = ("bash", "zsh", "fish")
@@ -15,12 +15,10 @@ DIRECTIVE_NO_FILES, DIRECTIVE_FILES = ":4", ":0"
 """Last line of the completion output for kubectl: without or with file names."""
 
 
-@click.command(
-    epilog=help_epilog(
-        "source <(tapestry completion bash)",
-        "tapestry completion zsh > ~/.zfunc/_tapestry",
-        "tapestry completion fish > ~/.config/fish/completions/tapestry.fish",
-    )
+@command(
+    "source <(tapestry completion bash)",
+    "tapestry completion zsh > ~/.zfunc/_tapestry",
+    "tapestry completion fish > ~/.config/fish/completions/tapestry.fish",
 )
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(shell: str) -> None:

@@ -22,7 +22,7 @@ from tapestry.cli.cluster_access import (
     with_virtual_cluster,
 )
 from tapestry.cli.doctor import diagnosis
-from tapestry.cli.help_text import help_epilog
+from tapestry.cli.help_text import command
 from tapestry.client.http_transport import HttpTransport
 from tapestry.inspect.bundle import CollectedData, Collector, MissingItem, bundle_files, pretty_json, tar_archive
 from tapestry.inspect.findings import findings_text
@@ -35,7 +35,7 @@ def debug() -> None:
     """Collect diagnostic data into a file."""
 
 
-@debug.command(epilog=help_epilog("tapestry debug collect", "tapestry debug collect -o trouble.tar.gz --context east"))
+@command("tapestry debug collect", "tapestry debug collect -o trouble.tar.gz --context east", parent=debug)
 @click.option("--output", "-o", "file", type=FILE_PATH, help="File to write. [default: tapestry-debug-<time>.tar.gz]")
 @with_virtual_cluster
 def collect(file: Path | None, kubeconfig: str | None, context: str | None) -> None:

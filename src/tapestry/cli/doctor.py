@@ -1,4 +1,4 @@
-"""`tapestry doctor`: health checks with advice for the clusters and the local world."""
+"""`tapestry doctor` and `tapestry repair`: health checks with advice, and deletion of garbage."""
 
 import shutil
 from datetime import UTC, datetime
@@ -6,24 +6,31 @@ from datetime import UTC, datetime
 import click
 from click.exceptions import Exit
 
-from tapestry.cli.cluster_access import WORLD_FOLDER, open_client, run_async, virtual_access, with_virtual_cluster
-from tapestry.cli.help_text import help_epilog
-from tapestry.cli.output import print_result, with_output
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.cli.cluster_access import (
+    FORMATS,
+    WORLD_FOLDER,
+    name_completer,
+    open_client,
+    print_result,
+    run_async,
+    virtual_access,
+    with_output,
+    with_virtual_cluster,
+)
+from tapestry.cli.help_text import command
 from tapestry.client.http_transport import HttpTransport
 from tapestry.inspect import findings
 from tapestry.inspect.doctor import Doctor
 from tapestry.inspect.findings import Finding
 from tapestry.inspect.queries import Queries
+from tapestry.inspect.repair import repair as repaired
 from tapestry.inspect.snapshots import gather_all
+from tapestry.inspect.tables import repairs_table
 
 
-@click.command(
-    epilog=help_epilog(
-        "tapestry doctor",
-        "tapestry doctor -o json",
-        zero="no problem was found",
-        one="a problem was found, with advice",
-    )
+@command(
+    "tapestry doctor", "tapestry doctor -o json", zero="no problem was found", one="a problem was found, with advice"
 )
 @with_output("table", "json", "yaml")
 @with_virtual_cluster
@@ -69,3 +76,32 @@ async def world_findings() -> list[Finding]:
     unreachable = await world.unreachable_clusters() if running else []
     free = shutil.disk_usage(folder).free
     return list(findings.local_world_findings(folder, is_running=running, free=free, unreachable=unreachable))
+
+
+@command(
+    "tapestry repair --dry-run",
+    "tapestry repair east",
+    zero="no problem was found, or all were fixed",
+    one="a problem was not fixed, or a cluster could not be read",
+)
+@click.argument("binding", required=False, shell_complete=name_completer(CLUSTER_BINDINGS))
+@click.option("--dry-run", is_flag=True, help="Report problems without deleting anything.")
+@with_output(*FORMATS)
+@with_virtual_cluster
+def repair(binding: str | None, dry_run: bool, output: str, kubeconfig: str | None, context: str | None) -> None:
+    """Find inconsistencies between both sides of BINDING, or of all bindings, and delete garbage.
+
+    All objects are read twice from the API servers, some seconds apart.  The syncer fixes the remaining problems.
+    """
+
+    async def work() -> None:
+        async with open_client(virtual_access(kubeconfig, context)) as client:
+            queries = Queries(client, HttpTransport, datetime.now(UTC))
+            found, unread = await repaired(queries, binding, dry_run=dry_run)
+        for sentence in unread:
+            click.echo(sentence, err=True)
+        print_result(found, output, lambda wide: repairs_table(found, wide=wide))
+        if unread or not all(each.fixed for each in found):
+            raise Exit(1)
+
+    run_async(work())

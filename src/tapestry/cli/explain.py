@@ -6,9 +6,8 @@ import click
 
 from tapestry.apis import keys
 from tapestry.apis.policies import POLICIES
-from tapestry.cli.cluster_access import NAMESPACE_OPTION, QueryOutput, query_command
-from tapestry.cli.help_text import help_epilog
-from tapestry.cli.name_completion import name_completer
+from tapestry.cli.cluster_access import NAMESPACE_OPTION, QueryOutput, name_completer, query_command
+from tapestry.cli.help_text import command
 from tapestry.inspect.anykind.manifests import load_objects
 from tapestry.inspect.proposals import proposed_policy
 from tapestry.inspect.queries import Queries
@@ -27,7 +26,7 @@ def explain() -> None:
     """
 
 
-@explain.command(epilog=help_epilog("tapestry explain node vnode-east-worker-1", "tapestry explain node worker-1"))
+@command("tapestry explain node vnode-east-worker-1", "tapestry explain node worker-1", parent=explain)
 @click.argument("name", shell_complete=name_completer(NODES, f"{keys.NODE_TYPE}={keys.NODE_TYPE_VIRTUAL}"))
 @query_command(*FORMATS, with_time_zone=True)
 async def node(queries: Queries, name: str) -> QueryOutput:
@@ -36,13 +35,12 @@ async def node(queries: Queries, name: str) -> QueryOutput:
     return found, lambda _: "\n\n".join(node_text(each, queries.now) for each in found)
 
 
-@explain.command(
-    epilog=help_epilog(
-        "tapestry explain policy nights",
-        "tapestry explain policy owner/nights -o yaml",
-        "tapestry explain policy -f nights.yaml",
-        "tapestry explain policy -f nights.yaml --side owner",
-    )
+@command(
+    "tapestry explain policy nights",
+    "tapestry explain policy owner/nights -o yaml",
+    "tapestry explain policy -f nights.yaml",
+    "tapestry explain policy -f nights.yaml --side owner",
+    parent=explain,
 )
 @click.argument("name", required=False, shell_complete=name_completer(POLICIES))
 @click.option("--filename", "-f", help="File of a policy to explain without applying it; - is standard input.")
@@ -70,7 +68,7 @@ async def policy(queries: Queries, name: str | None, filename: str | None, side:
     return plans, lambda _: "\n\n".join(plan_text(each, queries.now) for each in plans)
 
 
-@explain.command(epilog=help_epilog("tapestry explain pod web-0", "tapestry explain pod team-a/web-0"))
+@command("tapestry explain pod web-0", "tapestry explain pod team-a/web-0", parent=explain)
 @click.argument("name", metavar="[NAMESPACE/]NAME", shell_complete=name_completer(PODS))
 @NAMESPACE_OPTION
 @query_command(*FORMATS)

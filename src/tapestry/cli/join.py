@@ -10,14 +10,14 @@ from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.mount_labels import LEVELS
 from tapestry.cli.cluster_access import (
     FILE_PATH,
+    name_completer,
     open_client,
     physical_access,
     run_async,
     virtual_access,
     with_virtual_cluster,
 )
-from tapestry.cli.help_text import help_epilog
-from tapestry.cli.name_completion import name_completer
+from tapestry.cli.help_text import command
 from tapestry.client.http_transport import HttpTransport
 from tapestry.manager.join_steps import Cluster, Step
 from tapestry.manager.joining import Plan
@@ -27,11 +27,9 @@ from tapestry.manager.safeguards import Safeguards
 from tapestry.manager.unjoining import unjoin as unjoin_cluster
 
 
-@click.command(
-    epilog=help_epilog(
-        "tapestry join east --cluster-kubeconfig east.yaml --lease 50%",
-        'tapestry join east --cluster-kubeconfig east.yaml --window "22:00-06:00 Mon,Tue" --time-zone Asia/Shanghai',
-    )
+@command(
+    "tapestry join east --cluster-kubeconfig east.yaml --lease 50%",
+    'tapestry join east --cluster-kubeconfig east.yaml --window "22:00-06:00 Mon,Tue" --time-zone Asia/Shanghai',
 )
 @click.argument("name", shell_complete=name_completer(CLUSTER_BINDINGS))
 @click.option("--cluster-kubeconfig", type=FILE_PATH, required=True, help="Admin kubeconfig of the physical cluster.")
@@ -136,11 +134,7 @@ def print_step(step: Step) -> None:
     click.echo(f"{step.result:<10} {step.cluster:<9} {step.subject}{note}")
 
 
-@click.command(
-    epilog=help_epilog(
-        "tapestry unjoin east --cluster-kubeconfig east.yaml", "tapestry unjoin east --force --timeout 60"
-    )
-)
+@command("tapestry unjoin east --cluster-kubeconfig east.yaml", "tapestry unjoin east --force --timeout 60")
 @click.argument("name", shell_complete=name_completer(CLUSTER_BINDINGS))
 @click.option("--force", is_flag=True, help="Unjoin even if the cluster, its syncer or the manager is gone.")
 @click.option("--cluster-kubeconfig", type=FILE_PATH, help="Admin kubeconfig to also clean up the physical cluster.")

@@ -12,20 +12,24 @@ from click.exceptions import Exit
 
 from tapestry.cli.cluster_access import (
     ALL_NAMESPACES_OPTION,
+    FORMATS,
     NAMESPACE_OPTION,
+    completer_for,
+    completion_client,
     error_message,
+    name_completer,
+    object_names,
     open_client,
     run_async,
     virtual_access,
+    with_output,
     with_virtual_cluster,
 )
-from tapestry.cli.help_text import help_epilog
-from tapestry.cli.name_completion import KIND_OR_NAME_COMPLETER, name_completer
-from tapestry.cli.output import FORMATS, with_output
+from tapestry.cli.help_text import command
 from tapestry.client.transport import JSON
 from tapestry.inspect.anykind import manifests, views
 from tapestry.inspect.anykind.kubectl_lite import KubectlLite, kind_rows, split_annotation_arguments
-from tapestry.inspect.anykind.resource_mapper import Target, display_name
+from tapestry.inspect.anykind.resource_mapper import Target, discover, display_name, resources_named
 from tapestry.inspect.anykind.views import ListOptions
 from tapestry.inspect.anykind.wait_conditions import CONDITION_FORMS
 from tapestry.inspect.snapshots import QueryError
@@ -36,6 +40,18 @@ from tapestry.kube.resources import PODS, Resource
 
 UNIT_SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
+
+async def kinds_or_names(context: click.Context) -> list[str]:
+    """Complete a kind, or the names of objects of the kind given first."""
+    words = context.params.get("words") or ()
+    async with completion_client(context) as (client, namespace):
+        known = await discover(client)
+        if not words:
+            return sorted(each.resource.plural for each in known if "list" in each.verbs)
+        return await object_names(client, resources_named(words[0], known)[0], namespace)
+
+
+KIND_OR_NAME_COMPLETER = completer_for(kinds_or_names)
 TARGETS_ARGUMENT = click.argument(
     "words", nargs=-1, required=True, metavar="KIND [NAME]... | KIND/NAME...", shell_complete=KIND_OR_NAME_COMPLETER
 )
@@ -99,7 +115,7 @@ def k() -> None:
     """Get, apply, create, annotate, delete, describe and wait for objects, and read logs, without kubectl."""
 
 
-@k.command(epilog=help_epilog("tapestry k kinds"))
+@command("tapestry k kinds", parent=k)
 @kubectl_command
 async def kinds(kubectl: KubectlLite) -> None:
     """List the served kinds with their short names."""
@@ -107,10 +123,8 @@ async def kinds(kubectl: KubectlLite) -> None:
     click.echo(table(["NAME", "ALSO", "API-VERSION", "NAMESPACED", "KIND"], rows))
 
 
-@k.command(
-    epilog=help_epilog(
-        "tapestry k get pods -A -o wide", "tapestry k get deploy,svc -l app=web", "tapestry k get cb/east -o yaml"
-    )
+@command(
+    "tapestry k get pods -A -o wide", "tapestry k get deploy,svc -l app=web", "tapestry k get cb/east -o yaml", parent=k
 )
 @TARGETS_ARGUMENT
 @SELECTOR_OPTION
@@ -134,8 +148,6 @@ async def get(
 
 
 class ObjectPrinter:
-    """Objects on a terminal."""
-
     def __init__(self, kubectl: KubectlLite, options: ListOptions, output: str) -> None:
         self.kubectl, self.options, self.output = kubectl, options, output
         self.is_table = output in ("table", "wide")
@@ -179,7 +191,7 @@ class ObjectPrinter:
                 click.echo(views.objects_text([found], self.output, single=True))
 
 
-@k.command(epilog=help_epilog("tapestry k apply -f policy.yaml", "tapestry manifests | tapestry k apply -f -"))
+@command("tapestry k apply -f policy.yaml", "tapestry manifests | tapestry k apply -f -", parent=k)
 @click.option(
     "--filename", "-f", "files", multiple=True, required=True, help="File, folder, or - for standard input. Repeatable."
 )
@@ -210,7 +222,7 @@ REQUESTS_OPTION = click.option(
 )
 
 
-@create.command(epilog=help_epilog("tapestry k create deployment web --image nginx --replicas 20 --requests cpu=250m"))
+@command("tapestry k create deployment web --image nginx --replicas 20 --requests cpu=250m", parent=create)
 @click.argument("name")
 @IMAGE_OPTION
 @REQUESTS_OPTION
@@ -224,7 +236,7 @@ async def deployment(
     click.echo(await kubectl.create(manifests.deployment(name, image, replicas, command, requests)))
 
 
-@create.command(epilog=help_epilog("tapestry k create job pi --image perl --completions 20 -- perl -e 'print 3'"))
+@command("tapestry k create job pi --image perl --completions 20 -- perl -e 'print 3'", parent=create)
 @click.argument("name")
 @IMAGE_OPTION
 @REQUESTS_OPTION
@@ -243,7 +255,7 @@ async def job(
     click.echo(await kubectl.create(manifests.job(name, image, completions, command, requests)))
 
 
-@create.command(epilog=help_epilog("tapestry k create namespace team-a"))
+@command("tapestry k create namespace team-a", parent=create)
 @click.argument("name")
 @kubectl_command
 async def namespace(kubectl: KubectlLite, name: str) -> None:
@@ -251,9 +263,7 @@ async def namespace(kubectl: KubectlLite, name: str) -> None:
     click.echo(await kubectl.create(manifests.namespace(name)))
 
 
-@k.command(
-    epilog=help_epilog("tapestry k delete deploy web", "tapestry k delete pods --all", "tapestry k delete -f web.yaml")
-)
+@command("tapestry k delete deploy web", "tapestry k delete pods --all", "tapestry k delete -f web.yaml", parent=k)
 @click.argument("words", nargs=-1, metavar="KIND [NAME]... | KIND/NAME...", shell_complete=KIND_OR_NAME_COMPLETER)
 @FILENAME_OPTION
 @SELECTOR_OPTION
@@ -316,11 +326,10 @@ async def delete_object(
         raise
 
 
-@k.command(
-    epilog=help_epilog(
-        "tapestry k annotate node worker-1 tapestry.io/reclaim=now",
-        "tapestry k annotate node worker-1 tapestry.io/reclaim-",
-    )
+@command(
+    "tapestry k annotate node worker-1 tapestry.io/reclaim=now",
+    "tapestry k annotate node worker-1 tapestry.io/reclaim-",
+    parent=k,
 )
 @click.argument(
     "words",
@@ -342,7 +351,7 @@ async def annotate(kubectl: KubectlLite, words: tuple[str, ...]) -> None:
     reporter.exit_if_failed()
 
 
-@k.command(epilog=help_epilog("tapestry k describe pod web-0", "tapestry k describe cb east"))
+@command("tapestry k describe pod web-0", "tapestry k describe cb east", parent=k)
 @TARGETS_ARGUMENT
 @SELECTOR_OPTION
 @kubectl_command
@@ -356,7 +365,7 @@ async def describe(kubectl: KubectlLite, words: tuple[str, ...], labels: str) ->
     click.echo("\n---\n".join([await kubectl.describe(obj) for obj in found]) or "none found", err=not found)
 
 
-@k.command(epilog=help_epilog("tapestry k logs web-0 --tail 20", "tapestry k logs -f deployment/web -c web"))
+@command("tapestry k logs web-0 --tail 20", "tapestry k logs -f deployment/web -c web", parent=k)
 @click.argument("pod", metavar="POD | KIND/NAME", shell_complete=name_completer(PODS))
 @click.option("--container", "-c", help="Container of the pod; required if the pod has several.")
 @click.option("--follow", "-f", is_flag=True, help="Print new lines until the container ends or Ctrl-C.")
@@ -378,12 +387,11 @@ async def logs(
         click.echo(chunk, nl=False)
 
 
-@k.command(
-    epilog=help_epilog(
-        "tapestry k wait deploy/web --for condition=Available",
-        "tapestry k wait pods --all --for delete --timeout 2m",
-        one="a condition was not met in time, or another error",
-    )
+@command(
+    "tapestry k wait deploy/web --for condition=Available",
+    "tapestry k wait pods --all --for delete --timeout 2m",
+    one="a condition was not met in time, or another error",
+    parent=k,
 )
 @TARGETS_ARGUMENT
 @SELECTOR_OPTION

@@ -12,8 +12,7 @@ from rich.console import Console, ConsoleDimensions
 
 from tapestry.client.client import Client
 from tapestry.inspect.screen import Footer, screen
-from tapestry.inspect.world_state import WorldState
-from tapestry.inspect.world_watcher import WorldWatcher
+from tapestry.inspect.world_state import WorldState, WorldWatcher
 
 TERMINAL_POLL_INTERVAL = 1.0
 """Seconds between checks whether this process is in the foreground of the terminal."""
@@ -93,7 +92,6 @@ class LiveView:
 
 
 def is_foreground(console: Console) -> bool:
-    """Return whether this process is in the foreground of the terminal."""
     try:
         return os.tcgetpgrp(console.file.fileno()) == os.getpgrp()
     except OSError:  # not our controlling terminal, so no shell manages it

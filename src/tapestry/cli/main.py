@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from tapestry import __version__
-from tapestry.cli.help_text import INTERRUPTED, exit_codes, help_epilog
+from tapestry.cli.help_text import INTERRUPTED, command, exit_codes
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -24,24 +24,24 @@ class Entry(NamedTuple):
 
 GROUPS = {
     "Local world": {
-        "up": Entry("tapestry.cli.up", "Run a virtual cluster and physical clusters on this machine."),
-        "down": Entry("tapestry.cli.up", "Stop the local world, and optionally delete it."),
-        "add": Entry("tapestry.cli.add", "Add a cluster to the local world."),
-        "remove": Entry("tapestry.cli.add", "Delete a cluster that was added to the local world."),
-        "demo": Entry("tapestry.cli.demo", "Show joining, leasing and reclaiming in a temporary world."),
+        "up": Entry("tapestry.cli.world", "Run a virtual cluster and physical clusters on this machine."),
+        "down": Entry("tapestry.cli.world", "Stop the local world, and optionally delete it."),
+        "add": Entry("tapestry.cli.world", "Add a cluster to the local world."),
+        "remove": Entry("tapestry.cli.world", "Delete a cluster that was added to the local world."),
+        "demo": Entry("tapestry.cli.world", "Show joining, leasing and reclaiming in a temporary world."),
     },
     "Physical clusters": {
         "manifests": Entry("tapestry.cli.manifests", "Print the objects to install in a virtual cluster."),
         "join": Entry("tapestry.cli.join", "Join a physical cluster and lease its idle capacity."),
         "unjoin": Entry("tapestry.cli.join", "Remove a physical cluster and end its lease."),
-        "repair": Entry("tapestry.cli.repair", "Find inconsistencies between clusters and delete garbage."),
+        "repair": Entry("tapestry.cli.doctor", "Find inconsistencies between clusters and delete garbage."),
     },
     "Inspection": {
         "status": Entry("tapestry.cli.status", "Show the joined clusters and their leased capacity."),
         "nodes": Entry("tapestry.cli.status", "Show the virtual nodes."),
-        "pods": Entry("tapestry.cli.pods", "Show pods on virtual nodes, their twins, and why they wait."),
+        "pods": Entry("tapestry.cli.status", "Show pods on virtual nodes, their twins, and why they wait."),
         "policies": Entry("tapestry.cli.status", "Show the lease policies of both sides."),
-        "tree": Entry("tapestry.cli.tree", "Show bindings, nodes, pods and twins as a tree."),
+        "tree": Entry("tapestry.cli.status", "Show bindings, nodes, pods and twins as a tree."),
         "top": Entry("tapestry.cli.top", "Show leased, requested and used resources."),
         "explain": Entry("tapestry.cli.explain", "Explain a node's lease, a policy's effect or a pod's state."),
         "doctor": Entry("tapestry.cli.doctor", "Check the clusters and the local world, with advice."),
@@ -59,7 +59,7 @@ GROUPS = {
         "hub": Entry("tapestry.cli.controllers", "Run every installed controller."),
     },
     "Other": {
-        "crd": Entry("tapestry.cli.crd", "Print the CustomResourceDefinition of every registered kind."),
+        "crd": Entry("tapestry.cli.controllers", "Print the CustomResourceDefinition of every registered kind."),
         "completion": Entry("tapestry.cli.completion", "Print a shell completion script."),
         "version": Entry("tapestry.cli.main", "Print the version."),
     },
@@ -136,7 +136,7 @@ def plugin() -> None:
     main(prog_name="kubectl tapestry")
 
 
-@click.command(epilog=help_epilog("tapestry version"))
+@command("tapestry version")
 def version() -> None:
     """Print the version."""
     click.echo(f"tapestry {__version__}")

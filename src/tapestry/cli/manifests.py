@@ -4,14 +4,12 @@ import click
 import yaml
 
 from tapestry.apis.keys import SYSTEM_NAMESPACE
-from tapestry.cli.help_text import help_epilog
+from tapestry.cli.help_text import command
 from tapestry.manager.config import DEFAULT_IMAGE
 from tapestry.manager.installation import installation_objects
 
 
-@click.command(
-    epilog=help_epilog("tapestry manifests | kubectl apply -f -", "tapestry manifests --replicas 1 -n tapestry")
-)
+@command("tapestry manifests | kubectl apply -f -", "tapestry manifests --replicas 1 -n tapestry")
 @click.option("--image", default=DEFAULT_IMAGE, show_default=True, help="Image of the manager and the syncers.")
 @click.option("--replicas", default=2, show_default=True, type=click.IntRange(1, 10), help="Number of manager pods.")
 @click.option("--namespace", "-n", default=SYSTEM_NAMESPACE, show_default=True, help="Namespace for Tapestry's pods.")

@@ -1,17 +1,50 @@
-"""Common flags, configuration and error handling of commands that run a process."""
+"""Options that set configuration values, and running a process with them."""
 
 import errno
 import os
 from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from tapestry.cli.settings import CONFIG, SWITCH, Command, Flags, settings_from_flags, with_options
 from tapestry.controller.app import configure_process, run_app
 from tapestry.controller.config import ManagerConfig
+from tapestry.kube.objects import EMPTY_MAPPING
 from tapestry.process.config import load_config
 from tapestry.process.tracing import TracingUnavailable
+
+Flags = dict[str, tuple[str, str]]
+"""Setting and help text, by option."""
+CONFIG = click.option(
+    "--config", "-c", type=click.Path(path_type=Path, dir_okay=False), help="YAML configuration file."
+)
+SWITCH: dict[str, Any] = {"type": bool, "is_flag": False, "flag_value": True}
+"""Boolean flag: `--option` is true, `--option=false` is false; if absent, the setting is unchanged."""
+
+Command = Callable[..., Any]
+
+
+def with_options(flags: Flags, kinds: Mapping[str, Mapping[str, Any]] = EMPTY_MAPPING) -> Callable[[Command], Command]:
+    """Add the options of a table to a command; `kinds` has click arguments by setting."""
+
+    def add_options(command: Command) -> Command:
+        for option, (path, text) in reversed(flags.items()):
+            command = click.option(option, help=text, **kinds.get(path, {}))(command)
+        return command
+
+    return add_options
+
+
+def settings_from_flags(flags: Flags, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the given values by setting; None for unused options, a list for repeatable ones."""
+    given = {path: values[option.removeprefix("--").replace("-", "_")] for option, (path, _) in flags.items()}
+    return {path: list(value) or None if isinstance(value, tuple) else value for path, value in given.items()}
+
+
+def split_commas(text: str | None) -> list[str] | None:
+    return text.split(",") if text else None
+
 
 C = TypeVar("C", bound=ManagerConfig)
 
@@ -34,13 +67,13 @@ def with_process_flags(command: Command) -> Command:
 def run_process(
     config_type: type[C],
     flags: Mapping[str, Any],
-    own: dict[str, Any],
+    own: Flags,
     start: Callable[[C], Coroutine[Any, Any, None]],
 ) -> None:
-    """Run `start(config)` to its end; `own` are settings from the command's own flags."""
+    """Run `start(config)` to its end; `own` are the command's own options."""
     try:
         config = load_config(
-            config_type, file=flags["config"], environ=os.environ, flags=settings_from_flags(FLAGS, flags) | own
+            config_type, file=flags["config"], environ=os.environ, flags=settings_from_flags(FLAGS | own, flags)
         )
         configure_process(config, click.get_current_context().info_name or "")
         run_app(lambda: start(config))

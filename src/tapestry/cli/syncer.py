@@ -6,11 +6,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import click
-
-from tapestry.cli.help_text import help_epilog
-from tapestry.cli.process_runner import run_process, with_process_flags
-from tapestry.cli.settings import SWITCH
+from tapestry.cli.help_text import command
+from tapestry.cli.process_runner import SWITCH, Flags, run_process, with_options, with_process_flags
 from tapestry.client.delegated_auth import DelegatedAuth
 from tapestry.nodeproxy.kubelet import KubeletServer, kubelet_tls, published_client_cas, serve_kubelet
 from tapestry.nodeproxy.logs import LogRelay, TwinLookup
@@ -20,34 +17,25 @@ from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.context import SyncContext
 from tapestry.syncer.virtual_nodes import Endpoint
 
+FLAGS: Flags = {
+    "--binding": ("binding", "Name of the ClusterBinding to serve."),
+    "--time-zone": ("timeZone", "Time zone of windows without one. [default: UTC]"),
+    "--kubelet-address": (
+        "kubelet.address",
+        "IP:PORT to serve the virtual nodes' kubelet API on; empty disables logs.",
+    ),
+    "--allow-loopback": ("allowLoopback", "Accept a kubeconfig that points to this machine."),
+}
 
-@click.command(
-    epilog=help_epilog(
-        "tapestry syncer --binding east",
-        "tapestry syncer --config syncer.yaml",
-        zero="stopped, or the binding was deleted",
-    )
+
+@command(
+    "tapestry syncer --binding east", "tapestry syncer --config syncer.yaml", zero="stopped, or the binding was deleted"
 )
-@click.option("--binding", help="Name of the ClusterBinding to serve.")
-@click.option("--time-zone", help="Time zone of windows without one. [default: UTC]")
-@click.option("--kubelet-address", help="IP:PORT to serve the virtual nodes' kubelet API on; empty disables logs.")
-@click.option("--allow-loopback", help="Accept a kubeconfig that points to this machine.", **SWITCH)
+@with_options(FLAGS, {"allowLoopback": SWITCH})
 @with_process_flags
-def syncer(
-    binding: str | None,
-    time_zone: str | None,
-    kubelet_address: str | None,
-    allow_loopback: bool | None,
-    **flags: Any,
-) -> None:
+def syncer(**flags: Any) -> None:
     """Lease the nodes of one physical cluster until stopped or until the binding is deleted."""
-    own = {
-        "binding": binding,
-        "timeZone": time_zone,
-        "kubelet.address": kubelet_address,
-        "allowLoopback": allow_loopback,
-    }
-    run_process(SyncerConfig, flags, own, lambda config: run_syncer(config, os.environ, Path.home(), with_kubelet))
+    run_process(SyncerConfig, flags, FLAGS, lambda config: run_syncer(config, os.environ, Path.home(), with_kubelet))
 
 
 @asynccontextmanager

@@ -6,7 +6,8 @@ from pathlib import Path
 import click
 
 from tapestry.apiserver.access import ephemeral_tokens
-from tapestry.cli.help_text import help_epilog
+from tapestry.cli.help_text import command
+from tapestry.inspect.tables import table
 from tapestry.kube.times import parse_duration, timestamp
 
 FOLDER_OPTION = click.option(
@@ -24,7 +25,7 @@ def token() -> None:
     """Create, list and revoke expiring tokens; a running server applies changes at once."""
 
 
-@token.command(epilog=help_epilog("tapestry token create --user ada --group admins --ttl 12h"))
+@command("tapestry token create --user ada --group admins --ttl 12h", parent=token)
 @FOLDER_OPTION
 @click.option("--user", required=True, help="User name that the token authenticates.")
 @click.option("--group", "groups", multiple=True, help="Group of the user. Repeatable.")
@@ -38,7 +39,7 @@ def create(folder: Path, user: str, groups: tuple[str, ...], ttl: str) -> None:
     click.echo(text)
 
 
-@token.command(name="list", epilog=help_epilog("tapestry token list"))
+@command("tapestry token list", parent=token, name="list")
 @FOLDER_OPTION
 def show(folder: Path) -> None:
     """List the valid tokens without their secrets."""
@@ -47,18 +48,15 @@ def show(folder: Path) -> None:
     except ValueError as error:
         raise click.ClickException(str(error)) from error
     now = datetime.now(UTC)
-    lines = [("ID", "USER", "GROUPS", "EXPIRES")]
-    lines += [
+    rows = [
         (each.id, each.user, ",".join(each.groups) or "<none>", timestamp(each.expires))
         for each in sorted(tokens.values(), key=lambda token: token.expires)
         if each.expires > now
     ]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        click.echo("   ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+    click.echo(table(["ID", "USER", "GROUPS", "EXPIRES"], rows))
 
 
-@token.command(epilog=help_epilog("tapestry token revoke k3x9"))
+@command("tapestry token revoke k3x9", parent=token)
 @FOLDER_OPTION
 @click.argument("id")
 def revoke(folder: Path, id: str) -> None:

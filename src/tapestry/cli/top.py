@@ -8,6 +8,7 @@ from tapestry.apis.permissions import IDENTITY_NAMESPACE
 from tapestry.cli.cluster_access import (
     ALL_NAMESPACES_OPTION,
     BINDING_OPTION,
+    FORMATS,
     NAMESPACE_OPTION,
     WORLD_FOLDER,
     QueryOutput,
@@ -15,8 +16,7 @@ from tapestry.cli.cluster_access import (
     physical_access,
     query_command,
 )
-from tapestry.cli.help_text import help_epilog
-from tapestry.cli.output import FORMATS
+from tapestry.cli.help_text import command
 from tapestry.client.access import Access
 from tapestry.client.credentials import Credentials
 from tapestry.client.errors import KubeconfigError
@@ -34,9 +34,7 @@ KUBELET_CLIENT = "apiserver-kubelet-client"
 """Name of the certificate in `tapestry.local.control_planes`, repeated here because that module is slow to import."""
 
 
-@click.command(
-    epilog=help_epilog("tapestry top", "tapestry top nodes --sort-by memory", "tapestry top pods -A -o wide")
-)
+@command("tapestry top", "tapestry top nodes --sort-by memory", "tapestry top pods -A -o wide")
 @click.argument("what", type=click.Choice(SUBJECTS), default=SUBJECTS[0])
 @click.option(
     "--sort-by",

@@ -60,8 +60,6 @@ def utc_now() -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class CredentialEnvironment:
-    """Environment variables and clocks that credentials use."""
-
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     monotonic: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = utc_now

@@ -34,7 +34,7 @@ from tapestry.client.responses import (
 )
 from tapestry.client.retries import MAX_ATTEMPTS, send_with_retries
 from tapestry.client.transport import SMALL_RESPONSE_BYTES, Request, Transport
-from tapestry.kube.errors import AnswerTooLarge, ApiError, NotFound
+from tapestry.kube.errors import ApiError, NotFound, ResponseTooLarge
 from tapestry.kube.objects import Object, name_of, namespace_of, object_named, uid_of, version_of
 from tapestry.kube.patches import owned_patch
 from tapestry.kube.resources import PODS, SERVICE_ACCOUNTS, Resource
@@ -126,7 +126,7 @@ class Client:
             request = Request("GET", resource.path(namespace), {**query, "limit": str(page_size)})
             try:
                 response = await send_with_retries(self.transport, request, "list", resource.name)
-            except AnswerTooLarge:
+            except ResponseTooLarge:
                 if page_size == 1:
                     raise
                 page_size = max(1, page_size // 4)
@@ -149,7 +149,6 @@ class Client:
             query = {**query, "continue": decoded.metadata.continue_}
 
     async def server_version(self) -> Object:
-        """Return the response of /version."""
         return await self._send_for_object(Request("GET", "/version", max_body=SMALL_RESPONSE_BYTES), "get", "version")
 
     # -- writing
@@ -395,7 +394,6 @@ def resource_label(resource: Resource, subresource: str | None) -> str:
 
 
 def without_nones(value: Any) -> Any:
-    """Return `value` without the fields that are None."""
     if isinstance(value, dict):
         return {key: without_nones(child) for key, child in value.items() if child is not None}
     return value

@@ -20,8 +20,6 @@ CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class AuthorizationSource(Protocol):
-    """Source of the Authorization header."""
-
     @property
     def key_pair(self) -> KeyPair | None:
         """The client certificate issued with the last header.  The same object until another one is issued."""

@@ -14,7 +14,6 @@ from tapestry.kube.resources import Resource
 
 
 async def is_served(client: Client, resource: Resource) -> bool:
-    """Return whether the server serves the resource in that version."""
     if resource.group and resource.api_version not in await group_versions(client):
         return False
     document = await discovery_document(client, resource.group_version_path, "APIResourceList")

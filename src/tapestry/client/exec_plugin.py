@@ -67,8 +67,6 @@ class ExecCredential(msgspec.Struct, frozen=True, rename="camel"):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class IssuedCredential:
-    """One credential that the program issued."""
-
     token: str | None
     key_pair: KeyPair | None
     replace_at: datetime | None
@@ -247,7 +245,6 @@ async def read_bounded(process: asyncio.subprocess.Process, stream: asyncio.Stre
 
 
 def kill(process: asyncio.subprocess.Process) -> None:
-    """Kill the process and its children, if it still runs."""
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -22,7 +22,7 @@ from tapestry import __version__
 from tapestry.client.access import Access
 from tapestry.client.metrics import RECEIVED, SENT
 from tapestry.client.transport import Request, Response
-from tapestry.kube.errors import AnswerTooLarge, TransportError
+from tapestry.kube.errors import ResponseTooLarge, TransportError
 
 CONNECT_SECONDS = 10.0
 MAX_IN_FLIGHT = 64
@@ -219,7 +219,7 @@ class HttpTransport:
 
 
 async def read_body(response: aiohttp.ClientResponse, limit: int) -> bytes:
-    """Return the whole body.  Raise AnswerTooLarge as soon as it is known to exceed `limit` bytes."""
+    """Return the whole body.  Raise ResponseTooLarge as soon as it is known to exceed `limit` bytes."""
     announced, size = response.content_length or 0, 0
     chunks: list[bytes] = []
     while max(announced, size) <= limit:
@@ -228,7 +228,9 @@ async def read_body(response: aiohttp.ClientResponse, limit: int) -> bytes:
         chunks.append(chunk)
         size += len(chunk)
         RECEIVED.inc(by=len(chunk))
-    raise AnswerTooLarge(f"{response.method} {response.url.path}: the response is over {limit} bytes", maybe_sent=True)
+    raise ResponseTooLarge(
+        f"{response.method} {response.url.path}: the response is over {limit} bytes", maybe_sent=True
+    )
 
 
 async def disable_retries(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:

@@ -110,7 +110,6 @@ def in_cluster_access(
 
 
 def kubeconfig_paths(value: str) -> list[Path]:
-    """Return the paths in a value of the variable KUBECONFIG."""
     return [Path(path) for path in value.split(os.pathsep) if path]
 
 

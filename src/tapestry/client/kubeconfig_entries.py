@@ -165,3 +165,18 @@ def known_names(entries: Mapping[str, Any]) -> str:
 def quoted_name(name: str) -> str:
     """Return a truncated repr of `name` for an error."""
     return repr(name if len(name) <= 100 else f"{name[:100]}...")
+
+
+def kubeconfig_document(
+    name: str, cluster: Mapping[str, Any], user: Mapping[str, Any], namespace: str | None = None
+) -> dict[str, Any]:
+    """Return a kubeconfig with one context, whose cluster and user have the same name."""
+    place = {"namespace": namespace} if namespace else {}
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": name,
+        "clusters": [{"name": name, "cluster": cluster}],
+        "users": [{"name": name, "user": user}],
+        "contexts": [{"name": name, "context": {"cluster": name, "user": name, **place}}],
+    }

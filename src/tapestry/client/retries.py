@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from tapestry.client.metrics import REQUESTS
 from tapestry.client.transport import Request, Response, Transport
-from tapestry.kube.errors import AnswerTooLarge, TransportError, error_from_body
+from tapestry.kube.errors import ResponseTooLarge, TransportError, error_from_body
 
 MAX_ATTEMPTS = 5
 """Maximum number of attempts for one request."""
@@ -42,7 +42,7 @@ async def send_with_retries(
             response = await transport.send(request)
         except TransportError as error:
             REQUESTS.inc(verb, resource, "TransportError")
-            if attempt == max_attempts or isinstance(error, AnswerTooLarge):
+            if attempt == max_attempts or isinstance(error, ResponseTooLarge):
                 raise
             if error.maybe_sent and request.method != "GET":
                 raise

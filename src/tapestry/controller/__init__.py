@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tapestry.controller.app import App
-    from tapestry.controller.controller import Controller, Result, controller_key, generation_changed
+    from tapestry.controller.controller import Controller, Result, controller_key, ensure_owned, generation_changed
     from tapestry.controller.errors import NotLeading, Terminal
     from tapestry.controller.events import Recorder
     from tapestry.controller.informer import Informer
     from tapestry.controller.manager import Manager
-    from tapestry.controller.owned import ensure_owned
     from tapestry.controller.phases import Next, Phase, PhaseMachine, PhaseStatus
     from tapestry.controller.queue import Queue
     from tapestry.controller.registry import Registry
@@ -65,7 +64,7 @@ _MODULES = {
     "Store": "store",
     "Terminal": "errors",
     "controller_key": "controller",
-    "ensure_owned": "owned",
+    "ensure_owned": "controller",
     "generation_changed": "controller",
 }
 

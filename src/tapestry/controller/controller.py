@@ -8,21 +8,24 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
+from tapestry.client.client import Client
 from tapestry.controller.errors import NotLeading, Terminal
 from tapestry.controller.informer import Informer
 from tapestry.controller.metrics import ERRORS, QUEUE_AGE, QUEUE_DEPTH, RETRIES, reconcile_series, sync_series
 from tapestry.controller.queue import Queue, QueueClosed
+from tapestry.controller.store import T
 from tapestry.kube.crds import InvalidSpec
 from tapestry.kube.errors import Conflict, KubeError
-from tapestry.kube.objects import Object, controller_of, key_of, namespace_of
+from tapestry.kube.objects import Object, controller_of, is_owned_by, key_of, namespace_of, owned_object
 from tapestry.kube.resources import Resource
 from tapestry.process.logs import log_context, logger
 from tapestry.process.tracing import span
 
 log = logger(__name__)
 
-KeyMapper = Callable[[Object], Iterable[str]]
+KeyMapper = Callable[[T], Iterable[str]]
 """Maps an object that changed to the keys to reconcile."""
 
 
@@ -79,17 +82,17 @@ class Controller:
     ) -> None:
         self.name = name
         self.queue = Queue()
-        self.sources: list[tuple[Informer, KeyMapper]] = []
+        self.sources: list[tuple[Informer[Any], KeyMapper[Any]]] = []
         self._reconcile = reconcile
         self._workers = workers
         self._now = now
 
     def watch(
         self,
-        informer: Informer,
-        keys: KeyMapper = own_key,
+        informer: Informer[T],
+        keys: KeyMapper[T] = own_key,  # type: ignore[assignment]  # T is a dict by default
         *,
-        when: Callable[[Object | None, Object | None], bool] | None = None,
+        when: Callable[[T | None, T | None], bool] | None = None,
         after: float = 0.0,
     ) -> None:
         """Enqueue the `keys` of an object, in its old and new state, whenever it changes (and `when` returns true).
@@ -99,7 +102,7 @@ class Controller:
         """
         self.sources.append((informer, keys))
 
-        def enqueue(old: Object | None, new: Object | None) -> None:
+        def enqueue(old: T | None, new: T | None) -> None:
             if when is not None and not when(old, new):
                 return
             for obj in (old, new):
@@ -197,3 +200,21 @@ def is_cancelled() -> bool:
     """Return whether the running task itself was cancelled, not only something it awaited."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+async def ensure_owned(
+    client: Client, informer: Informer, owner: Object, content: Object, *, name: str | None = None
+) -> Object:
+    """Return the cached object that `owner` controls, created from `content` if missing.
+
+    A second call creates nothing: while the cache lags, the name leads to a Conflict.  Raise Terminal if an object of
+    another owner has the name.
+    """
+    desired = owned_object(owner, informer.resource, content, name=name)
+    existing = informer.store.get(key_of(desired))
+    if existing is None:
+        return await client.create(informer.resource, desired)
+    if not is_owned_by(existing, owner):
+        kind, key = informer.resource.kind, key_of(desired)
+        raise Terminal("NameTaken", f"{kind} {key} has another owner; rename or delete {owner['kind']} {key_of(owner)}")
+    return existing

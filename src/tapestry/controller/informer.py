@@ -7,16 +7,16 @@ the watch, the list is compared with the store, so objects deleted meanwhile are
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
-from typing import Self
+from typing import Generic, Self
 
 from tapestry.client.client import Client
 from tapestry.client.discovery import is_served
 from tapestry.client.watch import Changes, ListPage, ListStart, Synced, Watch
 from tapestry.controller.metrics import CACHED_OBJECTS
-from tapestry.controller.store import Indexer, Store
+from tapestry.controller.store import Indexer, Store, T
 from tapestry.controller.transforms import Transform, slim
 from tapestry.kube.errors import Gone, KubeError, NotFound, TooManyRequests
-from tapestry.kube.objects import Object, key_of, uid_of, version_of
+from tapestry.kube.objects import Object, identity_of, key_of, uid_of, version_of
 from tapestry.kube.resources import Resource
 from tapestry.process.logs import logger
 
@@ -25,12 +25,12 @@ log = logger(__name__)
 MAX_ERROR_LENGTH = 300
 """Maximum characters of a key or an error in the log."""
 
-Handler = Callable[[Object | None, Object | None], None]
+Handler = Callable[[T | None, T | None], None]
 """Called with the old and new state of an object.  None means that it did not exist or does not exist any more."""
 
 
-class Informer:
-    """Keeps `store` equal to the objects of one resource that match the selectors."""
+class Informer(Generic[T]):
+    """Keeps `store` equal to the objects of one resource that match the selectors, as `transform` returns them."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class Informer:
         labels: str = "",
         fields: str = "",
         keep: Callable[[Object], bool] | None = None,
-        transform: Transform = slim,
-        indexers: Mapping[str, Indexer] | None = None,
+        transform: Transform[T] = slim,  # type: ignore[assignment]  # T is a dict by default
+        indexers: Mapping[str, Indexer[T]] | None = None,
     ) -> None:
         self.resource = resource
         self.name = " ".join(filter(None, (resource.name, namespace, labels, fields)))
@@ -58,8 +58,8 @@ class Informer:
         )
         self._keep = keep
         self._transform = transform
-        self._handlers: list[Handler] = []
-        self._deletion_handlers: list[Callable[[Object], None]] = []
+        self._handlers: list[Handler[T]] = []
+        self._deletion_handlers: list[Callable[[T], None]] = []
         self._after_sync: list[Callable[[], None]] = []
 
     def with_name(self, name: str) -> Self:
@@ -82,13 +82,13 @@ class Informer:
         self._is_optional = True
         return self
 
-    def on_change(self, handler: Handler) -> None:
+    def on_change(self, handler: Handler[T]) -> None:
         """Call `handler` for every object in the store now, and for every later change."""
         self._handlers.append(handler)
         for obj in self.store.list():
             handler(None, obj)
 
-    def on_deletion(self, handler: Callable[[Object], None]) -> None:
+    def on_deletion(self, handler: Callable[[T], None]) -> None:
         """Call `handler` with the last cached state of each object whose deletion the server reports.
 
         Objects that are only missing from a later list are not reported here: that does not prove their deletion.
@@ -152,11 +152,13 @@ class Informer:
             return None
         key = key_of(obj)
         old = self.store.get(key)
-        if old is not None and version_of(old) == version_of(obj):
-            return key
-        if old is not None and uid_of(old) != uid_of(obj):
-            self._forget(key)  # deleted and recreated during a gap of the watch
-            old = None
+        if old is not None:
+            uid, version = identity_of(old)
+            if version == version_of(obj):
+                return key
+            if uid != uid_of(obj):
+                self._forget(key)  # deleted and recreated during a gap of the watch
+                old = None
         try:
             new = self._transform(obj)
         except (ValueError, LookupError, TypeError, AttributeError) as error:  # other objects must still be cached
@@ -164,18 +166,18 @@ class Informer:
             log.warning("object not cached: transform failed", resource=self.resource.name, object=name, error=text)
             self._forget(key)
             return None
-        self.store.put(new)
+        self.store.put(key, new)
         for handler in self._handlers:
             handler(old, new)
         return key
 
     def _delete(self, obj: Object) -> None:
         old = self._forget(key_of(obj))
-        if old is not None and uid_of(old) == uid_of(obj):
+        if old is not None and identity_of(old)[0] == uid_of(obj):
             for handler in self._deletion_handlers:
                 handler(old)
 
-    def _forget(self, key: str) -> Object | None:
+    def _forget(self, key: str) -> T | None:
         old = self.store.remove(key)
         if old is not None:
             for handler in self._handlers:

@@ -25,8 +25,7 @@ from tapestry.controller.errors import NotLeading
 from tapestry.controller.events import Recorder
 from tapestry.controller.informer import Informer
 from tapestry.controller.leader import Elector, LeaseDurations
-from tapestry.controller.registry import Setup
-from tapestry.controller.store import Indexer
+from tapestry.controller.store import Indexer, T
 from tapestry.controller.transforms import Transform, slim
 from tapestry.kube.errors import KubeError
 from tapestry.kube.objects import Object
@@ -38,6 +37,9 @@ from tapestry.process.probes import serve_health, serve_metrics, server_tls
 log = logger(__name__)
 
 RESTART_INTERVAL = 1.0
+
+Setup = Callable[["Manager"], None]
+"""Sets up a reconciler: creates informers and controllers of the manager."""
 
 
 class Manager:
@@ -75,8 +77,8 @@ class Manager:
         self._keep = keep
         self._setups: dict[str, Setup] = {}
         self._set_up = False
-        self._informers: dict[tuple[Any, ...], Informer] = {}
-        self._optional_informers: list[Informer] = []
+        self._informers: dict[tuple[Any, ...], Informer[Any]] = {}
+        self._optional_informers: list[Informer[Any]] = []
         self._startup_tasks: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
         self._leader_tasks: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
         self._after_sync: list[Callable[[], None]] = []
@@ -114,9 +116,9 @@ class Manager:
         labels: str = "",
         fields: str = "",
         keep: Callable[[Object], bool] | None = None,
-        transform: Transform = slim,
-        indexers: dict[str, Indexer] | None = None,
-    ) -> Informer:
+        transform: Transform[T] = slim,  # type: ignore[assignment]  # T is a dict by default
+        indexers: dict[str, Indexer[T]] | None = None,
+    ) -> Informer[T]:
         """Return the shared informer of a resource and selection.
 
         The configured filter applies to it.  `filtered=False` exempts resources that do not carry the filter's labels.
@@ -141,7 +143,7 @@ class Manager:
             informer.store.add_index(name, indexer)
         return informer
 
-    def add_optional_informer(self, informer: Informer) -> Informer:
+    def add_optional_informer(self, informer: Informer[T]) -> Informer[T]:
         """Run an informer of another cluster.  Work does not wait for its sync: that cluster may be unreachable."""
         self._optional_informers.append(informer)
         return informer

@@ -89,15 +89,6 @@ class PhaseMachine:
         controller.watch(objects, when=has_relevant_change)
         return controller
 
-    def mermaid(self) -> str:
-        """Return the machine as a Mermaid state diagram."""
-        lines = ["stateDiagram-v2", f"    [*] --> {self.initial}"]
-        for name, phase in self.phases.items():
-            lines += [f"    {name} --> {target}" for target in phase.to]
-            if phase.handler is None:
-                lines.append(f"    {name} --> [*]")
-        return "\n".join(lines)
-
     def _table_errors(self) -> list[str]:
         errors = []
         if self.initial not in self.phases:

@@ -7,21 +7,14 @@ add reconcilers through the entry point group `tapestry.controllers`, a function
     at = "at.controller:register"
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tapestry.controller.manager import Manager, Setup
 from tapestry.kube.crds import Kind
 
-if TYPE_CHECKING:
-    from tapestry.controller.manager import Manager
-
 ENTRY_POINT_GROUP = "tapestry.controllers"
-
-Setup = Callable[["Manager"], None]
-"""Sets up a reconciler: creates informers and controllers of the manager."""
 
 
 class Registry:

@@ -1,7 +1,7 @@
 """Transforms that informers apply to objects before they store them.
 
 A transform receives an object that has no other user yet, so it may change it in place.  It returns the object to
-store, which must keep the name, namespace, uid and resourceVersion: the informer detects changes by these.
+store, or a `View` of it.  It must keep the uid and resourceVersion: the informer detects changes by these.
 
 Objects have many equal parts.  The pods of a Deployment differ in name, address and a few times; their labels, volumes,
 tolerations and probes are equal.  `slim` stores such parts once, which halves the memory of a cache of pods.  This is
@@ -14,9 +14,10 @@ from typing import Any
 
 import msgspec
 
+from tapestry.controller.store import T
 from tapestry.kube.objects import Object
 
-Transform = Callable[[Object], Object]
+Transform = Callable[[Object], T]
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 MAX_SHARED_STRING = 64

@@ -40,14 +40,14 @@ OPTIONAL_CONTROLLERS = {
     "nodes": "node_lifecycle",
     "deployments": "workloads.deployments",
     "replicasets": "workloads.replicasets",
-    "replicationcontrollers": "workloads.replicationcontrollers",
+    "replicationcontrollers": "workloads.replicasets:install_replication_controllers",
     "statefulsets": "workloads.statefulsets",
     "daemonsets": "workloads.daemonsets",
     "jobs": "workloads.jobs",
     "cronjobs": "workloads.cronjobs",
     "services": "service_endpoints",
 }
-"""Controllers for clusters with nodes. They are imported and run only if their name is given."""
+"""Modules of controllers for clusters with nodes. They are imported and run only if their name is given."""
 WILDCARD = "*"
 NONE = "none"
 ALWAYS_ENABLED = "definitions"
@@ -72,12 +72,13 @@ def register_controllers(manager: Manager, ca_bundle: str, signing_ca: Certifica
     manager.register(certificates.APPROVING, certificates.install_approving)
     manager.register(certificates.SIGNING, lambda each: certificates.install_signing(each, signing_ca))
     manager.register(certificates.CLEANING, certificates.install_cleaning)
-    for name, module in OPTIONAL_CONTROLLERS.items():
-        manager.register(name, partial(import_and_install, module))
+    for name, place in OPTIONAL_CONTROLLERS.items():
+        manager.register(name, partial(import_and_install, place))
 
 
-def import_and_install(module: str, manager: Manager) -> None:
-    importlib.import_module(f"tapestry.controlplane.{module}").install(manager)
+def import_and_install(place: str, manager: Manager) -> None:
+    module, _, function = place.partition(":")
+    getattr(importlib.import_module(f"tapestry.controlplane.{module}"), function or "install")(manager)
 
 
 def check_patterns(patterns: Iterable[str]) -> None:

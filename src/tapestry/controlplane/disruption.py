@@ -22,6 +22,7 @@ from tapestry.kube.conditions import is_condition_true, new_condition, with_cond
 from tapestry.kube.errors import MethodNotAllowed, NotFound
 from tapestry.kube.objects import Object, controller_of, is_deleting, key_of, name_of, namespace_of, uid_of, value_at
 from tapestry.kube.patches import merge_patch
+from tapestry.kube.quantity import scaled_value
 from tapestry.kube.resources import DISRUPTION_BUDGETS, PODS
 from tapestry.kube.selectors import label_selector
 from tapestry.kube.times import parse_time
@@ -85,14 +86,14 @@ class DisruptionReconciler:
         spec = budget.get("spec") or {}
         if (max_unavailable := spec.get("maxUnavailable")) is not None:
             expected = await self.expected_pods(pods)
-            return BudgetTarget(expected, max(0, expected - scaled_value(max_unavailable, expected)))
+            return BudgetTarget(expected, max(0, expected - scaled_value(max_unavailable, expected, math.ceil)))
         min_available = spec.get("minAvailable")
         if min_available is None:
             return BudgetTarget(0, 0)
         if isinstance(min_available, int):
             return BudgetTarget(len(pods), min_available)
         expected = await self.expected_pods(pods)
-        return BudgetTarget(expected, scaled_value(min_available, expected))
+        return BudgetTarget(expected, scaled_value(min_available, expected, math.ceil))
 
     async def expected_pods(self, pods: Sequence[Object]) -> int:
         """Return the number of replicas of all owners of these pods. Pods without an owner do not count."""
@@ -143,11 +144,6 @@ class DisruptionReconciler:
 
 
 # -- pure
-
-
-def scaled_value(part: int | str, whole: int) -> int:
-    """Return an absolute number, or a percentage of `whole` rounded up."""
-    return part if isinstance(part, int) else math.ceil(int(part.removesuffix("%")) * whole / 100)
 
 
 def pending_disruptions(disrupted_pods: Mapping[str, str], pods: Sequence[Object], now: datetime) -> dict[str, str]:

@@ -70,7 +70,6 @@ def family_of(address: str) -> str:
 
 
 def selects_pods(service: Object) -> bool:
-    """Return whether the endpoints of the Service are selected pods."""
     spec = service["spec"]
     return spec.get("selector") is not None and spec.get("type") != "ExternalName"
 
@@ -147,7 +146,6 @@ def is_managed_endpoints(endpoints: Object) -> bool:
 
 
 def backends_from_endpoints(endpoints: Object) -> list[Backend]:
-    """Return the backends in user-written Endpoints."""
     backends = []
     for subset in endpoints.get("subsets") or ():
         ports = hashable_ports(

@@ -29,8 +29,6 @@ PROPAGATION_BY_FINALIZER = {ORPHAN_FINALIZER: Propagation.ORPHAN, FOREGROUND_FIN
 
 
 class OwnerState(Enum):
-    """State of an owner from the point of view of a dependent."""
-
     PRESENT = auto()
     WAITING_FOR_DEPENDENTS = auto()
     """Being deleted in the foreground: its dependents are deleted first."""
@@ -180,7 +178,6 @@ def finalizers_of(obj: Object) -> list[str]:
 
 
 def is_foreground_deleting(obj: Object) -> bool:
-    """Return whether the object is being deleted in the foreground."""
     return is_deleting(obj) and FOREGROUND_FINALIZER in finalizers_of(obj)
 
 

@@ -48,7 +48,7 @@ class MetadataInformers:
         self._outdated = asyncio.Event()
         self._outdated.set()
         manager.informer(CRDS, transform=without_schemas).on_change(self._on_definition_change)
-        manager.run_always("everything", self.run)
+        manager.run_always("metadata-informers", self.run)
 
     def on_change(self, handler: Handler) -> None:
         """Call `handler` for every change of any object. Call this before the manager runs."""
@@ -96,7 +96,7 @@ class MetadataInformers:
             for handler in self._handlers:
                 informer.on_change(partial(handler, resource))
             informer.after_sync(self._update_synced)
-            self._tasks[resource] = group.create_task(informer.run(), name=f"everything-{resource.name}")
+            self._tasks[resource] = group.create_task(informer.run(), name=f"metadata-informer-{resource.name}")
 
     def _stop_informer(self, resource: Resource) -> None:
         """Stop the informer of a resource that is no longer served, and report its objects as deleted."""

@@ -17,9 +17,8 @@ from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, is_deleting, key_of, name_of, value_at
 from tapestry.kube.pod_requests import bound_at
-from tapestry.kube.pods import is_pod_terminal
+from tapestry.kube.pods import is_pod_terminal, tolerates
 from tapestry.kube.resources import NODES, PODS
-from tapestry.kube.taints import tolerates
 from tapestry.kube.times import parse_time, timestamp
 
 QUARANTINE = timedelta(seconds=40)
@@ -184,8 +183,8 @@ def install(manager: Manager, nodes: Informer, pods: Informer, node_index: str) 
     def pods_of_node(node: Object) -> Iterable[str]:
         return [key_of(pod) for pod in pods.store.by(node_index, name_of(node))]
 
-    controller = manager.controller("departures", reconciler.reconcile)
+    controller = manager.controller("taint-eviction", reconciler.reconcile)
     controller.watch(pods, when=spec_or_deletion_changed)
     controller.watch(nodes, pods_of_node, when=taints_changed)
-    pod_gc = manager.controller("finished-pods", reconciler.collect_terminated, workers=1)
+    pod_gc = manager.controller("pod-gc", reconciler.collect_terminated, workers=1)
     manager.after_sync(lambda: pod_gc.queue.add_after(TERMINATED_INDEX, GC_INTERVAL))

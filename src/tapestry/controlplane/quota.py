@@ -93,7 +93,6 @@ class QuotaReconciler:
         return ResourceList(usage)
 
     def object_changed(self, queue: Queue, resource: Resource, old: Object | None, new: Object | None) -> None:
-        """Enqueue the quotas that count the resource of a changed object."""
         obj = new or old
         namespace = namespace_of(obj) if obj is not None else None
         for quota in self.quotas.by(NAMESPACE_INDEX, namespace) if namespace else ():

@@ -62,7 +62,6 @@ class EndpointsReconciler:
         await self.mirror_endpoints(service, endpoints, key)
 
     async def update_endpoints(self, service: Object, endpoints: Object | None) -> None:
-        """Write the pods of a Service to its Endpoints and slices."""
         backends = backends_from_pods(service, self.selected_pods(service), self.zone_of)
         await self.ensure(ENDPOINTS, endpoints, endpoints_of(service, backends))
         await self.update_slices(
@@ -117,7 +116,6 @@ class EndpointsReconciler:
         return [each for each in self.slices.by(SERVICE_INDEX, key) if labels_of(each).get(MANAGED_BY) == manager]
 
     def services_selecting(self, pod: Object) -> Iterable[str]:
-        """Yield the keys of the Services that select a pod."""
         labels = labels_of(pod).items()
         for service in self.services.by(NAMESPACE_INDEX, namespace_of(pod) or ""):
             if selects_pods(service) and service["spec"]["selector"].items() <= labels:

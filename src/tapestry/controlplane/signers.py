@@ -74,8 +74,6 @@ class CannotSign(Exception):
 
 @dataclass(frozen=True)
 class SigningCa:
-    """Certificate and private key of the CA that signs."""
-
     certificate: x509.Certificate
     key: CertificateIssuerPrivateKeyTypes
 

@@ -46,8 +46,6 @@ ReportProgress = Callable[[str], None]
 
 
 class MissingItem(Printable, frozen=True):
-    """An item that is missing from the bundle, at least in part."""
-
     what: str
     why: str
 
@@ -127,7 +125,6 @@ class Collector:
                 self.collected.texts[f"{file}.before.log"] = previous_log
 
     def collect_world(self, folder: Path) -> None:
-        """Collect the logs of a local world."""
         for file in sorted([*folder.glob("*/log"), *folder.glob("*/*.log")]):
             if file.name != "audit.log":
                 name = f"world/{file.parent.name}/{file.name.removesuffix('.log')}.log"
@@ -155,7 +152,6 @@ async def container_log(kubectl: KubectlLite, pod: Object, container: str, **mor
 
 
 def bundle_files(collected: CollectedData, versions: Mapping[str, str], now: datetime) -> dict[str, bytes]:
-    """Return the files of the bundle by name, with the manifest first."""
     everything = [obj for found in collected.objects.values() for obj in found]
     redaction = Redaction(secrets_in(everything) | collected.secrets)
     missing = list(collected.missing)

@@ -23,11 +23,10 @@ from tapestry.inspect import findings
 from tapestry.inspect.anykind.resource_mapper import send_request
 from tapestry.inspect.findings import Finding
 from tapestry.inspect.queries import Queries
-from tapestry.inspect.safeguards import safeguard_findings
-from tapestry.inspect.snapshots import gather_all
+from tapestry.inspect.snapshots import ClusterUnreadable, gather_all, physical_client
 from tapestry.kube.errors import Forbidden, KubeError
-from tapestry.kube.objects import Object
-from tapestry.kube.resources import DEPLOYMENTS, LEASES, SECRETS, Resource
+from tapestry.kube.objects import Object, value_at
+from tapestry.kube.resources import DEPLOYMENTS, LEASES, NAMESPACES, SECRETS, Resource
 from tapestry.manager.installation import INSTALL_NAME
 
 SYSTEM_NAMESPACE = keys.SYSTEM_NAMESPACE
@@ -98,7 +97,21 @@ class Doctor:
         return findings.policy_findings(*await self.queries.policies())
 
     async def safeguards(self) -> Iterable[Finding]:
-        return await safeguard_findings(self.client, self.queries.connect)
+        """Check the mount namespace of each binding; skip unreadable clusters."""
+        bindings = await self.client.list(CLUSTER_BINDINGS)
+        namespaces = await gather_all(*map(self.mount_namespace, bindings))
+        pairs = zip(bindings, namespaces, strict=True)
+        return [findings.safeguard_finding(*each) for each in pairs if each[1] is not None]
+
+    async def mount_namespace(self, binding: Object) -> Object | None:
+        """Return the mount namespace of a binding; None if it is missing or unreadable."""
+        name = value_at(binding, "spec", "mountNamespace", default="")
+        try:
+            async with physical_client(self.client, binding, self.queries.connect) as client:
+                found = await client.list(NAMESPACES, fields=f"metadata.name={name}")
+        except ClusterUnreadable:
+            return None
+        return found[0] if found else None
 
     async def marks(self) -> Iterable[Finding]:
         return findings.leftover_findings(await self.client.list(SECRETS, SYSTEM_NAMESPACE))

@@ -77,8 +77,6 @@ class ResourceExplanation(Printable, frozen=True):
 
 
 class PolicyEffect(Printable, frozen=True):
-    """Effect of one policy of the binding on the node."""
-
     policy: str
     selects: bool | None
     open: bool
@@ -149,7 +147,6 @@ class NodeQuery:
     physical_node: str
     virtual_node: Object | None
     pods: Sequence[Object]
-    """Pods on the virtual node."""
     operator_policies: Sequence[Object]
     time_zone: str
     """Time zone of windows without one."""
@@ -233,7 +230,6 @@ def node_explanation_from_virtual(query: NodeQuery, error: ClusterUnreadable, no
 
 
 def lease_reason_text(lease: Lease, node: Object, rules: LeaseRules, now: datetime) -> str:
-    """Return the reason of a lease's state as a sentence."""
     if lease.reason == "Reclaimed":
         place = "the physical node" if has_kill_switch(node) else "the mount namespace"
         return f"the owner's kill switch is on: {keys.RECLAIM}={keys.RECLAIM_NOW} on {place}"
@@ -266,7 +262,6 @@ def resource_explanations(
 
 
 def rule_text(resource: str, grant: Grant, policies: dict[str, Policy]) -> str:
-    """Describe the rule that decided a resource."""
     policy = policies.get(grant.by)
     limit = policy.limit_of(resource) if policy else None
     if limit is not None:
@@ -305,7 +300,6 @@ def with_total_share(lease: Lease, rules: LeaseRules, virtual_node: Object | Non
 
 
 def stale_resources(virtual_node: Object | None, lease: Lease) -> tuple[str, ...]:
-    """Return resources whose amount on the virtual node differs from the lease."""
     if virtual_node is None or lease.state is LeaseState.WITHDRAWN:
         return ()
     allocatable = ResourceList.parse(value_at(virtual_node, "status", "allocatable"))

@@ -10,10 +10,13 @@ from typing import Literal
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import LAST_SEEN_INTERVAL
+from tapestry.apis.mount_labels import enforced_level, safeguards_of, virtual_cluster_of
 from tapestry.inspect.status import BindingStatus, NodeStatus, PolicyStatus, Printable
 from tapestry.inspect.tables import duration_text, plural_text, table
+from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import Object, annotations_of, key_of, name_of, value_at
 from tapestry.kube.times import parse_time, timestamp
+from tapestry.manager.safeguards import NETWORK_POLICY, NO_NETWORK_POLICY, QUOTA, VOLUME_POLICIES
 
 TOKEN_WARNING = timedelta(days=7)
 SILENCE_LIMIT, UNREPORTED_LIMIT = timedelta(minutes=1), 2 * LAST_SEEN_INTERVAL
@@ -171,3 +174,31 @@ def findings_text(found: Sequence[Finding]) -> str:
     wrong, warnings = (sum(each.level == level for each in found) for level in ("wrong", "warning"))
     summary = f"{wrong} wrong, {warnings} warnings" if wrong or warnings else "no problems"
     return "\n".join([text, *(["", "Advice:", *advice] if advice else []), "", summary])
+
+
+def safeguard_finding(binding: Object, namespace: Object | None) -> Finding:
+    name, mount = name_of(binding), value_at(binding, "spec", "mountNamespace", default="")
+    about = f"safeguards of {name}"
+    if missing := list(missing_safeguards(binding, namespace)):
+        advice = f"`tapestry join {name} --cluster-kubeconfig FILE` sets them up; running pods stay"
+        return Finding(about, "warning", f"namespace {mount} lacks {', '.join(missing)}", advice)
+    quota = "a quota" if QUOTA in safeguards_of(namespace) else "no quota"
+    return Finding(about, "ok", f"namespace {mount} is marked, enforces {enforced_level(namespace)}, and has {quota}")
+
+
+def missing_safeguards(binding: Object, namespace: Object | None) -> Iterator[str]:
+    """Yield the parts that `tapestry join` would set up."""
+    set_up = safeguards_of(namespace)
+    if not virtual_cluster_of(namespace):
+        yield "the mark of its virtual cluster"
+    if enforced_level(namespace) is None:
+        yield "a Pod Security level"
+    if not set_up & {NETWORK_POLICY, NO_NETWORK_POLICY}:
+        yield "a network policy"
+    if not set_up:
+        yield "a quota (only if you give --max-cpu, --max-memory or --max-pods)"
+    if value_at(binding, "spec", "allowedVolumes", "drivers") and VOLUME_POLICIES not in set_up:
+        yield "admission policies for volumes"
+    permitted = find_condition(value_at(binding, "status", "conditions"), "Permitted") or {}
+    if permitted.get("reason") == keys.PRIORITY_CLASS_MISSING:
+        yield "the priority class"

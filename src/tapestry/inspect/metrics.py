@@ -33,7 +33,6 @@ METRICS_TIMEOUT = 20.0
 UsageByPod = Mapping[str, ResourceList]
 """Usage by pod namespace and name."""
 KubeletAccess = Callable[[str], Access]
-"""Function that returns access to the kubelet at a URL."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,6 @@ class BindingUsage:
     error: str = ""
 
     def total(self, pods: Iterable[Object]) -> ResourceList | None:
-        """Return the total usage of `pods`; None if it is unknown."""
         if self.error:
             return None
         return sum((self.by_pod.get(key_of(pod), ResourceList()) for pod in pods), ZERO_USAGE)
@@ -62,7 +60,6 @@ class UsageReader:
     kubelets: Mapping[str, KubeletAccess]
 
     async def usage_by_binding(self, snapshot: VirtualSnapshot, bindings: Iterable[Object]) -> dict[str, BindingUsage]:
-        """Return the usage of each of `bindings`, by UID."""
         known, found = await self.virtual_usage(), [(obj, binding_of(obj, snapshot.identity)) for obj in bindings]
         async with asyncio.TaskGroup() as group:
             tasks = {each.uid: group.create_task(self.binding_usage(snapshot, obj, each, known)) for obj, each in found}

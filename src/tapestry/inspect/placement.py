@@ -8,9 +8,9 @@ from tapestry.apis import keys
 from tapestry.inspect.status import Printable, total_requests
 from tapestry.kube.objects import Object, annotations_of, name_of, value_at
 from tapestry.kube.pod_requests import effective_requests, occupies_node
+from tapestry.kube.pods import CORDON_TAINT, NOT_READY, UNREACHABLE, is_tolerated
 from tapestry.kube.quantity import ResourceList
 from tapestry.kube.selectors import SelectorError, label_selector, node_selector
-from tapestry.kube.taints import CORDON_TAINT, NOT_READY, UNREACHABLE, is_tolerated
 from tapestry.kube.times import timestamp
 
 SCHEDULING_EFFECTS = (keys.NO_SCHEDULE, "NoExecute")
@@ -23,7 +23,6 @@ ADVICE = {
     UNREACHABLE: "the state of the node is unknown; `tapestry status` shows when its cluster was last seen",
     NOT_READY: "the physical node is not ready; check it in its own cluster",
 }
-"""Advice by taint key."""
 RECLAIMED_ADVICE = (
     f"the owner reclaimed the node with {keys.RECLAIM}={keys.RECLAIM_NOW};"
     " wait until the annotation is removed, or use other nodes"

@@ -1,4 +1,4 @@
-"""Status and explanation of pods on leased nodes: placement, reasons for waiting or ending."""
+"""Status and explanation of pods on leased nodes: placement, reasons for waiting or ending, the tree of a cluster."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,9 +9,10 @@ from msgspec import structs
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.inspect.placement import Obstacle, obstacles
-from tapestry.inspect.status import Printable, creation_time, physical_node_name
+from tapestry.inspect.snapshots import VirtualSnapshot
+from tapestry.inspect.status import Printable, binding_status, creation_time, node_status, physical_node_name
 from tapestry.kube.conditions import find_condition
-from tapestry.kube.objects import Object, is_deleting, name_of, namespace_of, uid_of, value_at
+from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, uid_of, value_at
 from tapestry.kube.pods import is_pod_terminal
 from tapestry.kube.times import parse_time
 from tapestry.syncer.config import SyncerConfig
@@ -67,7 +68,6 @@ ADVICE = {
     "Evicted": "nothing: its controller creates another; without one, create it again",
     "Preempted": "nothing: the owner's pods have priority; its controller creates another",
 }
-"""Advice by reason."""
 
 
 class PodStatus(Printable, frozen=True):
@@ -306,3 +306,58 @@ def waiting_deadline(pod: Object, status: PodStatus) -> datetime | None:
     conditions = (keys.MAPPED_CONDITION,) if status.reason == "RefusedBelow" else (keys.MAPPED_CONDITION, SCHEDULED)
     since = [pod_condition(pod, each).get("lastTransitionTime") for each in conditions]
     return max(parse_time(each) for each in since if each) + timeout if any(since) else None
+
+
+class PodLeaf(Printable, frozen=True):
+    pod: str
+    phase: str
+    twin: str
+    reason: str
+
+
+class NodeBranch(Printable, frozen=True):
+    node: str
+    physical_node: str
+    state: str
+    pods: list[PodLeaf]
+
+
+class BindingBranch(Printable, frozen=True):
+    binding: str
+    cluster_id: str
+    phase: str
+    leasing: str
+    nodes: list[NodeBranch]
+
+
+class Tree(Printable, frozen=True):
+    virtual_cluster: str
+    """UID of its kube-system namespace."""
+    bindings: list[BindingBranch]
+
+
+def binding_branch(snapshot: VirtualSnapshot, obj: Object, binding: Binding, nodes: Iterable[Object]) -> BindingBranch:
+    status = binding_status(obj)
+    return BindingBranch(
+        binding=status.name,
+        cluster_id=status.cluster_id,
+        phase=status.phase,
+        leasing=status.leasing,
+        nodes=[node_branch(snapshot, node, binding) for node in sorted(nodes, key=name_of)],
+    )
+
+
+def node_branch(snapshot: VirtualSnapshot, node: Object, binding: Binding) -> NodeBranch:
+    pods = sorted(snapshot.pods[name_of(node)], key=key_of)
+    status = node_status(node, pods)
+    return NodeBranch(
+        node=status.name,
+        physical_node=status.physical_node,
+        state=status.state,
+        pods=[pod_leaf(pod, node, binding) for pod in pods],
+    )
+
+
+def pod_leaf(pod: Object, node: Object, binding: Binding) -> PodLeaf:
+    status = pod_status(PlacedPod(pod, node, binding))
+    return PodLeaf(pod=key_of(pod), phase=status.phase, twin=status.twin, reason=status.reason)

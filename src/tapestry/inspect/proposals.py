@@ -76,7 +76,6 @@ class Proposal:
         return [*(each for each in policies if name_of(each) != name_of(self.policy)), self.updated_policy(now)]
 
     def updated_policy(self, now: datetime) -> Object:
-        """Return the policy as if it were written now."""
         metadata = {**self.policy["metadata"], "creationTimestamp": timestamp(now), CHANGED_AT: timestamp(now)}
         return {**self.policy, "metadata": metadata}
 
@@ -129,7 +128,6 @@ def policy_plan(
     time_zone: str,
     now: datetime,
 ) -> PolicyPlan:
-    """Compute the effect of a proposal on the nodes of one cluster."""
     found = parse_policy(proposal.updated_policy(now), proposal.side, time_zone)
     now_rules = effective_rules(binding, snapshot.policies, cluster.policies, cluster, time_zone)
     then = {PolicySide.OPERATOR: snapshot.policies, PolicySide.OWNER: cluster.policies}
@@ -219,7 +217,6 @@ def proposed_policy(found: Sequence[Object], source: str) -> Object:
 
 
 def unknown_fields(value: object, schema: Object, path: str) -> Iterable[str]:
-    """Yield the paths of fields that are not in the schema."""
     if isinstance(value, dict) and "properties" in schema:
         for key, each in value.items():
             known = schema["properties"].get(key)

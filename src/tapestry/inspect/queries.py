@@ -17,7 +17,16 @@ from tapestry.inspect.explain import (
     node_explanation_from_virtual,
     policy_explanation,
 )
-from tapestry.inspect.pods import PlacedPod, PodExplanation, PodStatus, TwinLookup, pod_explanation, pod_status
+from tapestry.inspect.pods import (
+    PlacedPod,
+    PodExplanation,
+    PodStatus,
+    Tree,
+    TwinLookup,
+    binding_branch,
+    pod_explanation,
+    pod_status,
+)
 from tapestry.inspect.proposals import PolicyPlan, Proposal, policy_plan
 from tapestry.inspect.snapshots import (
     ClusterUnreachable,
@@ -41,7 +50,6 @@ from tapestry.inspect.status import (
     physical_node_name,
     policy_status,
 )
-from tapestry.inspect.tree import Tree, binding_branch
 from tapestry.kube.objects import (
     Object,
     is_deleting,
@@ -70,7 +78,6 @@ class Queries:
     time_zone: str | None = None
     """Time zone of windows without one; by default that of the binding's syncer."""
     namespace: str = "default"
-    """Default namespace of pods."""
 
     def time_zone_of(self, snapshot: VirtualSnapshot, binding: Binding | None) -> str:
         uid = binding.uid if binding else ""
@@ -103,7 +110,6 @@ class Queries:
     async def owner_policies_by_binding(
         self, snapshot: VirtualSnapshot
     ) -> tuple[list[tuple[Binding, Object]], list[str]]:
-        """Return the owners' policies for each binding, and a message for each unreadable cluster."""
         async with asyncio.TaskGroup() as group:
             tasks = [(each, group.create_task(self.owner_policies_of(each))) for each in snapshot.bindings]
         found, unread = [], []
@@ -314,7 +320,6 @@ def last_contact(snapshot: VirtualSnapshot, binding: Object, contact_times: Mapp
 
 
 def binding_for_policy(snapshot: VirtualSnapshot, policy: Object) -> Binding | None:
-    """Return the binding that an operator's policy applies to."""
     bindings = (binding_of(each, snapshot.identity) for each in snapshot.bindings)
     return next((binding for binding in bindings if applies_to_binding(policy, binding)), None)
 

@@ -37,7 +37,6 @@ NON_SECRET_KEYS = frozenset({"namespace"})
 MIN_SECRET_LENGTH = 8
 """Shortest secret to search for; a shorter one would match ordinary words."""
 KUBECONFIG_CREDENTIAL = re.compile(r"(?:token|password|[-\w]+-data)[\"']?\s*:\s*[\"']?([^\s\"',}]+)", re.I)
-"""Credential in a kubeconfig."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,6 @@ class Redaction:
         }
 
     def redact_field(self, key: str, value: Any) -> Any:
-        """Return the redacted value of the field `key`."""
         match value:
             case str():
                 return MASK if is_secret_key(key) or CERTIFICATE_FIELDS.search(key) else self.redact_text(value)

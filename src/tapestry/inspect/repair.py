@@ -43,7 +43,7 @@ class RepairResult(Printable, frozen=True):
     resource: str
     key: str
     message: str
-    mended: bool
+    fixed: bool
     remedy: str
     """Description of the fix; empty if the finding is fixed."""
 
@@ -81,7 +81,7 @@ class BindingRepairer:
             found = await self.confirmed_findings(binding, physical)
             fixed = await self.apply_fixes(found, binding, physical)
         syncer_state = await self.syncer_state_text(obj) if len(fixed) < len(found) else ""
-        return [repair_result(binding, each, mended=each in fixed, syncer_state=syncer_state) for each in found]
+        return [repair_result(binding, each, fixed=each in fixed, syncer_state=syncer_state) for each in found]
 
     async def confirmed_findings(self, binding: Binding, physical: Client) -> list[Finding]:
         first = findings(await live_snapshot(self.client, physical, binding, self.now))
@@ -117,7 +117,7 @@ class BindingRepairer:
         return f"but {where} has no holder: see its Deployment"
 
 
-def repair_result(binding: Binding, finding: Finding, *, mended: bool, syncer_state: str) -> RepairResult:
+def repair_result(binding: Binding, finding: Finding, *, fixed: bool, syncer_state: str) -> RepairResult:
     return RepairResult(
         binding=binding.name,
         invariant=finding.invariant,
@@ -125,8 +125,8 @@ def repair_result(binding: Binding, finding: Finding, *, mended: bool, syncer_st
         resource=finding.resource.plural,
         key=finding.key,
         message=finding.message,
-        mended=mended,
-        remedy="" if mended else remedy_text(finding, syncer_state),
+        fixed=fixed,
+        remedy="" if fixed else remedy_text(finding, syncer_state),
     )
 
 

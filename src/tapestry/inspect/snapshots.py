@@ -20,8 +20,8 @@ from tapestry.kube.errors import KubeError, NotFound, TransportError
 from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, uid_of, value_at
 from tapestry.kube.resources import LEASES, NAMESPACES, NODE_LEASE_NAMESPACE, NODES, PODS, SECRETS
 from tapestry.kube.times import parse_time
-from tapestry.manager.binding_errors import BindingError
 from tapestry.manager.connectivity import Connect, access_from_secret
+from tapestry.manager.validation import BindingError
 from tapestry.syncer.cache_transforms import is_placeholder
 
 CONNECT_TIMEOUT = 1.0
@@ -50,11 +50,9 @@ class VirtualSnapshot:
     bindings: list[Object]
     nodes: list[Object]
     pods: dict[str, list[Object]]
-    """Pods by virtual node."""
     policies: list[Object]
 
     def nodes_of(self, binding: str) -> list[Object]:
-        """Return the virtual nodes of the binding with that UID."""
         return [node for node in self.nodes if labels_of(node).get(keys.CLUSTER_BINDING_UID) == binding]
 
 
@@ -138,7 +136,6 @@ async def owner_policies(client: Client) -> list[Object]:
 
 
 async def read_physical_node(client: Client, binding: Object, node: str) -> PhysicalNodeSnapshot:
-    """Read the objects that decide the lease of one node."""
     found, pods, policies, mount = await gather_all(
         client.find(NODES, node),
         client.list(PODS, fields=f"spec.nodeName={node}"),
@@ -149,7 +146,6 @@ async def read_physical_node(client: Client, binding: Object, node: str) -> Phys
 
 
 async def read_physical_cluster(client: Client, binding: Object) -> PhysicalSnapshot:
-    """Read the objects that decide the leases of all nodes."""
     return PhysicalSnapshot(
         *await gather_all(
             client.list(NODES),

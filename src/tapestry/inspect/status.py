@@ -155,7 +155,6 @@ def node_status(node: Object, pods: Iterable[Object]) -> NodeStatus:
 
 
 def physical_node_name(node: Object) -> str:
-    """Return the name of the physical node of a virtual node."""
     return annotations_of(node).get(keys.PHYSICAL_NODE_NAME, "")
 
 
@@ -164,7 +163,6 @@ def total_requests(pods: Iterable[Object]) -> ResourceList:
 
 
 def applied_policies(node: Object) -> list[str]:
-    """Return the policies that a virtual node is leased under."""
     return [each for each in annotations_of(node).get(keys.POLICIES_APPLIED, "").split(",") if each]
 
 
@@ -221,14 +219,12 @@ def window_text(window: TimeWindow, time_zone: str) -> str:
 
 
 def limit_text(limit: ResourceLimit) -> str:
-    """Describe the limit of one resource."""
     parts = [f"{limit.percent}% of idle"] if limit.percent is not None else []
     parts += [f"at most {limit.quantity}"] if limit.quantity is not None else []
     return ", ".join(parts) or "all that is idle"
 
 
 def reclaim_terms_text(spec: ResourceLeasingPolicySpec) -> str:
-    """Describe how leased capacity is reclaimed."""
     if not spec.force_reclaim:
         return "pods finish"
     evicting = ", evictions before that" if spec.evict_during_grace else ""

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from tapestry.apis.clusterbindings import LAST_SEEN_INTERVAL
 from tapestry.inspect.explain import NodeExplanation, PolicyEffect, PolicyExplanation, ResourceExplanation
-from tapestry.inspect.pods import PodExplanation, PodStatus
+from tapestry.inspect.pods import BindingBranch, NodeBranch, PodExplanation, PodLeaf, PodStatus, Tree
 from tapestry.inspect.proposals import NodePlan, PolicyPlan
 from tapestry.inspect.status import BindingStatus, NodeStatus, PolicyStatus
-from tapestry.inspect.tree import BindingBranch, NodeBranch, PodLeaf, Tree
 from tapestry.kube.quantity import NANOS, parse_quantity
 from tapestry.kube.times import timestamp
 
@@ -236,13 +235,13 @@ def reason_text(reason: str, why: str) -> str:
 def repairs_table(found: "Sequence[RepairResult]", *, wide: bool = False) -> str:
     if not found:
         return "no inconsistencies were found"
-    header = ["BINDING", "INVARIANT", "SIDE", "OBJECT", "MENDED", "WHAT-IS-WRONG"]
+    header = ["BINDING", "INVARIANT", "SIDE", "OBJECT", "FIXED", "WHAT-IS-WRONG"]
     rows = []
     for each in found:
-        row = [each.binding, each.invariant, each.side, f"{each.resource} {each.key}", "yes" if each.mended else "no"]
+        row = [each.binding, each.invariant, each.side, f"{each.resource} {each.key}", "yes" if each.fixed else "no"]
         rows.append([*row, each.message, each.remedy] if wide else [*row, each.message])
     if wide:
-        return table([*header, "WHAT-MENDS-IT"], rows)
+        return table([*header, "REMEDY"], rows)
     remedies = dict.fromkeys(f"{each.binding}: fixed by {each.remedy}" for each in found if each.remedy)
     return "\n".join([table(header, rows), *(["", *remedies] if remedies else [])])
 
@@ -266,7 +265,6 @@ def binding_node_lines(binding: BindingBranch) -> list[str]:
 
 
 def tree_lines(branches: Sequence[tuple[str, Iterable[str]]]) -> Iterator[str]:
-    """Yield the lines of branches with connecting lines."""
     for number, (line, children) in enumerate(branches, start=1):
         is_last = number == len(branches)
         yield f"{'└─' if is_last else '├─'} {line}"

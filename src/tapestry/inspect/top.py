@@ -56,7 +56,6 @@ class UsageReport:
     facts: VirtualSnapshot
     bindings: list[Object]
     usage: Mapping[str, BindingUsage]
-    """Usage by binding UID."""
 
     def clusters(self) -> list[ClusterLoad]:
         return [self.cluster(each) for each in self.bindings]

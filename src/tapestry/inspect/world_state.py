@@ -1,15 +1,21 @@
-"""State of a world at one moment, computed from the objects of its virtual cluster (pure)."""
+"""State of a world for the live view, and a watch with rate-limited refreshes."""
 
+import asyncio
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from tapestry.apis import keys
-from tapestry.apis.clusterbindings import binding_of
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, binding_of
+from tapestry.client.client import Client
+from tapestry.controller import Informer
 from tapestry.inspect.pods import PlacedPod, PodStatus, pod_status
 from tapestry.inspect.status import BindingStatus, NodeStatus, binding_status, node_status
 from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, uid_of, value_at
+from tapestry.kube.resources import NODES, PODS
 from tapestry.syncer.cache_transforms import is_placeholder
 
 PENDING_PHASE = "Pending"
@@ -59,3 +65,48 @@ def phase_of(pod: Object) -> str:
 def waiting_pod_status(pod: Object, node: Object | None, owners: Mapping[str, Object]) -> PodStatus:
     binding = owners.get(labels_of(node).get(keys.CLUSTER_BINDING_UID, "")) if node is not None else None
     return pod_status(PlacedPod(pod, node, binding_of(binding, "") if binding is not None else None))
+
+
+MIN_REFRESH_INTERVAL = 0.5
+"""Shortest time between two refreshes, in seconds."""
+REFRESH_COST_FACTOR = 20
+"""Ratio of the pause to the CPU time of the last refresh, for worlds with thousands of pods."""
+IDLE_INTERVAL, COUNTDOWN_INTERVAL = 15.0, 1.0
+"""Longest time between two refreshes, in seconds, because displayed times change."""
+COUNTDOWN_WINDOW = timedelta(minutes=2)
+
+
+@dataclass(frozen=True)
+class WorldWatcher:
+    """Watches the virtual cluster of a world and calls `show` on changes."""
+
+    client: Client
+    show: Callable[[WorldState], None]
+    now: Callable[[], datetime]
+    refresh: asyncio.Event
+
+    async def run(self) -> None:
+        """Watch and refresh until cancelled."""
+        bindings, pods = Informer(self.client, CLUSTER_BINDINGS), Informer(self.client, PODS)
+        nodes = Informer(self.client, NODES, labels=f"{keys.NODE_TYPE}={keys.NODE_TYPE_VIRTUAL}")
+        async with asyncio.TaskGroup() as group:
+            for each in (bindings, nodes, pods):
+                each.on_change(lambda _old, _new: self.refresh.set())
+                group.create_task(each.run())
+            for each in (bindings, nodes, pods):
+                await each.synced.wait()
+            while True:
+                self.refresh.clear()
+                began = time.process_time()
+                state = world_state_of(bindings.store.list(), nodes.store.list(), pods.store.list(), self.now())
+                self.show(state)
+                await asyncio.sleep(max(MIN_REFRESH_INTERVAL, (time.process_time() - began) * REFRESH_COST_FACTOR))
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self.refresh.wait(), refresh_interval(state))
+
+
+def refresh_interval(state: WorldState) -> float:
+    """Return the longest time until the next refresh; short while a countdown is displayed."""
+    changes = (*(each.next_change for each in state.bindings), *(each.lease_ends for each in state.nodes))
+    is_soon = any(moment is not None and moment - state.now < COUNTDOWN_WINDOW for moment in changes)
+    return COUNTDOWN_INTERVAL if is_soon else IDLE_INTERVAL

@@ -29,40 +29,39 @@ class DeadlineExceeded(Exception):
 
 
 class Budget:
-    """Remaining work of one request. Without `is_over` there is no deadline."""
+    """Remaining work of one request. Without `is_expired` there is no deadline."""
 
-    __slots__ = ("_floor", "_unchecked", "is_over", "left")
+    __slots__ = ("_floor", "_unchecked", "is_expired", "remaining")
 
-    def __init__(self, is_over: Callable[[], bool] | None = None, left: int = MAX_UNITS) -> None:
-        self.left = left
+    def __init__(self, is_expired: Callable[[], bool] | None = None, remaining: int = MAX_UNITS) -> None:
+        self.remaining = remaining
         self._floor = 0
-        """Value of `left` at which the current slice ends."""
-        self.is_over = is_over
+        """Value of `remaining` at which the current slice ends."""
+        self.is_expired = is_expired
         self._unchecked = 0
 
     def __enter__(self) -> None:
         """Start a slice: `charge` raises SliceExceeded after SLICE_UNITS units."""
-        self._floor = max(self.left - SLICE_UNITS, 0)
+        self._floor = max(self.remaining - SLICE_UNITS, 0)
 
     def __exit__(self, *_: object) -> None:
         self._floor = 0
 
     def charge(self, units: int) -> None:
-        self.left -= units
-        if self.left < self._floor:
-            raise BudgetExceeded if self.left < 0 else SliceExceeded
+        self.remaining -= units
+        if self.remaining < self._floor:
+            raise BudgetExceeded if self.remaining < 0 else SliceExceeded
         self._unchecked += units
         if self._unchecked >= UNITS_PER_CLOCK_CHECK:
             self.check()
 
     def check(self) -> None:
         self._unchecked = 0
-        if self.is_over is not None and self.is_over():
+        if self.is_expired is not None and self.is_expired():
             raise DeadlineExceeded
 
 
 CURRENT_BUDGET: ContextVar[Budget | None] = ContextVar("BUDGET", default=None)
-"""Budget of the current request."""
 
 
 def charge(units: int) -> None:

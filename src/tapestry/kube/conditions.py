@@ -54,3 +54,9 @@ def is_condition_true(obj: Object, type: str) -> bool:
     """Return True if the condition has the status True. Unknown and missing conditions are not true."""
     condition = find_condition(value_at(obj, "status", "conditions"), type)
     return condition is not None and condition.get("status") == "True"
+
+
+def is_condition_false(obj: Object, type: str) -> bool:
+    """Return True if the condition has the status False. Unknown and missing conditions are not false."""
+    condition = find_condition(value_at(obj, "status", "conditions"), type)
+    return condition is not None and condition.get("status") == "False"

@@ -31,7 +31,7 @@ class TransportError(KubeError):
         self.maybe_sent = maybe_sent
 
 
-class AnswerTooLarge(TransportError):
+class ResponseTooLarge(TransportError):
     """The response is larger than the read limit."""
 
 

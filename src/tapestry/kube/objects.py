@@ -1,11 +1,14 @@
-"""Kubernetes objects as plain dicts: accessors, references and copies with changes.
+"""Kubernetes objects as plain dicts: accessors, references, digests and copies with changes.
 
 An object read from a server belongs to a cache and is shared by all its readers. Never change it in place. To change a
 value, copy the dicts above it (`with_value`) and share the rest.
 """
 
 from collections.abc import Mapping
+from hashlib import blake2b
 from typing import Any
+
+import msgspec
 
 from tapestry.kube.resources import Resource
 
@@ -44,6 +47,19 @@ def version_of(obj: Object) -> str:
     """Return the resourceVersion; empty for an object that was never stored."""
     version: str = obj["metadata"].get("resourceVersion", "")
     return version
+
+
+class View(msgspec.Struct, frozen=True, gc=False):
+    """Base class of typed views, in which a cache may hold objects instead of dicts."""
+
+    uid: str
+    version: str
+    """The resourceVersion."""
+
+
+def identity_of(obj: Object | View) -> tuple[str, str]:
+    """Return the uid and resourceVersion of a cached object."""
+    return (uid_of(obj), version_of(obj)) if isinstance(obj, dict) else (obj.uid, obj.version)
 
 
 def labels_of(obj: Object) -> Mapping[str, str]:
@@ -107,7 +123,6 @@ def without_field(obj: Object, *path: str) -> Object:
 
 
 def object_reference(obj: Object) -> Object:
-    """Return an ObjectReference as used by events and bindings."""
     metadata = obj["metadata"]
     reference = {
         "apiVersion": obj.get("apiVersion"),
@@ -167,3 +182,11 @@ def with_type_meta(resource: Resource, obj: Object) -> Object:
         return obj
     identity = {"apiVersion": resource.api_version, "kind": resource.kind}
     return {**identity, **obj, **identity}  # first for readable output, last to override
+
+
+_ENCODER = msgspec.json.Encoder(order="sorted")
+
+
+def digest_of(value: Any) -> str:
+    """Return a digest of 20 hex characters. Equal values have equal digests, independent of key order."""
+    return blake2b(_ENCODER.encode(value), digest_size=10).hexdigest()

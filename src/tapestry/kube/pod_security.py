@@ -37,7 +37,6 @@ class Violation:
 
 
 def violations(pod: Object, level: str) -> list[Violation]:
-    """Return all violations of the pod in the order of the checks."""
     return violations_of_checks(pod, level, CHECKS_BY_LEVEL[level])
 
 
@@ -143,7 +142,6 @@ def value_text(value: Any) -> str:
 
 
 def values_other_than(harmless: bool | int | str, parts: Parts, field: str) -> Iterator[Part]:
-    """Yield the parts whose `field` is set to another value or type."""
     for path, part in parts:
         value = part.get(field)
         if value is not None and (type(value) is not type(harmless) or value != harmless):

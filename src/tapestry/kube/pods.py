@@ -1,6 +1,6 @@
-"""Basic facts of a pod: its containers, sidecars, terminal phases and quality of service."""
+"""Basic facts of a pod: its containers, sidecars, terminal phases, tolerations and quality of service."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from tapestry.kube.objects import Object
@@ -30,6 +30,26 @@ def is_pod_terminal(pod: Object) -> bool:
     """Return True if the pod has terminated. It never runs again."""
     status = pod.get("status")
     return isinstance(status, dict) and status.get("phase") in TERMINAL_PHASES
+
+
+NOT_READY, UNREACHABLE = "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"
+CORDON_TAINT: Object = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+"""Taint that the node controller sets on a cordoned node."""
+
+
+def tolerates(toleration: Object, taint: Object) -> bool:
+    if toleration.get("effect") and toleration["effect"] != taint["effect"]:
+        return False
+    if toleration.get("key") and toleration["key"] != taint["key"]:
+        return False
+    operator = toleration.get("operator") or "Equal"
+    if operator == "Exists":
+        return True
+    return operator == "Equal" and (toleration.get("value") or "") == (taint.get("value") or "")
+
+
+def is_tolerated(taint: Object, tolerations: Iterable[Object]) -> bool:
+    return any(tolerates(each, taint) for each in tolerations)
 
 
 def qos_class(spec: Object) -> str:

@@ -10,7 +10,7 @@ gigabyte. Above `E` and `Ei` the number grows, whereas Kubernetes loses the suff
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from fractions import Fraction
@@ -202,7 +202,6 @@ class ResourceList(dict[str, Quantity]):
         return ResourceList({name: self[name] - other[name] for name in {**self, **other}})
 
     def larger(self, other: "ResourceList") -> "ResourceList":
-        """Return the maximum of each resource."""
         return ResourceList({name: max(self[name], other[name]) for name in {**self, **other}})
 
     def at_least_zero(self) -> "ResourceList":
@@ -211,3 +210,8 @@ class ResourceList(dict[str, Quantity]):
     def floored(self) -> "ResourceList":
         """Round each amount down to a multiple of its smallest unit."""
         return ResourceList({name: floored(name, amount) for name, amount in self.items()})
+
+
+def scaled_value(amount: int | str, whole: int, rounding: Callable[[float], int]) -> int:
+    """Return an absolute number, or a percentage of `whole` such as `25%`."""
+    return amount if isinstance(amount, int) else rounding(int(amount.removesuffix("%")) * whole / 100)

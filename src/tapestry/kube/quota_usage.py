@@ -62,7 +62,6 @@ def container_resources(container: Object, field: str) -> ResourceList:
 
 
 def object_usage(resource: str, obj: Object, now: datetime) -> ResourceList:
-    """Return the usage of the object at the time `now`."""
     usage = {"pods": pod_usage, "services": service_usage, "persistentvolumeclaims": claim_usage}.get(resource)
     count = ResourceList({f"count/{resource}": ONE})
     if usage is not None:
@@ -229,7 +228,6 @@ def is_best_effort(pod: Object) -> bool:
 
 
 def uses_cross_namespace_affinity(pod: Object) -> bool:
-    """Return True if the pod has affinity to pods of other namespaces."""
     affinity = value_at(pod, "spec", "affinity", default={})
     for kind in ("podAffinity", "podAntiAffinity"):
         rules = affinity.get(kind) or {}

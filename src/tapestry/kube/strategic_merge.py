@@ -49,7 +49,6 @@ class PatchSchema:
         self._fields: dict[str, PatchField] = {}
 
     def field(self, name: str) -> PatchField | None:
-        """Return the field, or None for a field that the type does not define, for example a key of a plain map."""
         if name not in self._fields and name in self._properties:
             self._fields[name] = self._types.field(self._properties[name])
         return self._fields.get(name)
@@ -76,7 +75,6 @@ class PatchSchemas:
         return self._known[name]
 
     def field(self, node: Mapping[str, Any]) -> PatchField:
-        """Return the patch field for a property of a type."""
         # $retainKeys in a patch is always applied. The strategy `retainKeys` only tells clients to send it.
         strategies = [name for name in node.get("x-kubernetes-patch-strategy", "").split(",") if name != "retainKeys"]
         value = node.get("items", node)
@@ -328,7 +326,6 @@ def first_indexes(keys: list[Hashable]) -> dict[Hashable, int]:
 
 
 def directive_field(key: str, directive: str, path: str) -> str:
-    """Return the field name in `$directive/field`."""
     name = key.removeprefix(f"{directive}/")
     if name == key:
         raise PatchError(f"{child_path(path, key)}: write {directive}/<field>")

@@ -45,7 +45,6 @@ def _timestamp_of_second(number: int) -> str:
 
 
 def micro_timestamp(time: datetime) -> str:
-    """Return `time` as a `metav1.MicroTime`."""
     return f"{_in_utc(time).isoformat(timespec='microseconds')[:26]}Z"
 
 

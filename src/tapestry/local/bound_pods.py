@@ -11,8 +11,7 @@ from tapestry.client.client import Client
 from tapestry.controller import Controller, Informer, Manager
 from tapestry.kube.objects import Object, key_of, name_of, value_at
 from tapestry.kube.resources import PODS
-from tapestry.local.addresses import AddressAllocator
-from tapestry.local.nodes import internal_ip
+from tapestry.local.nodes import AddressAllocator, internal_ip
 from tapestry.local.statuses import PodAddresses
 
 BY_NODE, BY_IP = "node", "ip"
@@ -20,8 +19,6 @@ BY_NODE, BY_IP = "node", "ip"
 
 @dataclass(frozen=True)
 class BoundPods:
-    """Bound pods of a cluster, and the nodes of this process."""
-
     client: Client
     nodes: Informer
     informer: Informer

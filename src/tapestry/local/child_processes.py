@@ -4,7 +4,7 @@ A child shares a process group with a guard.  The guard is a shell that kills th
 input ends: when we close it, or when we die for any reason.  So no descendant of a child survives it or us, unless it
 leaves the group on purpose.  A child whose guard has died is killed.
 
-`guarded_process` runs a process; `child` also reads its output.
+`guarded_process` runs a process; `child` also reads its output. `process_stat` reads the statistics of a process.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 CHUNK = 64 << 10
 DRAIN_TIMEOUT = 1.0
@@ -26,12 +26,9 @@ GUARD_COMMAND = ("sh", "-c", "read -r _; kill -s KILL 0")
 
 @dataclass(frozen=True)
 class ChildProcess:
-    """A started process."""
-
     process: subprocess.Popen[bytes]
     ended: asyncio.Future[None]
     group_id: int
-    """Process group ID."""
 
     @property
     def pid(self) -> int:
@@ -150,3 +147,27 @@ def exit_future(pid: int) -> Iterator[asyncio.Future[None]]:
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
+
+
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class ProcessStat(NamedTuple):
+    cpu_seconds: float
+    start_seconds: float
+    """Start time in seconds after boot."""
+    memory: int
+    """Resident memory in bytes."""
+
+
+def process_stat(pid: int) -> ProcessStat:
+    """Read /proc/PID/stat; raise OSError if there is no such process."""
+    text = Path(f"/proc/{pid}/stat").read_text()
+    fields = text.rpartition(")")[2].split()  # skip the name in parentheses, which may contain anything
+    user, system, began, pages = (int(fields[index]) for index in (11, 12, 19, 21))
+    return ProcessStat((user + system) / TICKS_PER_SECOND, began / TICKS_PER_SECOND, pages * PAGE_BYTES)
+
+
+def uptime() -> float:
+    return float(Path("/proc/uptime").read_text().split()[0])

@@ -22,12 +22,11 @@ from tapestry.local.container_commands import ProcessPolicy
 from tapestry.local.control_planes import RunningCluster, kubernetes_control_plane, tapestry_control_plane
 from tapestry.local.kubelet_api import KubeletServer, kubelet_tls, loopback_socket, serve_kubelet
 from tapestry.process.logs import logger
-from tapestry.process.signals import stop_event
+from tapestry.process.system import stop_event
 
 log = logger(__name__)
 
 NODE_CAPACITY = {"cpu": "8", "memory": "32Gi", "pods": "110"}
-"""Capacity of a simulated node."""
 MAX_NODES = 5000
 """Limit of simulated nodes per cluster; each costs memory and a heartbeat."""
 CREATE_CONCURRENCY = 16
@@ -99,7 +98,6 @@ def process_kubelet_installer(plan: ClusterPlan, server: str) -> KubeletInstalle
 def serve_kubelets(
     install: KubeletInstaller, cluster: RunningCluster, plan: ClusterPlan
 ) -> AbstractAsyncContextManager[int]:
-    """Serve the API of one type of kubelets."""
     sock = loopback_socket()
     kubelet = install(cluster.manager, lambda: sock.getsockname()[1])
     return serve_kubelet(kubelet, sock, kubelet_tls(plan.folder / "kubelets", [cluster.kubelet_client_ca]))

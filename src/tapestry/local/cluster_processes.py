@@ -18,8 +18,7 @@ from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import load_access
 from tapestry.kube.errors import KubeError
-from tapestry.local.child_processes import guarded_process
-from tapestry.local.proc import process_stat
+from tapestry.local.child_processes import guarded_process, process_stat
 from tapestry.local.world_folder import WorldError
 
 TAPESTRY_PROGRAM = Path(sys.executable).with_name("tapestry")
@@ -60,8 +59,6 @@ class StallDetector:
 
 @dataclass
 class ClusterProcess:
-    """One cluster and its current process."""
-
     folder: Path
     flags: tuple[str, ...]
     pid: int = 0
@@ -96,8 +93,6 @@ class ClusterProcess:
 
 @dataclass
 class ClusterProcesses:
-    """The clusters in a folder."""
-
     folder: Path
     report: ReportLine
     """Callback for restarts."""

@@ -39,11 +39,8 @@ class ProcessPolicy:
 
 
 class ContainerFolder(NamedTuple):
-    """Folder, mounts and addresses of a container."""
-
     folder: Path
     mounts: Mapping[str, Path]
-    """Folders or files by mounted path."""
     address: str
     """Address of the pod; empty if it uses its node's."""
     kubeconfig: Path | None = None
@@ -232,7 +229,6 @@ def variable_value(
 
 
 def field_value(pod: Object, path: str) -> str:
-    """Return a field of the pod as text, for a variable or a file."""
     if found := MAP_FIELD_PATTERN.fullmatch(path):
         values: Mapping[str, str] = labels_of(pod) if found[1] == "labels" else annotations_of(pod)
         return values.get(found[2], "")

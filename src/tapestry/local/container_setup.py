@@ -104,7 +104,6 @@ class PodLauncher:
 
 
 def downward_api_value(pod: Object, item: Object) -> str:
-    """Return the text of a downward API item."""
     if reference := item.get("fieldRef"):
         return field_value(pod, reference["fieldPath"])
     reference = item["resourceFieldRef"]

@@ -22,6 +22,7 @@ from tapestry.apiserver.core.requests import APISERVER_USER
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import load_access
+from tapestry.client.kubeconfig_entries import kubeconfig_document
 from tapestry.controller import Manager
 from tapestry.controller.app import new_identity
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
@@ -41,8 +42,6 @@ GENERATED_FILE = "cluster.json"
 
 @dataclass(frozen=True)
 class RunningCluster:
-    """A cluster that answers."""
-
     server: str
     """URL of the API server."""
     client: Client
@@ -98,21 +97,10 @@ def read_port_and_token(file: Path) -> tuple[int, str]:
 
 def write_kubeconfig(folder: Path, settings: ApiServerConfig) -> None:
     name, (_, token) = folder.name, read_port_and_token(folder / GENERATED_FILE)
-    authority = folder / "pki" / "ca.crt"
-    content = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": name,
-        "clusters": [
-            {
-                "name": name,
-                "cluster": {"server": f"https://{settings.secure_address}", "certificate-authority": str(authority)},
-            }
-        ],
-        "users": [{"name": "admin", "user": {"token": token}}],
-        "contexts": [{"name": name, "context": {"cluster": name, "user": "admin"}}],
-    }
-    write_private(folder / "kubeconfig", yaml.safe_dump(content, sort_keys=False))
+    authority = str(folder / "pki" / "ca.crt")
+    cluster = {"server": f"https://{settings.secure_address}", "certificate-authority": authority}
+    document = kubeconfig_document(name, cluster, {"token": token})
+    write_private(folder / "kubeconfig", yaml.safe_dump(document, sort_keys=False))
 
 
 # -- a real Kubernetes

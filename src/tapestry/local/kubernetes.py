@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Literal, Self, get_args
 from urllib.parse import urlsplit
 
+from tapestry.client.kubeconfig_entries import kubeconfig_document
 from tapestry.local.child_processes import GUARD_COMMAND
 
 KUBERNETES_VERSION = "1.34.3"
@@ -143,7 +144,7 @@ class ControlPlane:
         """Start every component and wait until each is ready; on failure stop all."""
         write_private(self._tokens, f"{self.token},admin,admin,system:masters\n")
         write_private(self._audit_policy, json.dumps(AUDIT_POLICY))
-        self._guard = self._guard or component_guard()
+        self._guard = self._guard or subprocess.Popen(GUARD_COMMAND, stdin=subprocess.PIPE, process_group=0)
         try:
             for component in self._programs:
                 self.launch(component)
@@ -198,7 +199,6 @@ class ControlPlane:
         self._processes[component].send_signal(signal.SIGCONT)
 
     def pids(self) -> dict[Component, int]:
-        """Return the PIDs of the components that were launched and not killed."""
         return {name: process.pid for name, process in self._processes.items()}
 
     def log(self, component: Component) -> Path:
@@ -308,14 +308,7 @@ class ControlPlane:
     def _kubeconfig(self) -> dict[str, object]:
         authority = base64.b64encode(self.ca.read_bytes()).decode()
         cluster = {"server": self.url, "certificate-authority-data": authority}
-        return {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "kubernetes", "cluster": cluster}],
-            "users": [{"name": "admin", "user": {"token": self.token}}],
-            "contexts": [{"name": "admin", "context": {"cluster": "kubernetes", "user": "admin"}}],
-            "current-context": "admin",
-        }
+        return kubeconfig_document("admin", cluster, {"token": self.token})
 
 
 def free_ports(count: int) -> list[int]:
@@ -331,15 +324,6 @@ def free_ports(count: int) -> list[int]:
             probe.bind(("127.0.0.1", port))
             found.add(port)
     return list(found)
-
-
-def component_guard() -> subprocess.Popen[bytes]:
-    """Start a shell that leads the process group of the components and kills it when we die.
-
-    The shell detects our death by the end of its input.  Unlike the parent-death signal of Linux, this does not depend
-    on the thread that started a child.
-    """
-    return subprocess.Popen(GUARD_COMMAND, stdin=subprocess.PIPE, process_group=0)
 
 
 def _is_responding(url: str, ca: Path | None, token: str) -> bool:

@@ -5,25 +5,68 @@ called.  Leases are renewed every ten seconds, spread over that time.
 """
 
 import asyncio
+import hashlib
+import itertools
 import platform
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from ipaddress import IPv4Network
 
 from tapestry.apis.keys import NODE_TYPE
 from tapestry.client.client import Client
 from tapestry.controller import Informer, Manager
 from tapestry.kube.errors import AlreadyExists, KubeError
-from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, owner_reference, uid_of, value_at
+from tapestry.kube.objects import Object, is_deleting, key_of, labels_of, name_of, owner_reference, uid_of, value_at
 from tapestry.kube.patches import merge_patch
 from tapestry.kube.resources import LEASES, NODE_LEASE_NAMESPACE, NODES
 from tapestry.kube.times import micro_timestamp, timestamp
-from tapestry.local import addresses
-from tapestry.local.addresses import AddressAllocator
 from tapestry.local.kubernetes import KUBERNETES_VERSION
 from tapestry.process.logs import logger
+
+NODE_NETWORK = IPv4Network("127.64.0.0/11")
+"""Loopback addresses: on Linux, all of 127.0.0.0/8 is this machine."""
+PROCESS_POD_NETWORK = IPv4Network("127.96.0.0/11")
+SIMULATED_POD_NETWORK = IPv4Network("10.128.0.0/10")
+
+
+@dataclass(slots=True)
+class AddressAllocator:
+    """Assigns addresses of a network to objects without one; `holders` finds the objects that report an address."""
+
+    network: IPv4Network
+    reported_address: Callable[[Object], str]
+    holders: Callable[[str], Iterable[Object]]
+    _by_key: dict[str, str] = field(default_factory=dict, init=False)  # key -> address, possibly not reported yet
+    _by_address: dict[str, str] = field(default_factory=dict, init=False)  # address -> key
+
+    def allocate(self, obj: Object) -> str:
+        """Return the object's reported address, or a free one; repeated calls return the same."""
+        key = key_of(obj)
+        address = self.reported_address(obj) or self._by_key.get(key)
+        if not address:
+            address = next(each for each in candidate_addresses(self.network, uid_of(obj)) if self._is_free(each, key))
+        self._by_key[key], self._by_address[address] = address, key
+        return address
+
+    def release(self, key: str) -> None:
+        """Free the address that was assigned under a key."""
+        address = self._by_key.pop(key, None)
+        if address is not None and self._by_address.get(address) == key:
+            del self._by_address[address]
+
+    def _is_free(self, address: str, key: str) -> bool:
+        return self._by_address.get(address, key) == key and all(key_of(each) == key for each in self.holders(address))
+
+
+def candidate_addresses(network: IPv4Network, uid: str) -> Iterator[str]:
+    """Yield addresses to try, in an order that depends only on the UID."""
+    for salt in itertools.count():
+        digest = hashlib.sha256(f"{uid}/{salt}".encode()).digest()
+        yield str(network[int.from_bytes(digest[:4], "big") % (network.num_addresses - 2) + 1])
+
 
 log = logger(__name__)
 
@@ -146,7 +189,6 @@ class Heartbeats:
     leases: dict[str, Object] = field(default_factory=dict)
     """Leases as last read, by node."""
     slots: dict[int, dict[str, Object]] = field(default_factory=lambda: defaultdict(dict))
-    """Nodes by slot."""
 
     async def start(self, node: Object) -> None:
         """Renew a node's Lease now and periodically; the second call for a node does nothing."""
@@ -185,7 +227,6 @@ class Heartbeats:
         self.leases[name] = await self.client.replace(LEASES, {**lease, "spec": spec})
 
     async def ensure_lease(self, node: Object) -> Object:
-        """Return the node's Lease, created if it is missing."""
         name = name_of(node)
         found = await self.client.find(LEASES, name, NODE_LEASE_NAMESPACE)
         if found is not None:
@@ -207,7 +248,7 @@ def install(manager: Manager, node_type: NodeType, port: Callable[[], int]) -> I
     nodes = manager.informer(
         NODES, labels=f"{node_type.label},{NODE_TYPE}!=virtual", indexers={BY_ADDRESS: internal_ips}
     )
-    allocator = AddressAllocator(addresses.NODE_NETWORK, internal_ip, lambda ip: nodes.store.by(BY_ADDRESS, ip))
+    allocator = AddressAllocator(NODE_NETWORK, internal_ip, lambda ip: nodes.store.by(BY_ADDRESS, ip))
     heartbeats = Heartbeats(manager.client, manager.now)
     reconciler = NodeReconciler(manager.client, manager.now, node_type, nodes, allocator, heartbeats, port)
     manager.controller(f"{node_type.runtime}-nodes", reconciler.reconcile, workers=WORKERS).watch(nodes)

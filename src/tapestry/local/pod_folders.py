@@ -13,6 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from tapestry.client.kubeconfig_entries import kubeconfig_document
 from tapestry.kube.objects import Object, namespace_of, uid_of
 from tapestry.kube.pods import containers_of
 from tapestry.local.container_commands import TOKEN_MOUNT_PATH
@@ -21,8 +22,6 @@ from tapestry.local.volume_sources import VolumeFiles
 
 @dataclass(frozen=True)
 class PodFolder:
-    """Folder of one pod."""
-
     path: Path
 
     def volume(self, name: str) -> Path:
@@ -50,7 +49,6 @@ class PodFolder:
                 replace_file(path, content)
 
     def mounts(self, container: Object) -> dict[str, Path]:
-        """Return the folders and files by the container's mount paths."""
         return {
             each["mountPath"].rstrip("/") or "/": self.volume(each["name"]) / safe_path(each.get("subPath") or "")
             for each in container.get("volumeMounts") or ()
@@ -62,21 +60,13 @@ class PodFolder:
         if folder is None:
             return None
         cluster = {"server": server, "certificate-authority": str(folder / "ca.crt")}
-        context = {"cluster": "home", "user": "account", "namespace": namespace_of(pod)}
-        document = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "home",
-            "clusters": [{"name": "home", "cluster": cluster}],
-            "users": [{"name": "account", "user": {"tokenFile": str(folder / "token")}}],
-            "contexts": [{"name": "home", "context": context}],
-        }
+        user = {"tokenFile": str(folder / "token")}
+        document = kubeconfig_document("home", cluster, user, namespace_of(pod))
         path: Path = self.path / "kubeconfigs" / container["name"]  # outside the volumes
         replace_file(path, json.dumps(document, indent=2).encode())
         return path
 
     def delete_old_logs(self, container: str, before: int) -> None:
-        """Delete the logs of runs before that number."""
         for path in (self.path / "containers").glob(f"{container}-*.*"):
             run = path.stem.removeprefix(f"{container}-")
             if run.isdecimal() and int(run) < before:

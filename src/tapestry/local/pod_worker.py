@@ -55,8 +55,6 @@ class Launcher(Protocol):
 
 @dataclass
 class Container:
-    """State of one container."""
-
     spec: Object
     uid: str
     state: Object = field(default_factory=lambda: waiting_state("ContainerCreating"))
@@ -191,7 +189,6 @@ class PodWorker:
             container.state = container.last_state
 
     async def run_once(self, container: Container) -> None:
-        """Run a container once, from start to end."""
         began = self.now()
         container.restarts += container.last_state is not None
         container.unhealthy.clear()

@@ -28,7 +28,6 @@ class Prober:
     session: aiohttp.ClientSession
     address: str
     ports: dict[str, int]
-    """Ports by name."""
     run: CommandBuilder
 
     async def attempt(self, probe: Object) -> str | None:

@@ -24,16 +24,15 @@ from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespac
 from tapestry.kube.pods import is_pod_terminal
 from tapestry.kube.resources import CONFIGMAPS, PODS, SECRETS
 from tapestry.local import nodes
-from tapestry.local.addresses import PROCESS_POD_NETWORK
 from tapestry.local.bound_pods import BoundPods, bound_pods
+from tapestry.local.child_processes import PAGE_BYTES, process_stat, uptime
 from tapestry.local.container_commands import ProcessPolicy, rejection_reason
 from tapestry.local.container_logs import read_log
 from tapestry.local.container_setup import PodLauncher, TokenCache
 from tapestry.local.kubelet_api import KubeletServer, LogNotFound, LogQuery
-from tapestry.local.nodes import NodeType, new_node
+from tapestry.local.nodes import PROCESS_POD_NETWORK, NodeType, new_node
 from tapestry.local.pod_folders import pod_folder, remove_orphaned
 from tapestry.local.pod_worker import PodWorker
-from tapestry.local.proc import PAGE_BYTES, process_stat, uptime
 from tapestry.local.statuses import (
     ContainerStatuses,
     PodAddresses,
@@ -62,7 +61,6 @@ def process_node(name: str, capacity: Mapping[str, str], labels: Mapping[str, st
 
 
 def machine_capacity() -> dict[str, str]:
-    """Return the capacity of this machine."""
     memory = PAGE_BYTES * os.sysconf("SC_PHYS_PAGES")
     return {"cpu": str(os.cpu_count() or 1), "memory": f"{memory >> 10}Ki", "pods": "110"}
 
@@ -253,7 +251,6 @@ class ProcessKubelet:
 
 
 def waiting_statuses(pod: Object, reason: str, message: str) -> ContainerStatuses:
-    """Return the statuses of containers that cannot start."""
     state, spec = waiting_state(reason, message), pod["spec"]
     return ContainerStatuses(
         [container_status(each, state, "") for each in spec["containers"]],
@@ -302,7 +299,7 @@ def install(manager: Manager, port: Callable[[], int], settings: ProcessSettings
         controller.queue.add(key)
 
     kubelet = ProcessKubelet(manager.client, manager.now, manager.events, pods, tokens, settings, requeue)
-    controller: Controller = manager.controller("processes", kubelet.reconcile, workers=WORKERS)
+    controller: Controller = manager.controller("process-pods", kubelet.reconcile, workers=WORKERS)
     pods.watch_with(controller)
     manager.run_while_leading("processes", kubelet.run)
     return KubeletServer(manager.client, process_nodes, pods.informer, kubelet, manager.now)

@@ -138,7 +138,6 @@ def earliest(*moments: datetime | None) -> datetime | None:
 
 
 def upcoming_changes(run: Run, lifecycle: SimulatedLifecycle, now: datetime) -> list[datetime]:
-    """Return the times when a run changes its state."""
     times = [run.started, run.started + lifecycle.ready_after]
     times += [run.started + lifecycle.ends_after] if lifecycle.ends_after is not None else []
     return [each for each in times if each > now]
@@ -255,7 +254,6 @@ def container_id(pod: Object, container: Object, run: int = 0) -> str:
 
 
 def deletion_time(pod: Object) -> datetime:
-    """Return the time when a deleted pod is gone."""
     deleted = parse_time(pod["metadata"]["deletionTimestamp"])
     grace = timedelta(seconds=pod["metadata"].get("deletionGracePeriodSeconds") or 0)
     return deleted - grace + min(lifecycle_of(pod).stops_after, grace)

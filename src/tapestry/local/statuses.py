@@ -13,8 +13,6 @@ SIGTERM_EXIT_CODE = 143
 
 
 class ContainerStatuses(NamedTuple):
-    """Container statuses of a pod, in the order of its spec."""
-
     main: Sequence[Object]
     init: Sequence[Object] = ()
     ephemeral: Sequence[Object] = ()
@@ -75,7 +73,6 @@ def restart_policy(pod: Object) -> str:
 
 
 def exit_code(status: Object) -> int | None:
-    """Return the exit code of a terminated container; None otherwise."""
     code: int | None = value_at(status, "state", "terminated", "exitCode")
     return code
 
@@ -120,7 +117,6 @@ def conditions_without_nulls(status: Object) -> list[Object]:
 def failed_pod_status(
     pod: Object, reason: str, message: str, statuses: ContainerStatuses, addresses: PodAddresses, now: datetime
 ) -> Object:
-    """Return the status of a failed pod, independent of its containers."""
     status = pod_status(pod, statuses, addresses, now)
     conditions = pod_conditions(pod, statuses, "Failed", now, has_network=bool(addresses.pod_ip))
     return {**status, "phase": "Failed", "reason": reason, "message": message, "conditions": conditions}

@@ -18,8 +18,6 @@ ZERO = parse_quantity(0)
 
 
 class ContainerUsage(NamedTuple):
-    """Usage of one container."""
-
     container: str
     since: datetime
     cores: float
@@ -28,8 +26,6 @@ class ContainerUsage(NamedTuple):
 
 
 class PodUsage(NamedTuple):
-    """Usage of a running pod."""
-
     pod: Object
     containers: Sequence[ContainerUsage]
 

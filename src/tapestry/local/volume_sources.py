@@ -114,7 +114,6 @@ def volume_references(pod: Object) -> Iterator[tuple[str, Object]]:
 
 
 def projected_sources(volume: Object) -> list[Object]:
-    """Return the sources that a volume is projected from."""
     projected = volume.get("projected")
     return list(projected.get("sources") or ()) if projected is not None else [volume]
 

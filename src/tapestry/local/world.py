@@ -6,31 +6,41 @@ processes end with the process that runs the world; the data in its folder stay.
 
 import asyncio
 import os
+import re
+import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import load_access
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
+from tapestry.controller import Informer
 from tapestry.kube.conditions import is_condition_true
-from tapestry.kube.objects import Object, name_of, with_value
+from tapestry.kube.names import dns_label_error
+from tapestry.kube.objects import Object, name_of, value_at, with_value
 from tapestry.kube.resources import (
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
     CRDS,
     DEPLOYMENTS,
+    LEASES,
     NAMESPACES,
+    NODE_LEASE_NAMESPACE,
+    NODES,
     ROLE_BINDINGS,
     ROLES,
     SERVICE_ACCOUNTS,
 )
+from tapestry.kube.times import parse_time
+from tapestry.local.cluster import ClusterPlan, ensure_nodes
 from tapestry.local.cluster_processes import (
     POLL_INTERVAL,
     TAPESTRY_PROGRAM,
@@ -41,7 +51,6 @@ from tapestry.local.cluster_processes import (
     open_client,
 )
 from tapestry.local.kubernetes import COMPONENTS, find_assets
-from tapestry.local.readiness import wait_for_nodes
 from tapestry.local.world_folder import VIRTUAL, WorldError, WorldFolder, WorldRecord
 from tapestry.manager.installation import installation_objects
 from tapestry.manager.join_steps import Cluster
@@ -216,7 +225,6 @@ class World:
         return True
 
     async def wait_for_cluster(self, name: str) -> None:
-        """Wait until a cluster answers."""
         progress = StallDetector(START_TIMEOUT, START_TIMEOUT)
         while not await is_responding(self.kubeconfig(name)):
             if progress.has_stalled(name):
@@ -260,3 +268,106 @@ def with_local_settings(manager: Object) -> Object:
     env = [{"name": name, "value": value} for name, value in settings.items()]
     containers = [{**each, "env": [*each.get("env", ()), *env]} for each in template["spec"]["containers"]]
     return with_value(manager, ("spec", "template", "spec", "containers"), containers)
+
+
+STALL_TIMEOUT, TOTAL_TIMEOUT = 60.0, 900.0
+"""Seconds without a new ready node until the wait fails, and for all nodes."""
+MIN_POLL_INTERVAL, MAX_POLL_INTERVAL = 0.1, 1.0
+"""Shortest and longest time between two checks, in seconds."""
+
+
+async def wait_for_nodes(virtual: Client, count: int, since: datetime) -> int:
+    """Wait until `count` virtual nodes are ready, or no more become ready; return their number."""
+    nodes = Informer(virtual, NODES, labels=f"{keys.NODE_TYPE}={keys.NODE_TYPE_VIRTUAL}")
+    leases = Informer(virtual, LEASES, namespace=NODE_LEASE_NAMESPACE)
+    progress, changed = StallDetector(STALL_TIMEOUT, TOTAL_TIMEOUT), asyncio.Event()
+    leases.on_change(lambda _old, _new: changed.set())
+    nodes.on_change(lambda _old, _new: changed.set())
+    async with asyncio.TaskGroup() as group:
+        watches = [group.create_task(each.run()) for each in (nodes, leases)]
+        while (ready := count_ready_nodes(nodes, leases, since)) < count and not progress.has_stalled(ready):
+            await asyncio.sleep(MIN_POLL_INTERVAL)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), MAX_POLL_INTERVAL)
+            changed.clear()
+        for each in watches:
+            each.cancel()
+    return ready
+
+
+def count_ready_nodes(nodes: Informer, leases: Informer, since: datetime) -> int:
+    return sum(
+        is_condition_true(node, "Ready")
+        and is_renewed(leases.store.get(f"{NODE_LEASE_NAMESPACE}/{name_of(node)}"), since)
+        for node in nodes.store.list()
+    )
+
+
+def is_renewed(lease: Object | None, since: datetime) -> bool:
+    renewed = value_at(lease, "spec", "renewTime")
+    return bool(renewed) and parse_time(renewed) >= since
+
+
+BUILT_IN_NAME = re.compile(r"cluster-\d+")
+"""Names of the clusters that `tapestry up` creates."""
+
+
+async def add_cluster(world: World, name: str, nodes: int, created: Callable[[int], None] = lambda _: None) -> int:
+    """Make the process of the world start the cluster `name`, and wait until it answers.
+
+    Return the number of created nodes; an existing cluster gets the missing ones.  If cancelled, delete a cluster that
+    did not exist before.
+    """
+    check_name(name)
+    running = running_pid(world)
+    folder = world.folder / name
+    is_new = not folder.exists()
+    folder.mkdir(exist_ok=True, mode=0o700)
+    try:
+        os.kill(running, RESCAN_SIGNAL)
+        await world.wait_for_cluster(name)
+        async with world.client(name) as client:
+            return await ensure_nodes(client, ClusterPlan(folder, nodes), created)
+    except asyncio.CancelledError:
+        if is_new:
+            await remove_cluster(world, name)
+        raise
+
+
+async def remove_cluster(world: World, name: str) -> None:
+    """Stop the cluster `name` and delete its folder.  Raise WorldError if it has joined, or was not added."""
+    check_name(name)
+    if BUILT_IN_NAME.fullmatch(name):
+        raise WorldError(f"{name} was not added: it is part of the world; `tapestry down --purge` deletes the world")
+    folder = world.folder / name
+    if not folder.is_dir():
+        raise WorldError(f"there is no cluster {name} in {world.folder}")
+    if world.running_pid() is None:
+        shutil.rmtree(folder)
+        return
+    async with world.client(VIRTUAL) as virtual:
+        if await has_binding(virtual, name):
+            command = f"tapestry unjoin {name} --cluster-kubeconfig {world.kubeconfig(name)}"
+            raise WorldError(f"{name} has joined; first run: {command}")
+    (folder / REMOVED_FILE).touch()
+    os.kill(running_pid(world), RESCAN_SIGNAL)
+    progress = StallDetector(START_TIMEOUT, START_TIMEOUT)
+    while folder.exists():
+        if progress.has_stalled(name):
+            raise WorldError(f"{name} does not stop; its log is {folder / 'log'}")
+        await asyncio.sleep(POLL_INTERVAL)
+
+
+def check_name(name: str) -> None:
+    if error := dns_label_error(name):
+        raise WorldError(f"invalid cluster name: {error}")
+    if name == VIRTUAL:
+        raise WorldError(f"{name!r} is the name of the virtual cluster; choose another name")
+
+
+def running_pid(world: World) -> int:
+    """Return the PID of the process that runs the world.  Raise WorldError if there is none."""
+    running = world.running_pid()
+    if running is None:
+        raise WorldError(f"no world is running in {world.folder}; `tapestry up` starts one")
+    return running

@@ -126,7 +126,6 @@ class WorldFolder:
             pid_file.truncate(0)
 
     def write_record(self, record: WorldRecord) -> None:
-        """Write the record atomically.  Raise OSError."""
         fresh = self.record_file.with_suffix(".new")
         fresh.write_text(json.dumps(asdict(record)))
         fresh.replace(self.record_file)

@@ -37,14 +37,12 @@ from tapestry.kube.objects import (
 )
 from tapestry.kube.resources import NAMESPACES
 from tapestry.kube.times import parse_time, timestamp
-from tapestry.manager.binding_errors import BindingError, RetryPolicy
-from tapestry.manager.cleanup import leftover_message, remove_syncer, remove_virtual_nodes
 from tapestry.manager.config import BindingsConfig
 from tapestry.manager.connectivity import ConnectivityChecker, ProbeResult, cached_secret
-from tapestry.manager.leftovers import record_leftover
+from tapestry.manager.leftovers import leftover_message, record_leftover, remove_syncer, remove_virtual_nodes
 from tapestry.manager.status import PERMITTED, binding_conditions, binding_status, status_events
 from tapestry.manager.syncers import SyncerDeployer, binding_uid_of
-from tapestry.manager.validation import check_identity, validated_spec
+from tapestry.manager.validation import BindingError, RetryPolicy, check_identity, validated_spec
 
 IDENTITY = NAMESPACES, IDENTITY_NAMESPACE
 RECHECK_SECONDS = 300.0

@@ -20,8 +20,6 @@ def default_resources() -> ContainerResources:
 
 
 class SyncerSettings(Section, frozen=True):
-    """Settings of every syncer."""
-
     image: Annotated[str, Meta(min_length=1)] = DEFAULT_IMAGE
     replicas: Annotated[int, Meta(ge=0, le=10)] = 2
     """Number of replicas.  One is active, the others stand by with synced caches."""

@@ -31,7 +31,7 @@ from tapestry.client.transport import SmallResponseTransport, Transport
 from tapestry.kube.errors import Forbidden, KubeError, Unauthorized
 from tapestry.kube.objects import Object, uid_of, value_at, version_of
 from tapestry.kube.resources import NAMESPACES, SELF_SUBJECT_ACCESS_REVIEWS
-from tapestry.manager.binding_errors import BindingError, RetryPolicy
+from tapestry.manager.validation import BindingError, RetryPolicy
 
 if TYPE_CHECKING:
     from tapestry.controller import Informer

@@ -101,7 +101,6 @@ def role_with_binding(
 
 
 def labelled_object(resource: Resource, name: str, namespace: str | None = None) -> Object:
-    """Return an object with a name and the part-of label."""
     metadata: Object = {"name": name, **({"namespace": namespace} if namespace else {})}
     metadata["labels"] = {"app.kubernetes.io/part-of": keys.TAPESTRY}
     return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata}

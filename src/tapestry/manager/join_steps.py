@@ -7,7 +7,7 @@ from enum import StrEnum
 from tapestry.apis import keys
 from tapestry.apis.permissions import IDENTITY_NAMESPACE
 from tapestry.client.client import Client
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.kube.errors import Forbidden, NotFound
 from tapestry.kube.objects import Object, is_deleting, key_of, labels_of, name_of, namespace_of, uid_of, with_type_meta
 from tapestry.kube.resources import NAMESPACES, Resource
@@ -56,7 +56,6 @@ class Cluster:
         return uid_of(await self.client.get(NAMESPACES, IDENTITY_NAMESPACE))
 
     async def find(self, resource: Resource, like: Object) -> Object | None:
-        """Return the object with the name of `like`, or None."""
         return await self.client.find(resource, name_of(like), namespace_of(like))
 
     async def wait_for_stable(self, resource: Resource, like: Object) -> Object | None:
@@ -126,6 +125,5 @@ def is_not_deleting(obj: Object | None) -> bool:
 
 
 def has_owner_labels(obj: Object, desired: Object) -> bool:
-    """Return whether `obj` has every owner label of `desired`."""
     expected = labels_of(desired)
     return all(labels_of(obj).get(key) == expected[key] for key in OWNER_LABELS if key in expected)

@@ -38,8 +38,9 @@ from tapestry.apis.priorities import PRIORITY_CLASSES, priority_class
 from tapestry.client.access import Access
 from tapestry.client.addresses import AddressPolicy
 from tapestry.client.errors import KubeconfigError
+from tapestry.client.kubeconfig_entries import kubeconfig_document
 from tapestry.client.strict_kubeconfig import strict_access
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.kube.crds import InvalidSpec, crd, decode_spec
 from tapestry.kube.errors import Forbidden, NotFound
 from tapestry.kube.names import hashed_name, safe_label_value
@@ -67,7 +68,6 @@ from tapestry.kube.resources import (
     Resource,
 )
 from tapestry.manager import safeguards
-from tapestry.manager.binding_errors import BindingError
 from tapestry.manager.connectivity import (
     KUBECONFIG_KEY,
     Connect,
@@ -82,6 +82,7 @@ from tapestry.manager.join_steps import Cluster, JoinError, Step, StepResult
 from tapestry.manager.mount_namespaces import apply_mount_namespace, record_safeguards, select_mount_namespace
 from tapestry.manager.offers import DEFAULT_OFFER, Offer, policy_spec, validate_offer
 from tapestry.manager.safeguards import Safeguards, apply_network_policy, apply_quota
+from tapestry.manager.validation import BindingError
 from tapestry.manager.volume_policies import SyncerAccount, apply_volume_policies, check_volumes, remove_stale_policies
 
 TOKEN_SECONDS = int(timedelta(days=30).total_seconds())
@@ -409,14 +410,8 @@ def kubeconfig(access: Access, token: str) -> bytes:
         "tls-server-name": access.tls_server_name,
         "proxy-url": access.proxy_url,
     }
-    document = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "physical", "cluster": {key: value for key, value in cluster.items() if value}}],
-        "users": [{"name": "syncer", "user": {"token": token}}],
-        "contexts": [{"name": "syncer", "context": {"cluster": "physical", "user": "syncer"}}],
-        "current-context": "syncer",
-    }
+    given = {key: value for key, value in cluster.items() if value}
+    document = kubeconfig_document("syncer", given, {"token": token})
     data = yaml.safe_dump(document).encode()  # sorted, as the syncer writes it when it renews the token
     try:
         strict_access(data, allow_loopback=True)  # the manager decides whether loopback is allowed

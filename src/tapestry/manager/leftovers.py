@@ -5,10 +5,13 @@
     nothing left      the annotation is removed; a Secret that `tapestry join` created and no binding uses is deleted
 
 A cluster that joined again meanwhile is bound under another UID.  Its new objects are not deleted.
+
+The functions that remove a binding's syncer and, if forced, its virtual nodes and pods read from the server, never from
+caches.  Each does what is possible now and returns whether it is done.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -26,6 +29,7 @@ from tapestry.kube.names import safe_label_value
 from tapestry.kube.objects import (
     Object,
     annotations_of,
+    is_deleting,
     key_of,
     labels_of,
     name_of,
@@ -34,9 +38,10 @@ from tapestry.kube.objects import (
     value_at,
     with_type_meta,
 )
-from tapestry.kube.resources import NAMESPACES, SECRETS
-from tapestry.manager.binding_errors import BindingError
+from tapestry.kube.resources import DEPLOYMENTS, NAMESPACES, NODES, PODS, SECRETS
 from tapestry.manager.connectivity import Connect, access_from_secret, cached_secret
+from tapestry.manager.syncers import SyncerDeployer
+from tapestry.manager.validation import BindingError
 from tapestry.process.logs import logger
 
 log = logger(__name__)
@@ -182,3 +187,50 @@ class LeftoverReconciler:
         for each in done:
             log.info("leftovers removed", secret=key_of(secret), binding=each.binding, cluster=each.identity)
             self.manager.events.normal(with_type_meta(SECRETS, secret), "LeftoversRemoved", f"deleted {each}")
+
+
+MAX_NAMED_PODS = 20
+"""Maximum number of pods that an event names."""
+
+
+async def remove_syncer(deployer: SyncerDeployer, binding: Object) -> bool:
+    """Delete the Deployment, and after it all other objects of the binding's syncer.  Shared roles stay."""
+    objects = await deployer.live_objects(binding)
+    deployments = [(resource, obj) for resource, obj in objects if resource is DEPLOYMENTS]
+    for resource, obj in deployments or objects:
+        if not is_deleting(obj):
+            await deployer.remove(resource, obj)
+    return not objects
+
+
+async def remove_virtual_nodes(client: Client, binding: Object, on_pods: Callable[[Sequence[Object]], None]) -> bool:
+    """Delete the binding's virtual nodes and their pods, without a grace period.
+
+    `on_pods` is called with the pods before they are deleted.
+    """
+    nodes = await virtual_nodes(client, binding)
+    pods = [pod for node in nodes for pod in await client.list(PODS, fields=f"spec.nodeName={name_of(node)}")]
+    if pods:
+        on_pods(pods)
+    for pod in pods:
+        if not is_deleting(pod) or value_at(pod, "metadata", "deletionGracePeriodSeconds"):
+            await client.delete_if_exists(PODS, pod, grace_seconds=0)
+    for node in nodes:
+        await client.delete_if_exists(NODES, node, grace_seconds=0)
+    return not nodes or not await virtual_nodes(client, binding)
+
+
+async def virtual_nodes(client: Client, binding: Object) -> list[Object]:
+    return await client.list(NODES, labels=f"{keys.CLUSTER_BINDING_UID}={uid_of(binding)}")
+
+
+def leftover_message(binding: Object, pods: Sequence[Object]) -> str:
+    """Describe the objects that may remain in the physical cluster, and how to find them."""
+    named = ", ".join(key_of(pod) for pod in pods[:MAX_NAMED_PODS])
+    more = f" and {len(pods) - MAX_NAMED_PODS} more" if len(pods) > MAX_NAMED_PODS else ""
+    twins = f"twins of the pods {named}{more}" if pods else "copies for its pods"
+    mount = value_at(binding, "spec", "mountNamespace", default="?")
+    selector = f"{keys.CLUSTER_BINDING_UID}={uid_of(binding)}"
+    return (
+        f"namespace {mount} of the physical cluster may still contain {twins}; find objects with the label {selector}"
+    )

@@ -12,8 +12,8 @@ from tapestry.apis.clusterbindings import SYNCER_REASONS
 from tapestry.kube.conditions import find_condition, new_condition, with_condition
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.times import timestamp
-from tapestry.manager.binding_errors import BindingError
 from tapestry.manager.connectivity import ProbeResult
+from tapestry.manager.validation import BindingError
 
 CONNECTED, PERMITTED, SYNCER_READY = STAGES = ("Connected", "Permitted", "SyncerReady")
 EXPIRES = "CredentialsExpire"
@@ -27,8 +27,6 @@ EXPECTED_REASONS = frozenset({"Initializing", "WaitingSyncerCleanup", "CleanupIn
 
 
 class StatusEvent(NamedTuple):
-    """An event for a change of the status."""
-
     is_warning: bool
     reason: str
     message: str

@@ -42,7 +42,6 @@ from tapestry.kube.objects import (
 )
 from tapestry.kube.quantity import parse_quantity
 from tapestry.kube.resources import DEPLOYMENTS, SERVICE_ACCOUNTS, Resource
-from tapestry.manager.binding_errors import BindingError, RetryPolicy
 from tapestry.manager.config import BindingsConfig, SyncerSettings
 from tapestry.manager.manifests import (
     KINDS,
@@ -54,6 +53,7 @@ from tapestry.manager.manifests import (
     syncer_manifests,
     with_server_additions,
 )
+from tapestry.manager.validation import BindingError, RetryPolicy
 
 DEPLOYED_RESOURCES = (SERVICE_ACCOUNTS, DEPLOYMENTS)
 """Resources in the cluster that syncers run in.  All others are in the virtual cluster."""
@@ -73,7 +73,6 @@ def load_templates(folder: Traversable) -> Templates:
 
 
 def packaged_templates(name: str) -> Traversable:
-    """Return the folder of the packaged templates of the syncer or the manager."""
     return files("tapestry.manager") / "templates" / name
 
 
@@ -85,7 +84,6 @@ class SyncerDeployer:
     templates: Callable[[], Templates]
     """Reads the templates each time, because the folder may be a mounted ConfigMap."""
     clients: Mapping[Resource, Client]
-    """Client of each resource."""
     caches: Mapping[Scope, Informer]
     """Informers of each resource and namespace."""
     is_remote: bool
@@ -160,7 +158,6 @@ class SyncerDeployer:
         return is_owned_by(obj, binding)
 
     def cached_objects(self, uid: str) -> list[tuple[Resource, Object]]:
-        """Return the cached objects of a binding's syncer."""
         return [
             (resource, obj)
             for (resource, _), informer in self.caches.items()
@@ -211,7 +208,6 @@ def scopes(config: BindingsConfig) -> list[Scope]:
 
 
 def template_values(binding: Object, spec: ClusterBindingSpec, config: BindingsConfig) -> Values:
-    """Return the values of template placeholders."""
     name, settings = name_of(binding), config.syncer
     places = {
         Placeholder.MANAGER_NAMESPACE: config.namespace,

@@ -17,7 +17,7 @@ from tapestry.apis.names import virtual_cluster_label
 from tapestry.apis.ownership import MAX_GRACE_SECONDS
 from tapestry.apis.policies import POLICIES
 from tapestry.apis.priorities import PRIORITY_CLASSES
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import Conflict, NotFound, TransportError
 from tapestry.kube.objects import Object, key_of, labels_of, name_of, object_named, uid_of, value_at
@@ -41,10 +41,16 @@ from tapestry.kube.resources import (
     SERVICES,
     Resource,
 )
-from tapestry.manager.cleanup import leftover_message, remove_virtual_nodes
 from tapestry.manager.join_steps import Cluster, JoinError, Step, StepResult, has_owner_labels, list_or_empty
 from tapestry.manager.joining import account_name, manager_namespace, owner_labels, policy_name, selector
-from tapestry.manager.leftovers import Leftover, leftovers_in, record_leftover, remove_leftovers
+from tapestry.manager.leftovers import (
+    Leftover,
+    leftover_message,
+    leftovers_in,
+    record_leftover,
+    remove_leftovers,
+    remove_virtual_nodes,
+)
 from tapestry.manager.mount_namespaces import release_mount_namespace
 
 BINDING_RESOURCES = (
@@ -60,7 +66,6 @@ MANAGED_SELECTOR = f"{keys.MANAGED_BY}={keys.TAPESTRY}"
 FORCE_TIMEOUT = 30.0
 """Seconds that the manager gets for a forced deletion, before unjoin does it."""
 PROGRESS_INTERVAL = 5.0
-"""Interval of progress messages."""
 STUCK_SECONDS = 30.0
 """Seconds after the grace period at which --force is suggested."""
 FORCE_ATTEMPTS, RETRY_INTERVAL = 10, 1.0
@@ -115,7 +120,6 @@ async def release_secret(virtual: Cluster, secret: Object, leftovers: list[Lefto
 
 
 async def delete_binding(binding: Object, virtual: Cluster, *, force: bool, timeout: float) -> None:
-    """Delete the binding and wait until it is deleted."""
     name, client = name_of(binding), virtual.client
     pods = await pods_on_nodes_of(binding, virtual) if force else []
     if force:

@@ -2,10 +2,11 @@
 
 Two bindings may not have the same clusterID, and may not lead to the same cluster.  The content of the bindings
 determines which one is preferred, so the result is the same after every restart: the one accepted before, otherwise the
-older one.
+older one.  BindingError is any error that keeps a binding from being ready.
 """
 
 from collections.abc import Iterable, Iterator
+from enum import Enum
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDING, ClusterBindingSpec
@@ -13,7 +14,32 @@ from tapestry.apis.names import syncer_lease_name
 from tapestry.kube.crds import InvalidSpec, decode_spec
 from tapestry.kube.names import SUBDOMAIN_LIMIT
 from tapestry.kube.objects import Object, annotations_of, name_of, uid_of, value_at
-from tapestry.manager.binding_errors import BindingError, RetryPolicy
+
+
+class RetryPolicy(Enum):
+    """Time of the next attempt."""
+
+    ON_CHANGE = "when something that we watch changes"
+    ON_RECHECK = "periodically: the fix happens where we do not watch"
+    BACKOFF = "with backoff"
+
+
+class BindingError(Exception):
+    """An error of one aspect of a binding.
+
+    `reason` is used in conditions, events and metrics.  `condition` names the aspect; it is empty for an error in the
+    binding's own spec.
+    """
+
+    def __init__(
+        self, reason: str, message: str, *, condition: str = "", retry: RetryPolicy = RetryPolicy.ON_CHANGE
+    ) -> None:
+        super().__init__(f"{reason}: {message}")
+        self.reason = reason
+        self.message = message
+        self.condition = condition
+        self.retry = retry
+
 
 MAX_NAME_LENGTH = SUBDOMAIN_LIMIT - len(syncer_lease_name(""))
 

@@ -207,7 +207,6 @@ def validation_rule(expression: str, message: str) -> Object:
 
 
 def cel_string(value: str) -> str:
-    """Return a CEL string literal."""
     return msgspec.json.encode(value).decode()
 
 

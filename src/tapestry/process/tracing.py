@@ -1,10 +1,9 @@
 """Tracing with OpenTelemetry.  Off unless configured, and almost free while off.
 
-    with tracing.span("create twin", parent=annotations.get(TRACEPARENT), namespace="default", name="web-0"):
+    with tracing.span("create twin", namespace="default", name="web-0"):
         ...
 
-A span continues in another process through its `traceparent()`, the W3C text, in a header or an annotation.  So the
-work on a pod in both clusters forms one trace.  Install the packages with `pip install 'kube-tapestry[otel]'`.
+Install the packages with `pip install 'kube-tapestry[otel]'`.
 """
 
 # ruff: noqa: PLC0415  the packages are optional and slow to import
@@ -18,7 +17,6 @@ from tapestry.process.logs import loggable
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-HEADER = "traceparent"
 TRACES_PATH = "/v1/traces"
 
 _NO_SPAN: AbstractContextManager[None] = nullcontext()
@@ -33,26 +31,19 @@ class TracingUnavailable(RuntimeError):
         )
 
 
-def span(title: str, /, *, parent: str | None = None, **attributes: Any) -> AbstractContextManager[Any]:
-    """Return a span around a block, as a child of `parent` (a traceparent of another process) or of the current span.
+def span(title: str, /, **attributes: Any) -> AbstractContextManager[Any]:
+    """Return a span around a block, as a child of the current span.
 
-    The block gets the OpenTelemetry span, or None while tracing is off.  Attributes that are None are omitted.  An
-    invalid parent is ignored, because it may come from an untrusted source.
+    The block gets the OpenTelemetry span, or None while tracing is off.  Attributes that are None are omitted.
     """
     tracing = _Active.tracing
-    return _NO_SPAN if tracing is None else tracing.span(title, parent, attributes)
-
-
-def traceparent() -> str | None:
-    """Return the current span for use in another process.  None without a span, or while tracing is off."""
-    tracing = _Active.tracing
-    return None if tracing is None else tracing.traceparent()
+    return _NO_SPAN if tracing is None else tracing.span(title, attributes)
 
 
 def configure(endpoint: str, sample_ratio: float = 1.0, service: str = "tapestry") -> None:
     """Send spans to the OTLP collector at `endpoint`, as in `http://collector:4318`, until `stop`.
 
-    `sample_ratio` is the fraction of new traces to keep.  For a trace from another process, that process decides.
+    `sample_ratio` is the fraction of traces to keep.
     """
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -83,24 +74,20 @@ class Tracing:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(sample_ratio)), resource=Resource.create({"service.name": service})
         )
         provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = provider.get_tracer("tapestry")
-        self._propagator = TraceContextTextMapPropagator()
         self.shutdown = provider.shutdown
 
     @contextmanager
-    def span(self, title: str, parent: str | None, attributes: Mapping[str, Any]) -> Iterator[Any]:
-        from opentelemetry.context import get_current
+    def span(self, title: str, attributes: Mapping[str, Any]) -> Iterator[Any]:
         from opentelemetry.trace import StatusCode
 
         with self._tracer.start_as_current_span(
             title,
-            self._propagator.extract({HEADER: parent}, get_current()) if parent else None,
             attributes={key: attribute_value(value) for key, value in attributes.items() if value is not None},
             record_exception=False,  # the SDK would export message and traceback without redaction
             set_status_on_exception=False,
@@ -110,11 +97,6 @@ class Tracing:
             except Exception as error:
                 current.set_status(StatusCode.ERROR, loggable(error))
                 raise
-
-    def traceparent(self) -> str | None:
-        carrier: dict[str, str] = {}
-        self._propagator.inject(carrier)
-        return carrier.get(HEADER)
 
 
 class _Active:

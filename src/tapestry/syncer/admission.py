@@ -11,16 +11,16 @@ tolerations and whichever scheduler bound it: a pod gets a twin only while the l
 All functions are pure.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
 from tapestry.apis import keys
 from tapestry.kube.objects import Object, controller_of, value_at
+from tapestry.kube.pods import is_tolerated
 from tapestry.kube.quantity import ZERO, ResourceList
-from tapestry.kube.taints import is_tolerated
 from tapestry.kube.times import timestamp
 from tapestry.syncer.leasing import Lease, LeaseState, lease_opening
+from tapestry.syncer.views import VirtualPod
 
 RECLAIMED = "Reclaimed"
 WITHDRAWN = "Withdrawn"
@@ -44,7 +44,7 @@ class NodeClosure:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Decision that the pod stays Pending."""
+    """Decision that the pod stays Pending, or keeps its size."""
 
     reason: str
     message: str
@@ -60,15 +60,6 @@ class Reject:
     message: str
     is_disrupted: bool = False
     """True if its controller must learn that the pod did not fail by itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class PendingResize:
-    """A resize that is not applied now; the reason is one of Kubernetes."""
-
-    reason: str
-    message: str
-    until: datetime | None = None
 
 
 def node_closure(node: Object | None, lease: Lease | None, now: datetime) -> NodeClosure | None:
@@ -98,9 +89,9 @@ def lease_closure(lease: Lease, now: datetime) -> NodeClosure:
     return NodeClosure(lease.reason, f"the lease of the node is closed; {when}", keys.OUT_OF_TIME_WINDOWS_TAINT, opens)
 
 
-def closed_decision(pod: Object, closure: NodeClosure) -> Wait | Reject:
+def closed_decision(pod: VirtualPod, closure: NodeClosure) -> Wait | Reject:
     """Return the decision for a pod on a node that takes no new pods."""
-    if controller_of(pod) is not None and pod["status"]["scheduled"] and not tolerates(pod, closure.taint):
+    if controller_of(pod.object) is not None and pod.is_scheduled and not tolerates(pod.object, closure.taint):
         return Reject(closure.reason, closure.message, is_disrupted=True)
     return Wait(closure.reason, closure.message, closure.opens)
 
@@ -128,8 +119,8 @@ def capacity_decision(
 
 def resize_decision(
     wanted: ResourceList, own: ResourceList, leased: ResourceList, held: ResourceList, closure: NodeClosure | None
-) -> PendingResize | None:
-    """Return why a pod that holds `own` is not resized to `wanted` now; None if it is.
+) -> Wait | None:
+    """Return why a pod that holds `own` is not resized to `wanted` now, with a reason of Kubernetes; None if it is.
 
     Amounts that do not grow need no capacity. `held` is what all twins of the node hold, including this one.
     """
@@ -137,12 +128,12 @@ def resize_decision(
     if not growing:
         return None
     if closure is not None:
-        return PendingResize(DEFERRED, closure.message, closure.opens)
+        return Wait(DEFERRED, closure.message, closure.opens)
     if (infeasible := first_lacking(growing, leased, ResourceList())) is not None:
-        return PendingResize(INFEASIBLE, shortage_text(infeasible, wanted, leased, ResourceList()))
+        return Wait(INFEASIBLE, shortage_text(infeasible, wanted, leased, ResourceList()))
     others = held - own
     if (lacking := first_lacking(growing, leased, others)) is not None:
-        return PendingResize(DEFERRED, shortage_text(lacking, wanted, leased, others))
+        return Wait(DEFERRED, shortage_text(lacking, wanted, leased, others))
     return None
 
 
@@ -161,8 +152,3 @@ def shortage_text(resource: str, requests: ResourceList, leased: ResourceList, h
         f"the lease of the node has too little {resource}: "
         f"requested {requests[resource]}, in use {held[resource]}, leased {leased[resource]}"
     )
-
-
-def total_requests(pods: Iterable[Object]) -> ResourceList:
-    """Return what schedulers count for these pods."""
-    return sum((pod["held"] for pod in pods), ResourceList())

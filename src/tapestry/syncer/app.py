@@ -18,14 +18,8 @@ from tapestry.client.transport import Transport
 from tapestry.controller import App, Controller, Informer, Manager
 from tapestry.controller.app import new_identity
 from tapestry.controller.controller import KeyMapper, own_namespace
-from tapestry.kube.conditions import find_condition
-from tapestry.kube.objects import (
-    Object,
-    annotations_of,
-    key_of,
-    name_of,
-    uid_of,
-)
+from tapestry.kube.conditions import is_condition_false
+from tapestry.kube.objects import Object, annotations_of, name_of, uid_of
 from tapestry.kube.pods import is_pod_terminal
 from tapestry.kube.resources import (
     ENDPOINT_SLICES,
@@ -47,6 +41,7 @@ from tapestry.syncer.cache_transforms import (
     digest_only,
     foreign_pod_node,
     physical_node_of,
+    pod_key_of_twin,
     pod_node_name,
     source_namespace,
 )
@@ -62,12 +57,12 @@ from tapestry.syncer.predicates import (
     changed_beyond_own_status,
     changed_beyond_twin_status,
     cordon_changed,
-    foreign_hold,
     hold_changed,
     involves_foreign_pod,
     is_creation,
     is_mapped_to,
     lifecycle_changed,
+    nodes_with_changed_holds,
     ports_changed,
     spec_changed,
     status_changed,
@@ -88,6 +83,7 @@ from tapestry.syncer.topdown.volumes import VolumeReconciler, claim_keys, pod_li
 from tapestry.syncer.translate.metadata import source_key, virtual_key, virtual_uid
 from tapestry.syncer.translate.pod_status import mapped_uid
 from tapestry.syncer.translate.references import projected_tokens as tokens_of
+from tapestry.syncer.views import PhysicalPod, Twin, VirtualPod
 
 SUMMARY_SECONDS = 1.0
 """Minimum seconds between two computations of sums over all nodes and pods."""
@@ -167,11 +163,11 @@ def wire(context: SyncContext, connect: Connect) -> None:
         virtual = (name for node in context.virtual_nodes.store.list() for name in physical_node_of(node))
         return {*context.physical_nodes.store, *virtual}
 
-    def nodes_to_recompute(pod: Object) -> Iterable[str]:
-        return (name for name in physical_node_under(context, pod) if physical.depends_on_pods(name))
+    def nodes_to_recompute(pod: VirtualPod) -> Iterable[str]:
+        return (name for name in physical_node_under(context, pod.node) if physical.depends_on_pods(name))
 
-    def nodes_reclaiming(twin: Object) -> Iterable[str]:
-        return (name for name in node_of_unattended_twin(context, twin) if physical.depends_on_pods(name))
+    def nodes_reclaiming(pod: PhysicalPod) -> Iterable[str]:
+        return (name for name in node_of_unattended_twin(context, pod) if physical.depends_on_pods(name))
 
     def requeue_every_node() -> None:
         for name in every_node():
@@ -182,8 +178,8 @@ def wire(context: SyncContext, connect: Connect) -> None:
 
     nodes.watch(context.physical_nodes)
     nodes.watch(context.physical_pods, foreign_pod_node, when=involves_foreign_pod)
-    nodes.watch(context.physical_pods, lambda twin: node_of_ended_twin(context, twin), when=twin_ended)
-    nodes.watch(context.physical_pods, lambda twin: nodes_reclaiming(twin), when=is_creation)
+    nodes.watch(context.physical_pods, lambda pod: node_of_ended_twin(context, pod), when=twin_ended)
+    nodes.watch(context.physical_pods, lambda pod: nodes_reclaiming(pod), when=is_creation)
     nodes.watch(context.virtual_nodes, physical_node_of)
     nodes.watch(context.virtual_pods, lambda pod: nodes_to_recompute(pod), when=hold_changed)
     nodes.watch(context.virtual_pods, lambda pod: nodes_to_recompute(pod), when=is_creation, after=SUMMARY_SECONDS)
@@ -249,24 +245,28 @@ def wire_pods(context: SyncContext, leases: LeaseCache) -> Callable[[], None]:
     context.physical_pods.on_change(virtual.on_physical_pod_change)
     context.physical_pods.on_change(admitter.on_physical_pod_change)
     context.virtual_nodes.on_change(admitter.on_virtual_node_change)
-    context.physical_pods.on_deletion(virtual.lost_twins.on_twin_deleted)
+    context.physical_pods.on_deletion(virtual.lost_twins.on_pod_deleted)
     down.watch(
-        context.virtual_pods, when=lambda old, new: changed_beyond_twin_status(old, new) or has_other_twin(context, new)
+        context.virtual_pods,
+        pod_key,
+        when=lambda old, new: changed_beyond_twin_status(old, new) or has_other_twin(context, new),
     )
     down.watch(
         context.physical_pods,
-        virtual_key,
+        pod_key_of_twin,
         when=lambda old, new: twin_changed_beyond_status(old, new) and not is_expected_creation(context, old, new),
     )
-    down.watch(context.virtual_nodes, lambda node: map(key_of, context.pods_on(name_of(node))), when=lifecycle_changed)
+    down.watch(
+        context.virtual_nodes, lambda node: (pod.key for pod in context.pods_on(name_of(node))), when=lifecycle_changed
+    )
     down.watch(context.physical_nodes, lambda node: pods_on_physical_node(context, node), when=cordon_changed)
     for informer in copy_reconciler.copy_informers.values():
         down.watch(informer, lambda copy: pods_waiting_for(context, copy), when=lifecycle_changed)
-    up.watch(context.physical_pods, virtual_key, when=twin_status_changed)
-    up.watch(context.virtual_pods, when=lambda old, new: status_changed(old, new) and has_twin(context, new))
+    up.watch(context.physical_pods, pod_key_of_twin, when=twin_status_changed)
+    up.watch(context.virtual_pods, pod_key, when=lambda old, new: status_changed(old, new) and has_twin(context, new))
 
     def every_pod() -> None:
-        physical_keys = (key for twin in context.physical_pods.store.list() for key in virtual_key(twin))
+        physical_keys = (key for pod in context.physical_pods.store.list() for key in pod_key_of_twin(pod))
         for key in {*context.virtual_pods.store, *physical_keys}:
             down.queue.add(key)
             up.queue.add(key)
@@ -290,10 +290,10 @@ def wire_copies(context: SyncContext, requeue_pod: Callable[[str], None]) -> tup
             copies.queue.add(key)
         for pod in context.virtual_pods.store.by("refers", key) if old is None or new is None else ():
             if is_waiting(pod):
-                requeue_pod(key_of(pod))
+                requeue_pod(pod.key)
 
     def on_pods_of(names: KeyMapper) -> KeyMapper:
-        return lambda node: {name for pod in context.pods_on(name_of(node)) for name in names(pod)}
+        return lambda node: {name for pod in context.pods_on(name_of(node)) for name in names(pod.object)}
 
     def outdated(names: Iterable[str]) -> Iterable[str]:
         return [name for name in names if not sources.is_up_to_date(name)]
@@ -315,9 +315,11 @@ def wire_copies(context: SyncContext, requeue_pod: Callable[[str], None]) -> tup
     copies = context.manager.controller("copies", copy_reconciler.reconcile)
     unused = context.manager.controller("unused-copies", copy_reconciler.sweep, workers=1)
     namespaces = context.manager.controller("copied-namespaces", sources.reconcile, workers=1)
-    copies.watch(context.virtual_pods, copy_dependencies, when=dependencies_changed)
-    namespaces.watch(context.virtual_pods, lambda pod: outdated(own_namespace(pod)), when=dependencies_changed)
-    unused.watch(context.virtual_pods, own_namespace, when=dependencies_changed, after=SUMMARY_SECONDS)
+    copies.watch(context.virtual_pods, lambda pod: copy_dependencies(pod.object), when=dependencies_changed)
+    namespaces.watch(context.virtual_pods, lambda pod: outdated(own_namespace(pod.object)), when=dependencies_changed)
+    unused.watch(
+        context.virtual_pods, lambda pod: own_namespace(pod.object), when=dependencies_changed, after=SUMMARY_SECONDS
+    )
     copies.watch(context.virtual_nodes, on_pods_of(copy_dependencies), when=lifecycle_changed)
     unused.watch(context.virtual_nodes, on_pods_of(own_namespace), when=lifecycle_changed, after=SUMMARY_SECONDS)
     for informer in copy_informers.values():
@@ -340,35 +342,37 @@ def wire_tokens(context: SyncContext, secrets: Informer) -> tuple[TokenReconcile
     return tokens, controller
 
 
-def keys_with_tokens(pod: Object) -> Iterable[str]:
+def pod_key(pod: VirtualPod) -> Iterable[str]:
+    return (pod.key,)
+
+
+def keys_with_tokens(pod: VirtualPod) -> Iterable[str]:
     """Return the key of the pod if it mounts service account tokens."""
-    return [key_of(pod)] if tokens_of(pod["spec"]) else []
+    return [pod.key] if tokens_of(pod.object["spec"]) else []
 
 
-def has_twin(context: SyncContext, pod: Object | None) -> bool:
-    return pod is not None and context.twin_of(key_of(pod)) is not None
+def has_twin(context: SyncContext, pod: VirtualPod | None) -> bool:
+    return pod is not None and context.twin_of(pod.key) is not None
 
 
-def has_other_twin(context: SyncContext, pod: Object | None) -> bool:
+def has_other_twin(context: SyncContext, pod: VirtualPod | None) -> bool:
     """Return whether the pod is mapped to a twin other than the one in the cache."""
-    mapped = mapped_uid(pod) if pod is not None else None
-    if pod is None or mapped is None:
+    if pod is None or (mapped := mapped_uid(pod.object)) is None:
         return False
-    twin = context.twin_of(key_of(pod))
-    return twin is None or uid_of(twin) != mapped
+    twin = context.twin_of(pod.key)
+    return twin is None or twin.uid != mapped
 
 
-def is_expected_creation(context: SyncContext, old: Object | None, new: Object | None) -> bool:
+def is_expected_creation(context: SyncContext, old: PhysicalPod | None, new: PhysicalPod | None) -> bool:
     """Return whether a twin was created with its node while its pod waits for it: there is nothing left to do."""
-    if old is not None or new is None or "twin" not in new or "nodeName" not in new["spec"]:
+    if old is not None or not isinstance(new, Twin) or "nodeName" not in new.object["spec"]:
         return False
-    return all(is_mapped_to(context.virtual_pods.store.get(key), new) for key in virtual_key(new))
+    return all(is_mapped_to(context.virtual_pods.store.get(key), new) for key in virtual_key(new.object))
 
 
-def is_waiting(pod: Object) -> bool:
-    """Return whether the pod's Mapped condition is False: it lacks something in the physical cluster."""
-    condition = find_condition(pod["status"]["conditions"], keys.MAPPED_CONDITION)
-    return condition is not None and bool(condition["status"] == "False")
+def is_waiting(pod: VirtualPod) -> bool:
+    """Return whether the pod lacks something in the physical cluster."""
+    return is_condition_false(pod.object, keys.MAPPED_CONDITION)
 
 
 def pods_waiting_for(context: SyncContext, copy: Object) -> Iterable[str]:
@@ -376,7 +380,7 @@ def pods_waiting_for(context: SyncContext, copy: Object) -> Iterable[str]:
     pods = context.virtual_pods.store
     users = (pod for key in source_keys_of(copy) for pod in pods.by("refers", key))
     owners = (pod for key in virtual_key(copy) if (pod := pods.get(key)) is not None)
-    return [key_of(pod) for pod in (*users, *owners) if is_waiting(pod)]
+    return [pod.key for pod in (*users, *owners) if is_waiting(pod)]
 
 
 def wire_services(context: SyncContext, requeue_pod: Callable[[str], None]) -> ServiceReconciler:
@@ -395,7 +399,7 @@ def wire_volumes(context: SyncContext, copies: CopyReconciler, requeue_pod: Call
     """Wire the controller that syncs claims and volumes; `requeue_pod` receives keys of waiting pods."""
     volumes = VolumeReconciler(context, copies, lambda key: controller.queue.add(key), requeue_pod)
     controller = context.manager.controller("volumes", volumes.reconcile)
-    controller.watch(context.virtual_pods, claim_keys, when=pod_lifetime_changed)
+    controller.watch(context.virtual_pods, lambda pod: claim_keys(pod.object), when=pod_lifetime_changed)
     context.bindings.on_change(lambda old, new: volumes.follow_drivers(new) if spec_changed(old, new) else None)
     copies.other_users.append(volumes.needs_secret)
     copies.copy_informers[SECRETS.plural].on_change(volumes.on_copy_change)
@@ -440,7 +444,7 @@ def wire_node_objects(context: SyncContext) -> tuple[Controller, Controller]:
     csi.watch(context.virtual_nodes, when=lifecycle_changed)
     csi.watch(context.virtual_csi_nodes)
     ports = context.manager.controller("hostports", HostPortReconciler(context).reconcile)
-    ports.watch(context.physical_pods, lambda claim: virtual_names(foreign_pod_node(claim)), when=ports_changed)
+    ports.watch(context.physical_pods, lambda pod: virtual_names(foreign_pod_node(pod)), when=ports_changed)
     ports.watch(context.virtual_nodes, when=lifecycle_changed)
     ports.watch(context.placeholders, pod_node_name)
     return csi, ports
@@ -456,7 +460,8 @@ def wire_summaries(context: SyncContext, connect: Connect) -> Controller:
     context.manager.run_always("connector", connector.run)
     bindings.watch(context.bindings, when=changed_beyond_own_status)
     bindings.watch(context.secrets, lambda _: [context.binding_name])
-    for informer in (context.virtual_nodes, context.virtual_pods, context.operator_policies, context.owner_policies):
+    bindings.watch(context.virtual_pods, lambda _: [context.binding_name], after=SUMMARY_SECONDS)
+    for informer in (context.virtual_nodes, context.operator_policies, context.owner_policies):
         bindings.watch(informer, lambda _: [context.binding_name], after=SUMMARY_SECONDS)
     bindings.watch(context.mount_namespaces, lambda _: [context.binding_name], when=spec_changed, after=SUMMARY_SECONDS)
     bindings.watch(context.placeholders, lambda _: [context.binding_name], after=SUMMARY_SECONDS)
@@ -477,37 +482,33 @@ def wire_summaries(context: SyncContext, connect: Connect) -> Controller:
 def pods_on_physical_node(context: SyncContext, node: Object) -> Iterable[str]:
     """Return the keys of the pods that are bound to the virtual node of a physical one."""
     virtual_node = context.virtual_node_of(name_of(node))
-    return map(key_of, context.pods_on(name_of(virtual_node))) if virtual_node is not None else ()
+    return [pod.key for pod in context.pods_on(name_of(virtual_node))] if virtual_node is not None else ()
 
 
-def physical_node_under(context: SyncContext, pod: Object) -> Iterable[str]:
-    """Return the physical node behind the virtual node that the pod is bound to."""
-    node = context.virtual_nodes.store.get(pod["spec"]["nodeName"])
+def physical_node_under(context: SyncContext, virtual_node: str) -> Iterable[str]:
+    node = context.virtual_nodes.store.get(virtual_node)
     return physical_node_of(node) if node is not None else ()
 
 
-def node_of_ended_twin(context: SyncContext, twin: Object) -> Iterable[str]:
+def node_of_ended_twin(context: SyncContext, twin: PhysicalPod) -> Iterable[str]:
     """Return the physical node of a twin whose pod has ended or is deleted: no other event releases that node."""
-    pods = (context.virtual_pods.store.get(key) for key in virtual_key(twin))
-    if any(pod is not None and not is_pod_terminal(pod) for pod in pods):
+    pods = map(context.virtual_pods.store.get, pod_key_of_twin(twin))
+    if not isinstance(twin, Twin) or any(pod is not None and not is_pod_terminal(pod.object) for pod in pods):
         return ()
-    node = context.virtual_nodes.store.get(annotations_of(twin).get(keys.VIRTUAL_NODE_NAME, ""))
-    return physical_node_of(node) if node is not None else ()
+    return physical_node_under(context, annotations_of(twin.object).get(keys.VIRTUAL_NODE_NAME, ""))
 
 
-def node_of_unattended_twin(context: SyncContext, pod: Object) -> Iterable[str]:
+def node_of_unattended_twin(context: SyncContext, twin: PhysicalPod) -> Iterable[str]:
     """Return the physical node of a twin that no pod deletion will end, so that the lease's end must."""
-    if "twin" not in pod:
+    if not isinstance(twin, Twin):
         return ()
-    pods = [context.virtual_pods.store.get(key) for key in virtual_key(pod)]
-    if any(each is not None and uid_of(each) == virtual_uid(pod) and propagates_deletion(each) for each in pods):
+    pods, uid = map(context.virtual_pods.store.get, virtual_key(twin.object)), virtual_uid(twin.object)
+    if any(pod is not None and pod.uid == uid and propagates_deletion(pod.object) for pod in pods):
         return ()
-    node = context.virtual_nodes.store.get(annotations_of(pod).get(keys.VIRTUAL_NODE_NAME, ""))
-    return physical_node_of(node) if node is not None else ()
+    return physical_node_under(context, annotations_of(twin.object).get(keys.VIRTUAL_NODE_NAME, ""))
 
 
-def forget_shortage(context: SyncContext, old: Object | None, new: Object | None) -> None:
+def forget_shortage(context: SyncContext, old: PhysicalPod | None, new: PhysicalPod | None) -> None:
     """Drop the recorded shortages of a node when the requests of its foreign pods change."""
-    if involves_foreign_pod(old, new) and foreign_hold(old) != foreign_hold(new):
-        for node in (node for obj in (old, new) if obj is not None for node in foreign_pod_node(obj)):
-            context.shortages.pop(node, None)
+    for node in nodes_with_changed_holds(old, new):
+        context.shortages.pop(node, None)

@@ -273,9 +273,9 @@ def access_from_secret(secret: Object, *, allow_loopback: bool) -> Access:
 
 def binding_status(context: SyncContext, obj: Object, binding: Binding, now: datetime) -> Object:
     nodes = context.virtual_nodes.store.list()
-    pods = [pod for node in nodes for pod in context.pods_on(node["metadata"]["name"]) if occupies_node(pod)]
+    pods = [pod for node in nodes for pod in context.pods_on(node["metadata"]["name"]) if occupies_node(pod.object)]
     leased = ResourceList.total(map(leased_amounts, nodes))
-    used = ResourceList.total(pod["held"] for pod in pods)
+    used = ResourceList.total(pod.requests for pod in pods)
     rules = context.lease_rules(binding)
     changes = [policy.schedule.next_change(now) for policy in (*rules.operator, *rules.owner)]
     change = soonest(*changes)

@@ -8,18 +8,20 @@ import msgspec
 from tapestry.apis import keys
 from tapestry.apis.names import virtual_cluster_label
 from tapestry.controller.transforms import Transform, slim
-from tapestry.kube.objects import Object, annotations_of, labels_of
+from tapestry.kube.digests import digest_of
+from tapestry.kube.objects import Object, annotations_of, labels_of, uid_of, version_of
 from tapestry.kube.pod_requests import effective_requests, occupies_node, pod_allocation
 from tapestry.kube.pods import CONTAINER_FIELDS, is_pod_terminal
 from tapestry.kube.times import timestamp
 from tapestry.syncer.policies import CHANGED_AT, changed_at
 from tapestry.syncer.translate.copies import digest_view
-from tapestry.syncer.translate.metadata import source_key
+from tapestry.syncer.translate.metadata import source_key, virtual_key
 from tapestry.syncer.translate.nodes import sanitized_node
-from tapestry.syncer.translate.pod_status import reduced_status, sanitized_pod_status
+from tapestry.syncer.translate.pod_status import SCHEDULED, TWIN_CONDITIONS, sanitized_pod_status
 from tapestry.syncer.translate.pods import SYSTEM_NAMESPACES
 from tapestry.syncer.translate.references import references
-from tapestry.syncer.translate.sanitize import is_ip_address
+from tapestry.syncer.translate.sanitize import as_list, as_object, is_ip_address
+from tapestry.syncer.views import ForeignPod, PhysicalPod, Port, Twin, VirtualPod
 
 PROTOCOLS = ("TCP", "UDP", "SCTP")
 TWIN_STATUS = msgspec.json.Encoder(order="sorted")
@@ -49,15 +51,26 @@ def is_placeholder(pod: Object) -> bool:
     return pod["metadata"]["namespace"] == keys.HOST_PORTS_NAMESPACE and keys.HOST_PORTS in labels_of(pod)
 
 
-def with_reduced_status(pod: Object) -> Object:
-    """Reduce the status of a virtual pod, which only we write, to little more than a digest.
-
-    `held` is the amount that the pod holds of its node.
-    """
+def virtual_pod(pod: Object) -> VirtualPod:
+    """Return a view of a virtual pod. Of the status, which only we write, little more than a digest is kept."""
+    status = as_object(pod.get("status"))
     pod["metadata"].pop("managedFields", None)
-    pod["held"] = effective_requests(pod)  # computed once: sums over all pods read it often
-    pod["status"] = reduced_status(pod.get("status"))
-    return pod
+    requests, sanitized = effective_requests(pod), sanitized_pod_status(status)
+    conditions = [as_object(each) for each in as_list(status.get("conditions"))]
+    own = (each for each in conditions if str(each.get("type")) not in TWIN_CONDITIONS)
+    without_nulls = [{field: value for field, value in each.items() if value is not None} for each in own]
+    pod["status"] = {"phase": sanitized["phase"], "conditions": without_nulls}
+    return VirtualPod(
+        uid_of(pod),
+        version_of(pod),
+        pod,
+        pod["spec"]["nodeName"],
+        requests,
+        # A pod created with a node lacks the condition until it has a twin.
+        any(each.get("type") == SCHEDULED and each.get("status") == "True" for each in conditions),
+        tuple(each["type"] for each in sanitized["conditions"] if each["type"] in TWIN_CONDITIONS),
+        digest_of(sanitized),
+    )
 
 
 def reference_keys(pod: Object) -> list[str]:
@@ -83,25 +96,23 @@ def source_namespace(copy: Object) -> list[str]:
     return [key.split("/")[0] for key in source_key(copy)]
 
 
-def physical_pod_transform(binding_uid: str, virtual_cluster_uid: str) -> Transform:
+def physical_pod_transform(binding_uid: str, virtual_cluster_uid: str) -> Transform[PhysicalPod]:
     """Return a transform that keeps of twins what is compared and synced, and of foreign pods what they hold."""
     virtual_cluster = virtual_cluster_label(virtual_cluster_uid)
+    shared = {keys.CLUSTER_BINDING_UID: binding_uid, keys.VIRTUAL_CLUSTER: virtual_cluster}
 
-    def transform(pod: Object) -> Object:
-        labels = labels_of(pod)
-        is_twin = (
-            labels.get(keys.CLUSTER_BINDING_UID) == binding_uid and labels.get(keys.VIRTUAL_CLUSTER) == virtual_cluster
-        )
-        return reduced_twin(pod) if is_twin else reduced_foreign_pod(pod)
+    def transform(pod: Object) -> PhysicalPod:
+        labels = pod["metadata"].get("labels") or {}
+        if labels.get(keys.CLUSTER_BINDING_UID) != binding_uid or labels.get(keys.VIRTUAL_CLUSTER) != virtual_cluster:
+            return foreign_pod(pod)
+        labels |= shared  # all twins then have the same strings, not equal ones
+        return twin_view(pod)
 
     return transform
 
 
-def reduced_twin(pod: Object) -> Object:
-    """Reduce a twin to its identity, its mutable fields, and its sanitized status as bytes.
-
-    `held` is the amount that it requests of its node; None once it has ended.
-    """
+def twin_view(pod: Object) -> Twin:
+    """Return a view of a twin: its identity, its mutable fields, and its sanitized status."""
     metadata, spec = pod["metadata"], pod["spec"]
     metadata.pop("managedFields", None)
     cached_spec = {name: spec[name] for name in ("nodeName", "terminationGracePeriodSeconds") if name in spec}
@@ -111,34 +122,22 @@ def reduced_twin(pod: Object) -> Object:
                 {name: each[name] for name in ("name", "image", "resources") if each.get(name)}
                 for each in spec[containers]
             ]
-    return {
-        "metadata": metadata,
-        "node": "",
-        "spec": cached_spec,
-        "held": None if is_pod_terminal(pod) else effective_requests(pod),
-        "twin": TWIN_STATUS.encode(sanitized_pod_status(pod.get("status"))),
-    }
+    return Twin(
+        uid_of(pod),
+        version_of(pod),
+        {"metadata": metadata, "spec": cached_spec},
+        None if is_pod_terminal(pod) else effective_requests(pod),
+        TWIN_STATUS.encode(sanitized_pod_status(pod.get("status"))),
+    )
 
 
-def reduced_foreign_pod(pod: Object) -> Object:
-    """Reduce a foreign pod to its identity, node, ownership labels, allocation and host ports."""
-    metadata = pod["metadata"]
-    labels = labels_of(pod)
-    spec = pod["spec"]
-    identity = {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion")}
-    owner = {key: labels[key] for key in (keys.VIRTUAL_CLUSTER, keys.CLUSTER_BINDING_UID) if key in labels}
-    claim: Object = {
-        "metadata": {**identity, "labels": owner} if owner else identity,
-        "node": spec.get("nodeName", "") if occupies_node(pod) else "",
-        "hold": pod_allocation(pod),
-    }
-    if ports := host_ports_of(spec):
-        claim["ports"] = ports
-    return claim
+def foreign_pod(pod: Object) -> ForeignPod:
+    node = pod["spec"]["nodeName"] if occupies_node(pod) else ""
+    return ForeignPod(uid_of(pod), version_of(pod), node, pod_allocation(pod), host_ports_of(pod["spec"]))
 
 
-def host_ports_of(spec: Object) -> tuple[tuple[str, int, str], ...]:
-    """Return the host ports of a pod as (address, port, protocol), without invalid ones."""
+def host_ports_of(spec: Object) -> tuple[Port, ...]:
+    """Return the valid host ports of a pod."""
     containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
     found = {
         (port.get("hostIP") or "0.0.0.0", port["hostPort"], port.get("protocol") or "TCP")
@@ -153,5 +152,9 @@ def is_port(address: object, number: object, protocol: object) -> bool:
     return is_ip_address(address) and type(number) is int and 0 < number < 65536 and protocol in PROTOCOLS
 
 
-def foreign_pod_node(claim: Object) -> list[str]:
-    return [claim["node"]] if claim["node"] else []
+def foreign_pod_node(pod: PhysicalPod) -> list[str]:
+    return [pod.node] if isinstance(pod, ForeignPod) and pod.node else []
+
+
+def pod_key_of_twin(pod: PhysicalPod) -> list[str]:
+    return virtual_key(pod.object) if isinstance(pod, Twin) else []

@@ -1,7 +1,7 @@
 """Shared context of a syncer's reconcilers: one binding, its two clusters, their clients and caches."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -16,8 +16,9 @@ from tapestry.apis.names import physical_name, virtual_cluster_label, virtual_no
 from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
 from tapestry.controller import Informer, Manager
-from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, object_named, uid_of, value_at
-from tapestry.kube.pod_requests import PodAllocation, effective_requests
+from tapestry.controller.transforms import Transform, slim
+from tapestry.kube.objects import Object, is_deleting, key_of, split_key, uid_of, value_at
+from tapestry.kube.pod_requests import effective_requests
 from tapestry.kube.quantity import ResourceList
 from tapestry.kube.resources import CSI_NODES, NAMESPACES, NODES, PODS, SECRETS, Resource
 from tapestry.kube.times import parse_time
@@ -30,8 +31,8 @@ from tapestry.syncer.cache_transforms import (
     pod_node_name,
     reduced_physical_node,
     reference_keys,
+    virtual_pod,
     with_changed_at,
-    with_reduced_status,
 )
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.leasing import LeaseRules, PolicySide
@@ -39,6 +40,7 @@ from tapestry.syncer.ledger import Ledger
 from tapestry.syncer.policies import build_rules, parsed_policies
 from tapestry.syncer.switchable_transport import SwitchableTransport
 from tapestry.syncer.translate.metadata import virtual_uid
+from tapestry.syncer.views import ForeignPod, PhysicalPod, Twin, VirtualPod
 from tapestry.syncer.virtual_nodes import Endpoint
 
 CACHE_LAG_SECONDS = 1.0
@@ -132,12 +134,12 @@ class SyncContext:
     secrets: Informer
     operator_policies: Informer
     virtual_nodes: Informer
-    virtual_pods: Informer
+    virtual_pods: Informer[VirtualPod]
     virtual_csi_nodes: Informer
     placeholders: Informer
     owner_policies: Informer
     physical_nodes: Informer
-    physical_pods: Informer
+    physical_pods: Informer[PhysicalPod]
     csi_nodes: Informer
     mount_namespaces: Informer
     connection_key: Object
@@ -220,7 +222,7 @@ class SyncContext:
         return all(informer.synced.is_set() for informer in self.lease_informers)
 
     @property
-    def lease_informers(self) -> tuple[Informer, ...]:
+    def lease_informers(self) -> tuple[Informer[Any], ...]:
         """The physical caches that leases are computed from."""
         return self.physical_nodes, self.physical_pods, self.mount_namespaces, self.owner_policies
 
@@ -239,38 +241,32 @@ class SyncContext:
 
         return self.memo.get("rules", (binding, mount, *operator_objects, *owner_objects), compute)
 
-    def foreign_holds(self, node: str, binding: Binding) -> list[PodAllocation]:
-        """Return the allocations of foreign pods on a physical node."""
-        return [pod["hold"] for pod in self.physical_pods.store.by("node", node) if not binding.owns(pod)]
+    def foreign_pods(self, node: str) -> Iterator[ForeignPod]:
+        """Yield the foreign pods on a physical node."""
+        return (pod for pod in self.physical_pods.store.by("node", node) if isinstance(pod, ForeignPod))
 
     def shortage(self, node: str) -> Shortage | None:
         """Return the recorded shortage of a physical node unless it has expired."""
         found = self.shortages.get(node)
         return found if found is not None and found.until > self.now() else None
 
-    def record_shortage(self, node: str, pod: Object) -> None:
+    def record_shortage(self, node: str, pod: VirtualPod) -> None:
         """Lease less of a node by the pod's requests, until a foreign pod changes there or the record expires."""
         known = self.shortage(node) or Shortage(ResourceList(), self.now(), frozenset())
-        if uid_of(pod) not in known.pods:
-            total, pods = known.amounts + effective_requests(pod), known.pods | {uid_of(pod)}
+        if pod.uid not in known.pods:
+            total, pods = known.amounts + effective_requests(pod.object), known.pods | {pod.uid}
             self.shortages[node] = Shortage(total, self.now() + SHORTAGE_TTL, pods)
 
-    def twin_ref(self, key: str) -> Object:
-        """Return name and namespace of the twin of the virtual pod under `key`."""
-        namespace, name = key.split("/")
-        return object_named(
-            physical_name(self.virtual_cluster, self.binding_uid, namespace, name), self.mount_namespace
-        )
-
     def twin_key(self, key: str) -> str:
+        """Return the key of the twin of the virtual pod under `key`."""
         namespace, name = key.split("/")
         twin, mount = physical_name(self.virtual_cluster, self.binding_uid, namespace, name), self.mount_namespace
         return f"{mount}/{twin}" if mount else twin
 
-    def twin_of(self, key: str) -> Object | None:
+    def twin_of(self, key: str) -> Twin | None:
         """Return the cached twin under the name for `key`; it may belong to an earlier pod of that name."""
         found = self.physical_pods.store.get(self.twin_key(key))
-        return found if found is not None and "twin" in found else None
+        return found if isinstance(found, Twin) else None
 
     async def live_pod(self, key: str) -> Object | None:
         """Read the virtual pod under `key` from its API server."""
@@ -279,24 +275,24 @@ class SyncContext:
 
     async def live_twin(self, key: str) -> Object | None:
         """Read any pod with the name of the twin of `key` from its API server."""
-        ref = self.twin_ref(key)
-        return await self.physical_client.find(PODS, name_of(ref), namespace_of(ref))
+        namespace, name = split_key(self.twin_key(key))
+        return await self.physical_client.find(PODS, name, namespace)
 
     def pod_on_our_nodes(self, key: str) -> Object | None:
         """Return the virtual pod under `key` if it is bound to one of our nodes."""
         pod = self.virtual_pods.store.get(key)
-        return pod if pod is not None and pod["spec"]["nodeName"] in self.virtual_nodes.store else None
+        return pod.object if pod is not None and pod.node in self.virtual_nodes.store else None
 
     def twin_of_pod(self, pod: Object) -> Object | None:
         """Return the cached twin that was created for this very pod."""
         twin = self.twin_of(key_of(pod))
-        return twin if twin is not None and virtual_uid(twin) == uid_of(pod) else None
+        return twin.object if twin is not None and virtual_uid(twin.object) == uid_of(pod) else None
 
     def virtual_node_of(self, node: str) -> Object | None:
         found = self.virtual_nodes.store.by("physical", node)
         return found[0] if found else None
 
-    def pods_on(self, virtual_node: str) -> list[Object]:
+    def pods_on(self, virtual_node: str) -> list[VirtualPod]:
         return list(self.virtual_pods.store.by("node", virtual_node))
 
 
@@ -315,10 +311,10 @@ def build_context(
     prefix = virtual_node_name(binding["spec"]["clusterID"], "")
     secret, mount = binding["spec"]["secretRef"], value_at(binding, "spec", "mountNamespace", default="")
 
-    def add_physical(resource: Resource, **options: object) -> Informer:
-        return manager.add_optional_informer(Informer(read_client, resource, **options))  # type: ignore[arg-type]
+    def physical_informer(resource: Resource, transform: Transform = slim, fields: str = "") -> Informer:
+        return manager.add_optional_informer(Informer(read_client, resource, transform=transform, fields=fields))
 
-    owner_policies = add_physical(POLICIES, transform=with_changed_at).allow_missing()
+    owner_policies = physical_informer(POLICIES, with_changed_at).allow_missing()
     return SyncContext(
         config=config,
         manager=manager,
@@ -345,8 +341,12 @@ def build_context(
             PODS,
             fields="spec.nodeName!=",
             keep=lambda pod: pod["spec"]["nodeName"].startswith(prefix) and not is_placeholder(pod),
-            transform=with_reduced_status,
-            indexers={"node": pod_node_name, "refers": reference_keys, "namespace": dependency_namespace},
+            transform=virtual_pod,
+            indexers={
+                "node": lambda pod: [pod.node],
+                "refers": lambda pod: reference_keys(pod.object),
+                "namespace": lambda pod: dependency_namespace(pod.object),
+            },
         ),
         virtual_csi_nodes=manager.informer(CSI_NODES, labels=f"{keys.CLUSTER_BINDING_UID}={uid}"),
         placeholders=manager.informer(
@@ -356,12 +356,17 @@ def build_context(
             indexers={"node": pod_node_name},
         ),
         owner_policies=owner_policies.with_managed_fields(),
-        physical_nodes=add_physical(NODES, transform=reduced_physical_node),
-        physical_pods=add_physical(
-            PODS, transform=physical_pod_transform(uid, virtual_cluster_uid), indexers={"node": foreign_pod_node}
+        physical_nodes=physical_informer(NODES, reduced_physical_node),
+        physical_pods=manager.add_optional_informer(
+            Informer(
+                read_client,
+                PODS,
+                transform=physical_pod_transform(uid, virtual_cluster_uid),
+                indexers={"node": foreign_pod_node},
+            )
         ),
-        csi_nodes=add_physical(CSI_NODES),
-        mount_namespaces=add_physical(NAMESPACES, fields=f"metadata.name={mount}"),
+        csi_nodes=physical_informer(CSI_NODES),
+        mount_namespaces=physical_informer(NAMESPACES, fields=f"metadata.name={mount}"),
         connection_key=connection_key_of(binding),
     )
 

@@ -13,11 +13,12 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, uid_of, value_at
 from tapestry.kube.quantity import ZERO, Quantity, ResourceList
-from tapestry.syncer.cache_transforms import foreign_pod_node, physical_node_of
+from tapestry.syncer.cache_transforms import physical_node_of
 from tapestry.syncer.context import SyncContext
 from tapestry.syncer.leasing import Lease, LeaseState, lease_for, reduced_lease
-from tapestry.syncer.predicates import foreign_hold, involves_foreign_pod, twin_ended
+from tapestry.syncer.predicates import nodes_with_changed_holds, twin_ended
 from tapestry.syncer.total_limits import ShareRequest, combined_limits, from_units, in_units, limited_lease, node_shares
+from tapestry.syncer.views import PhysicalPod
 from tapestry.syncer.virtual_nodes import with_removed_policies
 
 DIVISION_INTERVAL = timedelta(seconds=1)
@@ -42,18 +43,14 @@ class CachedLease:
         return self.lease.next_change is None or now < self.lease.next_change
 
 
-def ignore(_: object) -> None:
-    """Do nothing. This is the default of optional callbacks."""
-
-
 @dataclass
 class LeaseCache:
     """Leases of a binding's physical nodes, and their shares of the total limits."""
 
     context: SyncContext
-    on_shares_changed: Callable[[Iterable[str]], None] = ignore
+    on_shares_changed: Callable[[Iterable[str]], None]
     """Called with the physical nodes whose shares have changed."""
-    on_shares_stale: Callable[[SyncContext], None] = ignore
+    on_shares_stale: Callable[[SyncContext], None]
     """Called when the totals may have to be divided again."""
     entries: dict[str, CachedLease] = field(default_factory=dict)
     foreign_changes: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -66,12 +63,11 @@ class LeaseCache:
     """Amounts that each physical node could lease at the last division."""
     divided_at: datetime | None = None
 
-    def on_physical_pod_change(self, old: Object | None, new: Object | None) -> None:
+    def on_physical_pod_change(self, old: PhysicalPod | None, new: PhysicalPod | None) -> None:
         """Handle a change of a physical pod: leases depend on what foreign pods hold."""
-        if involves_foreign_pod(old, new) and foreign_hold(old) != foreign_hold(new):
-            for node in (node for obj in (old, new) if obj is not None for node in foreign_pod_node(obj)):
-                self.foreign_changes[node] += 1
-        elif self.totals and twin_ended(old, new):
+        for node in nodes_with_changed_holds(old, new):
+            self.foreign_changes[node] += 1
+        if self.totals and twin_ended(old, new):
             self.on_shares_stale(self.context)
 
     def on_physical_node_change(self, old: Object | None, new: Object | None) -> None:
@@ -115,7 +111,8 @@ class LeaseCache:
         """Compute the lease without total limits; `used` also decides which of our pods it has to reclaim."""
         context = self.context
         rules = with_removed_policies(context.lease_rules(binding), node, existing, now)
-        lease = lease_for(node, context.foreign_holds(name_of(node), binding), used, rules, now)
+        allocations = [pod.allocation for pod in context.foreign_pods(name_of(node))]
+        lease = lease_for(node, allocations, used, rules, now)
         shortage = context.shortage(name_of(node))
         lease = reduced_lease(lease, shortage.amounts) if shortage is not None else lease
         if self.totals and self.weights.get(name_of(node)) != lease.amounts:

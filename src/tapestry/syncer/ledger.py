@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tapestry.apis import keys
-from tapestry.kube.objects import Object, annotations_of, key_of, uid_of
+from tapestry.kube.objects import annotations_of
 from tapestry.kube.quantity import ResourceList
 from tapestry.syncer.translate.metadata import virtual_key, virtual_uid
+from tapestry.syncer.views import PhysicalPod, Twin, VirtualPod
 
 RESERVATION_TTL = timedelta(minutes=1)
 """Lifetime of a reservation after its write; the cache shows the twin long before."""
@@ -50,11 +51,11 @@ class Ledger:
         self._keys: dict[str, set[str]] = {}
         self._twins: dict[str, str] = {}
 
-    def on_physical_pod_change(self, old: Object | None, new: Object | None) -> None:
+    def on_physical_pod_change(self, old: PhysicalPod | None, new: PhysicalPod | None) -> None:
         """Handle a change of a physical pod."""
-        if new is not None and "twin" in new:
+        if isinstance(new, Twin):
             self._record(new, is_first=old is None)
-        elif old is not None and "twin" in old:
+        elif isinstance(old, Twin):
             self._forget(old)
 
     def held_amounts(self, node: str) -> ResourceList:
@@ -74,14 +75,14 @@ class Ledger:
         """Return the entries of a virtual node with the keys of their twins."""
         return [(key, self._entries[key]) for key in self._keys.get(node, ())]
 
-    def reserve(self, twin: str, pod: Object, amounts: ResourceList) -> None:
+    def reserve(self, twin: str, pod: VirtualPod, amounts: ResourceList) -> None:
         """Count `amounts` for the twin of `pod` until the cache shows them or `release` is called."""
         entry = self._entries.get(twin)
-        if entry is not None and entry.uid != uid_of(pod):
+        if entry is not None and entry.uid != pod.uid:
             self._drop(twin)
             entry = None
         if entry is None:
-            entry = Entry(pod["spec"]["nodeName"], key_of(pod), uid_of(pod))
+            entry = Entry(pod.node, pod.key, pod.uid)
             self._add(twin, entry)
         self._change(entry, entry.requested, amounts)
         entry.expires = None
@@ -108,29 +109,29 @@ class Ledger:
             self.release(key)
         return bool(expired)
 
-    def _record(self, twin: Object, *, is_first: bool) -> None:
-        key, uid = key_of(twin), virtual_uid(twin)
+    def _record(self, twin: Twin, *, is_first: bool) -> None:
+        key, uid = twin.key, virtual_uid(twin.object)
         entry = self._entries.get(key)
-        node = annotations_of(twin).get(keys.VIRTUAL_NODE_NAME, "")
+        node = annotations_of(twin.object).get(keys.VIRTUAL_NODE_NAME, "")
         if entry is None or (entry.node, entry.uid) != (node, uid):
             if entry is not None:
                 self._drop(key)
-            entry = Entry(node, "".join(virtual_key(twin)), uid)
+            entry = Entry(node, "".join(virtual_key(twin.object)), uid)
             self._add(key, entry)
         entry.is_seen = True
-        requested, reserved = twin["held"], entry.reserved
+        requested, reserved = twin.requests, entry.reserved
         if reserved is not None and (is_first or (requested is not None and requested.larger(reserved) == requested)):
             reserved = None
         if reserved is not entry.reserved or requested != entry.requested:
             self._change(entry, requested, reserved)
 
-    def _forget(self, twin: Object) -> None:
-        key = key_of(twin)
+    def _forget(self, twin: Twin) -> None:
+        key = twin.key
         entry = self._entries.get(key)
         if entry is None:
             return
         entry.is_seen = False
-        if entry.reserved is None or entry.uid == virtual_uid(twin):
+        if entry.reserved is None or entry.uid == virtual_uid(twin.object):
             self._drop(key)
 
     def _change(self, entry: Entry, requested: ResourceList | None, reserved: ResourceList | None) -> None:

@@ -107,7 +107,7 @@ class PartitionDetector:
         """Patch pods and return True if no patch had a conflict."""
         done = True
         nodes = list(self.context.virtual_nodes.store)  # the pod cache may hold pods of bindings with the same prefix
-        for pod in [pod for node in nodes for pod in self.context.pods_on(node)]:
+        for pod in [pod.object for node in nodes for pod in self.context.pods_on(node)]:
             patch = None if is_deleting(pod) else patch_for(pod)
             if patch is None:
                 continue

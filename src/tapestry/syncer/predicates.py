@@ -1,10 +1,11 @@
 """Predicates that select the watch events a controller reacts to; old or new may be missing."""
 
 from tapestry.apis import keys
-from tapestry.kube.objects import Object, annotations_of, is_deleting, uid_of, value_at
+from tapestry.kube.objects import Object, annotations_of, is_deleting, value_at
 from tapestry.kube.pods import is_pod_terminal
 from tapestry.syncer.translate.metadata import virtual_uid
 from tapestry.syncer.translate.pod_status import MAPPING, mapped_uid
+from tapestry.syncer.views import ForeignPod, PhysicalPod, Twin, VirtualPod
 
 
 def spec_changed(old: Object | None, new: Object | None) -> bool:
@@ -24,27 +25,34 @@ def changed_beyond_own_status(old: Object | None, new: Object | None) -> bool:
     return {**old["metadata"], "resourceVersion": ""} != {**new["metadata"], "resourceVersion": ""}
 
 
-def involves_foreign_pod(old: Object | None, new: Object | None) -> bool:
+def involves_foreign_pod(old: PhysicalPod | None, new: PhysicalPod | None) -> bool:
     """Return whether the pod is foreign. What twins hold is known from their virtual pods."""
-    return any(obj is not None and "twin" not in obj for obj in (old, new))
+    return isinstance(old, ForeignPod) or isinstance(new, ForeignPod)
 
 
-def foreign_hold(claim: Object | None) -> object:
-    """Return the node and the amounts that a foreign pod holds."""
-    return (claim["node"], claim["hold"].amounts) if claim is not None and "hold" in claim else None
+def nodes_with_changed_holds(old: PhysicalPod | None, new: PhysicalPod | None) -> list[str]:
+    """Return the physical nodes of which a foreign pod holds other amounts than before."""
+    before, after = (pod if isinstance(pod, ForeignPod) else None for pod in (old, new))
+    if before and after and (before.node, before.allocation.amounts) == (after.node, after.allocation.amounts):
+        return []
+    return [pod.node for pod in (before, after) if pod is not None and pod.node]
 
 
-def hold_changed(old: Object | None, new: Object | None) -> bool:
+def hold_changed(before: VirtualPod | None, after: VirtualPod | None) -> bool:
     """Return whether a virtual pod was deleted, ended or changed its requests. Creations are handled with a delay."""
-    if old is None or new is None or is_deleting(old) != is_deleting(new):
-        return old is not None
+    if before is None or after is None:
+        return before is not None
+    old, new = before.object, after.object
+    if is_deleting(old) != is_deleting(new):
+        return True
     return bool(old["spec"] != new["spec"] or is_pod_terminal(old) != is_pod_terminal(new))
 
 
-def changed_beyond_twin_status(old: Object | None, new: Object | None) -> bool:
+def changed_beyond_twin_status(before: VirtualPod | None, after: VirtualPod | None) -> bool:
     """Return whether a virtual pod changed in more than the status of its twin."""
-    if old is None or new is None:
+    if before is None or after is None:
         return True
+    old, new = before.object, after.object
     if old["spec"] != new["spec"] or own_conditions(old) != own_conditions(new):
         return True
     if is_pod_terminal(old) != is_pod_terminal(new) or mapped_uid(old) not in (None, mapped_uid(new)):
@@ -72,35 +80,39 @@ def own_conditions(pod: Object) -> list[Object]:
     )
 
 
-def is_mapped_to(pod: Object | None, twin: Object) -> bool:
+def is_mapped_to(pod: VirtualPod | None, twin: Twin) -> bool:
     """Return whether the pod runs or will run as `twin`, and neither of them is ending."""
-    if pod is None or uid_of(pod) != virtual_uid(twin) or is_deleting(pod) or is_pod_terminal(pod) or is_deleting(twin):
+    if pod is None or pod.uid != virtual_uid(twin.object) or is_deleting(pod.object) or is_pod_terminal(pod.object):
         return False
-    return mapped_uid(pod) in (None, uid_of(twin))
+    return not is_deleting(twin.object) and mapped_uid(pod.object) in (None, twin.uid)
 
 
-def twin_changed_beyond_status(old: Object | None, new: Object | None) -> bool:
+def twin_changed_beyond_status(old: PhysicalPod | None, new: PhysicalPod | None) -> bool:
     """Return whether a twin was created, deleted, marked for deletion, scheduled, or is not scheduled yet."""
-    if old is None or new is None or "twin" not in old or "twin" not in new:
+    if not isinstance(old, Twin) or not isinstance(new, Twin):
         return True
-    return bool(is_deleting(old) != is_deleting(new) or "nodeName" not in new["spec"])
+    return is_deleting(old.object) != is_deleting(new.object) or "nodeName" not in new.object["spec"]
 
 
-def twin_ended(old: Object | None, new: Object | None) -> bool:
+def twin_ended(old: PhysicalPod | None, new: PhysicalPod | None) -> bool:
     """Return whether a twin ended or was deleted."""
-    return old is not None and bool(old.get("held")) and (new is None or not new.get("held"))
+    return isinstance(old, Twin) and bool(old.requests) and not (isinstance(new, Twin) and new.requests)
 
 
-def status_changed(old: Object | None, new: Object | None) -> bool:
+def status_changed(old: VirtualPod | None, new: VirtualPod | None) -> bool:
     """Return whether the status of an existing virtual pod changed."""
-    return new is not None and (old is None or bool(old["status"] != new["status"]))
+    if old is None or new is None:
+        return new is not None
+    if old.status_digest != new.status_digest or old.is_scheduled != new.is_scheduled:
+        return True
+    return bool(old.object["status"] != new.object["status"])
 
 
-def twin_status_changed(old: Object | None, new: Object | None) -> bool:
+def twin_status_changed(old: PhysicalPod | None, new: PhysicalPod | None) -> bool:
     """Return whether the status or the annotations of an existing twin changed."""
-    if new is None or "twin" not in new:
-        return False
-    return old is None or old.get("twin") != new["twin"] or annotations_of(old) != annotations_of(new)
+    if not isinstance(old, Twin) or not isinstance(new, Twin):
+        return isinstance(new, Twin)
+    return old.status_json != new.status_json or annotations_of(old.object) != annotations_of(new.object)
 
 
 def cordon_changed(old: Object | None, new: Object | None) -> bool:
@@ -108,7 +120,7 @@ def cordon_changed(old: Object | None, new: Object | None) -> bool:
     return any(value_at(old, "spec", field) != value_at(new, "spec", field) for field in ("unschedulable", "taints"))
 
 
-def is_creation(old: Object | None, _: Object | None) -> bool:
+def is_creation(old: object, _: object) -> bool:
     return old is None
 
 
@@ -116,10 +128,10 @@ def lifecycle_changed(old: Object | None, new: Object | None) -> bool:
     return old is None or new is None or is_deleting(old) != is_deleting(new)
 
 
-def ports_changed(old: Object | None, new: Object | None) -> bool:
+def ports_changed(old: PhysicalPod | None, new: PhysicalPod | None) -> bool:
     """Return whether the host ports of a physical pod changed, or its node with them."""
     return held_ports(old) != held_ports(new)
 
 
-def held_ports(claim: Object | None) -> object:
-    return (claim["node"], claim["ports"]) if claim is not None and "ports" in claim else None
+def held_ports(pod: PhysicalPod | None) -> object:
+    return (pod.node, pod.host_ports) if isinstance(pod, ForeignPod) and pod.host_ports else None

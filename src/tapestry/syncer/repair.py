@@ -22,17 +22,8 @@ from functools import cached_property, partial
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.names import physical_name, tokens_secret_name, virtual_node_name
-from tapestry.kube.conditions import find_condition
-from tapestry.kube.objects import (
-    Object,
-    is_deleting,
-    key_of,
-    name_of,
-    namespace_of,
-    object_named,
-    uid_of,
-    value_at,
-)
+from tapestry.kube.conditions import is_condition_false
+from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, object_named, uid_of, value_at
 from tapestry.kube.patches import owned_patch
 from tapestry.kube.pods import is_pod_terminal
 from tapestry.kube.resources import (
@@ -183,11 +174,6 @@ def findings(snapshot: Snapshot) -> list[Finding]:
         *volume_findings(snapshot),
         *node_lease_findings(snapshot),
     ]
-
-
-def is_condition_false(pod: Object, type: str) -> bool:
-    condition = find_condition(pod["status"]["conditions"], type)
-    return condition is not None and condition["status"] == "False"
 
 
 def match_by_source(

@@ -30,11 +30,12 @@ from tapestry.kube.resources import (
     SERVICES,
     Resource,
 )
-from tapestry.syncer.cache_transforms import digest_only, is_placeholder, with_reduced_status
+from tapestry.syncer.cache_transforms import digest_only, is_placeholder, virtual_pod
 from tapestry.syncer.context import SyncContext
 from tapestry.syncer.repair import Snapshot
 from tapestry.syncer.topdown.namespace_informers import NamespaceInformers
 from tapestry.syncer.translate.copies import copy_rejection
+from tapestry.syncer.views import Twin
 
 VOLUME_RESOURCES = (PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES)
 
@@ -53,14 +54,14 @@ async def cached_snapshot(context: SyncContext, caches: SnapshotCaches, binding:
     physical = {resource: synced_objects(source) for resource, source in caches.physical_caches.items()}
     if not context.is_physical_synced or None in (*virtual.values(), *physical.values()):
         return None
-    twins = [pod for pod in context.physical_pods.store.list() if "twin" in pod]
+    twins = [pod.object for pod in context.physical_pods.store.list() if isinstance(pod, Twin)]
     nodes = by_name(context.virtual_nodes.store.list())
     return Snapshot(
         binding=binding,
         now=context.now(),
         nodes=nodes,
         other_nodes=(),
-        pods=by_key(context.virtual_pods.store.list()),
+        pods=by_key(pod.object for pod in context.virtual_pods.store.list()),
         leases=by_name(await leases_with_our_prefix(context.manager.reads, binding)),
         virtual_objects={resource: by_key(objects or ()) for resource, objects in virtual.items()},
         physical_objects={PODS: twins, **{resource: list(objects or ()) for resource, objects in physical.items()}},
@@ -116,7 +117,7 @@ async def pods_with_our_prefix(virtual: Client, binding: Binding) -> AsyncIterat
     async for page in virtual.pages(PODS, fields="spec.nodeName!=", without_managed_fields=True):
         for pod in page.items:
             if pod["spec"]["nodeName"].startswith(prefix) and not is_placeholder(pod):
-                yield with_reduced_status(pod)
+                yield virtual_pod(pod).object
 
 
 async def leases_with_our_prefix(virtual: Client, binding: Binding) -> list[Object]:

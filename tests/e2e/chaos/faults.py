@@ -25,8 +25,6 @@ from .observer import Observer, phase_of
 from .proxies import FaultProxy
 from .replicas import Replica
 
-INTERVAL_SECONDS = 5.0
-"""Seconds between the starts of two faults."""
 DURATION_RANGE = (1.0, 4.0)
 PROBE = "probe"
 HEAL_TIMEOUT_SECONDS = 120.0
@@ -133,6 +131,8 @@ class FaultInjector:
     targets: Sequence[Target]
     observer: Observer
     rng: random.Random
+    interval_seconds: float
+    """Seconds between the starts of two faults."""
     log_file: Path
     """Log of all faults with their times, for debugging."""
     healed: list[tuple[float, str]] = field(default_factory=list)
@@ -148,7 +148,7 @@ class FaultInjector:
             for number in range(count):
                 target = min(self.targets, key=lambda each: (each.unhealed, each.spans[-1:]))
                 group.create_task(self.inject(number, next(upcoming), target))
-                await asyncio.sleep(INTERVAL_SECONDS)
+                await asyncio.sleep(self.interval_seconds)
 
     async def inject(self, number: int, fault: Fault, target: Target) -> None:
         target.unhealed += 1

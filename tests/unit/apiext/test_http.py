@@ -9,9 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tapestry.apiext.caller_credentials import access_for_callers
 from tapestry.apiext.config import ApiExtConfig
-from tapestry.apiext.http import MAX_BODY_BYTES, ApiExtHandler, serve_http
+from tapestry.apiext.http import MAX_BODY_BYTES, ApiExtHandler, access_for_callers, serve_http
 from tapestry.apiext.resource_mapper import ResourceMapper
 from tapestry.apiext.rest_api import RestApi
 from tapestry.apiserver.app import run_apiserver

@@ -20,7 +20,7 @@ from tapestry.apiserver.core.requests import APISERVER_USER
 from tapestry.cli.completion import SHELLS
 from tapestry.cli.main import COMMANDS, main
 from tapestry.client.client import Client
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.crds import crd

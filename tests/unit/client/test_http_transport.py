@@ -29,7 +29,7 @@ from tapestry.client.http_transport import KEEPALIVE_OPTIONS, HttpTransport
 from tapestry.client.metrics import RECEIVED, SENT
 from tapestry.client.tls import KeyPair, Pem, ServerVerification, TlsContextSource, temporary_file
 from tapestry.client.transport import Request, Response
-from tapestry.kube.errors import AnswerTooLarge, TransportError
+from tapestry.kube.errors import ResponseTooLarge, TransportError
 from tapestry.kube.objects import name_of
 from tapestry.kube.resources import CONFIGMAPS
 from tapestry.process import metrics
@@ -406,7 +406,7 @@ async def test_request_may_lower_the_limit() -> None:
     async with serving(of_size(2000)) as url, connected_to(url) as transport:
         assert len((await transport.send(READ)).body) == 2000
         error = await failure_of(transport.send(replace(READ, max_body=1000)))
-        assert isinstance(error, AnswerTooLarge)
+        assert isinstance(error, ResponseTooLarge)
 
 
 async def test_too_large_list_is_requested_in_smaller_pages() -> None:

@@ -17,11 +17,9 @@ from tapestry.client.client import Client
 from tapestry.client.transport import Transport
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controller.controller import Reconcile
-from tapestry.controller.manager import Manager
-from tapestry.controller.registry import Setup
-from tapestry.controller.testing.api import InProcessApi
+from tapestry.controller.manager import Manager, Setup
+from tapestry.controller.testing.api import InProcessApi, specimen
 from tapestry.controller.testing.clock import VirtualClock, VirtualLoop, running_clock
-from tapestry.controller.testing.specimens import specimen
 from tapestry.kube.objects import Object, object_named
 from tapestry.kube.resources import CONFIGMAPS, EVENTS, JOBS, LEASES, NODES, PODS, Resource
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tapestry.client.client import Client
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller.errors import NotLeading
 from tapestry.controller.leader import Elector, LeaseDurations
 from tapestry.controller.testing import InProcessApi, in_virtual_time, running_clock

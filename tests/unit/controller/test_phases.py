@@ -109,18 +109,6 @@ def test_all_table_errors_are_reported_together(widgets: Resource) -> None:
         PhaseMachine(widgets, "Pending", phases)
 
 
-def test_mermaid_diagram(widgets: Resource) -> None:
-    assert PhaseMachine(widgets, "Pending", phase_table(stay)).mermaid().splitlines() == [
-        "stateDiagram-v2",
-        "    [*] --> Pending",
-        "    Pending --> Working",
-        "    Working --> Done",
-        "    Working --> Failed",
-        "    Done --> [*]",
-        "    Failed --> [*]",
-    ]
-
-
 # -- transitions
 
 

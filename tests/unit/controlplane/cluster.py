@@ -25,7 +25,7 @@ from tapestry.apiserver.core.requests import APISERVER_USER
 from tapestry.apiserver.storage.local_store import LocalStore
 from tapestry.apiserver.storage.log import MemoryLog
 from tapestry.client.client import Client
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller import Manager, Result
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controller.testing import run, running_clock

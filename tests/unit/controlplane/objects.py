@@ -3,7 +3,7 @@
 from typing import Any
 
 from tapestry.client.client import Client
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.kube.objects import Object, owner_reference
 from tapestry.kube.resources import CRDS, Resource
 

@@ -16,7 +16,7 @@ from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.apiserver.core.requests import User
 from tapestry.apiserver.handlers.server import Server
 from tapestry.client.client import Client
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller.store import Store
 from tapestry.controlplane.certificates import (
     SIGNING_REQUESTS,
@@ -343,7 +343,7 @@ async def test_only_old_requests_are_deleted(client: Client) -> None:
         await client.create(SIGNING_REQUESTS, an_object(name, a_request(name="jane"), "client auth", signer=CLIENT))
     store = Store()
     for name in ("old", "young"):
-        store.put(await client.get(SIGNING_REQUESTS, name))
+        store.put(name, await client.get(SIGNING_REQUESTS, name))
     created_at = datetime.now(UTC)
     cleaner = Cleaner(store, client, lambda: created_at + timedelta(hours=23))
     result = await cleaner.reconcile("young")

@@ -2,7 +2,7 @@
 
 from tapestry.client.client import Client
 from tapestry.client.discovery import is_served
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.kube.conditions import find_condition, is_condition_true
 from tapestry.kube.objects import value_at
 from tapestry.kube.resources import CRDS

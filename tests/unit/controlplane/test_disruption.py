@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tapestry.client.client import Client
-from tapestry.client.waiting import wait_for
-from tapestry.controlplane.disruption import BudgetTarget, budget_status, healthy_count, scaled_value
+from tapestry.client.watch import wait_for
+from tapestry.controlplane.disruption import BudgetTarget, budget_status, healthy_count
 from tapestry.kube.errors import TooManyRequests
 from tapestry.kube.objects import Object, owner_reference, value_at
 from tapestry.kube.resources import CRDS, DEPLOYMENTS, DISRUPTION_BUDGETS, PODS, Resource
@@ -120,11 +120,6 @@ async def test_custom_owner_is_read_through_scale(client: Client, run_controller
         await client.create(DISRUPTION_BUDGETS, a_budget(maxUnavailable=1))
         await a_running_pod(client, "a", owner)
         await wait_for_counts(client, 1, 3, 4, 0)
-
-
-@pytest.mark.parametrize(("part", "whole", "expected"), [(3, 10, 3), ("30%", 10, 3), ("25%", 10, 3), ("0%", 10, 0)])
-def test_percentage_is_rounded_up(part: int | str, whole: int, expected: int) -> None:
-    assert scaled_value(part, whole) == expected
 
 
 def test_evicted_pod_is_not_healthy() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tapestry.client.client import Client
 from tapestry.client.options import Propagation
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controlplane.metadata_informers import metadata_only
 from tapestry.kube.objects import Object, is_deleting, name_of, owner_reference
 from tapestry.kube.resources import CONFIGMAPS, CRDS, DEPLOYMENTS, NAMESPACES, PODS, Resource

@@ -1,7 +1,7 @@
 """Tests of namespace deletion."""
 
 from tapestry.client.client import Client
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.kube.conditions import find_condition, is_condition_true
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.resources import CONFIGMAPS, EVENTS, NAMESPACES, PODS

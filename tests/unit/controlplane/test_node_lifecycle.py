@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tapestry.client.client import Client
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controller.testing import InProcessApi, run, running_clock
@@ -24,8 +24,8 @@ from tapestry.controlplane.node_lifecycle import (
 from tapestry.controlplane.pod_deletion import eviction_time, needs_forced_deletion, surplus_pods
 from tapestry.kube.conditions import find_condition, is_condition_true
 from tapestry.kube.objects import Object, is_deleting, name_of, object_named, value_at
+from tapestry.kube.pods import NOT_READY, UNREACHABLE
 from tapestry.kube.resources import EVENTS, LEASES, NODES, PODS
-from tapestry.kube.taints import NOT_READY, UNREACHABLE
 from tapestry.kube.times import micro_timestamp, timestamp
 
 NOW = datetime(2024, 1, 1, tzinfo=UTC)

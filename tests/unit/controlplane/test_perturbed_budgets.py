@@ -1,7 +1,7 @@
 """Perturbation tests of quota, disruption budgets and volume protection."""
 
 from tapestry.client.client import Client
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.testing import Scenario, perturb, specimen
 from tapestry.controlplane import disruption, quota, volume_protection

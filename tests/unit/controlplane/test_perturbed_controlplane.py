@@ -1,7 +1,7 @@
 """Perturbation tests of the control plane controllers: the final state is always the same."""
 
 from tapestry.client.client import Client
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.testing import Scenario, perturb
 from tapestry.controlplane import crd_finalizer, garbage_collector, service_accounts

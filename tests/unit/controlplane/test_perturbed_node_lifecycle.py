@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from tapestry.client.client import Client
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller.testing import Scenario, perturb, running_clock
 from tapestry.controlplane import node_lifecycle
 from tapestry.controlplane.node_lifecycle import taints_of
 from tapestry.kube.objects import Object, object_named
+from tapestry.kube.pods import UNREACHABLE
 from tapestry.kube.resources import LEASES, NODES, PODS
-from tapestry.kube.taints import UNREACHABLE
 from tapestry.kube.times import micro_timestamp, timestamp
 
 A_DAY = 24 * 3600.0

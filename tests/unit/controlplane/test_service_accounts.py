@@ -3,7 +3,7 @@
 import pytest
 
 from tapestry.client.client import Client
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.kube.errors import Forbidden
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.resources import CONFIGMAPS, NAMESPACES, PODS, SERVICE_ACCOUNTS

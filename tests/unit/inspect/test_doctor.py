@@ -14,9 +14,8 @@ from tapestry.controller.testing import InProcessApi
 from tapestry.inspect import findings
 from tapestry.inspect.anykind.kubectl_lite import KubectlLite
 from tapestry.inspect.doctor import Doctor
-from tapestry.inspect.findings import Finding, findings_text
+from tapestry.inspect.findings import Finding, findings_text, safeguard_finding
 from tapestry.inspect.queries import Queries
-from tapestry.inspect.safeguards import safeguard_finding
 from tapestry.inspect.status import BindingStatus, NodeStatus, PolicyStatus
 from tapestry.kube.errors import TransportError
 from tapestry.kube.objects import Object, object_named

@@ -155,13 +155,13 @@ async def test_leftovers_of_pod_are_deleted_without_syncer() -> None:
     await world.delete_pod(grace=0)
     found, _ = await repair(queries_on(world), "east", dry_run=True)
     assert sorted(each.resource for each in found) == ["configmaps", "pods"]
-    assert not any(each.mended for each in found)
+    assert not any(each.fixed for each in found)
     assert {each.remedy for each in found} == {"`tapestry repair` without --dry-run, repeated if there are many"}
     assert len(await physical_pods(world)) == 3
     before = running_clock().monotonic()
     found, _ = await repair(queries_on(world), "east", dry_run=False)
     assert running_clock().monotonic() - before == RECHECK_DELAY
-    assert [each.mended for each in found] == [True, True]
+    assert [each.fixed for each in found] == [True, True]
     assert await physical_pods(world) == ["foreign"]
     assert len(await world.physical.list(PODS, "default")) == 1
 
@@ -174,7 +174,7 @@ async def test_findings_for_syncer_name_its_state() -> None:
     await world.stop()
     (finding,), _ = await repair(queries_on(world), "east", dry_run=False)
     assert (finding.invariant, finding.key, finding.message) == ("Twins", "default/work", "its twin is gone")
-    assert (finding.mended, finding.remedy) == (False, "the syncer of the binding, which seems to be running")
+    assert (finding.fixed, finding.remedy) == (False, "the syncer of the binding, which seems to be running")
     await asyncio.sleep(3600)
     (finding,), _ = await repair(queries_on(world), "east", dry_run=False)
     assert "none seems to be running" in finding.remedy
@@ -203,7 +203,7 @@ async def test_twin_gets_lost_labels_back() -> None:
         await a_pod_with_everything(world)
         await world.set_twin({"metadata": {"annotations": {keys.VIRTUAL_POD_NAME: "x"}}})
         (finding,), _ = await repair(queries_on(world), "east", dry_run=False)
-        assert (finding.side, finding.mended) == ("physical", True)
+        assert (finding.side, finding.fixed) == ("physical", True)
         assert await repair(queries_on(world), "east", dry_run=False) == ([], [])
 
 

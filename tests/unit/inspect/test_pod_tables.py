@@ -74,13 +74,13 @@ def a_finding(**fields: object) -> RepairResult:
         "resource": "pods",
         "key": "leased/web-1",
     }
-    return RepairResult(**{**defaults, "message": "it has no owner", "mended": True, "remedy": "", **fields})  # type: ignore[arg-type]
+    return RepairResult(**{**defaults, "message": "it has no owner", "fixed": True, "remedy": "", **fields})  # type: ignore[arg-type]
 
 
 def test_findings_show_outcome_and_each_remedy_once() -> None:
-    left = a_finding(mended=False, remedy="the syncer of the binding, which is running as me")
-    _, mended, _, _, _, remedy = repairs_table([a_finding(), left, left]).splitlines()
-    cells = [cell.strip() for cell in mended.split("   ") if cell.strip()]
+    left = a_finding(fixed=False, remedy="the syncer of the binding, which is running as me")
+    _, fixed, _, _, _, remedy = repairs_table([a_finding(), left, left]).splitlines()
+    cells = [cell.strip() for cell in fixed.split("   ") if cell.strip()]
     assert cells == ["east", "Orphans", "physical", "pods leased/web-1", "yes", "it has no owner"]
     assert remedy == "east: fixed by the syncer of the binding, which is running as me"
     assert repairs_table([left], wide=True).endswith("as me")

@@ -11,13 +11,18 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of
 from tapestry.inspect.pods import (
     ADVICE,
+    BindingBranch,
+    NodeBranch,
     PlacedPod,
     PodExplanation,
+    PodLeaf,
+    Tree,
     TwinLookup,
     pod_diagnosis,
     pod_explanation,
     pod_status,
 )
+from tapestry.inspect.tables import tree_text
 from tapestry.kube.objects import Object, with_type_meta
 from tapestry.syncer.translate.pod_status import DISRUPTIONS
 
@@ -194,3 +199,22 @@ def test_pod_without_node_shows_obstacles() -> None:
 def test_every_end_reason_has_advice(reason: str) -> None:
     explanation = explain(a_pod(MAPPED, phase="Failed", reason=reason))
     assert (explanation.pod.state, explanation.todo) == ("Failed", ADVICE[reason])
+
+
+def test_tree_draws_connected_branches() -> None:
+    pods = [PodLeaf("shop/a", "Running", "leased/a-1", ""), PodLeaf("shop/b", "Pending", "", "SecretMissing")]
+    nodes = [NodeBranch("vnode-e1-n1", "n1", "Open", pods), NodeBranch("vnode-e1-n2", "n2", "Closed", [])]
+    tree = Tree("v", [BindingBranch("east", "e1", "Ready", "Leasing", nodes), BindingBranch("west", "w1", "", "", [])])
+    assert tree_text(tree).splitlines() == [
+        "virtual cluster v",
+        "├─ east (e1): Ready, Leasing; 2 nodes, 2 pods",
+        "│  ├─ vnode-e1-n1 -> n1: Open",
+        "│  │  ├─ shop/a -> leased/a-1: Running",
+        "│  │  └─ shop/b: Pending, SecretMissing",
+        "│  └─ vnode-e1-n2 -> n2: Closed",
+        "└─ west (w1): -; 0 nodes, 0 pods",
+    ]
+
+
+def test_tree_without_bindings_shows_hint() -> None:
+    assert "tapestry join" in tree_text(Tree("v", []))

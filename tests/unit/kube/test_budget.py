@@ -20,19 +20,19 @@ def test_work_without_budget_is_unlimited() -> None:
 
 
 def test_charge_beyond_budget_raises() -> None:
-    budget = Budget(lambda: False, left=100)
+    budget = Budget(lambda: False, remaining=100)
     budget.charge(100)
     with pytest.raises(BudgetExceeded):
         budget.charge(1)
 
 
 def test_work_stops_after_deadline() -> None:
-    is_over = False
-    budget = Budget(lambda: is_over)
+    is_expired = False
+    budget = Budget(lambda: is_expired)
     token = CURRENT_BUDGET.set(budget)
     try:
         checkpoint()
-        is_over = True
+        is_expired = True
         with pytest.raises(DeadlineExceeded):
             checkpoint()
         with pytest.raises(DeadlineExceeded):

@@ -1,3 +1,4 @@
+import math
 from fractions import Fraction
 
 import pytest
@@ -12,6 +13,7 @@ from tapestry.kube.quantity import (
     ResourceList,
     floored,
     parse_quantity,
+    scaled_value,
     smallest_unit,
 )
 
@@ -391,3 +393,8 @@ def test_total_is_the_sum_of_parts(texts: list[dict[str, str]]) -> None:
     summed = sum(parts, ResourceList())
     assert ResourceList.total(parts) == summed
     assert ResourceList.total(parts).texts() == summed.texts()
+
+
+@pytest.mark.parametrize(("part", "whole", "expected"), [(3, 10, 3), ("30%", 10, 3), ("25%", 10, 3), ("0%", 10, 0)])
+def test_scaled_percentage_is_rounded_up(part: int | str, whole: int, expected: int) -> None:
+    assert scaled_value(part, whole, math.ceil) == expected

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tapestry.client.client import Client
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.testing import Scenario, perturb
 from tapestry.kube.conditions import is_condition_true

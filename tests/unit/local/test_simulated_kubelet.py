@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tapestry.client.client import Client
-from tapestry.client.waiting import wait_for
-from tapestry.client.watch import Changes, Watch
+from tapestry.client.watch import Changes, Watch, wait_for
 from tapestry.controller import Manager
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controller.testing import InProcessApi, Scenario, perturb, run, running_clock

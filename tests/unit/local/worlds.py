@@ -17,7 +17,7 @@ from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.core.config import ApiServerConfig, KubeletClientConfig
 from tapestry.apiserver.core.requests import APISERVER_USER
 from tapestry.client.client import Client
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controlplane.app import control_plane_manager
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.objects import Object

@@ -21,7 +21,7 @@ from tapestry.apis.policies import POLICIES
 from tapestry.client.access import Access
 from tapestry.client.client import Client
 from tapestry.client.transport import Transport
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.config import Metrics, Probes
 from tapestry.controller.testing import InProcessApi, VirtualClock, VirtualLoop, everything_allowed, running_clock

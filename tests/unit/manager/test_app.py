@@ -18,7 +18,7 @@ from tapestry.apis.ownership import OWNED_RESOURCES as BELONGINGS
 from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
 from tapestry.client.transport import Transport
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.config import LeaderElection
 from tapestry.controller.testing import Scenario, perturb, specimen

@@ -15,7 +15,7 @@ from tapestry.apis.names import virtual_cluster_label
 from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
 from tapestry.client.transport import Request, Transport
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller.testing import InProcessApi, specimen
 from tapestry.kube.errors import TransportError
 from tapestry.kube.objects import is_owned_by, object_named, uid_of, version_of

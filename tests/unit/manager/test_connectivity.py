@@ -19,7 +19,6 @@ from tapestry.controller.testing import InProcessApi, run, running_clock
 from tapestry.kube.errors import Forbidden, Unauthorized
 from tapestry.kube.objects import Object, object_named, value_at
 from tapestry.kube.resources import NAMESPACES
-from tapestry.manager.binding_errors import BindingError, RetryPolicy
 from tapestry.manager.connectivity import (
     MAX_CONCURRENT_REVIEWS,
     PROBE_CACHE_SECONDS,
@@ -31,6 +30,7 @@ from tapestry.manager.connectivity import (
     expiry_in,
     probe_cluster,
 )
+from tapestry.manager.validation import BindingError, RetryPolicy
 
 EAST = "https://east.example"
 SPEC = ClusterBindingSpec(cluster_id="east", secret_ref=SecretReference(name="s", namespace="n"), mount_namespace="m")

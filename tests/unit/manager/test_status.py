@@ -6,7 +6,6 @@ import pytest
 from tapestry.apis import keys
 from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import Object
-from tapestry.manager.binding_errors import BindingError
 from tapestry.manager.connectivity import ProbeResult
 from tapestry.manager.status import (
     binding_conditions,
@@ -15,6 +14,7 @@ from tapestry.manager.status import (
     status_events,
     syncer_ready_condition,
 )
+from tapestry.manager.validation import BindingError
 
 NOW = datetime(2024, 1, 1, tzinfo=UTC)
 WEEK = timedelta(days=7)

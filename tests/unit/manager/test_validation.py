@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from tapestry.apis import keys
 from tapestry.kube.objects import Object, name_of, without_field
-from tapestry.manager.binding_errors import BindingError, RetryPolicy
-from tapestry.manager.validation import check_identity, preferred_binding, validated_spec
+from tapestry.manager.validation import BindingError, RetryPolicy, check_identity, preferred_binding, validated_spec
 
 SYSTEM = keys.SYSTEM_NAMESPACE
 

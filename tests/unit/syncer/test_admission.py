@@ -27,8 +27,10 @@ from tapestry.syncer.admission import (
     node_closure,
     resize_decision,
 )
+from tapestry.syncer.cache_transforms import virtual_pod
 from tapestry.syncer.leasing import Lease, LeaseState, ReclaimTerms
 from tapestry.syncer.ledger import Ledger
+from tapestry.syncer.views import Twin, VirtualPod
 
 from .test_leasing import a_node, a_policy, at
 from .test_leasing import lease as lease_at
@@ -42,13 +44,15 @@ def amounts(**texts: str) -> ResourceList:
     return ResourceList.parse(texts)
 
 
-def a_pod(owner: bool = False, scheduled: bool = False, tolerations: list[Object] | None = None) -> Object:
+def a_pod(owner: bool = False, scheduled: bool = False, tolerations: list[Object] | None = None) -> VirtualPod:
     references = {"ownerReferences": [OWNER]} if owner else {}
-    return {
-        "metadata": {"name": "p", "namespace": "default", "uid": "u", **references},
-        "spec": {"nodeName": NODE, "tolerations": tolerations or []},
-        "status": {"scheduled": scheduled, "conditions": []},
-    }
+    return virtual_pod(
+        {
+            "metadata": {"name": "p", "namespace": "default", "uid": "u", **references},
+            "spec": {"nodeName": NODE, "tolerations": tolerations or []},
+            "status": {"conditions": [{"type": "PodScheduled", "status": "True"}] if scheduled else []},
+        }
+    )
 
 
 # -- closed
@@ -89,7 +93,7 @@ def test_closed_lease_states_its_opening_time() -> None:
         (a_pod(True, True, [{"key": "other", "operator": "Exists"}]), Reject),
     ],
 )
-def test_closed_node_fails_scheduled_controlled_intolerant_pods(pod: Object, outcome: type) -> None:
+def test_closed_node_fails_scheduled_controlled_intolerant_pods(pod: VirtualPod, outcome: type) -> None:
     closure = node_closure(a_node(), Lease(LeaseState.CLOSED, "OutOfTimeWindows"), NOW)
     assert closure is not None
     assert isinstance(closed_decision(pod, closure), outcome)
@@ -139,19 +143,20 @@ def cpu(amount: int) -> ResourceList:
     return ResourceList(cpu=Quantity(amount * 10**9), pods=parse_quantity(1))
 
 
-def a_twin(name: str, amount: int | None) -> Object:
+def a_twin(name: str, amount: int | None) -> Twin:
     annotations = {
         keys.VIRTUAL_NODE_NAME: NODE,
         keys.VIRTUAL_POD_UID: f"uid-{name}",
         keys.VIRTUAL_POD_NAMESPACE: "default",
         keys.VIRTUAL_POD_NAME: name,
     }
-    metadata = {"name": name, "namespace": MOUNT, "annotations": annotations}
-    return {"metadata": metadata, "held": cpu(amount) if amount is not None else None, "twin": b"{}"}
+    twin = {"metadata": {"name": name, "namespace": MOUNT, "annotations": annotations}, "spec": {}}
+    return Twin(name, "1", twin, cpu(amount) if amount is not None else None, b"{}")
 
 
-def virtual(name: str) -> Object:
-    return {"metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}"}, "spec": {"nodeName": NODE}}
+def virtual(name: str) -> VirtualPod:
+    metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}"}
+    return virtual_pod({"metadata": metadata, "spec": {"nodeName": NODE}})
 
 
 NAMES = st.sampled_from([f"p{number}" for number in range(8)])
@@ -168,7 +173,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.below: dict[str, int] = {}
         self.under_way: dict[str, int] = {}
         self.events: list[tuple[str, int | None]] = []
-        self.cache: dict[str, Object] = {}
+        self.cache: dict[str, Twin] = {}
         self.used: set[str] = set()
 
     def committed(self) -> int:
@@ -205,7 +210,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(name=NAMES, amount=st.integers(1, 8))
     def resize(self, name: str, amount: int) -> None:
         key = f"{MOUNT}/{name}"
-        if self.cache.get(name, {}).get("held") is None or name not in self.below or name in self.under_way:
+        if name not in self.cache or name not in self.below or name in self.under_way:
             return
         own = self.ledger.twin_amounts(key)
         if resize_decision(cpu(amount), own, self.leased, self.ledger.held_amounts(NODE), None) is None:
@@ -397,7 +402,7 @@ def test_observer_detects_an_exceeded_lease() -> None:
         running_clock()
         for name in "abcde":
             containers = [{"name": "c", "resources": {"requests": {"cpu": "1"}}}]
-            twin = {**a_twin(name, 1), "spec": {"containers": containers}, "status": {}}
+            twin = {**a_twin(name, 1).object, "spec": {"containers": containers}, "status": {}}
             observer.saw(None, twin)
 
     run(scene())

@@ -7,7 +7,7 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.policies import POLICIES
 from tapestry.client.transport import Request
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import ApiError, Forbidden, NotFound

@@ -700,7 +700,7 @@ def test_lease_is_within_idle_and_in_whole_units(generated: Generated) -> None:
             assert 0 <= grant.lost.nano < smallest_unit(name).nano
         assert found.amounts.keys() == (set() if found.state is LeaseState.WITHDRAWN else case.allocatable.keys())
 
-    generated(2500, between_zero_and_idle_and_whole)
+    generated(1000, between_zero_and_idle_and_whole)
 
 
 def test_first_owner_policy_never_extends_a_lease(generated: Generated) -> None:
@@ -713,7 +713,7 @@ def test_first_owner_policy_never_extends_a_lease(generated: Generated) -> None:
         assert alone.state is LeaseState.OPEN or both.state is LeaseState.CLOSED
         assert all(both.amounts[name] <= alone.amounts[name] for name in case.allocatable)
 
-    generated(1500, first_owner_policy_never_extends)
+    generated(600, first_owner_policy_never_extends)
 
 
 def test_zero_of_one_side_is_not_leased(generated: Generated) -> None:
@@ -724,7 +724,7 @@ def test_zero_of_one_side_is_not_leased(generated: Generated) -> None:
             if any(policy.side is PolicySide.OWNER for policy in found.policies):
                 assert found.amounts["cpu"] == ZERO
 
-    generated(1000, zero_is_zero)
+    generated(400, zero_is_zero)
 
 
 def test_node_is_open_as_its_policies_say(generated: Generated) -> None:
@@ -744,7 +744,7 @@ def test_node_is_open_as_its_policies_say(generated: Generated) -> None:
             wanted = LeaseState.OPEN if all(willing) else LeaseState.CLOSED
         assert case.lease().state is wanted
 
-    generated(1500, open_as_its_policies_say)
+    generated(600, open_as_its_policies_say)
 
 
 def test_removed_policies_neither_open_nor_extend(generated: Generated) -> None:
@@ -756,7 +756,7 @@ def test_removed_policies_neither_open_nor_extend(generated: Generated) -> None:
         if found.state is LeaseState.OPEN:
             assert found.amounts == alone.amounts
 
-    generated(1000, removed_policies_lease_nothing)
+    generated(400, removed_policies_lease_nothing)
 
 
 def a_pod(case: Case) -> Object:
@@ -783,7 +783,7 @@ def test_nothing_changes_before_the_next_change(generated: Generated) -> None:
             pods = [a_pod(case)]
             assert reclaim_for(later, pods, moment).delete == reclaim_for(found, pods, case.now).delete
 
-    generated(1500, nothing_before_the_next_change)
+    generated(600, nothing_before_the_next_change)
 
 
 def test_no_deletion_without_force_or_during_grace(generated: Generated) -> None:
@@ -798,7 +798,7 @@ def test_no_deletion_without_force_or_during_grace(generated: Generated) -> None
         found = case.lease(operator=patient, owner=[], owner_required=False, reclaim=False)
         assert not reclaim_for(found, [a_pod(case)], case.now).delete
 
-    generated(1000, no_deletion_without_force_or_during_grace)
+    generated(400, no_deletion_without_force_or_during_grace)
 
 
 def replaced(spec: ResourceLeasingPolicySpec, **changes: Any) -> ResourceLeasingPolicySpec:
@@ -814,7 +814,7 @@ def test_leased_amounts_are_never_reclaimed(generated: Generated) -> None:
             assert terms.deadline is not None
             assert any(str(policy) == terms.by and policy.spec.force_reclaim for policy in found.policies)
 
-    generated(1000, excess_is_never_below_the_lease)
+    generated(400, excess_is_never_below_the_lease)
 
 
 def test_quantities_keep_their_unit() -> None:

@@ -18,7 +18,7 @@ from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.client.client import Client
 from tapestry.client.options import PatchType
 from tapestry.client.transport import Request, Transport
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller import Informer, Manager
 from tapestry.controller.config import LeaderElection
 from tapestry.controller.testing import Scenario, perturb, running_clock

@@ -10,7 +10,7 @@ from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
 from tapestry.client.transport import Transport
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.config import LeaderElection
 from tapestry.controller.testing import Scenario, perturb, running_clock
@@ -58,7 +58,7 @@ async def binding_is_created_and_deleted(virtual: Client, physical: Client) -> N
 
 
 async def window_closes(virtual: Client, physical: Client) -> None:
-    window = {"start": "00:10", "end": "00:20"}
+    window = {"start": "00:02", "end": "00:05"}
     policy = {"timeWindows": [window], "forceReclaim": True, "gracefulReclaimPeriodSeconds": 60}
     clusters = Clusters(virtual, physical)
     await clusters.populate("east", policy=policy)

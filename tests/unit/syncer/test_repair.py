@@ -29,12 +29,12 @@ from tapestry.kube.resources import (
     Resource,
 )
 from tapestry.kube.times import micro_timestamp
+from tapestry.syncer.cache_transforms import virtual_pod
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.consistency_check import MAX_REPAIRS
 from tapestry.syncer.repair import ClusterSide, Finding, Invariant, Requeue, Snapshot, findings
 from tapestry.syncer.topdown.services import desired_objects
 from tapestry.syncer.translate.copies import desired_copy, digest_view, tokens_secret
-from tapestry.syncer.translate.pod_status import reduced_status
 from tapestry.syncer.translate.pods import desired_twin
 from tapestry.syncer.translate.volumes import twin_claim, twin_volume
 
@@ -71,7 +71,7 @@ def a_pod(name: str = "web", *, mapped: bool = True, **spec: Any) -> Object:
     status = {"phase": "Running", "conditions": [condition] if mapped else []}
     container = {"name": "c", "image": "i"}
     pod = an_object(PODS, name, spec={"nodeName": NODE, "containers": [container], **spec})
-    return {**pod, "status": reduced_status(status)}
+    return virtual_pod({**pod, "status": status}).object
 
 
 def physical_ref(obj: Object, uid: str) -> Object:
@@ -208,7 +208,7 @@ def waiting(**condition: str) -> Object:
     [
         waiting(type=keys.MAPPED_CONDITION),
         waiting(type=keys.ACCEPTED_CONDITION),
-        {**a_pod(), "status": reduced_status({"phase": "Succeeded"})},
+        {**a_pod(), "status": {"phase": "Succeeded", "conditions": []}},
         changed(a_pod(mapped=False), deletionTimestamp="2026-03-02T12:00:00Z"),
         changed(a_pod(mapped=False), namespace="kube-system"),
         a_pod(mapped=False, nodeName="vnode-e1-2-n1"),
@@ -300,7 +300,7 @@ def test_copy_under_another_name_has_no_controller(resource: Resource) -> None:
 @pytest.mark.parametrize("phase", ["Running", "Failed"])
 def test_duplicate_does_not_replace_a_lost_twin(phase: str) -> None:
     conditions = WEB["status"]["conditions"]
-    pod = {**WEB, "status": reduced_status({"phase": phase, "conditions": conditions})}
+    pod = {**WEB, "status": {"phase": phase, "conditions": conditions}}
     found = findings(with_pods(with_physical(SNAPSHOT, PODS, changed(TWIN, name="double", uid="double")), pod))
     removed = [each.key for each in found if each.resource is PODS and each.requeue is None]
     assert removed == [f"{MOUNT}/double"]

@@ -8,7 +8,7 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.objects import Object, is_deleting, name_of, object_named
 from tapestry.kube.resources import NODES, PODS
@@ -125,7 +125,9 @@ async def test_former_leader_shortens_grace_of_deleted_twins(pod_grace: int | No
         await world.wait_for_twin(lambda twin: grace(twin) == A_WEEK)
         world.up.cut()
         unfenced = Client(context.read_transport, identity=context.manager.identity)
-        watch = OfflineReclaim(context, NodeReconciler(context, LeaseCache(context)), unfenced)
+        watch = OfflineReclaim(
+            context, NodeReconciler(context, LeaseCache(context, lambda _: None, lambda _: None)), unfenced
+        )
         await set_kill_switch(world)
         await asyncio.sleep(0.01)
         await watch.reclaim_due()

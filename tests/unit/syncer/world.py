@@ -28,7 +28,7 @@ from tapestry.client.client import Client
 from tapestry.client.options import PatchType
 from tapestry.client.responses import ENCODER
 from tapestry.client.transport import Request, Response, Stream, Transport
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.config import LeaderElection, Metrics, Probes
 from tapestry.controller.testing import InProcessApi, running_clock

@@ -108,7 +108,8 @@ class RequestBudget(Budget):
     __slots__ = ("_due", "_has_paused", "_held", "_is_cancelled", "user", "worker")
 
     def __init__(self, worker: Worker | None, user: str) -> None:
-        self.left, self._floor, self._unchecked, self.is_over = MAX_UNITS, 0, 0, None  # as in `super`, without a call
+        # as in `super`, without a call
+        self.remaining, self._floor, self._unchecked, self.is_expired = MAX_UNITS, 0, 0, None
         self.worker, self.user = worker, user
         self._due, self._is_cancelled = 0.0, False
         self._held: AsyncExitStack | None = None
@@ -119,7 +120,7 @@ class RequestBudget(Budget):
     def set_timeout(self, seconds: float) -> None:
         """Set the deadline of the request, in seconds from now."""
         self._due = time.monotonic() + seconds
-        self.is_over = self._is_late
+        self.is_expired = self._is_late
 
     def _is_late(self) -> bool:
         return self._is_cancelled or time.monotonic() >= self._due

@@ -1,6 +1,6 @@
 """Test tools for controllers: virtual time, an in-process Kubernetes API, the perturbation driver."""
 
-from tapestry.controller.testing.api import InProcessApi, everything_allowed
+from tapestry.controller.testing.api import InProcessApi, everything_allowed, specimen
 from tapestry.controller.testing.clock import (
     START,
     Spinning,
@@ -12,7 +12,6 @@ from tapestry.controller.testing.clock import (
 )
 from tapestry.controller.testing.connection import Connection
 from tapestry.controller.testing.perturbation import Disturbance, Failure, Report, Scenario, perturb
-from tapestry.controller.testing.specimens import specimen
 
 __all__ = [
     "START",

@@ -9,10 +9,11 @@ A test can simulate conditions of real servers: reads that lag behind writes (`s
 (`freeze`), compacted history (`compact`), and watches that end (`disconnect`).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from random import Random
+from typing import Any
 
 import msgspec
 
@@ -24,8 +25,43 @@ from tapestry.client.transport import Request, Response, Stream
 from tapestry.controller.testing.assembly import new_server
 from tapestry.controller.testing.connection import Connection, WatchStream
 from tapestry.controller.testing.storage import InstantStore
-from tapestry.kube.objects import Object, name_of, namespace_of
-from tapestry.kube.resources import TOKEN_REVIEWS, Resource
+from tapestry.kube.objects import Object, name_of, namespace_of, object_named
+from tapestry.kube.resources import (
+    DEPLOYMENTS,
+    ENDPOINT_SLICES,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    PODS,
+    SERVICES,
+    STATEFUL_SETS,
+    TOKEN_REVIEWS,
+    Resource,
+)
+
+POD_SPEC: Object = {"containers": [{"name": "main", "image": "busybox:1"}]}
+LABELS = {"app": "something"}
+WORKLOAD_SPEC: Object = {
+    "selector": {"matchLabels": LABELS},
+    "template": {"metadata": {"labels": LABELS}, "spec": POD_SPEC},
+}
+STORAGE: Object = {"storage": "1Gi"}
+MINIMAL_CONTENT: Mapping[Resource, Object] = {
+    PODS: {"spec": POD_SPEC},
+    DEPLOYMENTS: {"spec": WORKLOAD_SPEC},
+    STATEFUL_SETS: {"spec": WORKLOAD_SPEC},
+    SERVICES: {"spec": {"ports": [{"port": 80}]}},
+    ENDPOINT_SLICES: {"addressType": "IPv4", "endpoints": []},
+    PERSISTENT_VOLUME_CLAIMS: {"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": STORAGE}}},
+    PERSISTENT_VOLUMES: {
+        "spec": {"accessModes": ["ReadWriteOnce"], "capacity": STORAGE, "hostPath": {"path": "/somewhere"}}
+    },
+}
+"""Required fields by kind.  Other kinds need only a name."""
+
+
+def specimen(resource: Resource, name: str, namespace: str | None = None, **metadata: Any) -> Object:
+    """Return a minimal object.  `metadata` adds fields, for example labels."""
+    return {"metadata": {**object_named(name, namespace)["metadata"], **metadata}, **MINIMAL_CONTENT.get(resource, {})}
 
 
 def everything_allowed(review: Object) -> Object:

@@ -114,7 +114,6 @@ def in_virtual_time(test_coroutine: Callable[..., Coroutine[Any, Any, None]]) ->
 
 
 def running_clock() -> VirtualClock:
-    """Return the clock of the running VirtualLoop."""
     loop = asyncio.get_running_loop()
     if not isinstance(loop, VirtualLoop):
         raise RuntimeError(f"{type(loop).__name__} runs on real time; call this from a coroutine given to run()")

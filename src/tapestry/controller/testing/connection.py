@@ -25,7 +25,6 @@ class Connection:
     def __init__(self, server: Server, watches: set["WatchStream"]) -> None:
         self._server = server
         self._watches = watches
-        """The watches of all connections."""
         self._own: set[WatchStream] = set()
         self._abort_count = 0
 

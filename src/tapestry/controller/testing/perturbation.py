@@ -3,8 +3,8 @@
 It first runs a scenario without faults, which gives the final state and the number of API calls.  Then it replays the
 scenario once for every call and every disturbance: the process dies before or after the call, the request or its
 response is lost, the server responds with a conflict, or the caches fall behind from that call on.  With several
-clusters, the caches of all clusters, of the called one or of the others fall behind.  Each replay must reach the same
-state, except for times, versions and UIDs.
+clusters, the caches of all clusters, of the called one or of the others fall behind.  Disturbances that cannot differ
+in their effect on a read are replayed once.  Each replay must reach the same state, except for times, versions, UIDs.
 
     perturb(Scenario("at", [AT.resource, PODS], setup, world)).check()
 
@@ -59,6 +59,8 @@ class Disturbance(StrEnum):
 
 
 ONE_SIDED = (Disturbance.FALLS_BEHIND_THERE, Disturbance.FALLS_BEHIND_ELSEWHERE)
+ONLY_OF_WRITES = (Disturbance.DIES_AFTER, Disturbance.LOSES_RESPONSE, Disturbance.CONFLICTS)
+"""On a call that only reads, these do the same as another one, or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,6 @@ class FaultInjector:
         self._dead = False
 
     def disturbance_for(self, call: str) -> Disturbance | None:
-        """Return the disturbance of this call, if any."""
         if self._dead:
             raise ProcessDied
         if not self._counts(call):
@@ -280,17 +281,26 @@ def perturb(scenario: Scenario) -> Report:
             raise error from None
         raise
     failures, cases = [], 0
-    for disturbance in Disturbance if scenario.others else (each for each in Disturbance if each not in ONE_SIDED):
-        for at in range(1, len(calls) + 1):
+    for at, call in enumerate(calls, start=1):
+        for disturbance in disturbances_of(call, one_sided=bool(scenario.others)):
             cases += 1
             try:
                 actual, _ = run(_final_state(scenario, disturbance, at))
             except Exception as error:  # noqa: BLE001  any error of a replay is a finding
-                failures.append(Failure(disturbance, at, f"{calls[at - 1]}: {first_error(error)!r}"))
+                failures.append(Failure(disturbance, at, f"{call}: {first_error(error)!r}"))
                 continue
             if actual != expected:
-                failures.append(Failure(disturbance, at, f"{calls[at - 1]}: {difference(expected, actual)}"))
+                failures.append(Failure(disturbance, at, f"{call}: {difference(expected, actual)}"))
     return Report(scenario.name, len(calls), cases, failures)
+
+
+def disturbances_of(call: str, *, one_sided: bool) -> list[Disturbance]:
+    """Return the disturbances that have different effects on this call."""
+    method = call.split()[0]
+    if method == "watch":
+        return [Disturbance.DIES_BEFORE, Disturbance.LOSES_REQUEST]
+    omitted = (*(ONLY_OF_WRITES if method == "GET" else ()), *(() if one_sided else ONE_SIDED))
+    return [each for each in Disturbance if each not in omitted]
 
 
 async def _final_state(

@@ -195,7 +195,6 @@ def existing_anti_affinity_for(group: PodGroupKey, cache: SchedulerCache) -> Map
 def matching_domains(
     terms: Sequence[AffinityTerm], labels: Iterable[str], cache: SchedulerCache
 ) -> Iterator[TopologyPair]:
-    """Yield the domains of pods that match all of the terms."""
     labels = list(labels)
     for group, counts in cache.counts_by_group.items():
         if all(term.matches(group, cache.namespace_labels) for term in terms):

@@ -90,7 +90,6 @@ class SchedulerCache:
     def __init__(self) -> None:
         self.nodes: dict[str, NodeInfo] = {}
         self.namespace_labels: dict[str, Mapping[str, str]] = {}
-        """Labels by namespace name."""
         self.assignments: dict[str, tuple[str, PodInfo]] = {}
         self.counts_by_group: dict[PodGroupKey, NodeCounts] = {}
         self.existing_affinity: dict[AffinityTerms, NodeCounts] = {}
@@ -136,7 +135,6 @@ class SchedulerCache:
         self.nodes.pop(name, None)
 
     def add_pod(self, pod_info: PodInfo, node: str) -> None:
-        """Record that the pod is on the node or is being bound to it."""
         self.remove_pod(pod_info.key)
         self.assignments[pod_info.key] = (node, pod_info)
         adjust_count(self.counts_by_group, pod_info.group, node, 1)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tapestry.controlplane.scheduler.cache import NodeInfo
 from tapestry.controlplane.scheduler.pod_info import PodRequirements
-from tapestry.kube.taints import CORDON_TAINT, is_tolerated
+from tapestry.kube.pods import CORDON_TAINT, is_tolerated
 
 MAX_NODE_SCORE = 100
 CACHE_SIZE = 64

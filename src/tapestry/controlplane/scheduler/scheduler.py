@@ -137,7 +137,6 @@ class Scheduler:
             self.retry_soon()
 
     def add_bound_pod(self, pod: Object, node: str) -> None:
-        """Record that the pod is bound to the node."""
         key = key_of(pod)
         self.unschedulable.discard(key)
         self.assumed.pop(key, None)

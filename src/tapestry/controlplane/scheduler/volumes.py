@@ -226,7 +226,6 @@ def volume_topology(volume: Object) -> VolumeTopology:
 
 
 def can_provision(storage_class: Object, node_info: NodeInfo) -> bool:
-    """Return whether a volume of the class can be provisioned for the node."""
     if storage_class.get("provisioner") in (None, "", NO_PROVISIONER):
         return False
     allowed = storage_class.get("allowedTopologies") or ()

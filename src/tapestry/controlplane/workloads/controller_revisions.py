@@ -10,11 +10,11 @@ import msgspec
 
 from tapestry.client.client import Client
 from tapestry.controlplane.workloads import owned_pods
-from tapestry.kube.digests import digest_of
 from tapestry.kube.errors import AlreadyExists
 from tapestry.kube.objects import (
     Object,
     annotations_of,
+    digest_of,
     is_deleting,
     labels_of,
     name_of,

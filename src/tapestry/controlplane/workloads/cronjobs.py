@@ -46,8 +46,6 @@ HISTORY_LIMITS = {"Complete": ("successfulJobsHistoryLimit", 3), "Failed": ("fai
 
 @dataclass(frozen=True)
 class CronJobReconciler:
-    """Creates and deletes the Jobs of each CronJob."""
-
     client: Client
     events: Recorder
     now: Callable[[], datetime]

@@ -13,11 +13,10 @@ from typing import NamedTuple
 from tapestry.controlplane.scheduler.pod_info import REQUIRED
 from tapestry.controlplane.workloads import owned_pods
 from tapestry.controlplane.workloads.controller_revisions import CONTROLLER_REVISION_HASH
-from tapestry.controlplane.workloads.rollouts import scaled_value
 from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, uid_of, value_at
-from tapestry.kube.pods import is_pod_terminal
+from tapestry.kube.pods import is_pod_terminal, is_tolerated
+from tapestry.kube.quantity import scaled_value
 from tapestry.kube.selectors import node_selector
-from tapestry.kube.taints import is_tolerated
 from tapestry.kube.times import parse_time
 
 TEMPLATE_GENERATION = "deprecated.daemonset.template.generation"
@@ -127,17 +126,11 @@ def is_updated(pod: Object, revision_hash: str) -> bool:
     return labels_of(pod).get(CONTROLLER_REVISION_HASH) == revision_hash
 
 
-def daemon_set_min_ready(daemon_set: Object) -> timedelta:
-    return timedelta(seconds=daemon_set["spec"].get("minReadySeconds", 0))
-
-
 # -- steps
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateLimits:
-    """Limits of a rolling update, in nodes."""
-
     max_unavailable: int
     max_surge: int
 
@@ -226,7 +219,7 @@ def rolling_update_step(
     now: datetime,
 ) -> DaemonStep:
     """Return the next step of a rolling update. `pods_to_keep` are by node."""
-    min_ready = daemon_set_min_ready(daemon_set)
+    min_ready = owned_pods.min_ready_time(daemon_set)
 
     def is_up(pod: Object | None) -> bool:
         return pod is not None and owned_pods.is_available(pod, min_ready, now)
@@ -263,7 +256,7 @@ def daemon_set_status(
 ) -> Object:
     desired = [node for node, fit in nodes.items() if fit.should_run]
     first = [min(pods[node], key=oldest_first) for node in desired if pods.get(node)]
-    min_ready = daemon_set_min_ready(daemon_set)
+    min_ready = owned_pods.min_ready_time(daemon_set)
     available = sum(owned_pods.is_available(pod, min_ready, now) for pod in first)
     updated = sum(is_updated(pod, revision_hash) for pod in first)
     status = {

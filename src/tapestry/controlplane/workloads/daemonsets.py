@@ -75,7 +75,7 @@ class DaemonSetReconciler:
             raise failure
         if step.requeue_at is not None:
             return Result(requeue_at=step.requeue_at)
-        return owned_pods.requeue_when_available(pods, daemonset_steps.daemon_set_min_ready(daemon_set), now)
+        return owned_pods.requeue_when_available(pods, owned_pods.min_ready_time(daemon_set), now)
 
     async def apply_step(
         self, daemon_set: Object, step: daemonset_steps.DaemonStep, pods: Sequence[Object], revision_hash: str

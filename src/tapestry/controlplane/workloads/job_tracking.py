@@ -156,7 +156,6 @@ def holds_failure_count(job: Object, pod: Object, pods: Iterable[Object], lost: 
 
 
 def parse_indexes(text: str) -> list[int]:
-    """Parse indexes in the format `0-2,5`."""
     indexes: list[int] = []
     for part in text.split(",") if text else ():
         first, _, last = part.partition("-")
@@ -190,7 +189,6 @@ class JobOutcome:
 
 
 def job_outcome(job: Object, pods: Sequence[Object], pod_counts: JobCounts, now: datetime) -> JobOutcome | None:
-    """Return the outcome of the Job if it is decided, else None."""
     if decided := decided_outcome(job):
         return decided
     if failure := failure_policy_outcome(job, pods):

@@ -34,15 +34,17 @@ from tapestry.controlplane.workloads.job_tracking import (
     missing_indexes,
     replaces_only_failed,
 )
-from tapestry.controlplane.workloads.orphaned_job_pods import OrphanedPodReconciler, remove_tracking_finalizer
 from tapestry.kube.conditions import find_condition, is_condition_true, new_condition, with_condition
 from tapestry.kube.errors import ApiError, NotFound
 from tapestry.kube.objects import (
     Object,
     annotations_of,
+    controller_of,
     is_deleting,
+    key_of,
     labels_of,
     name_of,
+    namespace_of,
     uid_of,
     value_at,
     version_of,
@@ -118,7 +120,6 @@ class JobReconciler:
         return True
 
     def record_events(self, job: Object, status: Object) -> None:
-        """Record events for conditions that changed."""
         before = value_at(job, "status", "conditions", default=())
         for each in status.get("conditions", ()):
             previous = (find_condition(before, each["type"]) or {}).get("status", "False")
@@ -133,7 +134,6 @@ class JobReconciler:
                     self.events.normal(job, "Suspended" if previous == "False" else "Resumed", each["message"])
 
     async def remove_finalizers(self, pods: Iterable[Object]) -> None:
-        """Remove the tracking finalizer from pods that the status has counted."""
         for pod in filter(is_tracked, pods):
             await remove_tracking_finalizer(self.client, pod)
 
@@ -336,6 +336,43 @@ def install(manager: Manager) -> None:
     controller.watch(jobs)
     controller.watch(pods, owned_pods.matching_owner_keys(jobs, JOBS), after=owned_pods.BATCH_INTERVAL)
     orphans = OrphanedPodReconciler(manager.client, jobs, pods)
-    orphan_controller = manager.controller("job-orphans", orphans.reconcile)
+    orphan_controller = manager.controller("orphaned-job-pods", orphans.reconcile)
     orphan_controller.watch(pods, when=lambda _, new: new is not None and is_tracked(new))
     orphan_controller.watch(jobs, orphans.pod_keys_of_job, when=lambda _, new: new is None)
+
+
+async def remove_tracking_finalizer(client: Client, pod: Object) -> Object | None:
+    """Remove the finalizer and return the pod, or None if the pod is gone."""
+    others = [each for each in pod["metadata"]["finalizers"] if each != TRACKING_FINALIZER]
+    try:
+        return await client.patch(PODS, pod, {"metadata": {"finalizers": others or None}})
+    except NotFound:
+        return None
+
+
+@dataclass(frozen=True)
+class OrphanedPodReconciler:
+    """Removes the finalizer from pods without a Job. Keys are those of pods."""
+
+    client: Client
+    jobs: Informer
+    pods: Informer
+
+    async def reconcile(self, key: str) -> None:
+        pod = self.pods.store.get(key)
+        if pod is not None and is_tracked(pod) and not await self.has_job(pod):
+            await remove_tracking_finalizer(self.client, pod)
+
+    async def has_job(self, pod: Object) -> bool:
+        """Return whether a Job owns the pod or is about to adopt it."""
+        owner = controller_of(pod)
+        if owner is None:
+            jobs = self.jobs.store.by("namespace", namespace_of(pod) or "")
+            return any(owned_pods.selector_of(each).matches(labels_of(pod)) for each in jobs)
+        job = self.jobs.store.get(f"{namespace_of(pod)}/{owner['name']}")
+        if job is None:  # the Job cache may lag behind the pod cache
+            job = await self.client.find(JOBS, owner["name"], namespace_of(pod))
+        return job is not None and bool(uid_of(job) == owner["uid"])
+
+    def pod_keys_of_job(self, job: Object) -> list[str]:
+        return [key_of(pod) for pod in self.pods.store.by("owner", uid_of(job))]

@@ -52,12 +52,16 @@ def name_suffix(*parts: object) -> str:
     return "".join(LETTERS[number // len(LETTERS) ** position % len(LETTERS)] for position in range(SUFFIX_LENGTH))
 
 
+def min_ready_time(owner: Object) -> timedelta:
+    """Return how long a pod must be ready to be available."""
+    return timedelta(seconds=value_at(owner, "spec", "minReadySeconds", default=0))
+
+
 IsFree = Callable[[str], bool]
 """Returns whether a pod can have a name."""
 
 
 def pod_names(owner: Object, is_free: IsFree) -> Iterator[str]:
-    """Yield free names for pods of the owner, without end."""
     base, used = name_of(owner)[:MAX_BASE_LENGTH], set()
     for number in itertools.count():
         name = f"{base}-{name_suffix(uid_of(owner), number)}"
@@ -99,7 +103,6 @@ class DeletedPods:
 
 
 def pod_from_template(template: Object, owner: Object, name: str) -> Object:
-    """Return a pod built from the owner's template."""
     metadata = template.get("metadata") or {}
     copied = {key: metadata[key] for key in ("labels", "annotations", "finalizers") if metadata.get(key)}
     identity = {"name": name, "namespace": namespace_of(owner), "ownerReferences": [owner_reference(owner)]}

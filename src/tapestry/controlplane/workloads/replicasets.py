@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from tapestry.client.client import Client
 from tapestry.controller import Informer, Manager, Result
@@ -15,7 +15,7 @@ from tapestry.kube.conditions import new_condition, with_condition
 from tapestry.kube.errors import ApiError, Conflict, NotFound
 from tapestry.kube.objects import Object, controller_of, is_deleting, labels_of, name_of, value_at
 from tapestry.kube.patches import merge_patch
-from tapestry.kube.resources import PODS, REPLICA_SETS, Resource
+from tapestry.kube.resources import PODS, REPLICA_SETS, REPLICATION_CONTROLLERS, Resource
 
 WORKERS = 8
 INITIAL_BATCH_SIZE, MAX_BATCH_SIZE = 1, 64
@@ -54,7 +54,7 @@ class ReplicaSetReconciler:
         await self.update_status(replica_set, active, failure, now)
         if failure is not None:
             raise failure
-        return owned_pods.requeue_when_available(active, replica_set_min_ready(replica_set), now)
+        return owned_pods.requeue_when_available(active, owned_pods.min_ready_time(replica_set), now)
 
     async def scale(self, replica_set: Object, active: list[Object], is_free: owned_pods.IsFree) -> list[Object]:
         """Create missing pods or delete surplus ones. Return the known pods that remain."""
@@ -114,15 +114,11 @@ class ReplicaSetReconciler:
                 return
 
 
-def replica_set_min_ready(replica_set: Object) -> timedelta:
-    return timedelta(seconds=value_at(replica_set, "spec", "minReadySeconds", default=0))
-
-
 def replica_set_status(
     replica_set: Object, active: Sequence[Object], failure: ApiError | None, now: datetime
 ) -> Object:
     template = labels_of(value_at(replica_set, "spec", "template"))
-    min_ready = replica_set_min_ready(replica_set)
+    min_ready = owned_pods.min_ready_time(replica_set)
     counts = {
         "replicas": len(active),
         "fullyLabeledReplicas": sum(template.items() <= labels_of(pod).items() for pod in active),
@@ -162,3 +158,4 @@ def installer(resource: Resource, name: str) -> Callable[[Manager], None]:
 
 
 install = installer(REPLICA_SETS, "replicasets")
+install_replication_controllers = installer(REPLICATION_CONTROLLERS, "replicationcontrollers")

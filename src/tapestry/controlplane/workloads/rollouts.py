@@ -6,11 +6,11 @@ update moves pods from the old ReplicaSets to the new one, so that there are at 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tapestry.kube.digests import digest_of
-from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, uid_of, value_at
+from tapestry.kube.objects import Object, annotations_of, digest_of, labels_of, name_of, uid_of, value_at
+from tapestry.kube.quantity import scaled_value
 
 RECREATE = "Recreate"
 POD_TEMPLATE_HASH = "pod-template-hash"
@@ -56,11 +56,6 @@ def bounds_of(deployment: Object) -> RolloutBounds:
     if not surge and not unavailable:
         unavailable = 1  # both may round to zero, which would block the rollout
     return RolloutBounds(replicas, surge, min(unavailable, replicas))
-
-
-def scaled_value(amount: int | str, whole: int, rounding: Callable[[float], int]) -> int:
-    """Return an absolute number, or a percentage of `whole`."""
-    return amount if isinstance(amount, int) else rounding(int(amount.removesuffix("%")) * whole / 100)
 
 
 def template_of(replica_set: Object) -> Object:

@@ -13,9 +13,9 @@ from itertools import islice
 
 from tapestry.controlplane.workloads import owned_pods
 from tapestry.controlplane.workloads.controller_revisions import CONTROLLER_REVISION_HASH
-from tapestry.controlplane.workloads.rollouts import scaled_value
 from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, owner_reference, uid_of, value_at
 from tapestry.kube.pods import is_pod_terminal
+from tapestry.kube.quantity import scaled_value
 
 POD_NAME = "statefulset.kubernetes.io/pod-name"
 POD_INDEX = "apps.kubernetes.io/pod-index"
@@ -31,8 +31,6 @@ class StatefulStep:
 
 @dataclass(frozen=True, slots=True)
 class RevisionNames:
-    """Names of the current revision and of the update revision."""
-
     current: str
     update: str
 
@@ -59,10 +57,6 @@ def partition_of(stateful_set: Object) -> int:
     return start_ordinal(stateful_set) + partition
 
 
-def stateful_set_min_ready(stateful_set: Object) -> timedelta:
-    return timedelta(seconds=stateful_set["spec"].get("minReadySeconds", 0))
-
-
 def is_healthy(pod: Object, min_ready: timedelta, now: datetime) -> bool:
     return owned_pods.is_active(pod) and owned_pods.is_available(pod, min_ready, now)
 
@@ -78,7 +72,7 @@ def next_stateful_step(
     stateful_set: Object, pods: Mapping[int, Object], revisions: RevisionNames, now: datetime
 ) -> StatefulStep:
     """Return the next step. `pods` are by ordinal."""
-    ordinals, min_ready = ordinals_of(stateful_set), stateful_set_min_ready(stateful_set)
+    ordinals, min_ready = ordinals_of(stateful_set), owned_pods.min_ready_time(stateful_set)
     surplus = [pods[ordinal] for ordinal in sorted(pods, reverse=True) if ordinal not in ordinals]
     failing = [pods[ordinal] for ordinal in sorted(pods) if not is_healthy(pods[ordinal], min_ready, now)]
     if stateful_set["spec"].get("podManagementPolicy") == "Parallel":
@@ -179,7 +173,6 @@ def claim_name(template: str, pod: str) -> str:
 
 
 def claims_of(stateful_set: Object, pod: str) -> list[Object]:
-    """Return the claims to create for a pod of that name."""
     selector_labels = value_at(stateful_set, "spec", "selector", "matchLabels", default={})
     claims = []
     for template in claim_templates(stateful_set):
@@ -212,7 +205,7 @@ def claim_owner_references(
 def stateful_set_status(
     stateful_set: Object, pods: Sequence[Object], revisions: RevisionNames, now: datetime
 ) -> Object:
-    min_ready = stateful_set_min_ready(stateful_set)
+    min_ready = owned_pods.min_ready_time(stateful_set)
     ready = [pod for pod in pods if value_at(pod, "status", "phase") == "Running" and owned_pods.is_ready(pod)]
     remaining = [pod for pod in pods if not is_deleting(pod)]
     replicas = stateful_set["spec"].get("replicas", 1)

@@ -79,9 +79,7 @@ class StatefulSetReconciler:
         )
         if failure is not None:
             raise failure
-        return owned_pods.requeue_when_available(
-            by_ordinal.values(), statefulset_steps.stateful_set_min_ready(stateful_set), now
-        )
+        return owned_pods.requeue_when_available(by_ordinal.values(), owned_pods.min_ready_time(stateful_set), now)
 
     async def apply_step(
         self,

@@ -7,7 +7,7 @@ from itertools import takewhile
 from tapestry.client.client import Client
 from tapestry.client.logs import pod_log
 from tapestry.client.options import Propagation
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.inspect.anykind.resource_mapper import (
     ServedResource,
     Target,
@@ -175,7 +175,6 @@ def pod_preference(pod: Object) -> tuple[bool, str]:
 
 
 def kind_rows(known: Iterable[ServedResource]) -> list[list[str]]:
-    """Return a table row for every kind that can be listed."""
     return [
         [
             each.resource.plural,

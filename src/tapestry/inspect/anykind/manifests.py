@@ -66,7 +66,6 @@ Requests = Mapping[str, str]
 def deployment(
     name: str, image: str, replicas: int = 1, command: Sequence[str] = (), requests: Requests = EMPTY_MAPPING
 ) -> Object:
-    """Return a Deployment of one container."""
     labels = {"app": name}
     template = {"metadata": {"labels": labels}, "spec": {"containers": [container(name, image, command, requests)]}}
     spec = {"replicas": replicas, "selector": {"matchLabels": labels}, "template": template}
@@ -76,7 +75,6 @@ def deployment(
 def job(
     name: str, image: str, completions: int = 1, command: Sequence[str] = (), requests: Requests = EMPTY_MAPPING
 ) -> Object:
-    """Return a Job whose pods run in parallel; a failed pod is not retried, a reclaimed one is."""
     pod = {"restartPolicy": "Never", "containers": [container(name, image, command, requests)]}
     ignore_reclaimed = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     spec: Object = {"podFailurePolicy": {"rules": [ignore_reclaimed]}, "template": {"spec": pod}}

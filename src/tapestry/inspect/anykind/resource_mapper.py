@@ -96,7 +96,6 @@ def resources_named(name: str, known: Sequence[ServedResource]) -> list[Resource
 
 
 def resource_of_object(obj: Object, known: Sequence[ServedResource]) -> Resource | None:
-    """Return the resource of an object by its apiVersion and kind."""
     group, _, version = obj["apiVersion"].rpartition("/")
     for each in known:
         resource = each.resource

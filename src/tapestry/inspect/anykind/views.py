@@ -97,7 +97,6 @@ def table_rows(
 
 
 def cell_text(cell: Any) -> str:
-    """Return a cell as one line."""
     return "" if cell is None else " ".join(str(cell).split())
 
 
@@ -190,7 +189,6 @@ def event_message(event: Object) -> str:
 
 
 def event_selector(obj: Object) -> str:
-    """Return the field selector of the events about an object."""
     selector = {"involvedObject.kind": obj["kind"], "involvedObject.name": name_of(obj)}
     if uid := obj["metadata"].get("uid"):
         selector["involvedObject.uid"] = uid

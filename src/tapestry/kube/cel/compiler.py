@@ -374,7 +374,6 @@ class Compiler:
         return result, comprehensions.COMPREHENSIONS[node.macro](source, slots, body, condition, self.size - size + 1)
 
     def iteration_types(self, node: parser.Comprehension, found: Type, count: int) -> Sequence[Type] | None:
-        """Return the types of the variables of a comprehension."""
         if found.name == "list":
             return (INT, found.parameters[0])[-count:]
         if found.name == "map":

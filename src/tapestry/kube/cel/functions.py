@@ -6,7 +6,7 @@ This declares a member function. Without a receiver type it declares a global fu
 (`sets.contains`). A `metered` function gets the Meter as its first argument and charges before it creates values.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -49,6 +49,12 @@ def cel_function(*signatures: str, metered: bool = False) -> Callable[[F], F]:
         return run
 
     return declare
+
+
+def register_functions(functions: Mapping[str, Implementation]) -> None:
+    """Declare functions that are one expression, by signature."""
+    for signature, run in functions.items():
+        register_overload(signature, run)
 
 
 def register_overload(signature: str, run: Implementation, *, metered: bool = False) -> None:
@@ -110,3 +116,16 @@ def as_evaluation_error(message: str) -> Callable[[Implementation], Implementati
         return guarded
 
     return guard
+
+
+def is_valid(parse: Implementation, error: type[Exception]) -> Implementation:
+    """Return a function that returns False if `parse` raises the error, else True."""
+
+    def run(*args: Any) -> bool:
+        try:
+            parse(*args)
+        except error:
+            return False
+        return True
+
+    return run

@@ -68,7 +68,6 @@ def object_type(name: str, fields: Mapping[str, Type]) -> Type:
 
 
 def parse_type(text: str) -> Type:
-    """Parse a type like `map(string, list(A))`."""
     name, parenthesis, rest = text.strip().partition("(")
     return (
         Type(name, tuple(parse_type(each) for each in split_type_arguments(rest[:-1]))) if parenthesis else Type(name)

@@ -40,15 +40,11 @@ class TypeValue:
 
 
 class SetList(list[Any]):
-    """List with `x-kubernetes-list-type: set`."""
-
     def merge(self, other: list[Any]) -> "SetList":
         return SetList([*self, *(each for each in other if not any(is_equal(each, item) for item in self))])
 
 
 class MapList(list[Any]):
-    """List with `x-kubernetes-list-type: map`."""
-
     __slots__ = ("keys",)
 
     def __init__(self, items: Iterable[Any], keys: tuple[str, ...]) -> None:

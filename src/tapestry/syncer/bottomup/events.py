@@ -15,6 +15,7 @@ from tapestry.syncer.context import SyncContext
 from tapestry.syncer.metrics import EVENTS_DROPPED
 from tapestry.syncer.translate.metadata import virtual_key, virtual_uid
 from tapestry.syncer.translate.sanitize import sanitized_text, truncate_text
+from tapestry.syncer.views import Twin
 
 MAX_EVENTS_PER_SECOND = 10.0
 MAX_REASON_LENGTH = 128
@@ -66,10 +67,10 @@ class TwinEventForwarder:
         """Return the virtual pod whose twin the event is about."""
         context, name = self.context, value_at(event, "involvedObject", "name")
         twin = context.physical_pods.store.get(f"{context.mount_namespace}/{name}")
-        if twin is None or "twin" not in twin or value_at(event, "involvedObject", "uid") != uid_of(twin):
+        if not isinstance(twin, Twin) or value_at(event, "involvedObject", "uid") != twin.uid:
             return None
-        pods = (context.pod_on_our_nodes(key) for key in virtual_key(twin))
-        return next((pod for pod in pods if pod is not None and uid_of(pod) == virtual_uid(twin)), None)
+        pods = (context.pod_on_our_nodes(key) for key in virtual_key(twin.object))
+        return next((pod for pod in pods if pod is not None and uid_of(pod) == virtual_uid(twin.object)), None)
 
     def take_token(self) -> bool:
         now = asyncio.get_running_loop().time()

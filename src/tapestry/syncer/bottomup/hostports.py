@@ -5,7 +5,7 @@ pods, is bound to the virtual node and is never synced. Placeholders have their 
 installation. While it is missing, host ports are not reserved and everything else works.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tapestry.apis import keys
@@ -15,8 +15,8 @@ from tapestry.kube.objects import Object, is_deleting, name_of, owner_reference
 from tapestry.kube.resources import PODS
 from tapestry.syncer.cache_transforms import physical_node_of
 from tapestry.syncer.context import SyncContext
+from tapestry.syncer.views import ForeignPod, Port
 
-Port = tuple[str, int, str]
 MAX_PORTS = 512
 
 
@@ -44,10 +44,7 @@ class HostPortReconciler:
         binding = self.context.binding()
         if binding is None:
             return None
-        claims = (
-            claim for name in physical_node_of(node) for claim in self.context.physical_pods.store.by("node", name)
-        )
-        taken = taken_ports(claims, binding.owns)
+        taken = taken_ports(pod for name in physical_node_of(node) for pod in self.context.foreign_pods(name))
         return placeholder(node, binding.uid, taken) if taken else None
 
     async def create(self, pod: Object) -> None:
@@ -58,9 +55,9 @@ class HostPortReconciler:
             raise NotFound(error.code, "NamespaceMissing", f"{error.message}; {hint}") from error
 
 
-def taken_ports(claims: Iterable[Object], is_ours: Callable[[Object], bool]) -> tuple[Port, ...]:
+def taken_ports(pods: Iterable[ForeignPod]) -> tuple[Port, ...]:
     """Return the first `MAX_PORTS` ports of foreign pods: a pod with thousands of ports is costly for an API server."""
-    taken = {port for claim in claims if not is_ours(claim) for port in claim.get("ports", ())}
+    taken = {port for pod in pods for port in pod.host_ports}
     return tuple(sorted(taken)[:MAX_PORTS])
 
 

@@ -35,6 +35,7 @@ from tapestry.syncer.leasing import Lease, LeaseState, ReclaimTerms, earliest, s
 from tapestry.syncer.reclaim import Reclaim, reclaim_all, reclaim_for
 from tapestry.syncer.total_limits import limited_lease
 from tapestry.syncer.translate.pod_status import mapped_uid
+from tapestry.syncer.views import Twin
 from tapestry.syncer.virtual_nodes import last_reclaim_terms, taint_named, virtual_node, withdrawal_patch
 
 log = logger(__name__)
@@ -77,7 +78,7 @@ class NodeReconciler:
 
     def lease(self, node: Object, existing: Object | None, binding: Binding, now: datetime) -> Lease:
         pods = self.context.pods_on(name_of(existing)) if existing else []
-        used = [pod["held"] for pod in pods if occupies_node(pod)]
+        used = [pod.requests for pod in pods if occupies_node(pod.object)]
         lease = self.lease_cache.compute_lease(node, existing, binding, now, used)
         share = self.lease_cache.share(name_of(node), now)
         return limited_lease(lease, share) if share is not None else lease
@@ -86,10 +87,9 @@ class NodeReconciler:
         """Return the pods of a virtual node that have a twin. Pods that wait for the lease hold nothing of it."""
         if existing is None:
             return []
-        pods = self.context.pods_on(name_of(existing))
-        return [
-            pod for pod in pods if occupies_node(pod) and (mapped_uid(pod) or self.context.ledger.has_twin(uid_of(pod)))
-        ]
+        pods, ledger = self.context.pods_on(name_of(existing)), self.context.ledger
+        active = [pod for pod in pods if occupies_node(pod.object)]
+        return [pod.object for pod in active if mapped_uid(pod.object) or ledger.has_twin(pod.uid)]
 
     async def sync_node(
         self, node: Object, lease: Lease, binding: Binding, existing: Object | None, now: datetime
@@ -152,7 +152,8 @@ class NodeReconciler:
         if is_deleting(existing):
             return None
         name = name_of(existing)
-        pods, running = [pod for pod in context.pods_on(name) if occupies_node(pod)], self.running_pods(existing)
+        bound, running = [pod.object for pod in context.pods_on(name)], self.running_pods(existing)
+        pods = [pod for pod in bound if occupies_node(pod)]
         # An unbinding removes leftovers in the physical cluster once it responds; the node does not wait for that.
         is_empty = not running and (
             context.is_unbinding or not any(entry.requested for _, entry in context.ledger.entries_on(name))
@@ -238,10 +239,10 @@ class NodeReconciler:
         lingering = []
         for key, entry in self.context.ledger.entries_on(node) if reclaim.empties_node else ():
             twin, pod = self.context.physical_pods.store.get(key), self.context.virtual_pods.store.get(entry.pod)
-            if twin is None or entry.requested is None or is_ending_in_time(twin):
+            if not isinstance(twin, Twin) or entry.requested is None or is_ending_in_time(twin.object):
                 continue
-            if pod is None or uid_of(pod) != entry.uid or not propagates_deletion(pod):
-                lingering.append((twin, capped_grace_seconds(twin)))
+            if pod is None or pod.uid != entry.uid or not propagates_deletion(pod.object):
+                lingering.append((twin.object, capped_grace_seconds(twin.object)))
         return lingering
 
     def due_reclaim(self, existing: Object, now: datetime) -> tuple[Reclaim, str]:

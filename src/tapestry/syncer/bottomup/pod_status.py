@@ -3,17 +3,16 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import msgspec
-
 from tapestry.client.options import PatchType
 from tapestry.controller import Result
 from tapestry.kube.errors import NotFound
-from tapestry.kube.objects import Object, key_of, uid_of, version_of
+from tapestry.kube.objects import Object, version_of
 from tapestry.kube.resources import PODS
 from tapestry.syncer import metrics
 from tapestry.syncer.context import CACHE_LAG_SECONDS, SyncContext
 from tapestry.syncer.translate.metadata import virtual_uid
 from tapestry.syncer.translate.pod_status import mapped_uid, virtual_status_patch
+from tapestry.syncer.views import VirtualPod
 
 NODE_RECHECK_SECONDS = 30.0
 """Seconds before a pod that is not on one of our nodes is checked again."""
@@ -38,38 +37,38 @@ class PodStatusReconciler:
     patches: dict[str, Patch] = field(default_factory=dict)
     """Last patch of each pod, by key."""
 
-    def on_virtual_pod_change(self, old: Object | None, new: Object | None) -> None:
+    def on_virtual_pod_change(self, old: VirtualPod | None, new: VirtualPod | None) -> None:
         """Handle a change of a virtual pod: forget the patch of a deleted pod."""
         if old is not None and new is None:
-            self.patches.pop(key_of(old), None)
+            self.patches.pop(old.key, None)
 
     async def reconcile(self, key: str) -> Result | None:
         if self.context.partition.since is not None:
             return None  # the current status is unknown; all pods are requeued when the cluster responds again
         pod, twin = self.context.virtual_pods.store.get(key), self.context.twin_of(key)
-        if pod is None or twin is None or virtual_uid(twin) != uid_of(pod):
+        if pod is None or twin is None or virtual_uid(twin.object) != pod.uid:
             return None
-        if mapped_uid(pod) not in (None, uid_of(twin)):
+        if mapped_uid(pod.object) not in (None, twin.uid):
             return None  # its twin is lost
         if self.context.pod_on_our_nodes(key) is None:
             # The pod is on a node of another binding, which alone writes its status, or the cache lacks our node.
             return Result(requeue_after=NODE_RECHECK_SECONDS)
-        resize, last = self.context.pending_resizes.get(uid_of(pod)), self.patches.get(key)
-        if last is not None and last.before == version_of(pod):
+        resize, last = self.context.pending_resizes.get(pod.uid), self.patches.get(key)
+        if last is not None and last.before == pod.version:
             return Result(requeue_after=CACHE_LAG_SECONDS)
-        if last is not None and last[1:] == (version_of(pod), version_of(twin), resize):
+        if last is not None and last[1:] == (pod.version, twin.version, resize):
             return None
-        patch = virtual_status_patch(pod, twin, msgspec.json.decode(twin["twin"]), self.context.now(), resize)
+        patch = virtual_status_patch(pod, twin.object, twin.status(), self.context.now(), resize)
         if patch is None:
             return None
         try:
             patched = await self.context.virtual_client.patch(
-                PODS, pod, patch, type=PatchType.STRATEGIC, subresource="status"
+                PODS, pod.object, patch, type=PatchType.STRATEGIC, subresource="status"
             )
         except NotFound:
             return None
-        if version_of(patched) != version_of(pod):
-            self.patches[key] = Patch(version_of(pod), version_of(patched), version_of(twin), resize)
-            if mapped_uid(pod) is None:
+        if version_of(patched) != pod.version:
+            self.patches[key] = Patch(pod.version, version_of(patched), twin.version, resize)
+            if mapped_uid(pod.object) is None:
                 metrics.POD_OUTCOMES.labels(self.context.binding_name, metrics.MAPPED, "").inc()
         return None

@@ -8,17 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-import msgspec
-
 from tapestry.apis import keys
 from tapestry.controller import Result
 from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import ApiError, Conflict, Forbidden, NotFound, ServerError, TooManyRequests, Unauthorized
-from tapestry.kube.objects import Object, key_of, value_at, version_of
+from tapestry.kube.objects import Object, version_of
 from tapestry.kube.times import parse_time
 from tapestry.syncer.context import CACHE_LAG_SECONDS, SyncContext
 from tapestry.syncer.topdown.pod_status_writer import PodStatusWriter, condition_since
 from tapestry.syncer.translate.pod_status import GATED, GATED_BELOW, GATED_MESSAGE
+from tapestry.syncer.views import Twin, VirtualPod
 
 RETRYABLE_ERRORS = (Unauthorized, Conflict, TooManyRequests, ServerError)
 """API errors that are unrelated to the pod."""
@@ -45,7 +44,7 @@ class AdmissionTimeout:
     over_quota: dict[str, None] = field(default_factory=dict)
     """Keys of the pods over quota, longest wait first."""
 
-    async def handle_rejection(self, pod: Object, node: str, error: ApiError) -> Result | None:
+    async def handle_rejection(self, pod: VirtualPod, node: str, error: ApiError) -> Result | None:
         """Handle the rejection of the twin by the physical API server."""
         if is_over_quota(error):
             return await self.wait_for_quota(pod, error)
@@ -63,7 +62,7 @@ class AdmissionTimeout:
         waited = now - since
         return Result(requeue_after=min(max(waited, timedelta(seconds=1)), timeout - waited).total_seconds())
 
-    async def wait_for_quota(self, pod: Object, error: ApiError) -> Result:
+    async def wait_for_quota(self, pod: VirtualPod, error: ApiError) -> Result:
         """Make the pod wait for a quota in the physical cluster."""
         now = self.context.now()
         since = condition_since(pod, keys.ACCEPTED_CONDITION, QUOTA_EXCEEDED)
@@ -71,19 +70,19 @@ class AdmissionTimeout:
             await self.status_writer.set_condition_false(pod, keys.ACCEPTED_CONDITION, QUOTA_EXCEEDED, error.message)
             and since is None
         ):
-            self.context.manager.events.warning(pod, QUOTA_EXCEEDED, error.message)
-        self.over_quota.setdefault(key_of(pod))
+            self.context.manager.events.warning(pod.object, QUOTA_EXCEEDED, error.message)
+        self.over_quota.setdefault(pod.key)
         delay = min(max(now - (since or now), timedelta(seconds=1)), MAX_QUOTA_BACKOFF)
         return Result(requeue_after=delay.total_seconds())
 
-    def clear_quota_wait(self, pod: Object) -> None:
+    def clear_quota_wait(self, pod: VirtualPod) -> None:
         """End the pod's wait for a quota, if it waits for one, and retry the next pod."""
-        if key_of(pod) in self.over_quota:
+        if pod.key in self.over_quota:
             self.forget(pod)
             self.requeue_next()
 
-    def forget(self, pod: Object) -> None:
-        self.over_quota.pop(key_of(pod), None)
+    def forget(self, pod: VirtualPod) -> None:
+        self.over_quota.pop(pod.key, None)
 
     def requeue_next(self) -> None:
         """Requeue the pod that has waited longest for a quota."""
@@ -91,19 +90,21 @@ class AdmissionTimeout:
             self.requeue_pod(key)
             return
 
-    async def wait_for_scheduling(self, pod: Object, twin: Object, node: str) -> Result | None:
+    async def wait_for_scheduling(self, pod: VirtualPod, twin: Twin, node: str) -> Result | None:
         """Wait for the physical scheduler to bind the twin; fail the pod after the timeout."""
         condition = unscheduled_condition(twin)
         if condition is None:
             return None
         # The physical clock may be wrong: time counts only since we know of the twin.
         mapped = condition_since(pod, keys.MAPPED_CONDITION, "Mapped") or self.context.now()
-        since = max(mapped, parse_time(condition.get("lastTransitionTime") or twin["metadata"]["creationTimestamp"]))
+        since = max(
+            mapped, parse_time(condition.get("lastTransitionTime") or twin.object["metadata"]["creationTimestamp"])
+        )
         due = since + timedelta(seconds=self.context.config.unschedulable_seconds)
         if self.context.now() < due:
             return Result(requeue_at=due)
-        live = await self.context.live_twin(key_of(pod))
-        if live is None or version_of(live) != version_of(twin):
+        live = await self.context.live_twin(pod.key)
+        if live is None or version_of(live) != twin.version:
             return Result(requeue_after=CACHE_LAG_SECONDS)
         if condition.get("reason") == GATED:
             await self.fail_pod(pod, node, GATED_BELOW, GATED_MESSAGE)
@@ -111,19 +112,18 @@ class AdmissionTimeout:
             await self.fail_pod(pod, node, "UnschedulableBelow", condition.get("message") or "it was not scheduled")
         return None
 
-    async def fail_pod(self, pod: Object, node: str, reason: str, message: str) -> None:
+    async def fail_pod(self, pod: VirtualPod, node: str, reason: str, message: str) -> None:
         """Fail the pod, and record a shortage of the node if the message reports one."""
         if any(text in message for text in INSUFFICIENT_MESSAGES):
             self.context.record_shortage(node, pod)
         await self.status_writer.fail_pod(pod, reason, message)
 
 
-def unscheduled_condition(twin: Object) -> Object | None:
+def unscheduled_condition(twin: Twin) -> Object | None:
     """Return the PodScheduled=False condition of a twin; None if it has a node or no such condition."""
-    if value_at(twin, "spec", "nodeName"):
+    if twin.object["spec"].get("nodeName"):
         return None
-    status: Object = msgspec.json.decode(twin["twin"])
-    condition = find_condition(status["conditions"], "PodScheduled")
+    condition = find_condition(twin.status()["conditions"], "PodScheduled")
     return condition if condition is not None and condition.get("status") == "False" else None
 
 

@@ -5,35 +5,30 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from tapestry.apis import keys
-from tapestry.kube.objects import Object, annotations_of, is_deleting, key_of, uid_of, value_at
+from tapestry.kube.objects import Object, annotations_of, is_deleting, value_at
 from tapestry.kube.pod_requests import effective_requests
 from tapestry.kube.pods import is_pod_terminal
 from tapestry.kube.quantity import ResourceList
 from tapestry.kube.times import timestamp
 from tapestry.syncer.admission import (
     NodeClosure,
-    PendingResize,
     Reject,
     Wait,
     capacity_decision,
     closed_decision,
     node_closure,
     resize_decision,
-    total_requests,
 )
 from tapestry.syncer.context import SyncContext
 from tapestry.syncer.lease_cache import LeaseCache
 from tapestry.syncer.ledger import RESERVATION_TTL
 from tapestry.syncer.translate.pod_status import sanitized_pod_conditions
+from tapestry.syncer.views import PhysicalPod, Twin, VirtualPod
 from tapestry.syncer.virtual_nodes import taint_named
 
 RESIZE_PENDING = "PodResizePending"
 CLOSURE_RECHECK = timedelta(seconds=10)
 """Time between checks of a pod that waits for a node whose taint does not show its closure yet."""
-
-
-def ignore(_: str) -> None:
-    """Do nothing. This is the default of optional callbacks."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +37,9 @@ class Admitter:
 
     context: SyncContext
     lease_cache: LeaseCache
-    requeue_pod: Callable[[str], None] = ignore
+    requeue_pod: Callable[[str], None]
     """Requeues a virtual pod."""
-    requeue_status: Callable[[str], None] = ignore
+    requeue_status: Callable[[str], None]
     """Requeues the status of a virtual pod."""
     waiting: dict[str, set[str]] = field(default_factory=dict)
     """Keys of the pods that wait for a lease to open or grow, by virtual node."""
@@ -54,14 +49,14 @@ class Admitter:
         now = self.context.now()
         return node_closure(*self.lease_cache.current_lease(node, now), now)
 
-    def admit(self, pod: Object, twin: str, node: str) -> Wait | Reject | None:
+    def admit(self, pod: VirtualPod, twin: str, node: str) -> Wait | Reject | None:
         """Reserve the pod's requests for the twin under the key `twin`; return a decision if it is not admitted."""
-        now, ledger, virtual_node = self.context.now(), self.context.ledger, pod["spec"]["nodeName"]
+        now, ledger, virtual_node = self.context.now(), self.context.ledger, pod.node
         physical, lease = self.lease_cache.current_lease(node, now)
         if closure := node_closure(physical, lease, now):
             return self.record_wait(pod, closed_decision(pod, closure), closure)
         assert lease is not None
-        requests, leased = pod["held"], lease.amounts
+        requests, leased = pod.requests, lease.amounts
         decision = capacity_decision(
             requests, leased, ledger.held_amounts(virtual_node) - ledger.twin_amounts(twin), ResourceList()
         )
@@ -80,17 +75,17 @@ class Admitter:
         counted = []
         for key, entry in self.context.ledger.entries_on(node):
             pod = self.context.virtual_pods.store.get(entry.pod)
-            if key != excluded_twin and pod is not None and uid_of(pod) == entry.uid and not is_pod_terminal(pod):
-                counted.append(pod)
-        return total_requests(counted)
+            if key != excluded_twin and pod is not None and pod.uid == entry.uid and not is_pod_terminal(pod.object):
+                counted.append(pod.requests)
+        return ResourceList.total(counted)
 
-    def admit_resize(self, pod: Object, twin: Object, node: str) -> PendingResize | None:
+    def admit_resize(self, pod: VirtualPod, twin: Twin, node: str) -> Wait | None:
         """Reserve the growth of a resize; return the pending resize if it is not admitted."""
         now, ledger = self.context.now(), self.context.ledger
-        key, virtual_node = key_of(twin), pod["spec"]["nodeName"]
+        key, virtual_node = twin.key, pod.node
         physical, lease = self.lease_cache.current_lease(node, now)
         leased = lease.amounts if lease is not None else ResourceList()
-        requested, own = effective_requests({"spec": pod["spec"]}), ledger.twin_amounts(key)
+        requested, own = effective_requests({"spec": pod.object["spec"]}), ledger.twin_amounts(key)
         closure = node_closure(physical, lease, now)
         pending = resize_decision(requested, own, leased, ledger.held_amounts(virtual_node), closure)
         if pending is not None and ledger.release_expired(virtual_node, now):
@@ -100,28 +95,30 @@ class Admitter:
             self.clear_pending_resize(pod)
             ledger.reserve(key, pod, requested)
             return None
-        self.waiting.setdefault(virtual_node, set()).add(key_of(pod))
+        self.waiting.setdefault(virtual_node, set()).add(pod.key)
         condition = {"type": RESIZE_PENDING, "status": "True", "reason": pending.reason, "message": pending.message}
-        before = self.context.pending_resizes.get(uid_of(pod), {})
+        before = self.context.pending_resizes.get(pod.uid, {})
         if {**before, **condition} != before:
             since = before.get("lastTransitionTime") if before.get("reason") == pending.reason else None
-            [self.context.pending_resizes[uid_of(pod)]] = sanitized_pod_conditions(
+            [self.context.pending_resizes[pod.uid]] = sanitized_pod_conditions(
                 [{**condition, "lastTransitionTime": since or timestamp(now)}]
             )
-            self.requeue_status(key_of(pod))
+            self.requeue_status(pod.key)
         return replace(pending, until=self.recheck_time(virtual_node, closure))
 
-    def clear_pending_resize(self, pod: Object) -> None:
+    def clear_pending_resize(self, pod: VirtualPod) -> None:
         """Clear the pending resize of the pod, if there is one."""
-        if self.context.pending_resizes.pop(uid_of(pod), None) is not None:
-            self.requeue_status(key_of(pod))
+        if self.context.pending_resizes.pop(pod.uid, None) is not None:
+            self.requeue_status(pod.key)
             self.forget(pod)
 
-    def record_wait(self, pod: Object, decision: Wait | Reject, closure: NodeClosure | None = None) -> Wait | Reject:
+    def record_wait(
+        self, pod: VirtualPod, decision: Wait | Reject, closure: NodeClosure | None = None
+    ) -> Wait | Reject:
         if isinstance(decision, Reject):
             return decision
-        node = pod["spec"]["nodeName"]
-        self.waiting.setdefault(node, set()).add(key_of(pod))
+        node = pod.node
+        self.waiting.setdefault(node, set()).add(pod.key)
         return replace(decision, until=self.recheck_time(node, closure))
 
     def recheck_time(self, node: str, closure: NodeClosure | None) -> datetime | None:
@@ -137,25 +134,27 @@ class Admitter:
             return self.context.now() + CLOSURE_RECHECK
         return closure.opens
 
-    def forget(self, pod: Object) -> None:
+    def forget(self, pod: VirtualPod) -> None:
         """Stop waiting for a lease."""
-        node = pod["spec"]["nodeName"]
+        node = pod.node
         if waiting := self.waiting.get(node):
-            waiting.discard(key_of(pod))
+            waiting.discard(pod.key)
             if not waiting:
                 del self.waiting[node]
 
-    def on_pod_ended(self, pod: Object) -> None:
+    def on_pod_ended(self, pod: VirtualPod) -> None:
         """Handle the end or deletion of a pod."""
         self.forget(pod)
-        self.context.pending_resizes.pop(uid_of(pod), None)
-        if self.context.ledger.has_twin(uid_of(pod)):
-            self.context.ledger.mark_written(self.context.twin_key(key_of(pod)), self.context.now())
+        self.context.pending_resizes.pop(pod.uid, None)
+        if self.context.ledger.has_twin(pod.uid):
+            self.context.ledger.mark_written(self.context.twin_key(pod.key), self.context.now())
 
-    def on_physical_pod_change(self, old: Object | None, new: Object | None) -> None:
+    def on_physical_pod_change(self, old: PhysicalPod | None, new: PhysicalPod | None) -> None:
         """Handle a change of a physical pod: others may wait for the amounts that a twin frees."""
-        if self.waiting and old is not None and old.get("held") and (new is None or new.get("held") != old["held"]):
-            self.requeue_waiting(annotations_of(old).get(keys.VIRTUAL_NODE_NAME, ""))
+        if not self.waiting or not isinstance(old, Twin) or not old.requests:
+            return
+        if not isinstance(new, Twin) or new.requests != old.requests:
+            self.requeue_waiting(annotations_of(old.object).get(keys.VIRTUAL_NODE_NAME, ""))
 
     def on_virtual_node_change(self, old: Object | None, new: Object | None) -> None:
         """Handle a change of a virtual node, which shows a change of its lease."""

@@ -20,19 +20,19 @@ from weakref import WeakValueDictionary
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.names import physical_name
+from tapestry.apis.permissions import SYNC_BACK_ROLE
 from tapestry.controller import Informer, Result
-from tapestry.kube.conditions import find_condition
-from tapestry.kube.errors import AlreadyExists, Conflict, Forbidden, KubeError
+from tapestry.kube.conditions import find_condition, is_condition_false
+from tapestry.kube.errors import AlreadyExists, BadRequest, Conflict, Forbidden, Invalid, KubeError
 from tapestry.kube.names import dns_subdomain_error
 from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, uid_of
 from tapestry.kube.pods import is_pod_terminal
-from tapestry.kube.resources import PODS
+from tapestry.kube.resources import CONFIGMAPS, PODS, SECRETS
 from tapestry.process.logs import logger
 from tapestry.syncer.cache_transforms import reference_keys
 from tapestry.syncer.context import SyncContext
 from tapestry.syncer.topdown.dependencies import DependencyNotReady
 from tapestry.syncer.topdown.source_cache import COPIED_RESOURCES, SourceCache
-from tapestry.syncer.topdown.sync_back import SyncBack
 from tapestry.syncer.translate.copies import (
     copied_content,
     copy_metadata,
@@ -50,6 +50,8 @@ from tapestry.syncer.translate.pod_status import mapped_uid
 from tapestry.syncer.translate.pods import is_excluded
 from tapestry.syncer.translate.references import references
 from tapestry.syncer.translate.security import security_violations
+from tapestry.syncer.translate.sync_back import SyncBackRejected, is_allowed, is_changed_below_only, sync_back_patch
+from tapestry.syncer.views import VirtualPod
 
 log = logger(__name__)
 
@@ -101,14 +103,10 @@ class CopyReconciler:
     overwrite_backoffs: dict[str, OverwriteBackoff] = field(default_factory=dict)
     """Last changes or deletions of copies by others."""
 
-    @property
-    def sync_back(self) -> SyncBack:
-        return SyncBack(self.context)
-
     # -- dependencies of pods
 
-    async def ensure(self, pod: Object, binding: Binding) -> None:
-        for key, is_optional in copy_dependencies(pod).items():
+    async def ensure(self, pod: VirtualPod, binding: Binding) -> None:
+        for key, is_optional in copy_dependencies(pod.object).items():
             try:
                 await self.ensure_copy(key, binding)
             except SourceMissing:
@@ -202,13 +200,15 @@ class CopyReconciler:
         return any(not security_violations(pod, binding.spec.pod_security) for pod in accepted)
 
     def users(self, key: str, binding: Binding) -> Iterator[Object]:
-        return (pod for pod in self.context.virtual_pods.store.iter_by("refers", key) if self.may_run(pod, binding))
+        pods = (pod.object for pod in self.context.virtual_pods.store.iter_by("refers", key))
+        return (pod for pod in pods if self.may_run(pod, binding))
 
     def may_run(self, pod: Object, binding: Binding) -> bool:
         """Return whether a pod is on our nodes and has or may get a twin."""
         if pod["spec"]["nodeName"] not in self.context.virtual_nodes.store:
             return False
-        return mapped_uid(pod) is not None or not (is_rejected(pod) or is_excluded(pod, binding))
+        is_rejected = is_condition_false(pod, keys.ACCEPTED_CONDITION)
+        return mapped_uid(pod) is not None or not (is_rejected or is_excluded(pod, binding))
 
     async def live_references(self, namespace: str, binding: Binding) -> set[str]:
         """Return what pods of a namespace refer to, according to a live list."""
@@ -268,7 +268,7 @@ class CopyReconciler:
         if live is None or self.deleting.get(key) == uid_of(live):
             raise Conflict(409, "Conflict", f"the copy of {key} has just been deleted")
         edited = is_edited(digest_view(live), copy_metadata(source, "", binding))
-        updated = await self.sync_back.updated_source(source, live, binding)
+        updated = await self.updated_source(source, live, binding)
         wanted = wanted if updated is source else desired_copy(updated, binding)
         if copy_needs_recreate(live, wanted):
             await self.replace(key, live, wanted)
@@ -280,6 +280,39 @@ class CopyReconciler:
         if edited and (updated is source or copied_content(live) != copied_content(wanted)):
             message = f"{description} was changed there and has been reset: it is a copy of this object"
             self.context.manager.events.warning(source, "LocalChangeOverwritten", message)
+
+    async def updated_source(self, source: Object, copy: Object, binding: Binding) -> Object:
+        """Return the source with the values that were changed in the copy, or unchanged if none may be written back.
+
+        Both objects are live. Raises Conflict if the source changed meanwhile: the tenant's change wins then.
+        """
+        if not (is_allowed(source, binding) and is_changed_below_only(source, copy)):
+            return source
+        events = self.context.manager.events
+        try:
+            patch = sync_back_patch(source, copy)
+        except SyncBackRejected as error:
+            events.warning(source, "SyncBackRefused", f"a change in the physical cluster was not taken over: {error}")
+            return source
+        if not patch:
+            return source
+        try:
+            resource = SECRETS if source["kind"] == SECRETS.kind else CONFIGMAPS
+            changed = await self.context.virtual_client.patch(resource, source, patch)
+        except Forbidden:
+            message = (
+                "a change in the physical cluster was not taken over: the syncer may not patch objects in this "
+                f"namespace; bind the ClusterRole {SYNC_BACK_ROLE} to its account in {namespace_of(source)}"
+            )
+            events.warning(source, "SyncBackForbidden", message)
+            return source
+        except (BadRequest, Invalid):  # the message may quote the data
+            message = "a change in the physical cluster was not taken over: the virtual API server rejected the data"
+            events.warning(source, "SyncBackRefused", message)
+            return source
+        names = ", ".join(sorted(key for values in patch.values() for key in values))
+        events.normal(source, "SyncedBack", f"taken over from the physical cluster: {names}"[:1024])
+        return changed
 
     async def replace(self, key: str, live: Object, wanted: Object) -> None:
         await self.delete(key, live)
@@ -371,12 +404,6 @@ def copy_dependencies(pod: Object) -> dict[str, bool]:
     return dependencies
 
 
-def is_rejected(pod: Object) -> bool:
-    """Return whether a pod, or a change of it, was rejected."""
-    accepted = find_condition(pod["status"].get("conditions"), keys.ACCEPTED_CONDITION)
-    return accepted is not None and bool(accepted["status"] == "False")
-
-
 def kind_of(key: str) -> str:
     return key.split("/")[0]
 
@@ -392,9 +419,12 @@ def source_missing(key: str) -> SourceMissing:
     return SourceMissing(f"{COPIED_RESOURCES[kind].kind}Missing", f"{kind} {name} does not exist")
 
 
-def dependencies_changed(old: Object | None, new: Object | None) -> bool:
+def dependencies_changed(before: VirtualPod | None, after: VirtualPod | None) -> bool:
     """Return whether a pod's dependencies may have changed; only ephemeral containers add references."""
-    if old is None or new is None or is_pod_terminal(old) != is_pod_terminal(new):
+    if before is None or after is None:
+        return True
+    old, new = before.object, after.object
+    if is_pod_terminal(old) != is_pod_terminal(new):
         return True
     if old["spec"].get("ephemeralContainers") != new["spec"].get("ephemeralContainers"):
         return True

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from tapestry.apis.clusterbindings import Binding
-from tapestry.kube.objects import Object
+from tapestry.syncer.views import VirtualPod
 
 
 class DependencyNotReady(Exception):
@@ -19,5 +19,5 @@ class DependencyNotReady(Exception):
 
 
 class Dependency(Protocol):
-    async def ensure(self, pod: Object, binding: Binding) -> None:
+    async def ensure(self, pod: VirtualPod, binding: Binding) -> None:
         """Create what the pod needs in the physical cluster, or raise DependencyNotReady."""

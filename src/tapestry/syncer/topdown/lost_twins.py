@@ -5,14 +5,12 @@ The last known state of a lost twin is kept for its pod, because it may explain 
 
 from dataclasses import dataclass, field
 
-import msgspec
-
 from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.ownership import capped_grace_seconds
 from tapestry.client.options import PatchType
 from tapestry.controller import Result
 from tapestry.kube.errors import NotFound
-from tapestry.kube.objects import Object, key_of, uid_of
+from tapestry.kube.objects import Object, uid_of
 from tapestry.kube.pods import TERMINAL_PHASES, is_pod_terminal
 from tapestry.kube.resources import PODS
 from tapestry.syncer import metrics
@@ -21,6 +19,7 @@ from tapestry.syncer.topdown.pod_status_writer import PodStatusWriter
 from tapestry.syncer.translate import pod_status
 from tapestry.syncer.translate.metadata import virtual_key, virtual_uid
 from tapestry.syncer.translate.pod_status import mapped_uid
+from tapestry.syncer.views import PhysicalPod, Twin, VirtualPod
 
 
 @dataclass(frozen=True)
@@ -29,74 +28,73 @@ class LostTwins:
 
     context: SyncContext
     status_writer: PodStatusWriter
-    missing_twins: dict[str, Object] = field(default_factory=dict)
+    missing_twins: dict[str, Twin] = field(default_factory=dict)
     """Last known state of twins, by the UIDs of their pods."""
     deleted_uids: set[str] = field(default_factory=set)
     """UIDs of the lost twins whose deletion the physical API server reported."""
 
-    def on_twin_gone(self, twin: Object) -> None:
+    def on_twin_gone(self, twin: Twin) -> None:
         """Handle the disappearance of a twin; it is lost if its pod exists and has not ended."""
-        for pod in map(self.context.virtual_pods.store.get, virtual_key(twin)):
-            if pod is not None and uid_of(pod) == virtual_uid(twin) and not is_pod_terminal(pod):
-                self.missing_twins[uid_of(pod)] = twin
+        for pod in map(self.context.virtual_pods.store.get, virtual_key(twin.object)):
+            if pod is not None and pod.uid == virtual_uid(twin.object) and not is_pod_terminal(pod.object):
+                self.missing_twins[pod.uid] = twin
 
-    def on_twin_deleted(self, twin: Object) -> None:
+    def on_pod_deleted(self, pod: PhysicalPod) -> None:
         """Record that the physical API server reported the deletion of a twin."""
-        if self.missing_twins.get(virtual_uid(twin)) is twin:
-            self.deleted_uids.add(uid_of(twin))
+        if isinstance(pod, Twin) and self.missing_twins.get(virtual_uid(pod.object)) is pod:
+            self.deleted_uids.add(pod.uid)
 
-    def is_twin_deleted(self, pod: Object) -> bool:
+    def is_twin_deleted(self, pod: VirtualPod) -> bool:
         """Return whether the physical API server reported the twin's deletion, so that no live read is needed."""
-        twin = self.missing_twins.get(uid_of(pod))
-        return twin is not None and uid_of(twin) in self.deleted_uids and mapped_uid(pod) in (None, uid_of(twin))
+        twin = self.missing_twins.get(pod.uid)
+        return twin is not None and twin.uid in self.deleted_uids and mapped_uid(pod.object) in (None, twin.uid)
 
-    def forget(self, pod: Object) -> None:
-        if (twin := self.missing_twins.pop(uid_of(pod), None)) is not None:
-            self.deleted_uids.discard(uid_of(twin))
+    def forget(self, pod: VirtualPod) -> None:
+        if (twin := self.missing_twins.pop(pod.uid, None)) is not None:
+            self.deleted_uids.discard(twin.uid)
 
-    async def resolve_loss(self, pod: Object, binding: Binding) -> Result | None:
+    async def resolve_loss(self, pod: VirtualPod, binding: Binding) -> Result | None:
         """End the pod if a live read confirms that its twin is lost."""
-        uid = mapped_uid(pod) or uid_of(self.missing_twins[uid_of(pod)])
-        live = await self.context.live_twin(key_of(pod))
+        uid = mapped_uid(pod.object) or self.missing_twins[pod.uid].uid
+        live = await self.context.live_twin(pod.key)
         if live is not None and uid_of(live) == uid and binding.owns(live):
             return Result(requeue_after=CACHE_LAG_SECONDS)
         if patch := self.context.pending_disruptions.get(uid):
             await self.delete_reclaimed_pod(pod, uid, patch)
         elif not await self.show_final_status(pod):
-            conditions = [*self.last_status(pod)["conditions"], *pod["status"]["conditions"]]
+            conditions = [*self.last_status(pod)["conditions"], *pod.object["status"]["conditions"]]
             reason = pod_status.loss_reason({"status": {"conditions": conditions}})
             state = "is deleted" if live is None else "was replaced" if uid_of(live) != uid else "is no longer ours"
             await self.status_writer.fail_pod(
-                pod, reason, f"the pod {key_of(self.context.twin_ref(key_of(pod)))} in the physical cluster {state}"
+                pod, reason, f"the pod {self.context.twin_key(pod.key)} in the physical cluster {state}"
             )
         return None
 
-    async def delete_reclaimed_pod(self, pod: Object, uid: str, patch: Object) -> None:
+    async def delete_reclaimed_pod(self, pod: VirtualPod, uid: str, patch: Object) -> None:
         """Mark and delete the pod as if the virtual cluster had been reachable when its twin was reclaimed."""
         try:
             marked = await self.context.virtual_client.patch(
-                PODS, pod, patch, type=PatchType.STRATEGIC, subresource="status"
+                PODS, pod.object, patch, type=PatchType.STRATEGIC, subresource="status"
             )
-            await self.context.virtual_client.delete(PODS, marked, grace_seconds=capped_grace_seconds(pod))
+            await self.context.virtual_client.delete(PODS, marked, grace_seconds=capped_grace_seconds(pod.object))
         except NotFound:
             return
         self.status_writer.count(metrics.FAILED, "Reclaimed")
         del self.context.pending_disruptions[uid]
 
-    async def show_final_status(self, pod: Object) -> bool:
+    async def show_final_status(self, pod: VirtualPod) -> bool:
         """Write the final status of the twin if it was known; return whether it was."""
         status = self.last_status(pod)
         if status["phase"] not in TERMINAL_PHASES:
             return False
-        patch = pod_status.virtual_status_patch(pod, self.missing_twins[uid_of(pod)], status, self.context.now())
+        patch = pod_status.virtual_status_patch(pod, self.missing_twins[pod.uid].object, status, self.context.now())
         if patch is not None:
             await self.status_writer.patch(pod, patch)
         return True
 
-    def last_status(self, pod: Object) -> Object:
+    def last_status(self, pod: VirtualPod) -> Object:
         """Return the last known status of the twin."""
-        last = self.missing_twins.get(uid_of(pod))
-        if last is None or mapped_uid(pod) not in (None, uid_of(last)):
+        last = self.missing_twins.get(pod.uid)
+        if last is None or mapped_uid(pod.object) not in (None, last.uid):
             return {"phase": "Pending", "conditions": []}
-        status: Object = msgspec.json.decode(last["twin"])
-        return status
+        return last.status()

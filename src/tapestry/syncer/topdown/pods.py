@@ -15,17 +15,14 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
 
-import msgspec
-
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.client.options import PatchType
 from tapestry.controller import Result
 from tapestry.kube.errors import AlreadyExists, ApiError, BadRequest, Forbidden, Invalid, NotFound, ServerError
 from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, uid_of, value_at
-from tapestry.kube.pods import TERMINAL_PHASES, is_pod_terminal
+from tapestry.kube.pods import CORDON_TAINT, TERMINAL_PHASES, is_pod_terminal
 from tapestry.kube.resources import PODS
-from tapestry.kube.taints import CORDON_TAINT
 from tapestry.kube.times import parse_time
 from tapestry.process.logs import logger
 from tapestry.syncer.admission import Reject, Wait
@@ -46,6 +43,7 @@ from tapestry.syncer.translate.metadata import is_applied, virtual_uid
 from tapestry.syncer.translate.pod_status import mapped_uid
 from tapestry.syncer.translate.pods import HostAlias, is_excluded
 from tapestry.syncer.translate.tolerations import untolerated_taints
+from tapestry.syncer.views import PhysicalPod, Twin, VirtualPod
 
 log = logger(__name__)
 
@@ -84,25 +82,25 @@ class PodReconciler:
     def priority_class_guard(self) -> PriorityClassGuard:
         return PriorityClassGuard(self.context, self.status_writer, self.admitter.requeue_pod)
 
-    def on_virtual_pod_change(self, old: Object | None, new: Object | None) -> None:
+    def on_virtual_pod_change(self, old: VirtualPod | None, new: VirtualPod | None) -> None:
         """Handle a change of a virtual pod: its deletion is the first sighting of its twin as an orphan."""
         pod = new or old
         assert pod is not None
-        if new is None or is_pod_terminal(pod):
+        if new is None or is_pod_terminal(pod.object):
             self.lost_twins.forget(pod)
             self.status_writer.forget(pod)
             self.admitter.on_pod_ended(pod)
             self.admission_timeout.forget(pod)
-            self.priority_class_guard.waiting.discard(key_of(pod))
-        if new is None and (twin := self.context.twin_of_pod(pod)) is not None:
+            self.priority_class_guard.waiting.discard(pod.key)
+        if new is None and (twin := self.context.twin_of_pod(pod.object)) is not None:
             self.orphans.mark_pod_deleted(uid_of(twin))
 
-    def on_physical_pod_change(self, old: Object | None, new: Object | None) -> None:
+    def on_physical_pod_change(self, old: PhysicalPod | None, new: PhysicalPod | None) -> None:
         """Handle a change of a physical pod: a deleted twin is no orphan, but may be lost."""
         if twin_ended(old, new):
             self.admission_timeout.requeue_next()
-        if old is not None and new is None and "twin" in old:
-            self.orphans.forget(uid_of(old))
+        if isinstance(old, Twin) and new is None:
+            self.orphans.forget(old.uid)
             self.lost_twins.on_twin_gone(old)
 
     async def reconcile(self, key: str) -> Result | None:
@@ -112,24 +110,24 @@ class PodReconciler:
             return None
         pod, twin = context.virtual_pods.store.get(key), context.twin_of(key)
         if pod is None:
-            return await self.only_physical(key, twin) if twin else None
+            return await self.only_physical(key, twin.object) if twin else None
         if twin is None:
             return await self.only_virtual(pod, binding)
         return await self.both(pod, twin, binding)
 
     # -- only virtual
 
-    async def only_virtual(self, pod: Object, binding: Binding) -> Result | None:
+    async def only_virtual(self, pod: VirtualPod, binding: Binding) -> Result | None:
         node = self.physical_node(pod)
         if node is None:  # the node is deleted or another binding's; other controllers handle the pod
             return None
-        if is_deleting(pod):
+        if is_deleting(pod.object):
             return await self.finish_deletion(pod, binding)
-        if is_pod_terminal(pod):
+        if is_pod_terminal(pod.object):
             return None
-        if mapped_uid(pod) or uid_of(pod) in self.lost_twins.missing_twins:
+        if mapped_uid(pod.object) or pod.uid in self.lost_twins.missing_twins:
             return await self.lost_twins.resolve_loss(pod, binding)
-        if is_excluded(pod, binding) or self.context.is_unbinding:
+        if is_excluded(pod.object, binding) or self.context.is_unbinding:
             return None
         if errors := rejection_errors(pod, binding):
             await self.status_writer.reject(pod, errors)
@@ -138,14 +136,11 @@ class PodReconciler:
             return Result(requeue_after=CACHE_LAG_SECONDS)
         if (wait := await self.priority_class_guard.wait_if_missing(pod, binding)) is not None:
             return wait
-        if (decision := self.admitter.admit(pod, self.twin_key(pod), node)) is not None:
+        if (decision := self.admitter.admit(pod, self.context.twin_key(pod.key), node)) is not None:
             return await self.handle_rejection(pod, decision)
         return await self.create_twin(pod, binding, node)
 
-    def twin_key(self, pod: Object) -> str:
-        return self.context.twin_key(key_of(pod))
-
-    async def handle_rejection(self, pod: Object, decision: Wait | Reject) -> Result | None:
+    async def handle_rejection(self, pod: VirtualPod, decision: Wait | Reject) -> Result | None:
         """Handle the decision that the lease of its node does not admit the pod."""
         self.admission_timeout.clear_quota_wait(pod)
         if isinstance(decision, Reject):
@@ -156,24 +151,25 @@ class PodReconciler:
         await self.status_writer.set_deferred(pod, decision.reason, decision.message)
         return Result(requeue_at=decision.until) if decision.until is not None else None
 
-    def physical_node(self, pod: Object) -> str | None:
-        node = self.context.virtual_nodes.store.get(pod["spec"]["nodeName"])
+    def physical_node(self, pod: VirtualPod) -> str | None:
+        node = self.context.virtual_nodes.store.get(pod.node)
         return next(iter(physical_node_of(node)), None) if node is not None else None
 
-    async def is_still_unmapped(self, pod: Object) -> bool:
+    async def is_still_unmapped(self, pod: VirtualPod) -> bool:
         """Return whether the pod has neither run nor been deleted: an outdated cache must not run it twice."""
-        age = self.context.now() - parse_time(pod["metadata"]["creationTimestamp"])
-        if abs(age) < FRESH_POD_AGE and uid_of(pod) not in self.status_writer.failing:
+        age = self.context.now() - parse_time(pod.object["metadata"]["creationTimestamp"])
+        if abs(age) < FRESH_POD_AGE and pod.uid not in self.status_writer.failing:
             return True
-        live = await self.context.live_pod(key_of(pod))
-        if live is None or uid_of(live) != uid_of(pod):
+        live = await self.context.live_pod(pod.key)
+        if live is None or uid_of(live) != pod.uid:
             return False
         return not (is_deleting(live) or is_pod_terminal(live) or mapped_uid(live))
 
-    async def create_twin(self, pod: Object, binding: Binding, node: str) -> Result | None:
+    async def create_twin(self, pod: VirtualPod, binding: Binding, node: str) -> Result | None:
         """Ensure the dependencies of an admitted pod and create its twin. Releases the reservation on failure."""
-        key, ledger, taints = self.twin_key(pod), self.context.ledger, self.taints_of(node)
-        desired = pods.new_twin(pod, binding, node, self.host_aliases(namespace_of(pod) or ""), taints)
+        key, ledger, taints = self.context.twin_key(pod.key), self.context.ledger, self.taints_of(node)
+        aliases = self.host_aliases(namespace_of(pod.object) or "")
+        desired = pods.new_twin(pod.object, binding, node, aliases, taints)
         try:
             if condition_since(pod, keys.ACCEPTED_CONDITION, QUOTA_EXCEEDED) is None:  # else the twin clears it
                 await self.status_writer.clear_rejection(pod)
@@ -198,9 +194,9 @@ class PodReconciler:
             raise
         return await self.submit(pod, binding, node, desired)
 
-    async def submit(self, pod: Object, binding: Binding, node: str, wanted: Object) -> Result | None:
+    async def submit(self, pod: VirtualPod, binding: Binding, node: str, wanted: Object) -> Result | None:
         """Create the twin. The reservation is released at once only if the twin certainly does not exist."""
-        key, ledger = self.twin_key(pod), self.context.ledger
+        key, ledger = self.context.twin_key(pod.key), self.context.ledger
         try:
             await self.context.physical_client.create(PODS, wanted)
         except BaseException as error:
@@ -218,18 +214,18 @@ class PodReconciler:
         ledger.mark_written(key, self.context.now())
         self.admission_timeout.clear_quota_wait(pod)
         self.priority_class_guard.on_twin_created()
-        if uncopied := uncopied_keys(pod, binding):
-            self.context.manager.events.normal(pod, "MetadataNotCopied", uncopied_message(uncopied))
+        if uncopied := uncopied_keys(pod.object, binding):
+            self.context.manager.events.normal(pod.object, "MetadataNotCopied", uncopied_message(uncopied))
         return None  # the watch will requeue the pod
 
     def taints_of(self, node: str) -> list[Object]:
         taints: list[Object] = value_at(self.context.physical_nodes.store.get(node), "spec", "taints", default=[])
         return taints
 
-    async def resolve_name_conflict(self, pod: Object, binding: Binding) -> Result | None:
+    async def resolve_name_conflict(self, pod: VirtualPod, binding: Binding) -> Result | None:
         """Handle a taken name: the cache lags, an earlier pod's twin has it, or a foreign pod."""
-        existing = await self.context.live_twin(key_of(pod))
-        if existing is None or (binding.owns(existing) and virtual_uid(existing) == uid_of(pod)):
+        existing = await self.context.live_twin(pod.key)
+        if existing is None or (binding.owns(existing) and virtual_uid(existing) == pod.uid):
             return Result(requeue_after=CACHE_LAG_SECONDS)
         if binding.owns(existing):
             await self.remove_stale_twin(pod, existing)
@@ -239,52 +235,51 @@ class PodReconciler:
         await self.status_writer.set_unmapped(pod, "NameTaken", message)
         return Result(requeue_after=NAME_TAKEN_RETRY_SECONDS)
 
-    async def finish_deletion(self, pod: Object, binding: Binding) -> Result | None:
+    async def finish_deletion(self, pod: VirtualPod, binding: Binding) -> Result | None:
         """Delete the pod once it has no twin."""
-        live = None if self.lost_twins.is_twin_deleted(pod) else await self.context.live_twin(key_of(pod))
-        if live is not None and binding.owns(live) and virtual_uid(live) == uid_of(pod):
+        live = None if self.lost_twins.is_twin_deleted(pod) else await self.context.live_twin(pod.key)
+        if live is not None and binding.owns(live) and virtual_uid(live) == pod.uid:
             await self.propagate_deletion(pod, live)
             return Result(requeue_after=CACHE_LAG_SECONDS)
-        if pod["metadata"].get("finalizers") and not is_pod_terminal(
-            pod
-        ):  # the owner of the finalizer waits for the end
+        # The owner of a finalizer waits for the end.
+        if pod.object["metadata"].get("finalizers") and not is_pod_terminal(pod.object):
             if not await self.lost_twins.show_final_status(pod):
                 patch = pod_status.failed_status_patch("Deleted", "it was deleted, and its twin does not exist")
                 await self.status_writer.patch(pod, patch)
         else:
-            await self.context.virtual_client.delete_if_exists(PODS, pod, grace_seconds=0)
+            await self.context.virtual_client.delete_if_exists(PODS, pod.object, grace_seconds=0)
         return None
 
     # -- both
 
-    async def both(self, pod: Object, twin: Object, binding: Binding) -> Result | None:
-        if virtual_uid(twin) != uid_of(pod):
-            await self.remove_stale_twin(pod, twin)
-        elif is_deleting(pod):
-            await self.propagate_deletion(pod, twin)
-        elif is_pod_terminal(pod):
+    async def both(self, pod: VirtualPod, twin: Twin, binding: Binding) -> Result | None:
+        if virtual_uid(twin.object) != pod.uid:
+            await self.remove_stale_twin(pod, twin.object)
+        elif is_deleting(pod.object):
+            await self.propagate_deletion(pod, twin.object)
+        elif is_pod_terminal(pod.object):
             await self.stop_twin(twin)
-        elif mapped_uid(pod) not in (None, uid_of(twin)):
+        elif mapped_uid(pod.object) not in (None, twin.uid):
             return await self.lost_twins.resolve_loss(pod, binding)
-        elif not is_deleting(twin) and (node := self.physical_node(pod)) is not None:
+        elif not is_deleting(twin.object) and (node := self.physical_node(pod)) is not None:
             self.admission_timeout.clear_quota_wait(pod)
             requeue_at = await self.update_twin(pod, twin, binding, node)
             wait = await self.admission_timeout.wait_for_scheduling(pod, twin, node)
             return wait or (Result(requeue_at=requeue_at) if requeue_at is not None else None)
         return None
 
-    async def update_twin(self, pod: Object, twin: Object, binding: Binding, node: str) -> datetime | None:
+    async def update_twin(self, pod: VirtualPod, twin: Twin, binding: Binding, node: str) -> datetime | None:
         """Apply changes of the pod to the twin; return when to check a pending resize again."""
-        pending = None
-        desired = pods.desired_twin(pod, binding, node)  # host aliases never change
-        added = pods.ephemeral_patch(twin, pod, binding)
-        if not is_applied(twin, desired) and pods.resize_patch(twin, desired) is not None:
+        pending, existing = None, twin.object
+        desired = pods.desired_twin(pod.object, binding, node)  # host aliases never change
+        added = pods.ephemeral_patch(existing, pod.object, binding)
+        if not is_applied(existing, desired) and pods.resize_patch(existing, desired) is not None:
             if (pending := self.admitter.admit_resize(pod, twin, node)) is not None:
-                desired = pods.desired_twin(with_resources_of(twin, pod), binding, node)
+                desired = pods.desired_twin(with_resources_of(existing, pod.object), binding, node)
         else:
             self.admitter.clear_pending_resize(pod)
         requeue_at = pending.until if pending is not None else None
-        if is_applied(twin, desired) and added is None:
+        if is_applied(existing, desired) and added is None:
             await self.status_writer.clear_rejection(pod)
             return requeue_at
         try:
@@ -292,14 +287,14 @@ class PodReconciler:
                 await self.status_writer.set_rejected(pod, errors)
                 return requeue_at
             await self.status_writer.clear_rejection(pod)
-            await self.apply_patches(twin, desired, added)
+            await self.apply_patches(existing, desired, added)
         except NotFound:  # the deletion of the twin requeues the pod
             return None
         except (Forbidden, Invalid, BadRequest) as error:
-            self.context.manager.events.warning(pod, "RefusedBelow", error.message)
+            self.context.manager.events.warning(pod.object, "RefusedBelow", error.message)
             raise
         finally:
-            self.context.ledger.mark_written(key_of(twin), self.context.now())
+            self.context.ledger.mark_written(twin.key, self.context.now())
         return requeue_at
 
     async def apply_patches(self, twin: Object, wanted: Object, added: Object | None) -> None:
@@ -317,27 +312,26 @@ class PodReconciler:
             PODS, twin, patch, type=PatchType.STRATEGIC, subresource=subresource
         )
 
-    async def propagate_deletion(self, pod: Object, twin: Object) -> None:
+    async def propagate_deletion(self, pod: VirtualPod, twin: Object) -> None:
         """Delete the twin with the pod's grace; a later deletion with less grace is propagated too.
 
         A forced deletion is not: only the kubelet decides when the twin has ended.
         """
-        grace = pod["metadata"].get("deletionGracePeriodSeconds") or None
+        grace = pod.object["metadata"].get("deletionGracePeriodSeconds") or None
         if is_deleting(twin) and (grace is None or grace >= twin["metadata"].get("deletionGracePeriodSeconds", 0)):
             return
         await self.context.physical_client.delete_if_exists(PODS, twin, grace_seconds=grace)
 
-    async def stop_twin(self, twin: Object) -> None:
+    async def stop_twin(self, twin: Twin) -> None:
         """Delete the twin of a pod that has ended, unless the twin has ended too."""
-        status: Object = msgspec.json.decode(twin["twin"])
-        if not is_deleting(twin) and status["phase"] not in TERMINAL_PHASES:
-            await self.context.physical_client.delete_if_exists(PODS, twin)
+        if not is_deleting(twin.object) and twin.status()["phase"] not in TERMINAL_PHASES:
+            await self.context.physical_client.delete_if_exists(PODS, twin.object)
 
-    async def remove_stale_twin(self, pod: Object, twin: Object) -> None:
+    async def remove_stale_twin(self, pod: VirtualPod, twin: Object) -> None:
         """Delete the twin of an earlier pod with the same name; its end requeues the pod."""
         if is_deleting(twin):
             return
-        live = await self.context.live_pod(key_of(pod))
+        live = await self.context.live_pod(pod.key)
         if live is None or uid_of(live) != virtual_uid(twin):  # otherwise the cache is outdated
             await self.context.physical_client.delete_if_exists(PODS, twin)
 

@@ -13,10 +13,10 @@ from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.priorities import PRIORITY_CLASSES, missing_class_message, priority_class
 from tapestry.controller import Result
 from tapestry.kube.errors import AlreadyExists, ApiError
-from tapestry.kube.objects import Object, key_of
 from tapestry.process.logs import logger
 from tapestry.syncer.context import CACHE_LAG_SECONDS, SyncContext
 from tapestry.syncer.topdown.pod_status_writer import PodStatusWriter
+from tapestry.syncer.views import VirtualPod
 
 log = logger(__name__)
 
@@ -38,22 +38,22 @@ class PriorityClassGuard:
     probing: set[str] = field(default_factory=set)
     """Keys of the pods that probe for the others."""
 
-    async def wait_if_missing(self, pod: Object, binding: Binding) -> Result | None:
+    async def wait_if_missing(self, pod: VirtualPod, binding: Binding) -> Result | None:
         """Make the pod wait while the class is missing; return None if it may be tried."""
         state, now = self.context.priority_class_state, self.context.now()
         if state.retry_at is None:
             return None
         if state.retry_at <= now:
             state.retry_at = now + MAX_BACKOFF  # the result of the probe overwrites this
-            self.probing.add(key_of(pod))
+            self.probing.add(pod.key)
             return None
         return await self.wait(pod, binding, state.retry_at)
 
-    async def on_class_missing(self, pod: Object, binding: Binding) -> Result:
+    async def on_class_missing(self, pod: VirtualPod, binding: Binding) -> Result:
         """Handle the error that the physical API server does not know the PriorityClass."""
         state, now = self.context.priority_class_state, self.context.now()
-        if state.retry_at is None or key_of(pod) in self.probing:
-            self.probing.discard(key_of(pod))
+        if state.retry_at is None or pod.key in self.probing:
+            self.probing.discard(pod.key)
             state.backoff = min(2 * state.backoff, MAX_BACKOFF) if state.backoff else INITIAL_BACKOFF
             state.retry_at = now + state.backoff
             if await self.create(binding):
@@ -86,8 +86,8 @@ class PriorityClassGuard:
                 obj, keys.PRIORITY_CLASS_MISSING, self.context.priority_class_state.missing_message
             )
 
-    async def wait(self, pod: Object, binding: Binding, until: datetime) -> Result:
-        self.waiting.add(key_of(pod))
+    async def wait(self, pod: VirtualPod, binding: Binding, until: datetime) -> Result:
+        self.waiting.add(pod.key)
         await self.status_writer.set_unmapped(pod, NOT_PERMITTED, missing_class_message(priority_class_name(binding)))
         return Result(requeue_at=until)
 

@@ -37,6 +37,7 @@ from tapestry.syncer.translate.services import (
     twin_service,
     twin_slice,
 )
+from tapestry.syncer.views import VirtualPod
 
 MAX_ALIASES = 1000
 """Maximum number of host aliases of a pod; with many more an API server would reject its twin."""
@@ -101,27 +102,27 @@ class ServiceReconciler:
         listed = binding.spec.service_namespaces if binding is not None else ()
         return [each for each in listed if each != namespace] if namespace in listed else []
 
-    async def ensure(self, pod: Object, binding: Binding) -> None:
+    async def ensure(self, pod: VirtualPod, binding: Binding) -> None:
         """Make a pod wait until the Services of its namespace have addresses.
 
         If this returns, aliases that were read just before are complete.
         """
-        namespace = namespace_of(pod) or ""
+        namespace = namespace_of(pod.object) or ""
         if namespace not in binding.spec.service_namespaces:
             return
         self.require_addresses(namespace, pod)
         for other in self.other_namespaces(namespace):
-            age = self.context.now() - parse_time(pod["metadata"]["creationTimestamp"])
+            age = self.context.now() - parse_time(pod.object["metadata"]["creationTimestamp"])
             self.require_addresses(other, pod, OTHER_NAMESPACES_TIMEOUT - age.total_seconds())
 
-    def require_addresses(self, namespace: str, pod: Object, seconds: float | None = None) -> None:
+    def require_addresses(self, namespace: str, pod: VirtualPod, seconds: float | None = None) -> None:
         """Raise DependencyNotReady until the Services of a namespace are known and, for `seconds`, have addresses."""
         missing: list[str] = []
         if seconds is None or seconds > 0:
             syncable = {key_of(service) for service in self.syncable_services(namespace)}
             missing = sorted(key for key in syncable - self.rejected if not self.has_address(key))
         if missing or not self.is_synced(namespace):
-            self.waiting.setdefault(namespace, set()).add(key_of(pod))
+            self.waiting.setdefault(namespace, set()).add(pod.key)
             subject = f"Service {missing[0]} has" if missing else f"the Services of {namespace} have"
             raise DependencyNotReady("ServiceNotMapped", f"{subject} no twin address yet", seconds if missing else None)
 

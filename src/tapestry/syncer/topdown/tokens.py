@@ -31,6 +31,7 @@ from tapestry.syncer.translate.copies import (
 )
 from tapestry.syncer.translate.metadata import virtual_uid
 from tapestry.syncer.translate.references import projected_tokens
+from tapestry.syncer.views import VirtualPod
 
 log = logger(__name__)
 
@@ -48,13 +49,14 @@ class TokenReconciler:
     minted_at: dict[str, datetime] = field(default_factory=dict)
     """Time at which each pod last got tokens, which limits the rate whatever happens to the Secret."""
 
-    async def ensure(self, pod: Object, binding: Binding) -> None:
-        if projected_tokens(pod["spec"]) and not self.has_valid_tokens(pod):
-            await self.issue_tokens(pod, binding)
+    async def ensure(self, pod: VirtualPod, binding: Binding) -> None:
+        if projected_tokens(pod.object["spec"]) and not self.has_valid_tokens(pod.object):
+            await self.issue_tokens(pod.object, binding)
 
     async def reconcile(self, key: str) -> Result | None:
         context = self.context
-        binding, pod, secret = context.binding(), context.virtual_pods.store.get(key), self.token_secret(key)
+        binding, cached, secret = context.binding(), context.virtual_pods.store.get(key), self.token_secret(key)
+        pod = cached.object if cached is not None else None
         if binding is None or not self.secrets.synced.is_set():
             return None
         if pod is None or is_pod_terminal(pod):

@@ -38,6 +38,7 @@ from tapestry.syncer.translate.volumes import (
     twin_volume,
     volume_errors,
 )
+from tapestry.syncer.views import VirtualPod
 
 ACTIVE_PODS_SELECTOR = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 DENIED_BY_POLICY = "ValidatingAdmissionPolicy"
@@ -130,22 +131,19 @@ class VolumeReconciler:
 
     # -- dependencies of pods
 
-    async def ensure(self, pod: Object, binding: Binding) -> None:
-        for key in claim_keys(pod):
+    async def ensure(self, pod: VirtualPod, binding: Binding) -> None:
+        for key in claim_keys(pod.object):
             await self.ensure_claim(key, binding)
 
-    def users(self, key: str) -> Iterator[Object]:
+    def users(self, key: str) -> Iterator[VirtualPod]:
         """Yield our active pods that mount the claim."""
         pods = self.context.virtual_pods.store.iter_by("refers", f"{ReferenceKind.CLAIM}/{key}")
-        return (pod for pod in pods if self.is_ours(pod))
-
-    def is_ours(self, pod: Object) -> bool:
-        return pod["spec"]["nodeName"] in self.context.virtual_nodes.store
+        return (pod for pod in pods if pod.node in self.context.virtual_nodes.store)
 
     def requeue_users(self, claims: Iterable[str]) -> None:
         """Requeue the pods that may wait for these claims."""
-        for pod in [pod for key in claims for pod in self.users(key) if mapped_uid(pod) is None]:
-            self.requeue_pod(key_of(pod))
+        for pod in [pod for key in claims for pod in self.users(key) if mapped_uid(pod.object) is None]:
+            self.requeue_pod(pod.key)
 
     # -- dependencies of volumes
 
@@ -267,8 +265,9 @@ class VolumeReconciler:
         pages = self.context.virtual_client.pages(
             PODS, key.split("/")[0], fields=ACTIVE_PODS_SELECTOR, without_managed_fields=True
         )
-        mounted = {each async for page in pages for pod in page.items if self.is_ours(pod) for each in claim_keys(pod)}
-        return key in mounted
+        nodes = self.context.virtual_nodes.store
+        on_our_nodes = (pod async for page in pages for pod in page.items if pod["spec"]["nodeName"] in nodes)
+        return key in {each async for pod in on_our_nodes for each in claim_keys(pod)}
 
     async def delete(self, resource: Resource, obj: Object) -> None:
         """Delete an object that is provably ours, and record that for later reads."""
@@ -285,9 +284,9 @@ def claim_keys(pod: Object) -> list[str]:
     return [f"{namespace_of(pod)}/{name}" for name in names]
 
 
-def pod_lifetime_changed(old: Object | None, new: Object | None) -> bool:
+def pod_lifetime_changed(old: VirtualPod | None, new: VirtualPod | None) -> bool:
     """Return whether a pod was created, deleted or ended; its claims never change."""
-    return old is None or new is None or is_pod_terminal(old) != is_pod_terminal(new)
+    return old is None or new is None or is_pod_terminal(old.object) != is_pod_terminal(new.object)
 
 
 def identity_only(claim: Object) -> Object:

@@ -13,9 +13,8 @@ from datetime import datetime, timedelta
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.names import physical_name, tokens_secret_name
-from tapestry.kube.digests import digest_of
 from tapestry.kube.errors import BadRequest, Invalid
-from tapestry.kube.objects import Object, annotations_of, key_of, labels_of, name_of, namespace_of, uid_of
+from tapestry.kube.objects import Object, annotations_of, digest_of, key_of, labels_of, name_of, namespace_of, uid_of
 from tapestry.kube.patches import exact_map_patch, owned_patch
 from tapestry.kube.resources import SECRETS
 from tapestry.kube.times import parse_time, timestamp

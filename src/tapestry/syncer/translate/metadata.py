@@ -10,9 +10,8 @@ import msgspec
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
-from tapestry.kube.digests import digest_of
 from tapestry.kube.names import safe_label_value
-from tapestry.kube.objects import Object, annotations_of, controller_of, labels_of, name_of, namespace_of
+from tapestry.kube.objects import Object, annotations_of, controller_of, digest_of, labels_of, name_of, namespace_of
 from tapestry.syncer.translate.allowed_metadata import copied_labels
 
 CONSTANT_KEYS = frozenset(

@@ -16,8 +16,7 @@ import msgspec
 
 from tapestry.apis import keys
 from tapestry.kube.conditions import find_condition
-from tapestry.kube.digests import digest_of
-from tapestry.kube.objects import Object, name_of, namespace_of, uid_of, value_at
+from tapestry.kube.objects import Object, digest_of, name_of, namespace_of, uid_of, value_at
 from tapestry.kube.pods import CONTAINER_FIELDS, is_pod_terminal
 from tapestry.kube.times import timestamp
 from tapestry.syncer.translate.sanitize import (
@@ -32,6 +31,7 @@ from tapestry.syncer.translate.sanitize import (
     time_fields,
     truncate_text,
 )
+from tapestry.syncer.views import VirtualPod
 
 SCHEDULED = "PodScheduled"
 GATED = "SchedulingGated"
@@ -178,31 +178,7 @@ def sanitized_resources(resources: object) -> dict[str, str]:
     return {name: amount for name, value in listed if (amount := sanitized_amount(name, value))}
 
 
-# -- Cached form: a virtual pod without the status that we write, a twin with only its status.
-
-
-def reduced_status(status: object) -> Object:
-    """Return the cached status of a virtual pod: phase, conditions not from the twin, and a digest of the rest."""
-    sanitized = sanitized_pod_status(status)
-    conditions = map(as_object, as_list(as_object(status).get("conditions")))
-    return {
-        "phase": sanitized["phase"],
-        "conditions": [without_nulls(each) for each in conditions if str(each.get("type")) not in TWIN_CONDITIONS],
-        "types": [each["type"] for each in sanitized["conditions"] if each["type"] in TWIN_CONDITIONS],
-        "scheduled": is_scheduled(status),
-        "shown": digest_of(sanitized),
-    }
-
-
-def is_scheduled(status: object) -> bool:
-    """Return whether a scheduler bound the pod. A pod created with a node lacks the condition until it has a twin."""
-    conditions = map(as_object, as_list(as_object(status).get("conditions")))
-    return any(each.get("type") == SCHEDULED and each.get("status") == "True" for each in conditions)
-
-
-def without_nulls(condition: Mapping[str, Any]) -> Object:
-    """Return the condition without null fields, which servers add."""
-    return {field: value for field, value in condition.items() if value is not None}
+# -- Patches of virtual pods.
 
 
 def mapped_uid(pod: Object) -> str | None:
@@ -213,26 +189,24 @@ def mapped_uid(pod: Object) -> str | None:
 
 
 def virtual_status_patch(
-    pod: Object, twin: Object, status: Object, now: datetime, resize: Object | None = None
+    pod: VirtualPod, twin: Object, status: Object, now: datetime, resize: Object | None = None
 ) -> Object | None:
     """Return the strategic merge patch that writes the twin's status to the pod; None if nothing changes.
 
-    `pod` has a reduced status; `status` is the sanitized one of the twin. `resize` is the condition of a resize that
-    was not passed on to the twin.
+    `status` is the sanitized one of the twin. `resize` is the condition of a resize that was not passed on to the twin.
     """
-    if is_pod_terminal(pod):
+    obj, own = pod.object, pod.object["status"]
+    if is_pod_terminal(obj):
         return None
-    conditions = with_readiness_gates(pod, [gated_condition(each) for each in status["conditions"]])
-    if find_condition(conditions, DISRUPTED) is None and (
-        marked := find_condition(pod["status"]["conditions"], DISRUPTED)
-    ):
+    conditions = with_readiness_gates(obj, [gated_condition(each) for each in status["conditions"]])
+    if find_condition(conditions, DISRUPTED) is None and (marked := find_condition(own["conditions"], DISRUPTED)):
         conditions = sanitized_pod_conditions([*conditions, marked])
     if resize is not None:
         conditions = sanitized_pod_conditions([resize, *conditions])
-    wanted = {**status, "phase": later_phase(pod["status"]["phase"], status["phase"]), "conditions": conditions}
-    wanted = without_unknown_containers(pod["spec"], wanted)
-    is_new = mapped_uid(pod) != uid_of(twin)
-    if not is_new and digest_of(wanted) == pod["status"]["shown"]:
+    wanted = {**status, "phase": later_phase(own["phase"], status["phase"]), "conditions": conditions}
+    wanted = without_unknown_containers(obj["spec"], wanted)
+    is_new = mapped_uid(obj) != uid_of(twin)
+    if not is_new and digest_of(wanted) == pod.status_digest:
         return None
     fields = ("phase", "reason", "message", "startTime", "hostIP", "podIP", *CONTAINER_LISTS)
     found = {field: wanted.get(field) for field in fields}
@@ -245,7 +219,7 @@ def virtual_status_patch(
             *changes,
             mapped_condition(uid_of(twin), now),
             *scheduled_condition(changes),
-            *accepted_removal(pod),
+            *accepted_removal(obj),
         ]
     return {"metadata": {"annotations": mapping_annotations(twin, now)}, "status": found}
 
@@ -291,10 +265,10 @@ def gated_condition(condition: Object) -> Object:
     return {**condition, "reason": GATED_BELOW, "message": GATED_MESSAGE}
 
 
-def condition_changes(pod: Object, wanted: list[Object], now: datetime) -> list[Object]:
+def condition_changes(pod: VirtualPod, wanted: list[Object], now: datetime) -> list[Object]:
     """Return the patch of the pod's conditions to `wanted`. A patch merges fields, so missing ones are set to null."""
     wanted_types = {each["type"] for each in wanted}
-    removed = [type for type in pod["status"]["types"] if type not in wanted_types]
+    removed = [type for type in pod.synced_conditions if type not in wanted_types]
     return [
         *({**UNSET, **each} for each in wanted),
         *(

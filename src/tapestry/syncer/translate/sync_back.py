@@ -11,8 +11,7 @@ from collections.abc import Mapping
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
-from tapestry.kube.digests import digest_of
-from tapestry.kube.objects import Object, annotations_of, namespace_of
+from tapestry.kube.objects import Object, annotations_of, digest_of, namespace_of
 from tapestry.kube.resources import SECRETS
 from tapestry.syncer.translate.copies import CONTENT_FIELDS, copied_content
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from tapestry.apis import keys
 from tapestry.kube.objects import Object
-from tapestry.kube.taints import CORDON_TAINT, NOT_READY, UNREACHABLE, is_tolerated, tolerates
+from tapestry.kube.pods import CORDON_TAINT, NOT_READY, UNREACHABLE, is_tolerated, tolerates
 
 NO_EXECUTE = "NoExecute"
 BLOCKING_EFFECTS = (keys.NO_SCHEDULE, NO_EXECUTE)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tapestry.client.transport import Request, Transport
 from tapestry.controller.testing import InProcessApi, specimen
+from tapestry.controller.testing.api import MINIMAL_CONTENT
 from tapestry.controller.testing.clock import START, run, running_clock
-from tapestry.controller.testing.specimens import MINIMAL_CONTENT
 from tapestry.kube.errors import TransportError
 from tapestry.kube.objects import Object, key_of, uid_of, version_of
 from tapestry.kube.resources import CONFIGMAPS, CRDS, NAMESPACES, PODS, SERVICE_ACCOUNTS, SERVICES, Resource

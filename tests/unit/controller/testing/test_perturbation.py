@@ -7,7 +7,7 @@ import pytest
 
 from tapestry.client.client import Client
 from tapestry.client.transport import Request, Transport
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller import Informer, Manager, Result
 from tapestry.controller.testing import Disturbance, Scenario, perturb, running_clock
 from tapestry.controller.testing.perturbation import ONE_SIDED, Endless
@@ -98,7 +98,12 @@ def test_failed_check_lists_every_failure() -> None:
 def test_reconciler_with_deterministic_names_passes() -> None:
     report = perturb(copier({"name": "copy"}))
     assert report.failures == []
-    assert report.cases == report.calls * (len(Disturbance) - len(ONE_SIDED))
+
+
+def test_disturbances_that_cannot_differ_are_replayed_once() -> None:
+    report = perturb(copier({"name": "copy"}))
+    watch, get, create, patch = 2, 3, 6, 6
+    assert (report.calls, report.cases) == (4, watch + get + create + patch)
 
 
 def test_reconciler_with_random_names_fails_after_create() -> None:
@@ -157,7 +162,8 @@ def far_copier(name: str, **options: Any) -> Scenario:
 
 def test_caches_of_each_cluster_fall_behind_alone() -> None:
     report = perturb(far_copier("copy-"))
-    assert report.cases == report.calls * len(Disturbance)
+    watch, create = 2, len(Disturbance)
+    assert (report.calls, report.cases) == (3, 2 * watch + create)
     behind = {failure.disturbance for failure in report.failures} & {Disturbance.FALLS_BEHIND, *ONE_SIDED}
     assert behind == {Disturbance.FALLS_BEHIND, Disturbance.FALLS_BEHIND_THERE}
 

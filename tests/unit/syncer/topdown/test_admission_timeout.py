@@ -10,7 +10,7 @@ from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.policies import POLICIES
 from tapestry.apis.priorities import PRIORITY_CLASSES
 from tapestry.client.transport import Request
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import ApiError, Invalid, NotFound, ServerError, Unavailable

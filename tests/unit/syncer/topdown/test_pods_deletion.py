@@ -7,7 +7,7 @@ from prometheus_client import REGISTRY
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller.config import LeaderElection
 from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.objects import is_deleting, object_named, value_at

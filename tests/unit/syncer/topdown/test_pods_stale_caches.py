@@ -8,8 +8,9 @@ from tapestry.apis import keys
 from tapestry.client.options import PatchType
 from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.conditions import find_condition
-from tapestry.kube.objects import is_deleting, object_named, uid_of, value_at
+from tapestry.kube.objects import is_deleting, object_named, uid_of, value_at, with_value
 from tapestry.kube.resources import NODES, PODS
+from tapestry.syncer.cache_transforms import virtual_pod
 from tapestry.syncer.context import SyncContext
 from tapestry.syncer.topdown.orphans import CONFIRMATION_DELAY
 from tapestry.syncer.topdown.pods import FRESH_POD_AGE
@@ -80,8 +81,9 @@ async def test_safety_rule_2_old_pod_is_read_before_it_runs(truth: str) -> None:
     async with world.syncer() as context:
         await world.add_pod()
         await world.wait_for_pod(MAPPED)
-        waiting = {"phase": "Pending", "conditions": [], "types": [], "shown": ""}
-        then = {**context.virtual_pods.store.get("default/work"), "status": waiting}
+        now = context.virtual_pods.store.get("default/work")
+        assert now is not None
+        then = virtual_pod({**now.object, "status": {"phase": "Pending"}})
         await asyncio.sleep(FRESH_POD_AGE.total_seconds())
         if truth == "finished":
             await world.end("Succeeded")
@@ -98,7 +100,7 @@ async def test_safety_rule_2_old_pod_is_read_before_it_runs(truth: str) -> None:
         world.up.api.freeze()
         if truth == "going":
             await world.delete_pod(grace=300)
-        context.virtual_pods.store.put(then)
+        context.virtual_pods.store.put("default/work", then)
         await requeue_pods(context)
         assert creations(world) == 1
 
@@ -160,8 +162,8 @@ async def test_safety_rule_2_stale_twin_waits_for_its_pods_deletion() -> None:
         world.up.api.freeze()
         first = context.virtual_pods.store.get("default/work")
         assert first is not None
-        older = {**first, "metadata": {**first["metadata"], "uid": "of an older pod"}}
-        context.virtual_pods.store.put(older)
+        older = with_value(first.object, ("metadata", "uid"), "of an older pod")
+        context.virtual_pods.store.put("default/work", virtual_pod(older))
         await requeue_pods(context)
         assert not is_deleting(await world.twin())
         assert creations(world) == 1

@@ -10,7 +10,7 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of
 from tapestry.client.client import Client
 from tapestry.client.transport import Request, Transport
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.config import LeaderElection
 from tapestry.controller.testing import Scenario, in_virtual_time, perturb, running_clock
@@ -18,6 +18,7 @@ from tapestry.kube.errors import ApiError, Forbidden
 from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, object_named, uid_of, value_at
 from tapestry.kube.resources import ENDPOINT_SLICES, NAMESPACES, SERVICES, Resource
 from tapestry.syncer.app import build_syncer
+from tapestry.syncer.cache_transforms import virtual_pod
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.topdown.dependencies import DependencyNotReady
 from tapestry.syncer.topdown.services import ServiceReconciler
@@ -384,7 +385,8 @@ async def test_pods_wait_until_services_are_known() -> None:
         requeued: list[str] = []
         requeued_pods: list[str] = []
         services = ServiceReconciler(context, requeued.append, requeued_pods.append)
-        pod, binding = object_named("work", "team-a"), await the_binding(world)
+        pod = virtual_pod({**object_named("work", "team-a"), "spec": {"nodeName": "n"}})
+        binding = await the_binding(world)
         running = [group.create_task(informer.run()) for informer in (services.twins, services.twin_slices)]
         await asyncio.sleep(1)
         with pytest.raises(DependencyNotReady, match="the Services of team-a have no twin address yet"):

@@ -35,6 +35,9 @@ class Namespaces:
     def record(self, key: str, old: Object | None, new: Object | None) -> None:
         self.notifications.append((key, old is not None, new is not None))
 
+    def add_pod(self, pod: Object) -> None:
+        self.pods.put(key_of(pod), pod)
+
     async def add(self, namespace: str, name: str) -> None:
         await self.client.create(CONFIGMAPS, {**object_named(name, namespace), "data": {"k": "v"}})
 
@@ -65,7 +68,7 @@ async def test_namespace_is_synced_after_its_first_pod() -> None:
     async with world.running():
         assert await world.reconcile("shop") is None
         assert not world.sources.is_synced("configmaps/shop/settings")
-        world.pods.put(a_pod("web", "shop"))
+        world.add_pod(a_pod("web", "shop"))
         assert await world.reconcile("shop") is None
         assert world.sources.is_synced("configmaps/shop/settings")
         assert world.sources.get("configmaps/shop/settings") is not None
@@ -78,7 +81,7 @@ async def test_namespace_is_synced_after_its_first_pod() -> None:
 @in_virtual_time
 async def test_changes_of_sources_are_reported() -> None:
     world = Namespaces()
-    world.pods.put(a_pod("web", "shop"))
+    world.add_pod(a_pod("web", "shop"))
     async with world.running():
         await world.reconcile("shop")
         await world.add("shop", "settings")
@@ -93,13 +96,13 @@ async def test_changes_of_sources_are_reported() -> None:
 @in_virtual_time
 async def test_namespace_is_watched_after_its_last_pod() -> None:
     world = Namespaces()
-    world.pods.put(a_pod("web", "shop"))
+    world.add_pod(a_pod("web", "shop"))
     async with world.running():
         await world.reconcile("shop")
-        world.pods.put(a_pod("web", "shop", "Succeeded"))
+        world.add_pod(a_pod("web", "shop", "Succeeded"))
         assert await world.reconcile("shop") == IDLE_TIMEOUT.total_seconds()
         await asyncio.sleep(IDLE_TIMEOUT.total_seconds() / 2)
-        world.pods.put(a_pod("next", "shop"))
+        world.add_pod(a_pod("next", "shop"))
         assert await world.reconcile("shop") is None
         world.pods.remove(key_of(a_pod("next", "shop")))
         await world.reconcile("shop")
@@ -114,7 +117,7 @@ async def test_namespace_is_watched_after_its_last_pod() -> None:
 @in_virtual_time
 async def test_system_pods_watch_nothing() -> None:
     world = Namespaces()
-    world.pods.put(a_pod("proxy", "kube-system"))
+    world.add_pod(a_pod("proxy", "kube-system"))
     async with world.running():
         assert await world.reconcile("kube-system") is None
         assert not world.sources.is_synced("configmaps/kube-system/proxy")

@@ -10,7 +10,7 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of
 from tapestry.client.client import Client
 from tapestry.client.transport import Transport
-from tapestry.client.waiting import wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.config import LeaderElection
 from tapestry.controller.testing import Scenario, in_virtual_time, perturb, running_clock

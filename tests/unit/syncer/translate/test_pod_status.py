@@ -12,6 +12,7 @@ from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import Object, annotations_of, labels_of
 from tapestry.kube.pods import CONTAINER_FIELDS
 from tapestry.kube.strategic_merge import PatchSchemas, apply_strategic_merge_patch
+from tapestry.syncer.cache_transforms import virtual_pod
 from tapestry.syncer.translate.pod_status import (
     CONTAINER_LISTS,
     TWIN_CONDITIONS,
@@ -20,7 +21,6 @@ from tapestry.syncer.translate.pod_status import (
     is_pod_terminal,
     loss_reason,
     mapped_uid,
-    reduced_status,
     sanitized_pod_status,
     virtual_status_patch,
 )
@@ -81,9 +81,7 @@ def a_container(name: str = "app", **fields: Any) -> Object:
 
 
 def patch_for(pod: Object, status: Object) -> Object | None:
-    return virtual_status_patch(
-        {**pod, "status": reduced_status(pod["status"])}, TWIN, sanitized_pod_status(status), NOW
-    )
+    return virtual_status_patch(virtual_pod({**pod}), TWIN, sanitized_pod_status(status), NOW)
 
 
 def after(pod: Object, status: Object) -> Object:
@@ -424,10 +422,8 @@ def test_own_condition_is_recognized_in_the_cache() -> None:
         "conditions"
     ][0]
     served = {**condition_of_ours, "lastProbeTime": None}  # as a kube-apiserver returns it
-    assert (
-        find_condition(reduced_status({"conditions": [served]})["conditions"], keys.ACCEPTED_CONDITION)
-        == condition_of_ours
-    )
+    cached = virtual_pod({**a_pod(), "status": {"conditions": [served]}}).object
+    assert find_condition(cached["status"]["conditions"], keys.ACCEPTED_CONDITION) == condition_of_ours
 
 
 def test_own_texts_are_truncated() -> None:

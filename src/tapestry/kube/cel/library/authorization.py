@@ -5,10 +5,10 @@ The Authorizer of a program contains a function that decides AuthorizationAttrib
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tapestry.kube.cel.errors import EvaluationError
-from tapestry.kube.cel.functions import cel_function
+from tapestry.kube.cel.functions import register_functions
 
 TYPE_PREFIX = "kubernetes.authorization"
 
@@ -32,31 +32,32 @@ Authorize = Callable[[AuthorizationAttributes], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Authorizer:
-    kind: ClassVar[str] = f"{TYPE_PREFIX}.Authorizer"
+class AuthorizationCheck:
+    """A check whose attributes are given so far."""
+
+    kind: ClassVar[str]
     decide: Authorize
     attributes: AuthorizationAttributes = AuthorizationAttributes()
 
 
-@dataclass(frozen=True, slots=True)
-class PathCheck:
-    kind: ClassVar[str] = f"{TYPE_PREFIX}.PathCheck"
-    decide: Authorize
-    attributes: AuthorizationAttributes
+class Authorizer(AuthorizationCheck):
+    __slots__ = ()
+    kind = f"{TYPE_PREFIX}.Authorizer"
 
 
-@dataclass(frozen=True, slots=True)
-class GroupCheck:
-    kind: ClassVar[str] = f"{TYPE_PREFIX}.GroupCheck"
-    decide: Authorize
-    attributes: AuthorizationAttributes
+class PathCheck(AuthorizationCheck):
+    __slots__ = ()
+    kind = f"{TYPE_PREFIX}.PathCheck"
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceCheck:
-    kind: ClassVar[str] = f"{TYPE_PREFIX}.ResourceCheck"
-    decide: Authorize
-    attributes: AuthorizationAttributes
+class GroupCheck(AuthorizationCheck):
+    __slots__ = ()
+    kind = f"{TYPE_PREFIX}.GroupCheck"
+
+
+class ResourceCheck(AuthorizationCheck):
+    __slots__ = ()
+    kind = f"{TYPE_PREFIX}.ResourceCheck"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,72 +66,49 @@ class Decision:
     allowed: bool
 
 
-@cel_function(f"{TYPE_PREFIX}.Authorizer.path(string) -> {TYPE_PREFIX}.PathCheck")
-def authorizer_path(receiver: Authorizer, text: str) -> PathCheck:
+def narrowed(check: AuthorizationCheck, kind: type[AuthorizationCheck], **attributes: Any) -> AuthorizationCheck:
+    """Return a check of that kind with more attributes."""
+    return kind(check.decide, replace(check.attributes, **attributes))
+
+
+def not_empty(name: str, text: str) -> str:
     if not text.strip():
-        raise EvaluationError("path must not be empty")
-    return PathCheck(receiver.decide, replace(receiver.attributes, path=text))
+        raise EvaluationError(f"{name} must not be empty")
+    return text
 
 
-@cel_function(f"{TYPE_PREFIX}.Authorizer.group(string) -> {TYPE_PREFIX}.GroupCheck")
-def authorizer_group(receiver: Authorizer, name: str) -> GroupCheck:
-    return GroupCheck(receiver.decide, replace(receiver.attributes, group=name))
+def decision(check: AuthorizationCheck, verb: str) -> Decision:
+    return Decision(check.decide(replace(check.attributes, verb=verb)))
 
 
-@cel_function(f"{TYPE_PREFIX}.Authorizer.serviceAccount(string, string) -> {TYPE_PREFIX}.Authorizer")
-def authorizer_service_account(receiver: Authorizer, namespace: str, name: str) -> Authorizer:
-    return Authorizer(receiver.decide, replace(receiver.attributes, account=(namespace, name)))
-
-
-@cel_function(f"{TYPE_PREFIX}.GroupCheck.resource(string) -> {TYPE_PREFIX}.ResourceCheck")
-def group_resource(receiver: GroupCheck, plural: str) -> ResourceCheck:
-    if not plural.strip():
-        raise EvaluationError("resource must not be empty")
-    return ResourceCheck(receiver.decide, replace(receiver.attributes, resource=plural))
-
-
-@cel_function(f"{TYPE_PREFIX}.ResourceCheck.subresource(string) -> {TYPE_PREFIX}.ResourceCheck")
-def check_subresource(receiver: ResourceCheck, name: str) -> ResourceCheck:
-    return replace(receiver, attributes=replace(receiver.attributes, subresource=name))
-
-
-@cel_function(f"{TYPE_PREFIX}.ResourceCheck.namespace(string) -> {TYPE_PREFIX}.ResourceCheck")
-def check_namespace(receiver: ResourceCheck, name: str) -> ResourceCheck:
-    return replace(receiver, attributes=replace(receiver.attributes, namespace=name))
-
-
-@cel_function(f"{TYPE_PREFIX}.ResourceCheck.name(string) -> {TYPE_PREFIX}.ResourceCheck")
-def check_name(receiver: ResourceCheck, name: str) -> ResourceCheck:
-    return replace(receiver, attributes=replace(receiver.attributes, name=name))
-
-
-@cel_function(
-    f"{TYPE_PREFIX}.ResourceCheck.fieldSelector(string) -> {TYPE_PREFIX}.ResourceCheck",
-    f"{TYPE_PREFIX}.ResourceCheck.labelSelector(string) -> {TYPE_PREFIX}.ResourceCheck",
+AUTHORIZER, PATH, GROUP, RESOURCE = (each.kind for each in (Authorizer, PathCheck, GroupCheck, ResourceCheck))
+register_functions(
+    {
+        f"{AUTHORIZER}.path(string) -> {PATH}": lambda check, text: narrowed(
+            check, PathCheck, path=not_empty("path", text)
+        ),
+        f"{AUTHORIZER}.group(string) -> {GROUP}": lambda check, name: narrowed(check, GroupCheck, group=name),
+        f"{AUTHORIZER}.serviceAccount(string, string) -> {AUTHORIZER}": lambda check, namespace, name: narrowed(
+            check, Authorizer, account=(namespace, name)
+        ),
+        f"{GROUP}.resource(string) -> {RESOURCE}": lambda check, plural: narrowed(
+            check, ResourceCheck, resource=not_empty("resource", plural)
+        ),
+        f"{RESOURCE}.subresource(string) -> {RESOURCE}": lambda check, name: narrowed(
+            check, ResourceCheck, subresource=name
+        ),
+        f"{RESOURCE}.namespace(string) -> {RESOURCE}": lambda check, name: narrowed(
+            check, ResourceCheck, namespace=name
+        ),
+        f"{RESOURCE}.name(string) -> {RESOURCE}": lambda check, name: narrowed(check, ResourceCheck, name=name),
+        # RBAC does not evaluate selectors
+        f"{RESOURCE}.fieldSelector(string) -> {RESOURCE}": lambda check, _: check,
+        f"{RESOURCE}.labelSelector(string) -> {RESOURCE}": lambda check, _: check,
+        f"{RESOURCE}.check(string) -> {Decision.kind}": decision,
+        f"{PATH}.check(string) -> {Decision.kind}": decision,
+        f"{Decision.kind}.allowed() -> bool": lambda made: made.allowed,
+        f"{Decision.kind}.reason() -> string": lambda _: "",
+        f"{Decision.kind}.error() -> string": lambda _: "",
+        f"{Decision.kind}.errored() -> bool": lambda _: False,
+    }
 )
-def ignore_selector(receiver: ResourceCheck, _: str) -> ResourceCheck:
-    """Ignore the selector, because RBAC does not evaluate selectors."""
-    return receiver
-
-
-@cel_function(
-    f"{TYPE_PREFIX}.ResourceCheck.check(string) -> {TYPE_PREFIX}.Decision",
-    f"{TYPE_PREFIX}.PathCheck.check(string) -> {TYPE_PREFIX}.Decision",
-)
-def check_verb(receiver: ResourceCheck | PathCheck, verb: str) -> Decision:
-    return Decision(receiver.decide(replace(receiver.attributes, verb=verb)))
-
-
-@cel_function(f"{TYPE_PREFIX}.Decision.allowed() -> bool")
-def allowed(decision: Decision) -> bool:
-    return decision.allowed
-
-
-@cel_function(f"{TYPE_PREFIX}.Decision.reason() -> string", f"{TYPE_PREFIX}.Decision.error() -> string")
-def reason(_: Decision) -> str:
-    return ""
-
-
-@cel_function(f"{TYPE_PREFIX}.Decision.errored() -> bool")
-def errored(_: Decision) -> bool:
-    return False

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tapestry.kube.cel.errors import EvaluationError
-from tapestry.kube.cel.functions import as_evaluation_error, cel_function
+from tapestry.kube.cel.functions import as_evaluation_error, cel_function, register_functions
 from tapestry.kube.cel.library.timestamps import duration_text, parse_duration, parse_timestamp, timestamp_text
 from tapestry.kube.cel.values import INT_RANGE, UINT_RANGE, UInt
 
@@ -33,16 +33,6 @@ def int_from_string(text: str) -> int:
     return int(text)
 
 
-@cel_function("int(timestamp) -> int")
-def int_from_timestamp(value: datetime) -> int:
-    return math.floor(value.timestamp())
-
-
-@cel_function("int(duration) -> int")
-def int_from_duration(value: timedelta) -> int:
-    return int(value / timedelta(microseconds=1)) * 1000
-
-
 @cel_function("uint(int) -> uint", "uint(uint) -> uint", "uint(double) -> uint")
 @as_evaluation_error("unsigned integer overflow")
 def uint_from_number(value: float) -> UInt:
@@ -59,20 +49,10 @@ def uint_from_string(text: str) -> UInt:
     return UInt(int(text))
 
 
-@cel_function("double(int) -> double", "double(uint) -> double", "double(double) -> double")
-def double_from_number(value: float) -> float:
-    return float(value)
-
-
 @cel_function("double(string) -> double")
 @as_evaluation_error("type conversion error from 'string' to 'double'")
 def double_from_string(text: str) -> float:
     return float(text)
-
-
-@cel_function("bool(bool) -> bool")
-def bool_from_bool(value: bool) -> bool:
-    return value
 
 
 @cel_function("bool(string) -> bool")
@@ -104,31 +84,6 @@ def string_from_bytes(value: bytes) -> str:
     return value.decode()
 
 
-@cel_function("string(timestamp) -> string")
-def string_from_timestamp(value: datetime) -> str:
-    return timestamp_text(value)
-
-
-@cel_function("string(duration) -> string")
-def string_from_duration(value: timedelta) -> str:
-    return duration_text(value)
-
-
-@cel_function("bytes(bytes) -> bytes")
-def bytes_from_bytes(value: bytes) -> bytes:
-    return value
-
-
-@cel_function("bytes(string) -> bytes")
-def bytes_from_string(value: str) -> bytes:
-    return value.encode()
-
-
-@cel_function("timestamp(timestamp) -> timestamp")
-def timestamp_from_timestamp(value: datetime) -> datetime:
-    return value
-
-
 @cel_function("timestamp(string) -> timestamp")
 @as_evaluation_error("type conversion error from 'string' to 'google.protobuf.Timestamp'")
 def timestamp_from_string(text: str) -> datetime:
@@ -141,17 +96,26 @@ def timestamp_from_int(seconds: int) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-@cel_function("duration(duration) -> duration")
-def duration_from_duration(value: timedelta) -> timedelta:
-    return value
-
-
 @cel_function("duration(string) -> duration")
 @as_evaluation_error("type conversion error from 'string' to 'google.protobuf.Duration'")
 def duration_from_string(text: str) -> timedelta:
     return parse_duration(text)
 
 
-@cel_function("duration(int) -> duration")
-def duration_from_int(nanoseconds: int) -> timedelta:
-    return timedelta(microseconds=nanoseconds / 1000)
+register_functions(
+    {
+        "int(timestamp) -> int": lambda value: math.floor(value.timestamp()),
+        "int(duration) -> int": lambda value: int(value / timedelta(microseconds=1)) * 1000,
+        "double(int) -> double": lambda value: float(value),
+        "double(uint) -> double": lambda value: float(value),
+        "double(double) -> double": lambda value: float(value),
+        "bool(bool) -> bool": lambda value: value,
+        "string(timestamp) -> string": lambda value: timestamp_text(value),
+        "string(duration) -> string": lambda value: duration_text(value),
+        "bytes(bytes) -> bytes": lambda value: value,
+        "bytes(string) -> bytes": lambda value: value.encode(),
+        "timestamp(timestamp) -> timestamp": lambda value: value,
+        "duration(duration) -> duration": lambda value: value,
+        "duration(int) -> duration": lambda nanoseconds: timedelta(microseconds=nanoseconds / 1000),
+    }
+)

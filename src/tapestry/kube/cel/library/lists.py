@@ -1,10 +1,11 @@
 """CEL functions on lists and sets."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 from tapestry.kube.cel.errors import EvaluationError, Meter
-from tapestry.kube.cel.functions import cel_function
+from tapestry.kube.cel.functions import cel_function, register_functions
 from tapestry.kube.cel.library.operators import checked_int, checked_uint
 from tapestry.kube.cel.values import OPTIONAL_NONE, OptionalValue, UInt, is_equal
 
@@ -32,20 +33,17 @@ def list_sum(meter: Meter, items: list[Any]) -> Any:
     return checked_int(total) if isinstance(total, int) else total
 
 
-@cel_function(*(f"list({each}).max() -> {each}" for each in COMPARABLE), metered=True)
-def list_max(meter: Meter, items: list[Any]) -> Any:
-    charge_for_lists(meter, items)
-    if not items:
-        raise EvaluationError("max called on empty list")
-    return max(items)
+def declare_extreme(name: str, select: Callable[[list[Any]], Any]) -> None:
+    @cel_function(*(f"list({each}).{name}() -> {each}" for each in COMPARABLE), metered=True)
+    def run(meter: Meter, items: list[Any]) -> Any:
+        charge_for_lists(meter, items)
+        if not items:
+            raise EvaluationError(f"{name} called on empty list")
+        return select(items)
 
 
-@cel_function(*(f"list({each}).min() -> {each}" for each in COMPARABLE), metered=True)
-def list_min(meter: Meter, items: list[Any]) -> Any:
-    charge_for_lists(meter, items)
-    if not items:
-        raise EvaluationError("min called on empty list")
-    return min(items)
+declare_extreme("max", max)
+declare_extreme("min", min)
 
 
 @cel_function("list(A).indexOf(A) -> int", metered=True)
@@ -58,16 +56,6 @@ def index_of(meter: Meter, items: list[Any], value: Any) -> int:
 def last_index_of(meter: Meter, items: list[Any], value: Any) -> int:
     charge_for_lists(meter, items)
     return next((at for at in range(len(items) - 1, -1, -1) if is_equal(items[at], value, meter)), -1)
-
-
-@cel_function("list(A).first() -> optional_type(A)")
-def first(items: list[Any]) -> OptionalValue:
-    return OptionalValue(items[0]) if items else OPTIONAL_NONE
-
-
-@cel_function("list(A).last() -> optional_type(A)")
-def last(items: list[Any]) -> OptionalValue:
-    return OptionalValue(items[-1]) if items else OPTIONAL_NONE
 
 
 # -- sets
@@ -92,3 +80,11 @@ def set_equivalent(meter: Meter, items: list[Any], required: list[Any]) -> bool:
 def set_intersects(meter: Meter, items: list[Any], others: list[Any]) -> bool:
     meter.charge(len(items) * len(others) / 10)
     return any(any(is_equal(each, item, meter) for item in items) for each in others)
+
+
+register_functions(
+    {
+        "list(A).first() -> optional_type(A)": lambda items: OptionalValue(items[0]) if items else OPTIONAL_NONE,
+        "list(A).last() -> optional_type(A)": lambda items: OptionalValue(items[-1]) if items else OPTIONAL_NONE,
+    }
+)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from urllib.parse import SplitResult, parse_qs, quote, unquote, urlsplit
 
 from tapestry.kube.cel.errors import EvaluationError
-from tapestry.kube.cel.functions import cel_function
+from tapestry.kube.cel.functions import cel_function, is_valid, register_functions
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Interface | ipaddress.IPv6Interface
@@ -52,20 +52,6 @@ def url(text: str) -> Url:
         raise EvaluationError(f"URL parse error during conversion from string: {error}") from None
 
 
-@cel_function("isURL(string) -> bool")
-def is_url(text: str) -> bool:
-    try:
-        url_in(text)
-    except ValueError:
-        return False
-    return True
-
-
-@cel_function("kubernetes.URL.getScheme() -> string")
-def scheme(value: Url) -> str:
-    return value.parts.scheme
-
-
 @cel_function("kubernetes.URL.getHost() -> string")
 def host(value: Url) -> str:
     return value.parts.netloc.rpartition("@")[2]
@@ -77,11 +63,6 @@ def hostname(value: Url) -> str:
     if host_port.startswith("["):
         return host_port[1:].partition("]")[0]
     return host_port.partition(":")[0]
-
-
-@cel_function("kubernetes.URL.getPort() -> string")
-def port(value: Url) -> str:
-    return str(value.parts.port) if value.parts.port is not None else ""
 
 
 @cel_function("kubernetes.URL.getEscapedPath() -> string")
@@ -110,49 +91,10 @@ def ip_in(text: str) -> Ip:
     return Ip(address)
 
 
-@cel_function("ip(string) -> net.IP")
-def ip(text: str) -> Ip:
-    return ip_in(text)
-
-
-@cel_function("isIP(string) -> bool")
-def is_ip(text: str) -> bool:
-    try:
-        ip_in(text)
-    except EvaluationError:
-        return False
-    return True
-
-
-@cel_function("ip.isCanonical(string) -> bool")
-def is_canonical(text: str) -> bool:
-    return str(ip_in(text).address) == text
-
-
-@cel_function("net.IP.family() -> int")
-def family(value: Ip) -> int:
-    return value.address.version
-
-
-@cel_function("net.IP.isUnspecified() -> bool")
-def is_unspecified(value: Ip) -> bool:
-    return value.address.is_unspecified
-
-
-@cel_function("net.IP.isLoopback() -> bool")
-def is_loopback(value: Ip) -> bool:
-    return value.address.is_loopback
-
-
 @cel_function("net.IP.isLinkLocalMulticast() -> bool")
 def is_link_local_multicast(value: Ip) -> bool:
     block = "224.0.0.0/24" if value.address.version == 4 else "ff02::/16"
     return value.address in ipaddress.ip_network(block)
-
-
-@cel_function("net.IP.isLinkLocalUnicast() -> bool")
-def is_link_local(value: Ip) -> bool:
-    return value.address.is_link_local
 
 
 @cel_function("net.IP.isGlobalUnicast() -> bool")
@@ -162,11 +104,6 @@ def is_global_unicast(value: Ip) -> bool:
     return not (
         is_broadcast or address.is_unspecified or address.is_loopback or address.is_multicast or address.is_link_local
     )
-
-
-@cel_function("string(net.IP) -> string")
-def ip_text(value: Ip) -> str:
-    return str(value.address)
 
 
 # -- networks
@@ -187,28 +124,9 @@ def cidr_in(text: str) -> Cidr:
     return Cidr(network)
 
 
-@cel_function("cidr(string) -> net.CIDR")
-def cidr(text: str) -> Cidr:
-    return cidr_in(text)
-
-
-@cel_function("isCIDR(string) -> bool")
-def is_cidr(text: str) -> bool:
-    try:
-        cidr_in(text)
-    except EvaluationError:
-        return False
-    return True
-
-
 @cel_function("net.CIDR.containsIP(net.IP) -> bool")
 def contains_ip(value: Cidr, other: Ip) -> bool:
     return other.address in value.network.network
-
-
-@cel_function("net.CIDR.containsIP(string) -> bool")
-def contains_ip_text(value: Cidr, other: str) -> bool:
-    return contains_ip(value, ip_in(other))
 
 
 @cel_function("net.CIDR.containsCIDR(net.CIDR) -> bool")
@@ -217,26 +135,28 @@ def contains_cidr(value: Cidr, other: Cidr) -> bool:
     return value.network.version == other.network.version and bool(other.network.network.subnet_of(network))
 
 
-@cel_function("net.CIDR.containsCIDR(string) -> bool")
-def contains_cidr_text(value: Cidr, other: str) -> bool:
-    return contains_cidr(value, cidr_in(other))
-
-
-@cel_function("net.CIDR.ip() -> net.IP")
-def cidr_ip(value: Cidr) -> Ip:
-    return Ip(value.network.ip)
-
-
-@cel_function("net.CIDR.prefixLength() -> int")
-def prefix_length(value: Cidr) -> int:
-    return value.network.network.prefixlen
-
-
-@cel_function("net.CIDR.masked() -> net.CIDR")
-def masked(value: Cidr) -> Cidr:
-    return Cidr(ipaddress.ip_interface(value.network.network))
-
-
-@cel_function("string(net.CIDR) -> string")
-def cidr_text(value: Cidr) -> str:
-    return str(value.network)
+register_functions(
+    {
+        "isURL(string) -> bool": is_valid(url_in, ValueError),
+        "isIP(string) -> bool": is_valid(ip_in, EvaluationError),
+        "isCIDR(string) -> bool": is_valid(cidr_in, EvaluationError),
+        "kubernetes.URL.getScheme() -> string": lambda value: value.parts.scheme,
+        "kubernetes.URL.getPort() -> string": lambda value: (
+            str(value.parts.port) if value.parts.port is not None else ""
+        ),
+        "ip(string) -> net.IP": lambda text: ip_in(text),
+        "ip.isCanonical(string) -> bool": lambda text: str(ip_in(text).address) == text,
+        "net.IP.family() -> int": lambda value: value.address.version,
+        "net.IP.isUnspecified() -> bool": lambda value: value.address.is_unspecified,
+        "net.IP.isLoopback() -> bool": lambda value: value.address.is_loopback,
+        "net.IP.isLinkLocalUnicast() -> bool": lambda value: value.address.is_link_local,
+        "string(net.IP) -> string": lambda value: str(value.address),
+        "cidr(string) -> net.CIDR": lambda text: cidr_in(text),
+        "net.CIDR.containsIP(string) -> bool": lambda value, other: contains_ip(value, ip_in(other)),
+        "net.CIDR.containsCIDR(string) -> bool": lambda value, other: contains_cidr(value, cidr_in(other)),
+        "net.CIDR.ip() -> net.IP": lambda value: Ip(value.network.ip),
+        "net.CIDR.prefixLength() -> int": lambda value: value.network.network.prefixlen,
+        "net.CIDR.masked() -> net.CIDR": lambda value: Cidr(ipaddress.ip_interface(value.network.network)),
+        "string(net.CIDR) -> string": lambda value: str(value.network),
+    }
+)

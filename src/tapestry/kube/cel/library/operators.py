@@ -5,7 +5,7 @@ from operator import ge, gt, le, lt
 from typing import Any
 
 from tapestry.kube.cel.errors import EvaluationError, Meter
-from tapestry.kube.cel.functions import cel_function
+from tapestry.kube.cel.functions import cel_function, register_functions
 from tapestry.kube.cel.values import (
     INT_RANGE,
     OPTIONAL_NONE,
@@ -36,31 +36,6 @@ def checked_uint(value: int) -> UInt:
 # -- arithmetic
 
 
-@cel_function("_+_(int, int) -> int")
-def add(left: int, right: int) -> int:
-    return checked_int(left + right)
-
-
-@cel_function("_-_(int, int) -> int")
-def subtract(left: int, right: int) -> int:
-    return checked_int(left - right)
-
-
-@cel_function("_*_(int, int) -> int")
-def multiply(left: int, right: int) -> int:
-    return checked_int(left * right)
-
-
-@cel_function("_/_(int, int) -> int")
-def divide(left: int, right: int) -> int:
-    return checked_int(quotient(left, right, "division by zero"))
-
-
-@cel_function("_%_(int, int) -> int")
-def remainder(left: int, right: int) -> int:
-    return left - right * quotient(left, right, "modulus by zero")
-
-
 def quotient(left: int, right: int, message: str) -> int:
     """Return the quotient rounded towards zero."""
     if not right:
@@ -69,44 +44,9 @@ def quotient(left: int, right: int, message: str) -> int:
     return magnitude if (left < 0) == (right < 0) else -magnitude
 
 
-@cel_function("_+_(uint, uint) -> uint")
-def add_uint(left: int, right: int) -> UInt:
-    return checked_uint(int(left) + int(right))
-
-
-@cel_function("_-_(uint, uint) -> uint")
-def subtract_uint(left: int, right: int) -> UInt:
-    return checked_uint(int(left) - int(right))
-
-
-@cel_function("_*_(uint, uint) -> uint")
-def multiply_uint(left: int, right: int) -> UInt:
-    return checked_uint(int(left) * int(right))
-
-
-@cel_function("_/_(uint, uint) -> uint")
-def divide_uint(left: int, right: int) -> UInt:
-    return UInt(quotient(int(left), int(right), "division by zero"))
-
-
 @cel_function("_%_(uint, uint) -> uint")
 def remainder_uint(left: int, right: int) -> UInt:
     return UInt(int(left) - int(right) * quotient(int(left), int(right), "modulus by zero"))
-
-
-@cel_function("_+_(double, double) -> double")
-def add_double(left: float, right: float) -> float:
-    return left + right
-
-
-@cel_function("_-_(double, double) -> double")
-def subtract_double(left: float, right: float) -> float:
-    return left - right
-
-
-@cel_function("_*_(double, double) -> double")
-def multiply_double(left: float, right: float) -> float:
-    return left * right
 
 
 @cel_function("_/_(double, double) -> double")
@@ -116,21 +56,6 @@ def divide_double(left: float, right: float) -> float:
     if not left or left != left:
         return float("nan")
     return float("inf") if (left > 0) == (str(right)[0] != "-") else float("-inf")
-
-
-@cel_function("-_(int) -> int")
-def negate(value: int) -> int:
-    return checked_int(-value)
-
-
-@cel_function("-_(double) -> double")
-def negate_double(value: float) -> float:
-    return -value
-
-
-@cel_function("!_(bool) -> bool")
-def logical_not(value: bool) -> bool:
-    return not value
 
 
 # -- concatenation
@@ -191,11 +116,6 @@ def is_in_list(meter: Meter, value: Any, container: list[Any]) -> bool:
     return any(is_equal(value, each, meter) for each in container)
 
 
-@cel_function("@in(A, map(A, B)) -> bool")
-def is_in_map(value: Any, container: dict[Any, Any]) -> bool:
-    return not isinstance(value, list | dict) and value in container
-
-
 @cel_function("_[_](list(A), int) -> A")
 def list_item(container: list[Any], index: int) -> Any:
     if 0 <= index < len(container):
@@ -240,24 +160,9 @@ def optional_index(container: OptionalValue, key: Any) -> OptionalValue:
 # -- optionals
 
 
-@cel_function("optional.of(A) -> optional_type(A)")
-def optional_of_value(value: Any) -> OptionalValue:
-    return OptionalValue(value)
-
-
 @cel_function("optional.ofNonZeroValue(A) -> optional_type(A)")
 def optional_of_non_zero(value: Any) -> OptionalValue:
     return OPTIONAL_NONE if is_zero_value(value) else OptionalValue(value)
-
-
-@cel_function("optional.none() -> optional_type(A)")
-def optional_none() -> OptionalValue:
-    return OPTIONAL_NONE
-
-
-@cel_function("optional_type(A).hasValue() -> bool")
-def optional_has_value(value: OptionalValue) -> bool:
-    return value.has_value
 
 
 @cel_function("optional_type(A).value() -> A")
@@ -272,11 +177,6 @@ def optional_or(value: OptionalValue, right: OptionalValue) -> OptionalValue:
     return value if value.has_value else right
 
 
-@cel_function("optional_type(A).orValue(A) -> A")
-def optional_or_value(value: OptionalValue, right: Any) -> Any:
-    return value.value if value.has_value else right
-
-
 # -- size and type
 
 
@@ -288,11 +188,29 @@ def size(value: Any) -> int:
     return len(value)
 
 
-@cel_function("type(A) -> type(A)")
-def type_value(value: Any) -> TypeValue:
-    return TypeValue(type_name_of(value))
-
-
-@cel_function("dyn(A) -> dyn")
-def to_dyn(value: Any) -> Any:
-    return value
+register_functions(
+    {
+        "_+_(int, int) -> int": lambda left, right: checked_int(left + right),
+        "_-_(int, int) -> int": lambda left, right: checked_int(left - right),
+        "_*_(int, int) -> int": lambda left, right: checked_int(left * right),
+        "_/_(int, int) -> int": lambda left, right: checked_int(quotient(left, right, "division by zero")),
+        "_%_(int, int) -> int": lambda left, right: left - right * quotient(left, right, "modulus by zero"),
+        "_+_(uint, uint) -> uint": lambda left, right: checked_uint(int(left) + int(right)),
+        "_-_(uint, uint) -> uint": lambda left, right: checked_uint(int(left) - int(right)),
+        "_*_(uint, uint) -> uint": lambda left, right: checked_uint(int(left) * int(right)),
+        "_/_(uint, uint) -> uint": lambda left, right: UInt(quotient(int(left), int(right), "division by zero")),
+        "_+_(double, double) -> double": lambda left, right: left + right,
+        "_-_(double, double) -> double": lambda left, right: left - right,
+        "_*_(double, double) -> double": lambda left, right: left * right,
+        "-_(int) -> int": lambda value: checked_int(-value),
+        "-_(double) -> double": lambda value: -value,
+        "!_(bool) -> bool": lambda value: not value,
+        "@in(A, map(A, B)) -> bool": lambda value, container: not isinstance(value, list | dict) and value in container,
+        "optional.of(A) -> optional_type(A)": lambda value: OptionalValue(value),
+        "optional.none() -> optional_type(A)": lambda: OPTIONAL_NONE,
+        "optional_type(A).hasValue() -> bool": lambda value: value.has_value,
+        "optional_type(A).orValue(A) -> A": lambda value, right: value.value if value.has_value else right,
+        "type(A) -> type(A)": lambda value: TypeValue(type_name_of(value)),
+        "dyn(A) -> dyn": lambda value: value,
+    }
+)

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from tapestry.kube import names, quantity
 from tapestry.kube.cel.errors import EvaluationError
-from tapestry.kube.cel.functions import cel_function
+from tapestry.kube.cel.functions import cel_function, is_valid, register_functions
 from tapestry.kube.cel.library.network import url_in
 from tapestry.kube.cel.library.timestamps import parse_date, parse_timestamp
 from tapestry.kube.cel.values import INT_RANGE, OPTIONAL_NONE, OptionalValue
@@ -53,38 +53,9 @@ def quantity_value(text: str) -> QuantityValue:
         raise EvaluationError(message) from None
 
 
-@cel_function("isQuantity(string) -> bool")
-def is_quantity(text: str) -> bool:
-    try:
-        quantity.parse_quantity(text)
-    except QuantityError:
-        return False
-    return True
-
-
-@cel_function("sign(kubernetes.Quantity) -> int", "kubernetes.Quantity.sign() -> int")
-def sign(value: QuantityValue) -> int:
-    return (value.value.nano > 0) - (value.value.nano < 0)
-
-
-@cel_function("kubernetes.Quantity.isGreaterThan(kubernetes.Quantity) -> bool")
-def is_quantity_greater(value: QuantityValue, other: QuantityValue) -> bool:
-    return value.value > other.value
-
-
-@cel_function("kubernetes.Quantity.isLessThan(kubernetes.Quantity) -> bool")
-def is_quantity_less(value: QuantityValue, other: QuantityValue) -> bool:
-    return value.value < other.value
-
-
 @cel_function("kubernetes.Quantity.compareTo(kubernetes.Quantity) -> int")
 def compare_quantities(value: QuantityValue, other: QuantityValue) -> int:
     return (value.value > other.value) - (value.value < other.value)
-
-
-@cel_function("kubernetes.Quantity.asApproximateFloat() -> double")
-def quantity_as_float(value: QuantityValue) -> float:
-    return value.value.nano / NANOS
 
 
 @cel_function("kubernetes.Quantity.isInteger() -> bool")
@@ -169,21 +140,6 @@ def is_semver(text: str) -> bool:
     return parse_semver(text) is not None
 
 
-@cel_function("isSemver(string, bool) -> bool")
-def is_semver_normalized(text: str, normalize: bool) -> bool:
-    return is_semver(normalize_semver(text) if normalize else text)
-
-
-@cel_function("kubernetes.Semver.isGreaterThan(kubernetes.Semver) -> bool")
-def is_semver_greater(value: Semver, other: Semver) -> bool:
-    return value.rank > other.rank
-
-
-@cel_function("kubernetes.Semver.isLessThan(kubernetes.Semver) -> bool")
-def is_semver_less(value: Semver, other: Semver) -> bool:
-    return value.rank < other.rank
-
-
 @cel_function("kubernetes.Semver.compareTo(kubernetes.Semver) -> int")
 def compare_semvers(value: Semver, other: Semver) -> int:
     return (value.rank > other.rank) - (value.rank < other.rank)
@@ -255,3 +211,22 @@ def validate_named_format(value: NamedFormat, text: str) -> OptionalValue:
     """Return the errors of the text, or no value if it has the format."""
     error = FORMATS[value.name](text)
     return OPTIONAL_NONE if error is None else OptionalValue([error])
+
+
+register_functions(
+    {
+        "isQuantity(string) -> bool": is_valid(quantity.parse_quantity, QuantityError),
+        "sign(kubernetes.Quantity) -> int": lambda value: (value.value.nano > 0) - (value.value.nano < 0),
+        "kubernetes.Quantity.sign() -> int": lambda value: (value.value.nano > 0) - (value.value.nano < 0),
+        "kubernetes.Quantity.isGreaterThan(kubernetes.Quantity) -> bool": lambda value, other: (
+            value.value > other.value
+        ),
+        "kubernetes.Quantity.isLessThan(kubernetes.Quantity) -> bool": lambda value, other: value.value < other.value,
+        "kubernetes.Quantity.asApproximateFloat() -> double": lambda value: value.value.nano / NANOS,
+        "isSemver(string, bool) -> bool": lambda text, normalize: is_semver(
+            normalize_semver(text) if normalize else text
+        ),
+        "kubernetes.Semver.isGreaterThan(kubernetes.Semver) -> bool": lambda value, other: value.rank > other.rank,
+        "kubernetes.Semver.isLessThan(kubernetes.Semver) -> bool": lambda value, other: value.rank < other.rank,
+    }
+)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tapestry.kube.cel.errors import EvaluationError, Meter
-from tapestry.kube.cel.functions import cel_function
+from tapestry.kube.cel.functions import cel_function, register_functions
 from tapestry.kube.cel.library.conversions import double_text
 from tapestry.kube.cel.library.timestamps import duration_text, timestamp_text
 from tapestry.kube.cel.values import type_name_of
@@ -19,16 +19,6 @@ UPPER = {code: code - 32 for code in range(ord("a"), ord("z") + 1)}
 LOWER = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
 CLAUSE = re.compile(r"%(?:%|(?:\.(\d+))?(.)|)", re.DOTALL)
 MAX_PRECISION = 100
-
-
-@cel_function("string.startsWith(string) -> bool")
-def starts_with(text: str, part: str) -> bool:
-    return text.startswith(part)
-
-
-@cel_function("string.endsWith(string) -> bool")
-def ends_with(text: str, part: str) -> bool:
-    return text.endswith(part)
 
 
 @cel_function("string.contains(string) -> bool", metered=True)
@@ -89,11 +79,6 @@ def lower(meter: Meter, text: str) -> str:
 def upper(meter: Meter, text: str) -> str:
     meter.charge(len(text) / 10)
     return text.translate(UPPER)
-
-
-@cel_function("string.trim() -> string")
-def trim(text: str) -> str:
-    return text.strip(WHITESPACE)
 
 
 @cel_function("string.replace(string, string) -> string", metered=True)
@@ -194,7 +179,6 @@ def format_string(meter: Meter, text: str, values: list[Any]) -> str:
 
 
 def charge_for_text(meter: Meter, value: Any) -> None:
-    """Charge for the length of a value as text."""
     match type_name_of(value):
         case "string" | "bytes":
             meter.charge(1 + len(value) / 10)
@@ -352,3 +336,12 @@ CLAUSES: dict[str, Clause] = {
     "x": as_hex,
     "X": lambda value, precision: as_hex(value, precision).upper(),
 }
+
+
+register_functions(
+    {
+        "string.startsWith(string) -> bool": lambda text, part: text.startswith(part),
+        "string.endsWith(string) -> bool": lambda text, part: text.endswith(part),
+        "string.trim() -> string": lambda text: text.strip(WHITESPACE),
+    }
+)

@@ -7,7 +7,7 @@ from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from tapestry.kube.cel.errors import EvaluationError
-from tapestry.kube.cel.functions import cel_function
+from tapestry.kube.cel.functions import cel_function, register_functions
 
 DURATION = re.compile(
     r"([-+]?)((?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|μs|ms|s|m|h)(?:(?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))*|0)"
@@ -66,24 +66,6 @@ def checked_sum(make: Callable[[], Any]) -> Any:
         raise EvaluationError("timestamp overflow") from None
 
 
-@cel_function(
-    "_+_(timestamp, duration) -> timestamp",
-    "_+_(duration, timestamp) -> timestamp",
-    "_+_(duration, duration) -> duration",
-)
-def add_times(left: Any, right: Any) -> Any:
-    return checked_sum(lambda: left + right)
-
-
-@cel_function(
-    "_-_(timestamp, duration) -> timestamp",
-    "_-_(timestamp, timestamp) -> duration",
-    "_-_(duration, duration) -> duration",
-)
-def subtract_times(left: Any, right: Any) -> Any:
-    return checked_sum(lambda: left - right)
-
-
 # -- getters
 
 
@@ -127,3 +109,15 @@ for _name, _part in TIMESTAMP_GETTERS.items():
     declare_timestamp_getter(_name, _part)
 for _name, _whole in DURATION_GETTERS.items():
     cel_function(f"duration.{_name}() -> int")(_whole)
+
+
+register_functions(
+    {
+        "_+_(timestamp, duration) -> timestamp": lambda left, right: checked_sum(lambda: left + right),
+        "_+_(duration, timestamp) -> timestamp": lambda left, right: checked_sum(lambda: left + right),
+        "_+_(duration, duration) -> duration": lambda left, right: checked_sum(lambda: left + right),
+        "_-_(timestamp, duration) -> timestamp": lambda left, right: checked_sum(lambda: left - right),
+        "_-_(timestamp, timestamp) -> duration": lambda left, right: checked_sum(lambda: left - right),
+        "_-_(duration, duration) -> duration": lambda left, right: checked_sum(lambda: left - right),
+    }
+)
