@@ -8,8 +8,7 @@ import msgspec
 from tapestry.apis import keys
 from tapestry.apis.names import virtual_cluster_label
 from tapestry.controller.transforms import Transform, slim
-from tapestry.kube.digests import digest_of
-from tapestry.kube.objects import Object, annotations_of, labels_of, uid_of, version_of
+from tapestry.kube.objects import Object, annotations_of, digest_of, labels_of, uid_of, version_of
 from tapestry.kube.pod_requests import effective_requests, occupies_node, pod_allocation
 from tapestry.kube.pods import CONTAINER_FIELDS, is_pod_terminal
 from tapestry.kube.times import timestamp
