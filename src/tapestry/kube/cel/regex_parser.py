@@ -311,6 +311,8 @@ class RegexParser:
         name = self.take()
         if name == "{":
             end = self.text.find("}", self.at)
+            if end < 0:
+                raise RegexError(f"invalid character class range: `\\{letter}{self.text[self.at - 1 :]}`")
             name, self.at = self.text[self.at : end], end + 1
         negated = (letter == "P") is not name.startswith("^")
         name = name.removeprefix("^")
