@@ -5,7 +5,7 @@ import time
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapestry.kube.cel.regexes import RegexError, compile_regex
@@ -35,6 +35,7 @@ def test_match_equals_python_re(pattern: str, text: str) -> None:
         assert end is not None
 
 
+@settings(max_examples=1000)
 @given(st.text("()[]{}<>*+?|^$.,:-=\\apPLQExis01", max_size=12))
 def test_any_text_is_compiled_or_rejected(pattern: str) -> None:
     with suppress(RegexError):
@@ -85,6 +86,7 @@ def test_re2_syntax_is_supported(pattern: str, text: str, expected: str) -> None
         ("[a", "missing closing ]: `[a`"),
         ("*", "missing argument to repetition operator: `*`"),
         ("a**", "invalid nested repetition operator: `**`"),
+        ("1++", "invalid nested repetition operator: `++`"),
         ("a{1001}", "invalid repeat count: `{1001}`"),
         ("(?=a)", "invalid or unsupported Perl syntax: `(?=`"),
         (r"\1", r"invalid escape sequence: `\1`"),
