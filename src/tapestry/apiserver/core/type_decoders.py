@@ -16,7 +16,7 @@ import msgspec
 
 from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.faults import child_path
-from tapestry.apiserver.core.spec_cache import SpecCache
+from tapestry.apiserver.core.spec_cache import Interned, SpecCache
 from tapestry.kube.budget import checkpoint
 from tapestry.kube.objects import Object
 from tapestry.kube.quantity import QuantityError, parse_quantity
@@ -115,9 +115,14 @@ class TypeMismatch(Exception):
     """A value does not have the type of its field."""
 
     def __init__(self, value: Any, path: str, go_type: str) -> None:
-        result = {dict: "object", list: "array", str: "string", bool: "bool", type(None): "null"}.get(
-            type(value), "number"
-        )
+        result = {
+            dict: "object",
+            Interned: "object",
+            list: "array",
+            str: "string",
+            bool: "bool",
+            type(None): "null",
+        }.get(type(value), "number")
         super().__init__(f"json: cannot unmarshal {result} into Go struct field {path} of type {go_type}")
 
 

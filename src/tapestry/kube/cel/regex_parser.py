@@ -164,25 +164,22 @@ class RegexParser:
     def sequence(self) -> Part:
         parts: list[Part] = []
         while self.next and self.next not in "|)":
-            start = self.at
             part = self.atom()
             if part is not None:
-                parts.append(self.repetition(part, start))
+                parts.append(self.repetition(part))
         return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
 
-    def repetition(self, part: Part, start: int) -> Part:
+    def repetition(self, part: Part) -> Part:
+        start = self.at
         bounds = self.bounds()
         if bounds is None:
             return part
         lazy = self.accept("?") is not ("U" in self._flags)
         end = self.at
         if self.bounds() is not None:
-            raise RegexError(f"invalid nested repetition operator: `{self.text[self.repeat_start(start) : self.at]}`")
+            raise RegexError(f"invalid nested repetition operator: `{self.text[start : self.at]}`")
         self.at = end
         return Repeat(part, *bounds, lazy)
-
-    def repeat_start(self, start: int) -> int:
-        return next(at for at in range(self.at - 1, start, -1) if self.text[at - 1] not in "*+?}{,0123456789")
 
     def bounds(self) -> tuple[int, int | None] | None:
         match self.next:
@@ -311,6 +308,8 @@ class RegexParser:
         name = self.take()
         if name == "{":
             end = self.text.find("}", self.at)
+            if end < 0:
+                raise RegexError(f"invalid character class range: `\\{letter}{self.text[self.at - 1 :]}`")
             name, self.at = self.text[self.at : end], end + 1
         negated = (letter == "P") is not name.startswith("^")
         name = name.removeprefix("^")

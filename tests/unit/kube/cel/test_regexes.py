@@ -2,9 +2,10 @@
 
 import re
 import time
+from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapestry.kube.cel.regexes import RegexError, compile_regex
@@ -32,6 +33,13 @@ def test_match_equals_python_re(pattern: str, text: str) -> None:
         start, end = compile_regex(pattern).search(text) or (None, None)
         assert start == expected.start()
         assert end is not None
+
+
+@settings(max_examples=1000)
+@given(st.text("()[]{}<>*+?|^$.,:-=\\apPLQExis01", max_size=12))
+def test_any_text_is_compiled_or_rejected(pattern: str) -> None:
+    with suppress(RegexError):
+        compile_regex(pattern).matches("a-1")
 
 
 @pytest.mark.parametrize("pattern", ["(a+)+$", "^(a|aa)*$", "(a*)*b", "a*a*a*a*a*b", "(.*)(.*)(.*)(.*)x", "([a-z]+)*1"])
@@ -78,10 +86,12 @@ def test_re2_syntax_is_supported(pattern: str, text: str, expected: str) -> None
         ("[a", "missing closing ]: `[a`"),
         ("*", "missing argument to repetition operator: `*`"),
         ("a**", "invalid nested repetition operator: `**`"),
+        ("1++", "invalid nested repetition operator: `++`"),
         ("a{1001}", "invalid repeat count: `{1001}`"),
         ("(?=a)", "invalid or unsupported Perl syntax: `(?=`"),
         (r"\1", r"invalid escape sequence: `\1`"),
         ("[z-a]", "invalid character class range: `z-a`"),
+        (r"a\p{Lu+", r"invalid character class range: `\p{Lu+`"),
         ("a\\", "trailing backslash at end of expression: ``"),
         ("((a{100}){100}){100}", "expression too large"),
     ],
