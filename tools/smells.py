@@ -37,6 +37,8 @@ def smells(files: Files) -> list[Smell]:
         if path.endswith(".py"):
             found += code_smells(path, ast.parse(text, path))
     found += repeated_names(files)
+    if MIRROR in files:
+        found += untested_modules(files)
     return sorted(found)
 
 
@@ -137,6 +139,33 @@ def repeated_names(files: Files) -> Iterator[Smell]:
         if len(found) > MOST_DEFINITIONS and name not in SHARED_NAMES:
             path, line = found[-1]
             yield Smell(path, line, f"repeated name: {len(found)} modules of {package} define `{name}`")
+
+
+# Tests
+
+MIRROR = "tests/mirror.toml"
+ENTRY = re.compile(r'"(.+)" = "(.+)"')
+
+
+def untested_modules(files: Files) -> Iterator[Smell]:
+    """Modules with neither a unit test of the same name nor an entry in the table, and entries that are wrong."""
+    lines = enumerate(files[MIRROR].splitlines(), 1)
+    entries = [(number, *found.groups()) for number, line in lines if (found := ENTRY.fullmatch(line))]
+    places = {place for _, place, _ in entries}
+    needed: set[str] = set()
+    for path in files:
+        if path.startswith("src/tapestry/") and path.endswith(".py") and not path.endswith("__init__.py"):
+            module = PurePosixPath(path).relative_to("src/tapestry").with_suffix("")
+            if f"tests/unit/{module.parent}/test_{module.name}.py" in files:
+                continue
+            needed |= (names := {str(module), *map(str, module.parents)})
+            if not names & places:
+                yield Smell(path, 1, f"untested: add a unit test of its name, or say in {MIRROR} where it is tested")
+    for number, place, test in entries:
+        if test not in files:
+            yield Smell(MIRROR, number, f"table of tests: there is no {test}")
+        if place not in needed:
+            yield Smell(MIRROR, number, f"table of tests: {place} needs no line")
 
 
 # Lines

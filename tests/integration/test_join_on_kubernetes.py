@@ -23,7 +23,8 @@ from tapestry.kube.objects import Object, object_named, value_at
 from tapestry.kube.resources import CLUSTER_ROLES, CRDS, NAMESPACES, NODES, PODS, SECRETS, SERVICE_ACCOUNTS
 from tapestry.manager.joining import PRIORITY_CLASSES
 
-from .lending import TAPESTRY, a_pod, wait_until, wait_until_gone
+from .forked import ForkedTapestry, completed
+from .lending import a_pod, wait_until, wait_until_gone
 from .planes import Plane, Start, also_mixed
 
 READY = {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastTransitionTime": "2026-01-01T00:00:00Z"}
@@ -48,8 +49,7 @@ class Owner:
     physical_plane: Plane
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        environ = {**os.environ, "KUBECONFIG": str(self.virtual_plane.kubeconfig)}
-        return subprocess.run([TAPESTRY, *arguments], env=environ, capture_output=True, text=True, check=False)
+        return completed(arguments, {**os.environ, "KUBECONFIG": str(self.virtual_plane.kubeconfig)})
 
     def says(self, *arguments: str) -> str:
         done = self.run(*arguments)
@@ -97,16 +97,15 @@ async def node(owner: Owner) -> AsyncIterator[str]:
 
 
 @pytest.fixture
-def syncer(owner: Owner, tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+def syncer(owner: Owner, tmp_path: Path) -> Iterator[Callable[[], ForkedTapestry]]:
     """Function that starts the syncer of the binding."""
     started = []
 
-    def start() -> subprocess.Popen[bytes]:
-        command = [TAPESTRY, "syncer", "--binding", owner.name, "--kubeconfig", owner.virtual_plane.kubeconfig]
+    def start() -> ForkedTapestry:
+        command = ["syncer", "--binding", owner.name, "--kubeconfig", owner.virtual_plane.kubeconfig]
         command += ["--allow-loopback", "--leader-elect=false"]
         command += ["--metrics-bind-address", "", "--health-probe-bind-address", ""]
-        with (tmp_path / "syncer.log").open("ab") as log:
-            started.append(subprocess.Popen(command, stderr=log))
+        started.append(ForkedTapestry(command, os.environ, tmp_path / "syncer.log"))
         return started[-1]
 
     yield start
@@ -122,7 +121,7 @@ def marks(lines: list[str]) -> set[str]:
 
 @also_mixed
 async def test_cluster_joins_lends_and_leaves_without_a_trace(
-    owner: Owner, node: str, syncer: Callable[[], subprocess.Popen[bytes]]
+    owner: Owner, node: str, syncer: Callable[[], ForkedTapestry]
 ) -> None:
     first = owner.join("--lease", "50%", "--window", "00:00-24:00", "--force-reclaim", "--grace", "60")
     assert marks(first) >= {"created", "granted"}
@@ -218,7 +217,6 @@ async def test_forced_leave_works_without_syncer_and_cluster(owner: Owner, tmp_p
     ],
 )
 def test_errors_are_one_line(virtual_plane: Plane, arguments: tuple[str, ...], line: str) -> None:
-    environ = {**os.environ, "KUBECONFIG": str(virtual_plane.kubeconfig)}
-    done = subprocess.run([TAPESTRY, *arguments], env=environ, capture_output=True, text=True, check=False)
+    done = completed(arguments, {**os.environ, "KUBECONFIG": str(virtual_plane.kubeconfig)})
     (error,) = done.stderr.splitlines()
     assert (done.returncode, error[: len(line)]) == (1, line)

@@ -46,6 +46,7 @@ from tapestry.kube.resources import (
 from tapestry.local.kubernetes import free_ports
 
 from ..conftest import Kubectl
+from .forked import ForkedTapestry
 from .planes import Plane, Start
 
 TAPESTRY = Path(sys.executable).with_name("tapestry")
@@ -150,12 +151,11 @@ class World:
         It must exit cleanly on SIGTERM, and no request of it may have been denied.
         """
         audit, log = self.folder / "audit.jsonl", self.folder / "manager.log"
-        command = [TAPESTRY, "manager", "--kubeconfig", self.manager_kubeconfig, "--audit", audit, *flags]
+        command = ["manager", "--kubeconfig", self.manager_kubeconfig, "--audit", audit, *flags]
         if "--metrics-bind-address" not in flags:
             command += ["--metrics-bind-address="]
         command += ["--allow-loopback", "--health-probe-bind-address="]
-        with log.open("ab") as output:
-            process = subprocess.Popen(command, env={**os.environ, **environ}, stderr=output)
+        process = ForkedTapestry(command, {**os.environ, **environ}, log)
         try:
             yield audit
             process.terminate()

@@ -20,14 +20,14 @@ from tapestry.kube.resources import (
     SERVICES,
 )
 
-from .lending import TAPESTRY, Lending, an_object, annotated, give, wait_for_all, wait_until_gone
+from .forked import completed
+from .lending import Lending, an_object, annotated, give, wait_for_all, wait_until_gone
 
 TOKEN = {"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
 
 
 def tapestry(site: Lending, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "KUBECONFIG": str(site.virtual_plane.kubeconfig)}
-    return subprocess.run([TAPESTRY, *arguments], env=environ, capture_output=True, text=True, check=False)
+    return completed(arguments, {**os.environ, "KUBECONFIG": str(site.virtual_plane.kubeconfig)})
 
 
 def run_repair(site: Lending, *options: str) -> tuple[int, list[dict[str, Any]]]:

@@ -4,7 +4,6 @@ import asyncio
 import base64
 import os
 import secrets
-import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -34,7 +33,8 @@ from tapestry.kube.resources import (
     SERVICE_ACCOUNTS,
 )
 
-from .lending import TAPESTRY, client_of, install_kinds
+from .forked import completed
+from .lending import client_of, install_kinds
 from .planes import Plane, Start, starts_own
 
 DRIVER = "disk.example"
@@ -130,8 +130,7 @@ def own_namespace() -> tuple[str, str]:
 
 async def tapestry(virtual: Plane, *arguments: object) -> str:
     environ = {**os.environ, "KUBECONFIG": str(virtual.kubeconfig)}
-    command = [str(TAPESTRY), *map(str, arguments)]
-    done = await asyncio.to_thread(subprocess.run, command, env=environ, capture_output=True, text=True, check=False)
+    done = await asyncio.to_thread(completed, arguments, environ)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

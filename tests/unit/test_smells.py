@@ -244,3 +244,22 @@ def test_a_docstring_begins_with_a_noun_or_an_imperative(text: str) -> None:
     assert found("src/a.py", f'x = 1\n"""{text}"""') == ["docstring"]
     assert found("src/a.py", f'class A:\n    """{text}"""\n    x = 1') == ["docstring"]
     assert found("src/a.py", 'x = 1\n"""Seconds to wait."""') == []
+
+
+MIRRORED = {"src/tapestry/kube/pods.py": "", "tests/unit/kube/test_pods.py": "", "src/tapestry/kube/__init__.py": ""}
+ALONE = {"src/tapestry/kube/cel/types.py": "", "tests/unit/kube/cel/test_compiler.py": ""}
+
+
+@pytest.mark.parametrize(
+    ("files", "table", "messages"),
+    [
+        (MIRRORED, "", []),
+        (ALONE, "", ["untested"]),
+        (ALONE, '"kube/cel/types" = "tests/unit/kube/cel/test_compiler.py"', []),
+        (ALONE, '"kube/cel" = "tests/unit/kube/cel/test_compiler.py"', []),
+        (ALONE, '"kube/cel" = "tests/unit/kube/cel/test_parser.py"', ["table of tests"]),
+        (MIRRORED, '"kube/pods" = "tests/unit/kube/test_pods.py"', ["table of tests"]),
+    ],
+)
+def test_a_module_has_a_test_of_its_name_or_a_line(files: dict[str, str], table: str, messages: list[str]) -> None:
+    assert [smell.message.split(":")[0] for smell in smells({**files, "tests/mirror.toml": table})] == messages
