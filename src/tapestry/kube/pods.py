@@ -52,6 +52,11 @@ def is_tolerated(taint: Object, tolerations: Iterable[Object]) -> bool:
     return any(tolerates(each, taint) for each in tolerations)
 
 
+def taint_named(node: Object | None, key: str) -> Object | None:
+    taints: list[Object] = value_at(node, "spec", "taints", default=[])
+    return next((taint for taint in taints if taint["key"] == key), None)
+
+
 def qos_class(spec: Object) -> str:
     """The quality of service class of a pod, from the requests and limits of its containers.
 

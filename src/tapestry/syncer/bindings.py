@@ -36,6 +36,7 @@ from tapestry.kube.errors import KubeError
 from tapestry.kube.objects import Object, annotations_of, is_deleting, uid_of, value_at, version_of
 from tapestry.kube.patches import exact_map_patch, owned_patch
 from tapestry.kube.pod_requests import occupies_node
+from tapestry.kube.pods import taint_named
 from tapestry.kube.quantity import ResourceList
 from tapestry.kube.resources import NAMESPACES, NODES
 from tapestry.kube.times import parse_time, timestamp
@@ -43,7 +44,7 @@ from tapestry.process.logs import logger
 from tapestry.syncer import metrics
 from tapestry.syncer.context import SyncContext, connection_key_of
 from tapestry.syncer.leasing import LeaseRules, soonest
-from tapestry.syncer.virtual_nodes import leased_amounts, taint_named
+from tapestry.syncer.virtual_nodes import leased_amounts
 
 log = logger(__name__)
 

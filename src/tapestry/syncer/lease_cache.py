@@ -16,10 +16,10 @@ from tapestry.kube.quantity import ZERO, Quantity, ResourceList
 from tapestry.syncer.cache_transforms import physical_node_of
 from tapestry.syncer.context import SyncContext
 from tapestry.syncer.leasing import Lease, LeaseState, lease_for, reduced_lease
+from tapestry.syncer.policies import removed_policies
 from tapestry.syncer.predicates import nodes_with_changed_holds, twin_ended
 from tapestry.syncer.total_limits import ShareRequest, combined_limits, from_units, in_units, limited_lease, node_shares
 from tapestry.syncer.views import PhysicalPod
-from tapestry.syncer.virtual_nodes import with_removed_policies
 
 DIVISION_INTERVAL = timedelta(seconds=1)
 """Minimum time between two divisions of totals, unless the totals change: a division reads every node."""
@@ -110,9 +110,8 @@ class LeaseCache:
     ) -> Lease:
         """Compute the lease without total limits; `used` also decides which of our pods it has to reclaim."""
         context = self.context
-        rules = with_removed_policies(context.lease_rules(binding), node, existing, now)
-        allocations = [pod.allocation for pod in context.foreign_pods(name_of(node))]
-        lease = lease_for(node, allocations, used, rules, now)
+        rules, allocations = context.lease_rules(binding), [pod.allocation for pod in context.foreign_pods(name_of(node))]
+        lease = lease_for(node, allocations, used, rules, now, removed_policies(rules, node, existing, now))
         shortage = context.shortage(name_of(node))
         lease = reduced_lease(lease, shortage.amounts) if shortage is not None else lease
         if self.totals and self.weights.get(name_of(node)) != lease.amounts:

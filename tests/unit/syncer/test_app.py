@@ -12,9 +12,9 @@ from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import ApiError, Forbidden, NotFound
 from tapestry.kube.objects import Object, name_of, object_named, value_at
+from tapestry.kube.pods import taint_named
 from tapestry.kube.resources import LEASES, NAMESPACES, NODE_LEASE_NAMESPACE, NODES, PODS
 from tapestry.syncer.config import SyncerConfig
-from tapestry.syncer.virtual_nodes import taint_named
 
 from .world import MOUNT, World, a_world, accept_all
 

@@ -23,7 +23,7 @@ from tapestry.controller import Result
 from tapestry.kube.errors import AlreadyExists, Conflict, KubeError, NotFound, TooManyRequests, TransportError
 from tapestry.kube.objects import Object, is_deleting, key_of, labels_of, name_of, uid_of, value_at
 from tapestry.kube.pod_requests import occupies_node
-from tapestry.kube.pods import is_pod_terminal
+from tapestry.kube.pods import is_pod_terminal, taint_named
 from tapestry.kube.resources import NODES, PODS
 from tapestry.kube.times import parse_time, timestamp
 from tapestry.process.logs import logger
@@ -32,11 +32,12 @@ from tapestry.syncer.cache_transforms import is_placeholder, physical_node_of
 from tapestry.syncer.context import SyncContext
 from tapestry.syncer.lease_cache import LeaseCache, is_replaced_node
 from tapestry.syncer.leasing import Lease, LeaseState, ReclaimTerms, earliest, soonest
+from tapestry.syncer.policies import last_reclaim_terms
 from tapestry.syncer.reclaim import Reclaim, reclaim_all, reclaim_for
 from tapestry.syncer.total_limits import limited_lease
 from tapestry.syncer.translate.pod_status import mapped_uid
 from tapestry.syncer.views import Twin
-from tapestry.syncer.virtual_nodes import last_reclaim_terms, taint_named, virtual_node, withdrawal_patch
+from tapestry.syncer.virtual_nodes import virtual_node, withdrawal_patch
 
 log = logger(__name__)
 

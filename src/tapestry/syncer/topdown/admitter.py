@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from tapestry.apis import keys
 from tapestry.kube.objects import Object, annotations_of, is_deleting, value_at
 from tapestry.kube.pod_requests import effective_requests
-from tapestry.kube.pods import is_pod_terminal
+from tapestry.kube.pods import is_pod_terminal, taint_named
 from tapestry.kube.quantity import ResourceList
 from tapestry.kube.times import timestamp
 from tapestry.syncer.admission import (
@@ -24,7 +24,6 @@ from tapestry.syncer.lease_cache import LeaseCache
 from tapestry.syncer.ledger import RESERVATION_TTL
 from tapestry.syncer.translate.pod_status import sanitized_pod_conditions
 from tapestry.syncer.views import PhysicalPod, Twin, VirtualPod
-from tapestry.syncer.virtual_nodes import taint_named
 
 RESIZE_PENDING = "PodResizePending"
 CLOSURE_RECHECK = timedelta(seconds=10)
