@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
-from tapestry.kube.objects import Object
+from tapestry.kube.objects import Object, value_at
 from tapestry.kube.quantity import QuantityError, ResourceList, parse_quantity
 
 CONTAINER_FIELDS = ("initContainers", "containers", "ephemeralContainers")

@@ -34,9 +34,10 @@ from tapestry.syncer.bottomup.csinodes import CsiNodeReconciler
 from tapestry.syncer.bottomup.events import TwinEventForwarder
 from tapestry.syncer.bottomup.hostports import HostPortReconciler
 from tapestry.syncer.bottomup.node_leases import NodeLeaseReconciler
-from tapestry.syncer.bottomup.nodes import NodeReconciler, propagates_deletion
+from tapestry.syncer.bottomup.nodes import NodeReconciler
 from tapestry.syncer.bottomup.pod_status import PodStatusReconciler
 from tapestry.syncer.bottomup.policy_status import PolicyStatusReconciler, policy_names
+from tapestry.syncer.bottomup.reclaimer import Reclaimer
 from tapestry.syncer.cache_transforms import (
     digest_only,
     foreign_pod_node,
@@ -70,6 +71,7 @@ from tapestry.syncer.predicates import (
     twin_ended,
     twin_status_changed,
 )
+from tapestry.syncer.reclaim import propagates_deletion
 from tapestry.syncer.snapshots import SnapshotCaches
 from tapestry.syncer.switchable_transport import SwitchableTransport
 from tapestry.syncer.topdown.admitter import Admitter
@@ -154,7 +156,8 @@ async def build_syncer(
 def wire(context: SyncContext, connect: Connect) -> None:
     """Connect every controller to the watch events that requeue its keys."""
     current = wire_leases(context, lambda names: add_all(nodes, names))
-    physical = NodeReconciler(context, current)
+    reclaimer = Reclaimer(context, current)
+    physical = NodeReconciler(context, current, reclaimer)
     nodes = context.manager.controller("nodes", physical.reconcile, workers=NODE_WORKERS)
     leases = context.manager.controller("node-leases", NodeLeaseReconciler(context).reconcile, workers=NODE_WORKERS)
     node_objects = wire_node_objects(context)
@@ -200,7 +203,7 @@ def wire(context: SyncContext, connect: Connect) -> None:
     watch = PartitionDetector(context, requeue_everything)
     context.manager.run_while_leading("partition", watch.run)
     unfenced = Client(context.read_transport, audit=context.manager.audit, identity=context.manager.identity)
-    context.manager.run_always("offline-reclaim", OfflineReclaim(context, physical, unfenced).run)
+    context.manager.run_always("offline-reclaim", OfflineReclaim(context, reclaimer, unfenced).run)
 
 
 def add_all(controller: Controller, names: Iterable[str]) -> None:

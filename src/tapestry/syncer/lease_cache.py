@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, uid_of, value_at
+from tapestry.kube.pod_requests import occupies_node
 from tapestry.kube.quantity import ZERO, Quantity, ResourceList
 from tapestry.syncer.cache_transforms import physical_node_of
 from tapestry.syncer.context import SyncContext
@@ -117,6 +118,14 @@ class LeaseCache:
         if self.totals and self.weights.get(name_of(node)) != lease.amounts:
             self.on_shares_stale(self.context)
         return lease
+
+    def reclaiming_lease(self, node: Object, existing: Object | None, binding: Binding, now: datetime) -> Lease:
+        """Compute the lease with the pods that it has to reclaim."""
+        pods = self.context.pods_on(name_of(existing)) if existing else []
+        used = [pod.requests for pod in pods if occupies_node(pod.object)]
+        lease = self.compute_lease(node, existing, binding, now, used)
+        share = self.share(name_of(node), now)
+        return limited_lease(lease, share) if share is not None else lease
 
     def share(self, name: str, now: datetime) -> ResourceList | None:
         """Return the node's share of the totals; None without totals.

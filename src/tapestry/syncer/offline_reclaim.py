@@ -13,7 +13,7 @@ from tapestry.client.client import Client
 from tapestry.kube.errors import KubeError, TransportError
 from tapestry.kube.objects import name_of
 from tapestry.process.logs import logger
-from tapestry.syncer.bottomup.nodes import NodeReconciler
+from tapestry.syncer.bottomup.reclaimer import Reclaimer
 from tapestry.syncer.context import SyncContext
 
 log = logger(__name__)
@@ -27,7 +27,7 @@ class OfflineReclaim:
     """Enforces reclaim deadlines while this process cannot reach its Lease."""
 
     context: SyncContext
-    node_reconciler: NodeReconciler
+    reclaimer: Reclaimer
     unfenced_client: Client
     """A client that works without the Lease."""
 
@@ -51,8 +51,8 @@ class OfflineReclaim:
 
     async def reclaim_due(self) -> None:
         for node in self.context.virtual_nodes.store.list():
-            reclaim, reason = self.node_reconciler.due_reclaim(node, self.context.now())
+            reclaim, reason = self.reclaimer.due_reclaim(node, self.context.now())
             try:
-                await self.node_reconciler.delete_reclaimed_twins(name_of(node), reclaim, reason, self.unfenced_client)
+                await self.reclaimer.delete_reclaimed_twins(name_of(node), reclaim, reason, self.unfenced_client)
             except KubeError:  # logged by the callee; the next check retries
                 continue

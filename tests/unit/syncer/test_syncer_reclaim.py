@@ -12,7 +12,7 @@ from tapestry.client.watch import wait_for
 from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.objects import Object, is_deleting, name_of, object_named
 from tapestry.kube.resources import NODES, PODS
-from tapestry.syncer.bottomup.nodes import NodeReconciler
+from tapestry.syncer.bottomup.reclaimer import Reclaimer
 from tapestry.syncer.lease_cache import LeaseCache
 from tapestry.syncer.offline_reclaim import OfflineReclaim
 
@@ -125,9 +125,8 @@ async def test_former_leader_shortens_grace_of_deleted_twins(pod_grace: int | No
         await world.wait_for_twin(lambda twin: grace(twin) == A_WEEK)
         world.up.cut()
         unfenced = Client(context.read_transport, identity=context.manager.identity)
-        watch = OfflineReclaim(
-            context, NodeReconciler(context, LeaseCache(context, lambda _: None, lambda _: None)), unfenced
-        )
+        leases = LeaseCache(context, lambda _: None, lambda _: None)
+        watch = OfflineReclaim(context, Reclaimer(context, leases), unfenced)
         await set_kill_switch(world)
         await asyncio.sleep(0.01)
         await watch.reclaim_due()
