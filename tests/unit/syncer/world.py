@@ -396,8 +396,8 @@ class Gate:
         self._opened.set()
 
 
-def forbidden(message: str) -> Forbidden:
-    return Forbidden(403, "Forbidden", message)
+def forbidden(message: str, **details: Any) -> Forbidden:
+    return Forbidden(403, "Forbidden", message, details=details)
 
 
 def phase(expected: str) -> Until:

@@ -11,7 +11,18 @@ from datetime import timedelta
 from tapestry.apis import keys
 from tapestry.controller import Result
 from tapestry.kube.conditions import find_condition
-from tapestry.kube.errors import ApiError, Conflict, Forbidden, NotFound, ServerError, TooManyRequests, Unauthorized
+from tapestry.kube.errors import (
+    ApiError,
+    Conflict,
+    NotFound,
+    ServerError,
+    TooManyRequests,
+    Unauthorized,
+    is_create_unauthorized,
+    is_namespace_terminating,
+    is_over_quota,
+    reports_insufficient_resources,
+)
 from tapestry.kube.objects import Object, version_of
 from tapestry.kube.times import parse_time
 from tapestry.syncer.context import CACHE_LAG_SECONDS, SyncContext
@@ -21,13 +32,6 @@ from tapestry.syncer.views import Twin, VirtualPod
 
 RETRYABLE_ERRORS = (Unauthorized, Conflict, TooManyRequests, ServerError)
 """API errors that are unrelated to the pod."""
-SYNCER_FAULT_MESSAGES = (
-    "cannot create resource",
-    "because it is being terminated",
-    "failed calling webhook",
-)
-"""Messages that point to our permissions, our namespace or a webhook instead of the pod."""
-INSUFFICIENT_MESSAGES = ("Insufficient", "Too many pods")
 QUOTA_EXCEEDED = "QuotaExceeded"
 MAX_QUOTA_BACKOFF = timedelta(minutes=5)
 """Maximum time between two attempts to create a pod over quota."""
@@ -114,7 +118,7 @@ class AdmissionTimeout:
 
     async def fail_pod(self, pod: VirtualPod, node: str, reason: str, message: str) -> None:
         """Fail the pod, and record a shortage of the node if the message reports one."""
-        if any(text in message for text in INSUFFICIENT_MESSAGES):
+        if reports_insufficient_resources(message):
             self.context.record_shortage(node, pod)
         await self.status_writer.fail_pod(pod, reason, message)
 
@@ -128,8 +132,7 @@ def unscheduled_condition(twin: Twin) -> Object | None:
 
 
 def is_syncer_fault(error: ApiError) -> bool:
-    return isinstance(error, NotFound) or any(text in error.message for text in SYNCER_FAULT_MESSAGES)
-
-
-def is_over_quota(error: ApiError) -> bool:
-    return isinstance(error, Forbidden) and "exceeded quota" in error.message
+    """Return whether an error points to our permissions, our namespace or a webhook instead of the pod."""
+    if isinstance(error, NotFound) or error.reason == "InternalError":  # the namespace; a webhook that is unreachable
+        return True
+    return is_namespace_terminating(error) or is_create_unauthorized(error)

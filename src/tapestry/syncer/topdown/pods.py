@@ -19,7 +19,16 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.client.options import PatchType
 from tapestry.controller import Result
-from tapestry.kube.errors import AlreadyExists, ApiError, BadRequest, Forbidden, Invalid, NotFound, ServerError
+from tapestry.kube.errors import (
+    AlreadyExists,
+    ApiError,
+    BadRequest,
+    Forbidden,
+    Invalid,
+    NotFound,
+    ServerError,
+    is_priority_class_missing,
+)
 from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, uid_of, value_at
 from tapestry.kube.pods import CORDON_TAINT, TERMINAL_PHASES, is_pod_terminal
 from tapestry.kube.resources import PODS
@@ -35,7 +44,7 @@ from tapestry.syncer.topdown.dependencies import Dependency, DependencyNotReady
 from tapestry.syncer.topdown.lost_twins import LostTwins
 from tapestry.syncer.topdown.orphans import OrphanTracker
 from tapestry.syncer.topdown.pod_status_writer import PodStatusWriter, condition_since, rejection_errors
-from tapestry.syncer.topdown.priority_class import PriorityClassGuard, is_class_missing
+from tapestry.syncer.topdown.priority_class import PriorityClassGuard
 from tapestry.syncer.topdown.volumes import REFUSED_BY_OWNER
 from tapestry.syncer.translate import pod_status, pods
 from tapestry.syncer.translate.allowed_metadata import uncopied_keys, uncopied_message
@@ -208,7 +217,7 @@ class PodReconciler:
                 return await self.resolve_name_conflict(pod, binding)
             if not isinstance(error, ApiError):
                 raise
-            if is_class_missing(error):
+            if is_priority_class_missing(error):
                 return await self.priority_class_guard.on_class_missing(pod, binding)
             return await self.admission_timeout.handle_rejection(pod, node, error)
         ledger.mark_written(key, self.context.now())

@@ -103,9 +103,5 @@ class PriorityClassGuard:
             self.probing.clear()
 
 
-def is_class_missing(error: ApiError) -> bool:
-    return "no PriorityClass with name" in error.message
-
-
 def priority_class_name(binding: Binding) -> str:
     return binding.spec.pod_priority_class_name or keys.PRIORITY_CLASS

@@ -15,7 +15,7 @@ from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.names import physical_name
 from tapestry.controller import Informer, Result
 from tapestry.controller.store import Indexer
-from tapestry.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid
+from tapestry.kube.errors import AlreadyExists, ApiError, Conflict, is_denied_by_policy
 from tapestry.kube.names import dns_subdomain_error
 from tapestry.kube.objects import EMPTY_MAPPING, Object, is_deleting, key_of, name_of, namespace_of, uid_of, value_at
 from tapestry.kube.pods import is_pod_terminal
@@ -41,7 +41,6 @@ from tapestry.syncer.translate.volumes import (
 from tapestry.syncer.views import VirtualPod
 
 ACTIVE_PODS_SELECTOR = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
-DENIED_BY_POLICY = "ValidatingAdmissionPolicy"
 REFUSED_BY_OWNER = "VolumeRefusedBelow"
 CLUSTER_SCOPE = ""
 """The namespace of cluster-scoped objects in `NamespaceInformers`."""
@@ -241,8 +240,8 @@ class VolumeReconciler:
             if existing is None:
                 raise Conflict(409, "Conflict", f"{resource.kind} {key_of(wanted)} has just been deleted") from None
             return existing
-        except (Invalid, Forbidden) as error:
-            if DENIED_BY_POLICY not in error.message:
+        except ApiError as error:
+            if not is_denied_by_policy(error):
                 raise
             advice = "`tapestry join` updates the owner's policies to the binding"
             raise DependencyNotReady(REFUSED_BY_OWNER, f"{error.message}; {advice}") from error

@@ -293,8 +293,13 @@ async def test_invalid_twin_shrinks_no_lease() -> None:
         Unavailable(503, "ServiceUnavailable", "apiserver is shutting down"),
         ServerError(500, "InternalError", "etcdserver: request timed out"),
         ServerError(500, "InternalError", 'Internal error occurred: failed calling webhook "kyverno"'),
-        forbidden('pods is forbidden: User "syncer" cannot create resource "pods" in API group ""'),
-        forbidden('pods "x" is forbidden: unable to create new content in namespace a because it is being terminated'),
+        forbidden('pods is forbidden: User "syncer" cannot create resource "pods" in API group ""', kind="pods"),
+        forbidden(
+            'pods "x" is forbidden: unable to create new content in namespace a because it is being terminated',
+            kind="pods",
+            name="x",
+            causes=[{"reason": "NamespaceTerminating", "field": "metadata.namespace"}],
+        ),
         NotFound(404, "NotFound", 'namespaces "leased" not found'),
     ],
     ids=lambda error: error.message[-12:],
@@ -314,7 +319,7 @@ async def test_safety_rule_3_unrelated_errors_never_fail_the_pod(error: ApiError
 @in_virtual_time
 async def test_missing_permissions_are_reported() -> None:
     world = await a_world()
-    world.down.rejection = rejecting_pods(forbidden('User "syncer" cannot create resource "pods"'))
+    world.down.rejection = rejecting_pods(forbidden('User "syncer" cannot create resource "pods"', kind="pods"))
     async with world.syncer():
         await world.add_pod()
         pod = await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "NotPermitted"))
