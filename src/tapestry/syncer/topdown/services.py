@@ -30,12 +30,12 @@ from tapestry.syncer.topdown.namespace_informers import NamespaceInformers, owne
 from tapestry.syncer.translate.pods import HostAlias
 from tapestry.syncer.translate.services import (
     SERVICE_NAME,
+    ServiceObjects,
+    desired_objects,
     host_aliases,
     is_syncable,
     service_key,
-    service_needs_recreate,
-    twin_service,
-    twin_slice,
+    stale_objects,
 )
 from tapestry.syncer.views import VirtualPod
 
@@ -43,8 +43,6 @@ MAX_ALIASES = 1000
 """Maximum number of host aliases of a pod; with many more an API server would reject its twin."""
 OTHER_NAMESPACES_TIMEOUT = 10.0
 """Age of a pod in seconds up to which it waits for Services of other namespaces."""
-ServiceObjects = dict[tuple[Resource, str], Object]
-"""Twins of one Service and its slices, by kind and name."""
 
 
 @dataclass
@@ -245,17 +243,3 @@ class ServiceReconciler:
             message = f"{resource.kind} {key_of(existing)} in the physical cluster is not ours; delete it there"
             raise Terminal("NameTaken", message)
         await self.context.physical_client.converge(resource, existing, wanted)
-
-
-def desired_objects(service: Object | None, slices: Iterable[Object], binding: Binding) -> ServiceObjects:
-    """Return the desired twins of a Service and its slices, the Service first."""
-    if service is None or not is_syncable(service):
-        return {}
-    twins = (twin_slice(each, service, binding) for each in sorted(slices, key=name_of))
-    objects = [(SERVICES, twin_service(service, binding)), *((ENDPOINT_SLICES, each) for each in twins if each)]
-    return {(resource, name_of(obj)): obj for resource, obj in objects}
-
-
-def stale_objects(existing: ServiceObjects, wanted: ServiceObjects) -> list[tuple[Resource, str]]:
-    """Return the objects that must be deleted: unwanted ones, and those that differ in an immutable field."""
-    return [ref for ref, obj in existing.items() if ref not in wanted or service_needs_recreate(obj, wanted[ref])]
