@@ -559,8 +559,8 @@ def test_requeued_controllers_exist() -> None:
     assert len(requested) == 7
 
     async def story(world: World) -> None:
-        async with world.syncer() as context:
-            assert requested <= {controller.name for controller in context.manager.controllers}
+        async with world.syncer() as parts:
+            assert requested <= {controller.name for controller in parts.manager.controllers}
 
     run_in_world(story)
 

@@ -8,6 +8,7 @@ A virtual node is withdrawn in three passes: set a taint, reclaim its pods on th
 node after its last pod.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -23,18 +24,35 @@ from tapestry.kube.resources import NODES, PODS
 from tapestry.kube.times import timestamp
 from tapestry.syncer.bottomup.reclaimer import Reclaimer, delete_twins
 from tapestry.syncer.cache_transforms import is_placeholder
-from tapestry.syncer.context import SyncContext
+from tapestry.syncer.caches import Caches
+from tapestry.syncer.clients import Clients
+from tapestry.syncer.current_binding import CurrentBinding
 from tapestry.syncer.lease_cache import LeaseCache, is_replaced_node
 from tapestry.syncer.leasing import Lease, LeaseState, ReclaimTerms, soonest
+from tapestry.syncer.partition import Partition
 from tapestry.syncer.reclaim import reclaim_all, reclaim_for, unbinding_terms, withdrawal_terms
-from tapestry.syncer.virtual_nodes import virtual_node, withdrawal_patch
+from tapestry.syncer.virtual_nodes import Endpoint, virtual_node, withdrawal_patch
+
+
+@dataclass(slots=True)
+class KubeletState:
+    """Endpoint of the kubelet that serves our virtual nodes, if there is one."""
+
+    endpoint: Endpoint | None = None
 
 
 @dataclass(frozen=True)
 class NodeReconciler:
     """Keeps one virtual Node for each leased physical Node; keyed by the physical node's name."""
 
-    context: SyncContext
+    current_binding: CurrentBinding
+    caches: Caches
+    clients: Clients
+    partition: Partition
+    kubelet: KubeletState
+    now: Callable[[], datetime]
+    warning: timedelta
+    """Time before its end at which a lease warns."""
     lease_cache: LeaseCache
     reclaimer: Reclaimer
     warned: dict[str, datetime] = field(default_factory=dict)
@@ -44,21 +62,21 @@ class NodeReconciler:
 
     def depends_on_pods(self, name: str) -> bool:
         """Return whether a pod that is bound to the node or leaves it requires a pass."""
-        return name not in self.stable_nodes or name in self.context.shortages
+        return name not in self.stable_nodes or name in self.lease_cache.shortages.by_node
 
     async def reconcile(self, name: str) -> Result | None:
-        context, now = self.context, self.context.now()
+        now = self.now()
         self.stable_nodes.discard(name)
-        existing = context.virtual_node_of(name)
+        existing = self.caches.virtual_node_of(name)
         if existing is not None and is_deleting(existing):
             return None
-        if context.is_unbinding:
-            terms = unbinding_terms(context.binding_object(), now)
+        if self.current_binding.is_unbinding:
+            terms = unbinding_terms(self.current_binding.object(), now)
             return await self.withdraw(existing, terms, "Unbound", now) if existing else None
-        binding = context.binding()
-        if binding is None or not context.is_physical_synced:
+        binding = self.current_binding.get()
+        if binding is None or not self.caches.is_physical_synced:
             return None
-        node = context.physical_nodes.store.get(name)
+        node = self.caches.physical_nodes.store.get(name)
         if node is None or is_deleting(node) or is_replaced_node(node, existing):
             return await self.only_virtual(name, existing, now) if existing else None
         lease = self.lease_cache.reclaiming_lease(node, existing, binding, now)
@@ -71,18 +89,17 @@ class NodeReconciler:
     async def sync_node(
         self, node: Object, lease: Lease, binding: Binding, existing: Object | None, now: datetime
     ) -> Result | None:
-        context = self.context
-        name, kubelet = self.name_for(node, binding, existing), context.kubelet.endpoint
+        name, kubelet = self.name_for(node, binding, existing), self.kubelet.endpoint
         desired = virtual_node(node, lease, binding, name, existing, now, kubelet)
         reclaim = reclaim_for(lease, self.reclaimer.running_pods(name) if existing else [], now)
         async with self.reclaimer.delete_twins_if_unreachable(name, reclaim, lease.reason):
-            applied = await self.apply_virtual_node(desired, node, binding, existing, context.partition.since)
+            applied = await self.apply_virtual_node(desired, node, binding, existing, self.partition.since)
             await self.reclaimer.reclaim_pods(reclaim, lease.reason)
-        await delete_twins(self.reclaimer.lingering_twins(name, reclaim), context.physical_client)
+        await delete_twins(self.reclaimer.lingering_twins(name, reclaim), self.clients.physical)
         warning = self.warn(applied, lease, now)
         if lease.is_stable(now):
             self.stable_nodes.add(name_of(node))
-        shortage = context.shortage(name_of(node))
+        shortage = self.lease_cache.shortages.get(name_of(node))
         expiry = shortage.until if shortage is not None else None
         return Result(requeue_at=soonest(lease.next_change, reclaim.requeue_at, warning, expiry))
 
@@ -97,17 +114,17 @@ class NodeReconciler:
             conditions = unknown_conditions(existing or desired, unreachable)
             desired = {**desired, "status": {**desired["status"], "conditions": conditions}}
         try:
-            return await self.context.virtual_client.converge(NODES, existing, desired)
+            return await self.clients.virtual.converge(NODES, existing, desired)
         except AlreadyExists:
-            other = await self.context.virtual_client.get(NODES, name_of(desired))
+            other = await self.clients.virtual.get(NODES, name_of(desired))
             if labels_of(other).get(keys.CLUSTER_BINDING_UID) == binding.uid:
                 raise  # ours; the cache lags behind
             fallback = fallback_virtual_node_name(binding.spec.cluster_id, name_of(node), binding.uid)
-            return await self.context.virtual_client.converge(NODES, None, with_node_name(desired, fallback))
+            return await self.clients.virtual.converge(NODES, None, with_node_name(desired, fallback))
 
     async def only_virtual(self, name: str, existing: Object, now: datetime) -> Result | None:
         """Withdraw the virtual node after a live read confirms that its physical node is deleted."""
-        live = await self.context.physical_client.find(NODES, name)
+        live = await self.clients.physical.find(NODES, name)
         if live is not None and not is_deleting(live) and not is_replaced_node(live, existing):
             return Result(requeue_after=1)  # the cache will see it
         return await self.withdraw(
@@ -116,29 +133,29 @@ class NodeReconciler:
 
     async def withdraw(self, existing: Object, terms: ReclaimTerms, reason: str, now: datetime) -> Result | None:
         """Taint the virtual node, reclaim its pods on these terms, and delete it after the last one."""
-        context, name = self.context, name_of(existing)
-        bound, running = [pod.object for pod in context.pods_on(name)], self.reclaimer.running_pods(name)
+        name = name_of(existing)
+        bound, running = [pod.object for pod in self.caches.pods_on(name)], self.reclaimer.running_pods(name)
         pods = [pod for pod in bound if occupies_node(pod)]
         # An unbinding removes leftovers in the physical cluster once it responds; the node does not wait for that.
-        is_empty = not running and (
-            context.is_unbinding or not any(entry.requested for _, entry in context.ledger.entries_on(name))
-        )
+        is_empty = not running and (self.current_binding.is_unbinding or not self.reclaimer.has_twins(name))
         # Pods that wait for the ended lease are deleted with the node once nothing runs there.
         reclaim = (
             reclaim_all(pods, ReclaimTerms(now, by="withdrawal"), now) if is_empty else reclaim_all(running, terms, now)
         )
         async with self.reclaimer.delete_twins_if_unreachable(name, reclaim, reason):
             if taint_named(existing, keys.WITHDRAWING_TAINT) is None:
-                existing = await context.virtual_client.converge(NODES, existing, withdrawal_patch(existing, now))
-                context.manager.events.warning(
+                existing = await self.clients.virtual.converge(NODES, existing, withdrawal_patch(existing, now))
+                self.clients.events.warning(
                     existing, "Withdrawn", f"{reason}: no new pods; the node is deleted after its last pod"
                 )
             if is_empty and not pods:
                 await self.remove(existing)
                 return None
             await self.reclaimer.reclaim_pods(reclaim, reason)
-        if not context.is_unbinding:  # an unbinding deletes the rest itself; its node must not wait for that
-            await delete_twins(self.reclaimer.lingering_twins(name, reclaim), context.physical_client)
+        if (
+            not self.current_binding.is_unbinding
+        ):  # an unbinding deletes the rest itself; its node must not wait for that
+            await delete_twins(self.reclaimer.lingering_twins(name, reclaim), self.clients.physical)
         requeue_at = soonest(reclaim.requeue_at, terms.deadline if terms.deadline and terms.deadline > now else None)
         return Result(requeue_at=requeue_at) if requeue_at else None
 
@@ -147,21 +164,21 @@ class NodeReconciler:
 
         Terminated pods do not keep the node: they hold nothing, and an unbinding must finish.
         """
-        pods = await self.context.virtual_client.list(PODS, fields=f"spec.nodeName={name_of(existing)}")
+        pods = await self.clients.virtual.list(PODS, fields=f"spec.nodeName={name_of(existing)}")
         if any(occupies_node(pod) and not is_placeholder(pod) for pod in pods):
             return
-        await self.context.virtual_client.delete_if_exists(NODES, existing)
+        await self.clients.virtual.delete_if_exists(NODES, existing)
 
     def warn(self, node: Object, lease: Lease, now: datetime) -> datetime | None:
         """Emit one event when a lease is about to end; return when to emit it if that is later."""
         if lease.ends is None:
             return None
-        due = lease.ends - timedelta(seconds=self.context.config.warning_seconds)
+        due = lease.ends - self.warning
         if due > now:
             return due
-        if self.warned.get(name_of(node)) != lease.ends and self.context.pods_on(name_of(node)):
+        if self.warned.get(name_of(node)) != lease.ends and self.caches.pods_on(name_of(node)):
             self.warned[name_of(node)] = lease.ends
-            self.context.manager.events.warning(node, "LeaseEnds", f"the lease ends at {timestamp(lease.ends)}")
+            self.clients.events.warning(node, "LeaseEnds", f"the lease ends at {timestamp(lease.ends)}")
         return None
 
 

@@ -4,7 +4,7 @@ Pods leave through the virtual cluster. A twin is deleted directly if no deletio
 virtual cluster is unreachable, so that its node is free in time.
 """
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,7 +19,10 @@ from tapestry.kube.resources import PODS
 from tapestry.process.logs import logger
 from tapestry.syncer import metrics
 from tapestry.syncer.cache_transforms import physical_node_of
-from tapestry.syncer.context import SyncContext
+from tapestry.syncer.caches import Caches
+from tapestry.syncer.clients import Clients
+from tapestry.syncer.current_binding import CurrentBinding
+from tapestry.syncer.identity import Identity
 from tapestry.syncer.lease_cache import LeaseCache, is_replaced_node
 from tapestry.syncer.leasing import LeaseState
 from tapestry.syncer.reclaim import (
@@ -41,29 +44,39 @@ log = logger(__name__)
 class Reclaimer:
     """Evicts and deletes the pods of virtual nodes, or their twins."""
 
-    context: SyncContext
+    identity: Identity
+    current_binding: CurrentBinding
+    caches: Caches
+    clients: Clients
+    now: Callable[[], datetime]
+    pending_disruptions: dict[str, Object]
+    """Patches that mark reclaimed pods, by the UID of their twin, until the virtual cluster is reachable."""
     lease_cache: LeaseCache
 
     def running_pods(self, node: str) -> list[Object]:
         """Return the pods of a virtual node that have a twin. Pods that wait for the lease hold nothing of it."""
-        active = [pod for pod in self.context.pods_on(node) if occupies_node(pod.object)]
-        return [pod.object for pod in active if mapped_uid(pod.object) or self.context.ledger.has_twin(pod.uid)]
+        active = [pod for pod in self.caches.pods_on(node) if occupies_node(pod.object)]
+        return [pod.object for pod in active if mapped_uid(pod.object) or self.lease_cache.ledger.has_twin(pod.uid)]
+
+    def has_twins(self, node: str) -> bool:
+        """Return whether twins hold any of a virtual node's lease."""
+        return any(entry.requested for _, entry in self.lease_cache.ledger.entries_on(node))
 
     async def reclaim_pods(self, reclaim: Reclaim, reason: str) -> None:
         """Evict and delete pods; one that is rejected does not stop the others, but its error is raised at the end."""
         rejected: list[KubeError] = []
         for pod in reclaim.evict:
             try:
-                await self.context.virtual_client.evict(pod)
+                await self.clients.virtual.evict(pod)
             except (TooManyRequests, NotFound):  # blocked by a disruption budget, or already deleted
                 continue
         for pod in reclaim.delete:
-            patch = disruption_patch(reason, reclaim.terms, self.context.now())
+            patch = disruption_patch(reason, reclaim.terms, self.now())
             try:
-                marked = await self.context.virtual_client.patch(
+                marked = await self.clients.virtual.patch(
                     PODS, pod, patch, type=PatchType.STRATEGIC, subresource="status"
                 )
-                await self.context.virtual_client.delete(PODS, marked, grace_seconds=capped_grace_seconds(pod))
+                await self.clients.virtual.delete(PODS, marked, grace_seconds=capped_grace_seconds(pod))
             except NotFound:
                 continue
             except TransportError:
@@ -71,8 +84,8 @@ class Reclaimer:
             except KubeError as error:
                 rejected.append(error)
             else:
-                self.context.manager.events.warning(pod, "Reclaimed", f"{reason}: by {reclaim.terms.by}")
-                metrics.POD_OUTCOMES.labels(self.context.binding_name, metrics.FAILED, "Reclaimed").inc()
+                self.clients.events.warning(pod, "Reclaimed", f"{reason}: by {reclaim.terms.by}")
+                metrics.POD_OUTCOMES.labels(self.identity.binding_name, metrics.FAILED, "Reclaimed").inc()
         if rejected:
             raise rejected[0]
 
@@ -82,25 +95,25 @@ class Reclaimer:
         try:
             yield
         except TransportError:
-            await self.delete_reclaimed_twins(node, reclaim, reason, self.context.physical_client)
+            await self.delete_reclaimed_twins(node, reclaim, reason, self.clients.physical)
             raise
 
     async def delete_reclaimed_twins(self, node: str, reclaim: Reclaim, reason: str, client: Client) -> None:
         """Delete twins before their pods, which are marked later; `node` is the virtual node."""
-        patch = disruption_patch(reason, reclaim.terms, self.context.now())
+        patch = disruption_patch(reason, reclaim.terms, self.now())
         ending = []
         for pod in reclaim.delete:
-            twin = self.context.twin_of_pod(pod)
+            twin = self.caches.twin_of_pod(pod)
             if twin is not None and not is_ending_in_time(twin):
-                self.context.pending_disruptions[uid_of(twin)] = patch
+                self.pending_disruptions[uid_of(twin)] = patch
                 ending.append((twin, capped_grace_seconds(pod)))
         await delete_twins([*ending, *self.lingering_twins(node, reclaim)], client)
 
     def lingering_twins(self, node: str, reclaim: Reclaim) -> list[tuple[Object, int]]:
         """Return twins, with their grace, that must leave the virtual node and that no pod deletion will end."""
         lingering = []
-        for key, entry in self.context.ledger.entries_on(node) if reclaim.empties_node else ():
-            twin, pod = self.context.physical_pods.store.get(key), self.context.virtual_pods.store.get(entry.pod)
+        for key, entry in self.lease_cache.ledger.entries_on(node) if reclaim.empties_node else ():
+            twin, pod = self.caches.physical_pods.store.get(key), self.caches.virtual_pods.store.get(entry.pod)
             if not isinstance(twin, Twin) or entry.requested is None or is_ending_in_time(twin.object):
                 continue
             if pod is None or pod.uid != entry.uid or not propagates_deletion(pod.object):
@@ -109,13 +122,12 @@ class Reclaimer:
 
     def due_reclaim(self, existing: Object, now: datetime) -> tuple[Reclaim, str]:
         """Return the reclaim that is due on a virtual node, and its reason, according to the caches."""
-        context = self.context
         pods = self.running_pods(name_of(existing))
-        if context.is_unbinding:
-            return reclaim_all(pods, unbinding_terms(context.binding_object(), now), now), "Unbound"
-        binding = context.binding()
-        node = next(filter(None, map(context.physical_nodes.store.get, physical_node_of(existing))), None)
-        if binding is None or node is None or not context.is_physical_synced or is_replaced_node(node, existing):
+        if self.current_binding.is_unbinding:
+            return reclaim_all(pods, unbinding_terms(self.current_binding.object(), now), now), "Unbound"
+        binding = self.current_binding.get()
+        node = next(filter(None, map(self.caches.physical_nodes.store.get, physical_node_of(existing))), None)
+        if binding is None or node is None or not self.caches.is_physical_synced or is_replaced_node(node, existing):
             return Reclaim(), ""
         lease = self.lease_cache.reclaiming_lease(node, existing, binding, now)
         if lease.state is LeaseState.WITHDRAWN:

@@ -206,7 +206,7 @@ async def test_rejected_pod_fails_after_five_minutes_of_backoff() -> None:
 async def test_pod_waits_for_quota_indefinitely() -> None:
     world = await a_world()
     world.down.rejection = rejecting_pods(OVER_QUOTA)
-    async with world.syncer() as context:
+    async with world.syncer() as parts:
         await world.add_pod(requests=ONE_CPU)
         pod = await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "QuotaExceeded"))
         assert "exceeded quota: all" in find_condition(pod["status"]["conditions"], keys.ACCEPTED_CONDITION)["message"]
@@ -216,7 +216,7 @@ async def test_pod_waits_for_quota_indefinitely() -> None:
         assert len(world.up.writes("/pods/work/status")) == 1
         assert len(await world.events("QuotaExceeded")) == 1
         assert await world.allocatable("cpu") == "4"
-        assert dict(context.ledger.held_amounts(NODE)) == {}
+        assert dict(parts.ledger.held_amounts(NODE)) == {}
         world.down.rejection = accept_all
         await world.wait_for_pod(MAPPED, timeout=FIVE_MINUTES + 1)
         await asyncio.sleep(5)
