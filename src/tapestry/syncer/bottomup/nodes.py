@@ -152,9 +152,7 @@ class NodeReconciler:
                 await self.remove(existing)
                 return None
             await self.reclaimer.reclaim_pods(reclaim, reason)
-        if (
-            not self.current_binding.is_unbinding
-        ):  # an unbinding deletes the rest itself; its node must not wait for that
+        if not self.current_binding.is_unbinding:  # else the binding deletes the rest, and the node does not wait
             await delete_twins(self.reclaimer.lingering_twins(name, reclaim), self.clients.physical)
         requeue_at = soonest(reclaim.requeue_at, terms.deadline if terms.deadline and terms.deadline > now else None)
         return Result(requeue_at=requeue_at) if requeue_at else None

@@ -57,10 +57,8 @@ def leased_nodes(nodes: Iterable[Object], policy: Policy, now: datetime) -> list
     """Return the virtual nodes leased under the policy now: none while this or another policy is closed."""
     if not policy.is_open(now):
         return []
-    open_nodes = (node for node in nodes if lease_state_of(node) is LeaseState.OPEN)
-    return [
-        node for node in open_nodes if str(policy) in annotations_of(node).get(keys.POLICIES_APPLIED, "").split(",")
-    ]
+    leased = (node for node in nodes if lease_state_of(node) is LeaseState.OPEN)
+    return [node for node in leased if str(policy) in annotations_of(node).get(keys.POLICIES_APPLIED, "").split(",")]
 
 
 def policy_status(policy: Object, parsed: ParsedPolicy, nodes: list[Object], now: datetime) -> Object:
