@@ -13,8 +13,8 @@ from tapestry.apis import keys
 from tapestry.controller import Informer
 from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import Object, is_deleting, name_of, value_at
+from tapestry.kube.pods import taint_named
 from tapestry.kube.resources import NODES, PODS
-from tapestry.syncer.virtual_nodes import taint_named
 
 from .lending import Lending
 

@@ -39,9 +39,9 @@ from tapestry.kube.objects import (
     uid_of,
     value_at,
 )
+from tapestry.kube.pods import taint_named
 from tapestry.kube.resources import CRDS, NAMESPACES, NODES, PODS, SECRETS, Resource
 from tapestry.manager.joining import PRIORITY_CLASSES, priority_class
-from tapestry.syncer.virtual_nodes import taint_named
 
 from .forked import ForkedTapestry
 from .planes import Plane

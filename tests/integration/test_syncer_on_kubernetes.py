@@ -16,6 +16,7 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.kube.conditions import find_condition, is_condition_true
 from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, object_named, uid_of, value_at, version_of
+from tapestry.kube.pods import taint_named
 from tapestry.kube.resources import (
     CLUSTER_ROLE_BINDINGS,
     CSI_NODES,
@@ -29,7 +30,6 @@ from tapestry.kube.resources import (
     SERVICE_ACCOUNTS,
 )
 from tapestry.kube.times import parse_time
-from tapestry.syncer.virtual_nodes import taint_named
 
 from .lending import (
     LENT_TO,

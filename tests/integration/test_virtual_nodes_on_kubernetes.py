@@ -12,10 +12,11 @@ from tapestry.apis.policies import ResourceLeasingPolicySpec, ResourceLimit
 from tapestry.client.client import Client
 from tapestry.kube.objects import Object, labels_of, name_of, version_of
 from tapestry.kube.patches import owned_patch
+from tapestry.kube.pods import taint_named
 from tapestry.kube.resources import NODES
 from tapestry.kube.selectors import EVERY_NODE
 from tapestry.syncer.leasing import LeaseRules, Policy, PolicySide, lease_for
-from tapestry.syncer.virtual_nodes import taint_named, virtual_node, withdrawal_patch
+from tapestry.syncer.virtual_nodes import virtual_node, withdrawal_patch
 from tapestry.syncer.windows import NEVER_OPEN, Schedule
 
 NOW = datetime(2026, 3, 2, 8, tzinfo=UTC)

@@ -13,8 +13,8 @@ from tapestry.nodeproxy.kubelet import KubeletServer, kubelet_tls, published_cli
 from tapestry.nodeproxy.logs import LogRelay, TwinLookup
 from tapestry.process.addresses import parse_address
 from tapestry.syncer.app import run_syncer
+from tapestry.syncer.components import Syncer
 from tapestry.syncer.config import SyncerConfig
-from tapestry.syncer.context import SyncContext
 from tapestry.syncer.virtual_nodes import Endpoint
 
 FLAGS: Flags = {
@@ -39,18 +39,17 @@ def syncer(**flags: Any) -> None:
 
 
 @asynccontextmanager
-async def with_kubelet(sync_context: SyncContext) -> AsyncIterator[None]:
+async def with_kubelet(parts: Syncer) -> AsyncIterator[None]:
     """Serve the kubelet API of the virtual nodes and publish its address in their status."""
-    config, virtual = sync_context.config.kubelet, sync_context.manager.reads
+    config, virtual = parts.config.kubelet, parts.clients.virtual_reads
     address = parse_address(config.address)
     if address is None:
         yield
         return
     cluster_cas = "" if config.client_ca else await published_client_cas(virtual)
     tls = kubelet_tls(address.host, config.certificate, config.key, config.client_ca, cluster_cas)
-    logs = LogRelay(
-        TwinLookup(sync_context.pod_on_our_nodes, sync_context.twin_of_pod, sync_context.physical_read_client)
-    )
+    caches = parts.caches
+    logs = LogRelay(TwinLookup(caches.pod_on_our_nodes, caches.twin_of_pod, parts.clients.physical_reads))
     async with serve_kubelet(KubeletServer(DelegatedAuth(virtual), logs), address, tls) as at:
-        sync_context.kubelet.endpoint = Endpoint(at.host, at.port)
+        parts.kubelet.endpoint = Endpoint(at.host, at.port)
         yield

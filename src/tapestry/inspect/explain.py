@@ -37,9 +37,9 @@ from tapestry.syncer.leasing import (
     matching_policies,
     soonest,
 )
-from tapestry.syncer.policies import ParsedPolicy, build_rules, parsed_policies, parsed_policy
+from tapestry.syncer.policies import ParsedPolicy, build_rules, parsed_policies, parsed_policy, removed_policies
 from tapestry.syncer.total_limits import BY_TOTAL, combined_limits, limited_lease
-from tapestry.syncer.virtual_nodes import lease_state_of, leased_amounts, with_removed_policies
+from tapestry.syncer.virtual_nodes import lease_state_of, leased_amounts
 
 NO_WARNING = timedelta(0)
 """Lead time of warnings before a lease ends; explanations need none."""
@@ -181,10 +181,10 @@ def node_explanation(query: NodeQuery, physical: PhysicalNodeSnapshot, now: date
     operator = parsed_policies(query.operator_policies, PolicySide.OPERATOR, binding, query.time_zone)
     owner = parsed_policies(physical.policies, PolicySide.OWNER, binding, query.time_zone)
     rules = build_rules(binding, operator, owner, physical.mount_namespace, NO_WARNING)
-    rules = with_removed_policies(rules, node, query.virtual_node, now)
+    removed = removed_policies(rules, node, query.virtual_node, now)
     foreign = [pod_allocation(pod) for pod in physical.pods if occupies_node(pod) and not binding.owns(pod)]
-    lease = with_total_share(lease_for(node, foreign, used, rules, now), rules, query.virtual_node, now)
-    terms = lease_for(node, foreign, used, rules, lease.ends).terms if lease.ends else lease.terms
+    lease = with_total_share(lease_for(node, foreign, used, rules, now, removed), rules, query.virtual_node, now)
+    terms = lease_for(node, foreign, used, rules, lease.ends, removed).terms if lease.ends else lease.terms
     foreign_total = sum((hold.amounts for hold in foreign), ResourceList())
     return query.explanation(
         lease.state,

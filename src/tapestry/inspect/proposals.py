@@ -17,10 +17,16 @@ from tapestry.kube.objects import Object, is_deleting, key_of, name_of, value_at
 from tapestry.kube.pod_requests import effective_requests, occupies_node, pod_allocation
 from tapestry.kube.quantity import ZERO, ResourceList
 from tapestry.kube.times import timestamp
-from tapestry.syncer.leasing import Lease, LeaseRules, LeaseState, PolicySide, earliest, lease_for
-from tapestry.syncer.policies import CHANGED_AT, applies_to_binding, build_rules, parse_policy, parsed_policies
-from tapestry.syncer.reclaim import excess_pods
-from tapestry.syncer.virtual_nodes import last_reclaim_terms, with_removed_policies
+from tapestry.syncer.leasing import Lease, LeaseRules, LeaseState, PolicySide, lease_for
+from tapestry.syncer.policies import (
+    CHANGED_AT,
+    applies_to_binding,
+    build_rules,
+    parse_policy,
+    parsed_policies,
+    removed_policies,
+)
+from tapestry.syncer.reclaim import excess_pods, withdrawal_terms
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 METADATA_FIELDS = ("name", "labels", "annotations")
@@ -91,8 +97,8 @@ class NodePair:
 
     def lease(self, rules: LeaseRules, now: datetime) -> Lease:
         used = [effective_requests(pod) for pod in self.virtual_pods]
-        rules = with_removed_policies(rules, self.node, self.virtual_node, now)
-        return lease_for(self.node, map(pod_allocation, self.foreign_pods), used, rules, now)
+        removed = removed_policies(rules, self.node, self.virtual_node, now)
+        return lease_for(self.node, map(pod_allocation, self.foreign_pods), used, rules, now, removed)
 
     def plan(self, before: Lease, after: Lease, now: datetime) -> NodePlan:
         reclaimed, deadline = self.reclaimed_pods(after, now)
@@ -111,7 +117,7 @@ class NodePair:
         running = [pod for pod in self.virtual_pods if not is_deleting(pod)]
         terms = lease.terms
         if lease.state is LeaseState.WITHDRAWN and self.virtual_node is not None:
-            terms = earliest([terms, last_reclaim_terms(self.virtual_node, now)])
+            terms = withdrawal_terms(lease, self.virtual_node, now)
         if lease.state is not LeaseState.OPEN and terms.deadline is not None:
             return running, terms.deadline
         if lease.excess is None:

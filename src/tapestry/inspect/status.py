@@ -14,11 +14,12 @@ from tapestry.apis.policies import ResourceLeasingPolicySpec, ResourceLimit, Tim
 from tapestry.kube.conditions import find_condition, is_condition_true
 from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, value_at
 from tapestry.kube.pod_requests import effective_requests, occupies_node
+from tapestry.kube.pods import taint_named
 from tapestry.kube.quantity import ResourceList
 from tapestry.kube.times import parse_time
 from tapestry.syncer.leasing import LeaseState, PolicySide
 from tapestry.syncer.policies import ParsedPolicy, parsed_policy
-from tapestry.syncer.virtual_nodes import lease_state_of, leased_amounts, taint_named
+from tapestry.syncer.virtual_nodes import lease_state_of, leased_amounts
 
 HARMLESS_REASONS = frozenset(
     {"OutOfTimeWindows", "Reclaimed", "CleanupInProgress", "WaitingSyncerCleanup", keys.MOUNT_NAMESPACE_UNMARKED}

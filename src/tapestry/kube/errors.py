@@ -51,6 +51,12 @@ class ApiError(KubeError):
         self.details: Mapping[str, Any] = details or {}
 
     @property
+    def causes(self) -> list[Mapping[str, Any]]:
+        """Causes in the details of the Status."""
+        causes = self.details.get("causes")
+        return [each for each in causes if isinstance(each, dict)] if isinstance(causes, list) else []
+
+    @property
     def retry_after(self) -> float | None:
         """Seconds that the server asks the client to wait, from the Status."""
         seconds = self.details.get("retryAfterSeconds")
@@ -164,3 +170,37 @@ def error_from_body(code: int, body: bytes, *, action: str = "") -> ApiError:
         return error_from_status(status, code=code, action=action)
     text = body[:300].decode("utf-8", "replace").strip() or "the response has no body"
     return error_from_status({"message": text, "reason": "Unknown"}, code=code, action=action)
+
+
+def is_namespace_terminating(error: ApiError) -> bool:
+    return any(cause.get("reason") == "NamespaceTerminating" for cause in error.causes)
+
+
+def is_create_unauthorized(error: ApiError) -> bool:
+    """Return whether the authorizer rejected the creation of an object with a name.
+
+    It does not know the name, which is in the body. Admission does, and webhooks send no details.
+    """
+    return isinstance(error, Forbidden) and "kind" in error.details and "name" not in error.details
+
+
+def is_denied_by_policy(error: ApiError) -> bool:
+    """Return whether a ValidatingAdmissionPolicy denied the request: only then a cause has nothing but a message."""
+    return isinstance(error, Invalid | Forbidden) and any(cause.keys() == {"message"} for cause in error.causes)
+
+
+# Kubernetes reports the following only in messages: the Status of a quota and that of a missing PriorityClass have the
+# code, reason and details of any other rejection by admission, and an unschedulable pod has only one reason.
+
+
+def is_over_quota(error: ApiError) -> bool:
+    return isinstance(error, Forbidden) and "exceeded quota" in error.message
+
+
+def is_priority_class_missing(error: ApiError) -> bool:
+    return isinstance(error, Forbidden) and "no PriorityClass with name" in error.message
+
+
+def reports_insufficient_resources(message: str) -> bool:
+    """Return whether the message of a scheduler says that nodes have too little of a resource."""
+    return "Insufficient" in message or "Too many pods" in message

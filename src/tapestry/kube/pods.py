@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
-from tapestry.kube.objects import Object
+from tapestry.kube.objects import Object, value_at
 from tapestry.kube.quantity import QuantityError, ResourceList, parse_quantity
 
 CONTAINER_FIELDS = ("initContainers", "containers", "ephemeralContainers")
@@ -50,6 +50,11 @@ def tolerates(toleration: Object, taint: Object) -> bool:
 
 def is_tolerated(taint: Object, tolerations: Iterable[Object]) -> bool:
     return any(tolerates(each, taint) for each in tolerations)
+
+
+def taint_named(node: Object | None, key: str) -> Object | None:
+    taints: list[Object] = value_at(node, "spec", "taints", default=[])
+    return next((taint for taint in taints if taint["key"] == key), None)
 
 
 def qos_class(spec: Object) -> str:

@@ -6,19 +6,24 @@ deleted or repaired after two checks found them and a live read of both clusters
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.ownership import capped_grace_seconds
 from tapestry.client.client import Client
-from tapestry.controller import Result
+from tapestry.controller import Controller, Result
 from tapestry.kube.crds import InvalidSpec
 from tapestry.kube.errors import Conflict, NotFound
 from tapestry.kube.resources import PODS
 from tapestry.process.logs import logger
-from tapestry.syncer.context import SyncContext
+from tapestry.syncer.caches import Caches
+from tapestry.syncer.clients import Clients
+from tapestry.syncer.current_binding import CurrentBinding
+from tapestry.syncer.identity import Identity
 from tapestry.syncer.metrics import FINDINGS, REPAIRED
+from tapestry.syncer.partition import Partition
 from tapestry.syncer.repair import ClusterSide, Finding, Invariant, Snapshot, findings
 from tapestry.syncer.snapshots import SnapshotCaches, cached_snapshot, live_snapshot
 
@@ -33,13 +38,21 @@ MAX_LOGGED = 10
 class ConsistencyCheck:
     """Checks the binding of a syncer; keyed by its name."""
 
-    context: SyncContext
-    caches: SnapshotCaches
+    identity: Identity
+    current_binding: CurrentBinding
+    caches: Caches
+    clients: Clients
+    partition: Partition
+    now: Callable[[], datetime]
+    controllers: Sequence[Controller]
+    interval: float
+    """Seconds between two checks."""
+    snapshot_caches: SnapshotCaches
     previous_findings: frozenset[Finding] = frozenset()
     """Findings of the last check."""
 
     async def reconcile(self, _: str) -> Result:
-        requeue = Result(requeue_after=self.context.config.check_seconds)
+        requeue = Result(requeue_after=self.interval)
         snapshot = await self.take_snapshot()
         if snapshot is None:
             return requeue
@@ -53,18 +66,20 @@ class ConsistencyCheck:
 
     async def take_snapshot(self) -> Snapshot | None:
         """Return a snapshot of the caches; None while they may be outdated or the binding is being deleted."""
-        context = self.context
-        if context.is_unbinding or context.partition.since is not None:
+        if self.current_binding.is_unbinding or self.partition.since is not None:
             return None
         try:
-            binding = context.binding()
+            binding = self.current_binding.get()
         except InvalidSpec:
             return None
-        return await cached_snapshot(context, self.caches, binding) if binding is not None else None
+        if binding is None:
+            return None
+        reads, now = self.clients.virtual_reads, self.now()
+        return await cached_snapshot(self.caches, self.snapshot_caches, reads, binding, now)
 
     def requeue_findings(self, found: Iterable[Finding]) -> None:
         """Requeue the findings that a controller is responsible for."""
-        queues = {controller.name: controller.queue for controller in self.context.manager.controllers}
+        queues = {controller.name: controller.queue for controller in self.controllers}
         for each in found:
             if each.requeue is not None:
                 queues[each.requeue.controller].add(each.requeue.key)
@@ -72,7 +87,7 @@ class ConsistencyCheck:
     def report(self, found: Sequence[Finding]) -> None:
         counts = Counter(each.invariant for each in found)
         for invariant in Invariant:
-            FINDINGS.labels(self.context.binding_name, invariant).set(counts[invariant])
+            FINDINGS.labels(self.identity.binding_name, invariant).set(counts[invariant])
         for each in found[:MAX_LOGGED]:
             fields = {"side": each.side, "what": f"{each.resource.plural} {each.key}", "why": each.message}
             log.warning("consistency check: invariant violated", invariant=each.invariant, **fields)
@@ -81,11 +96,10 @@ class ConsistencyCheck:
         """Repair findings that no controller is responsible for, if a live read confirms them."""
         if not found:
             return
-        context = self.context
-        live = findings(await live_snapshot(context.virtual_client, context.physical_client, binding, context.now()))
+        live = findings(await live_snapshot(self.clients.virtual, self.clients.physical, binding, self.now()))
         for each in [each for each in live if each in found][:MAX_REPAIRS]:
-            if await repair_finding(each, binding, context.virtual_client, context.physical_client):
-                REPAIRED.labels(context.binding_name, each.invariant).inc()
+            if await repair_finding(each, binding, self.clients.virtual, self.clients.physical):
+                REPAIRED.labels(self.identity.binding_name, each.invariant).inc()
 
 
 async def repair_finding(finding: Finding, binding: Binding, virtual: Client, physical: Client) -> bool:

@@ -7,18 +7,22 @@ writes it to the same Secret, from which every replica reads it like any new one
 
 import base64
 import binascii
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import msgspec
 import yaml
 
-from tapestry.controller import Result
+from tapestry.controller import Informer, Result
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.resources import SECRETS
 from tapestry.process.logs import logger
 from tapestry.syncer.bindings import kubeconfig_secret
-from tapestry.syncer.context import SyncContext
+from tapestry.syncer.clients import Clients
+from tapestry.syncer.config import SyncerConfig
+from tapestry.syncer.current_binding import CurrentBinding
+from tapestry.syncer.identity import Identity
 
 log = logger(__name__)
 
@@ -55,14 +59,19 @@ class TokenClaims(msgspec.Struct):
 class CredentialsReconciler:
     """Keeps the token of the binding's kubeconfig valid; keyed by the binding's name."""
 
-    context: SyncContext
+    identity: Identity
+    current_binding: CurrentBinding
+    clients: Clients
+    secrets: Informer
+    config: SyncerConfig
+    now: Callable[[], datetime]
 
     async def reconcile(self, _: str) -> Result | None:
-        context, now = self.context, self.context.now()
-        binding = context.binding()
-        if binding is None or context.is_unbinding:
+        now = self.now()
+        binding = self.current_binding.get()
+        if binding is None or self.current_binding.is_unbinding:
             return None
-        secret = kubeconfig_secret(context, binding)
+        secret = kubeconfig_secret(self.secrets, binding, self.config)
         kubeconfig = parse_kubeconfig(secret)
         token = parse_token(kubeconfig)
         if token is None:
@@ -74,13 +83,13 @@ class CredentialsReconciler:
 
     async def renew(self, secret: Object, kubeconfig: Object, token: TokenClaims) -> None:
         account = token.kubernetes
-        issued = await self.context.physical_client.request_token(
+        issued = await self.clients.physical.request_token(
             account.serviceaccount.name, account.namespace, seconds=int(token.exp - token.iat)
         )
         renewed = with_token(kubeconfig, issued["token"])
         data = {"kubeconfig": base64.b64encode(yaml.safe_dump(renewed).encode()).decode()}
-        await self.context.virtual_client.patch(SECRETS, secret, {"data": data})
-        log.info("kubeconfig token renewed", binding=self.context.binding_name, until=issued["expirationTimestamp"])
+        await self.clients.virtual.patch(SECRETS, secret, {"data": data})
+        log.info("kubeconfig token renewed", binding=self.identity.binding_name, until=issued["expirationTimestamp"])
 
 
 def parse_kubeconfig(secret: Object) -> Object:

@@ -151,20 +151,27 @@ class LeaseRules:
     """The owner's kill switch for the whole cluster."""
     warning: timedelta = WARNING
     """Time before its end at which a lease warns."""
-    removed_policies: Sequence[Policy] = ()
-    """Policies that no longer exist: they lease nothing, but what they leased is reclaimed on their terms."""
 
 
 def lease_for(
-    node: Object, foreign: Iterable[PodAllocation], used: Iterable[ResourceList], rules: LeaseRules, now: datetime
+    node: Object,
+    foreign: Iterable[PodAllocation],
+    used: Iterable[ResourceList],
+    rules: LeaseRules,
+    now: datetime,
+    removed: Sequence[Policy] = (),
 ) -> Lease:
-    """Return the lease of `node`; `foreign` pods hold part of it, `used` is held by our pods."""
+    """Return the lease of `node`; `foreign` pods hold part of it, `used` is held by our pods.
+
+    `removed` policies no longer exist: they lease nothing, but what they leased is reclaimed on their terms. They are
+    forgotten once they make no difference, so with them the lease is decided twice.
+    """
     foreign, used = list(foreign), list(used)
-    lease = decide_lease(node, foreign, used, rules, now)
-    if not rules.removed_policies:
+    lease = decide_lease(node, foreign, used, rules, (), now)
+    if not removed:
         return lease
-    without = decide_lease(node, foreign, used, replace(rules, removed_policies=()), now)
-    return without if lease_effect(lease) == lease_effect(without) else lease
+    extended = decide_lease(node, foreign, used, rules, removed, now)
+    return lease if lease_effect(extended) == lease_effect(lease) else extended
 
 
 def lease_effect(lease: Lease) -> tuple[object, ...]:
@@ -173,14 +180,18 @@ def lease_effect(lease: Lease) -> tuple[object, ...]:
 
 
 def decide_lease(
-    node: Object, foreign: list[PodAllocation], used: list[ResourceList], rules: LeaseRules, now: datetime
+    node: Object,
+    foreign: list[PodAllocation],
+    used: list[ResourceList],
+    rules: LeaseRules,
+    removed: Sequence[Policy],
+    now: datetime,
 ) -> Lease:
-    """Return the lease according to these rules, including removed policies without effect."""
     sides = [side for policies in (rules.operator, rules.owner) if (side := matching_policies(policies, node))]
     killed = ReclaimTerms(now, by="the owner's kill switch") if rules.reclaim_now or has_kill_switch(node) else None
     if reason := withdrawal_reason(node, sides, rules):
         return Lease(LeaseState.WITHDRAWN, reason, terms=killed or NO_DEADLINE)
-    policies, sides = flatten_sides(sides), [side_with_removed(side, rules.removed_policies) for side in sides]
+    policies, sides = flatten_sides(sides), [side_with_removed(side, removed) for side in sides]
     deciders, idle = [deciding_policies(side, now) for side in sides], idle_amounts(node, foreign)
     lease = Lease(
         LeaseState.OPEN,
@@ -189,7 +200,7 @@ def decide_lease(
         grants_for(idle, deciders),
         policies=policies,
         deciding_policies=flatten_sides(deciders),
-        removed_policies=tuple(rules.removed_policies),
+        removed_policies=tuple(removed),
         next_change=next_change(sides, now),
     )
     if killed:

@@ -7,14 +7,17 @@ policies. This is harmless beside another leader because each delete is bound to
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 
 from tapestry.client.client import Client
+from tapestry.controller import Informer
+from tapestry.controller.leader import Elector
 from tapestry.kube.errors import KubeError, TransportError
 from tapestry.kube.objects import name_of
 from tapestry.process.logs import logger
-from tapestry.syncer.bottomup.nodes import NodeReconciler
-from tapestry.syncer.context import SyncContext
+from tapestry.syncer.bottomup.reclaimer import Reclaimer
 
 log = logger(__name__)
 
@@ -26,23 +29,25 @@ CHECK_INTERVAL = 1.0
 class OfflineReclaim:
     """Enforces reclaim deadlines while this process cannot reach its Lease."""
 
-    context: SyncContext
-    node_reconciler: NodeReconciler
+    elector: Elector | None
+    virtual_client: Client
+    virtual_nodes: Informer
+    now: Callable[[], datetime]
+    reclaimer: Reclaimer
     unfenced_client: Client
     """A client that works without the Lease."""
 
     async def run(self) -> None:
         while True:
             await asyncio.sleep(CHECK_INTERVAL)
-            elector = self.context.manager.elector
-            if elector is not None and elector.is_cut_off and await self.is_virtual_unreachable():
+            if self.elector is not None and self.elector.is_cut_off and await self.is_virtual_unreachable():
                 await self.reclaim_due()
 
     async def is_virtual_unreachable(self) -> bool:
         """Return whether the virtual cluster gives no response; after any response the election decides."""
         try:
             async with asyncio.timeout(CHECK_INTERVAL):
-                await self.context.manager.reads.server_version()
+                await self.virtual_client.server_version()
         except (TransportError, TimeoutError):
             return True
         except KubeError:
@@ -50,9 +55,9 @@ class OfflineReclaim:
         return False
 
     async def reclaim_due(self) -> None:
-        for node in self.context.virtual_nodes.store.list():
-            reclaim, reason = self.node_reconciler.due_reclaim(node, self.context.now())
+        for node in self.virtual_nodes.store.list():
+            reclaim, reason = self.reclaimer.due_reclaim(node, self.now())
             try:
-                await self.node_reconciler.delete_reclaimed_twins(name_of(node), reclaim, reason, self.unfenced_client)
+                await self.reclaimer.delete_reclaimed_twins(name_of(node), reclaim, reason, self.unfenced_client)
             except KubeError:  # logged by the callee; the next check retries
                 continue

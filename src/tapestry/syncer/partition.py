@@ -9,6 +9,7 @@ an unreachable node. When the cluster responds again their original tolerations 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -17,9 +18,14 @@ from tapestry.apis import keys
 from tapestry.kube.errors import Conflict, KubeError, NotFound
 from tapestry.kube.objects import Object, annotations_of, is_deleting, key_of, value_at
 from tapestry.kube.resources import PODS
+from tapestry.kube.times import parse_time
 from tapestry.process.logs import logger
 from tapestry.syncer import metrics
-from tapestry.syncer.context import SyncContext
+from tapestry.syncer.caches import Caches
+from tapestry.syncer.clients import Clients
+from tapestry.syncer.current_binding import CurrentBinding
+from tapestry.syncer.identity import Identity
+from tapestry.syncer.switchable_transport import SwitchableTransport
 
 log = logger(__name__)
 
@@ -27,67 +33,89 @@ UNREACHABLE_TAINTS = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes
 PROBES_PER_TIMEOUT = 4
 
 
+@dataclass(slots=True)
+class Partition:
+    """Reachability of the physical cluster."""
+
+    current_binding: CurrentBinding
+    transport: SwitchableTransport
+    now: Callable[[], datetime]
+    since: datetime | None = None
+    """Start of the current partition; None while the physical cluster is reachable."""
+
+    def last_seen(self) -> datetime | None:
+        """Return the time of the last response, or before we are connected the one in the binding's status."""
+        if self.transport.is_connected:
+            return self.now() - timedelta(seconds=self.transport.seconds_since_response())
+        last = value_at(self.current_binding.object(), "status", "lastSeen")
+        return parse_time(last) if last else None
+
+
 @dataclass(frozen=True)
 class PartitionDetector:
     """Detects the start and the end of a partition and handles both."""
 
-    context: SyncContext
+    identity: Identity
+    current_binding: CurrentBinding
+    caches: Caches
+    clients: Clients
+    partition: Partition
+    silence_seconds: float
     requeue_all: Callable[[], None]
     """Requeues all keys of all controllers."""
 
     async def run(self) -> None:
-        metrics.register_binding(self.context.binding_name, self.last_seen)
+        metrics.register_binding(self.identity.binding_name, self.last_seen)
         try:
             while True:
                 await self.check()
                 await asyncio.sleep(self.probe_interval)
         finally:
-            metrics.unregister_binding(self.context.binding_name)
+            metrics.unregister_binding(self.identity.binding_name)
 
     @property
     def probe_interval(self) -> float:
         """Seconds between two probes."""
-        return self.context.config.silence_seconds / PROBES_PER_TIMEOUT
+        return self.silence_seconds / PROBES_PER_TIMEOUT
 
     async def check(self) -> None:
         await self.probe(self.probe_interval)
-        if self.context.read_transport.seconds_since_response() >= self.context.config.silence_seconds:
+        if self.partition.transport.seconds_since_response() >= self.silence_seconds:
             await self.begin_partition()
-        elif self.context.partition.since is not None:
+        elif self.partition.since is not None:
             self.end_partition()
-        elif self.context.read_transport.is_connected:
+        elif self.partition.transport.is_connected:
             await self.restore_tolerations()
 
     def last_seen(self) -> float:
         """Return the value of the metric; 0 if the cluster was never seen."""
-        last = self.context.last_seen()
+        last = self.partition.last_seen()
         return last.timestamp() if last is not None else 0.0
 
     async def probe(self, timeout: float) -> None:
         """Request the server version; a response of any kind counts."""
         try:
             async with asyncio.timeout(timeout):
-                await self.context.physical_read_client.server_version()
+                await self.clients.physical_reads.server_version()
         except (KubeError, TimeoutError):
             return
 
     async def begin_partition(self) -> None:
         """Mark the cluster as unreachable after every pod tolerates that. Later passes do so for new pods."""
-        context = self.context
-        binding = None if context.is_unbinding else context.binding()
+        binding = None if self.current_binding.is_unbinding else self.current_binding.get()
         holds = binding is not None and binding.spec.on_partition == "Hold"
         if holds and not await self.patch_pods(hold_patch):
             return  # conflicts: the next pass sees the current pods
-        if context.partition.since is None:
-            log.warning("physical cluster unreachable", binding=context.binding_name)
-            context.partition.since = context.last_seen() or context.now()
-            metrics.UNREACHABLE.labels(context.binding_name).set(1)
+        if self.partition.since is None:
+            log.warning("physical cluster unreachable", binding=self.identity.binding_name)
+            self.partition.since = self.partition.last_seen() or self.partition.now()
+            metrics.UNREACHABLE.labels(self.identity.binding_name).set(1)
             self.requeue_all()
 
     def end_partition(self) -> None:
-        log.info("physical cluster reachable again", binding=self.context.binding_name)
-        self.context.partition.since = None
-        metrics.UNREACHABLE.labels(self.context.binding_name).set(0)
+        log.info("physical cluster reachable again", binding=self.identity.binding_name)
+        self.partition.since = None
+        metrics.UNREACHABLE.labels(self.identity.binding_name).set(0)
         self.requeue_all()
 
     async def restore_tolerations(self) -> None:
@@ -99,20 +127,20 @@ class PartitionDetector:
 
     def is_node_tainted(self, pod: Object) -> bool:
         """Return whether the virtual cluster still evicts pods from the pod's node."""
-        node = self.context.virtual_nodes.store.get(pod["spec"]["nodeName"])
+        node = self.caches.virtual_nodes.store.get(pod["spec"]["nodeName"])
         taints: list[Object] = value_at(node, "spec", "taints", default=[])
         return any(taint["key"] in UNREACHABLE_TAINTS and taint["effect"] == "NoExecute" for taint in taints)
 
     async def patch_pods(self, patch_for: Callable[[Object], Object | None]) -> bool:
         """Patch pods and return True if no patch had a conflict."""
         done = True
-        nodes = list(self.context.virtual_nodes.store)  # the pod cache may hold pods of bindings with the same prefix
-        for pod in [pod.object for node in nodes for pod in self.context.pods_on(node)]:
+        nodes = list(self.caches.virtual_nodes.store)  # the pod cache may hold pods of bindings with the same prefix
+        for pod in [pod.object for node in nodes for pod in self.caches.pods_on(node)]:
             patch = None if is_deleting(pod) else patch_for(pod)
             if patch is None:
                 continue
             try:
-                await self.context.virtual_client.patch(PODS, pod, patch)
+                await self.clients.virtual.patch(PODS, pod, patch)
             except NotFound:
                 continue
             except Conflict as error:

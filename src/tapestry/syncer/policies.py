@@ -1,26 +1,46 @@
-"""Parsing of policies: the current spec or, if that is invalid, the last valid one.
+"""Policies in effect: parsed from their spec, their last valid spec, or the terms that a node was leased under.
 
 An invalid policy changes nothing. Its last valid spec, kept in its status, stays in effect; without one, the policy
-leases nothing and reclaims nothing. No pod is ever evicted because a policy could not be parsed.
+leases nothing and reclaims nothing. No pod is ever evicted because a policy could not be parsed. A virtual node stores
+the terms of its policies, so that what a removed policy leased is reclaimed on its terms.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding, node_selector_object
-from tapestry.apis.policies import POLICY, ResourceLeasingPolicySpec
+from tapestry.apis.policies import MAX_SECONDS, POLICY, Amount, ResourceLeasingPolicySpec, ResourceLimit
 from tapestry.kube.crds import decode_spec
 from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, value_at
+from tapestry.kube.pods import taint_named
 from tapestry.kube.quantity import parse_quantity
 from tapestry.kube.selectors import EVERY_NODE, SelectorError, node_selector
 from tapestry.kube.times import parse_time
-from tapestry.syncer.leasing import LeaseRules, Policy, PolicySide
+from tapestry.syncer.leasing import NO_DEADLINE, Lease, LeaseRules, Policy, PolicySide, ReclaimTerms, matching_policies
 from tapestry.syncer.windows import NEVER_OPEN, schedule_of
 
 CHANGED_AT = "changedAt"
 """Metadata field in which the cache keeps `changed_at` of a policy after managedFields are dropped."""
+LONG_AGO = datetime.min.replace(tzinfo=UTC)
+
+
+class LastTerms(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Terms of a policy under which a node was leased last."""
+
+    policy: Annotated[str, Meta(pattern=f"^({'|'.join(PolicySide)})/.")]
+    force: bool = False
+    grace: Annotated[int, Meta(ge=0, le=MAX_SECONDS)] = 0
+    evict: bool = False
+    gone: Annotated[datetime, Meta(tz=True)] | None = None
+    """Time when the policy was first missed while the node had other policies."""
+    lent: dict[str, Amount] = {}
+    """Amounts that the node leased then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,3 +141,71 @@ def changed_at(obj: Object) -> datetime:
         if entry.get("time") and not entry.get("subresource")
     ]
     return max(map(parse_time, [*times, obj["metadata"]["creationTimestamp"]]))
+
+
+def last_reclaim_terms(existing: Object, now: datetime) -> ReclaimTerms:
+    """Return the terms of the last lease, counted from the withdrawal: the policies may be deleted by now."""
+    forced = [each for each in stored_terms(existing) if each.force]
+    if not forced:
+        return NO_DEADLINE
+    taint = taint_named(existing, keys.WITHDRAWING_TAINT)
+    since = parse_time(taint["timeAdded"]) if taint and taint.get("timeAdded") else now
+    deadline = since + timedelta(seconds=max(each.grace for each in forced))
+    return ReclaimTerms(deadline, any(each.evict for each in forced), by="the policy it was leased under")
+
+
+def stored_terms(existing: Object | None) -> list[LastTerms]:
+    """Return the stored terms; none if they cannot be read, so that no pod is evicted because of that."""
+    text = annotations_of(existing).get(keys.LAST_TERMS) if existing is not None else None
+    try:
+        return msgspec.json.decode(text or "[]", type=list[LastTerms])
+    except msgspec.DecodeError:
+        return []
+
+
+def terms_annotation(lease: Lease, existing: Object | None) -> str:
+    """Return the terms of the policies that decide about a lease, to be used after they are deleted.
+
+    While none of the policies is valid, the stored terms stay.
+    """
+    if existing is not None and not any(policy.is_valid for policy in lease.policies):
+        return annotations_of(existing).get(keys.LAST_TERMS, "[]")
+    deciding = [policy for policy in lease.deciding_policies if policy.is_valid and not policy.removed_at]
+    return msgspec.json.encode(
+        [terms_of(policy) for policy in (*deciding, *lease.removed_policies)], order="sorted"
+    ).decode()
+
+
+def terms_of(policy: Policy) -> LastTerms:
+    spec = policy.spec
+    return LastTerms(
+        str(policy),
+        spec.force_reclaim,
+        spec.graceful_reclaim_period_seconds,
+        spec.evict_during_grace,
+        policy.removed_at,
+        {limit.resource: limit.quantity or 0 for limit in spec.resource_limits} if policy.removed_at else {},
+    )
+
+
+def removed_policies(rules: LeaseRules, node: Object, existing: Object | None, now: datetime) -> list[Policy]:
+    """Return the policies that the node was leased under last and that no longer apply to it.
+
+    A policy that is missed for the first time closes now, with the amounts that the node has been leasing.
+    """
+    present = {str(policy) for side in (rules.operator, rules.owner) for policy in matching_policies(side, node)}
+    leased = value_at(existing, "status", "allocatable", default={})
+    return [removed_policy(each, now, leased) for each in stored_terms(existing) if each.policy not in present]
+
+
+def removed_policy(stored: LastTerms, now: datetime, leased: Mapping[str, Amount]) -> Policy:
+    side, _, name = stored.policy.partition("/")
+    amounts = stored.lent if stored.gone else leased
+    spec = ResourceLeasingPolicySpec(
+        cluster="",
+        resource_limits=tuple(ResourceLimit(resource, quantity=amount) for resource, amount in amounts.items()),
+        force_reclaim=stored.force,
+        graceful_reclaim_period_seconds=stored.grace,
+        evict_during_grace=stored.evict,
+    )
+    return Policy(name, PolicySide(side), spec, NEVER_OPEN, EVERY_NODE, LONG_AGO, removed_at=stored.gone or now)

@@ -12,8 +12,11 @@ from datetime import datetime, timedelta
 from tapestry.apis.ownership import is_ending_in_time
 from tapestry.kube.objects import Object, is_deleting, key_of, value_at
 from tapestry.kube.pod_requests import effective_requests, occupies_node
+from tapestry.kube.pods import is_pod_terminal
 from tapestry.kube.quantity import ZERO, ResourceList
-from tapestry.syncer.leasing import NO_DEADLINE, Lease, LeaseState, ReclaimTerms, soonest
+from tapestry.kube.times import parse_time, timestamp
+from tapestry.syncer.leasing import NO_DEADLINE, Lease, LeaseState, ReclaimTerms, earliest, soonest
+from tapestry.syncer.policies import last_reclaim_terms
 
 EVICTION_INTERVAL = timedelta(seconds=10)
 """Time between two attempts to evict a pod that a disruption budget protects."""
@@ -76,3 +79,33 @@ def retention_order(pod: Object) -> tuple[bool, int, str, str]:
     """Sort key that puts the pods that stay longest first, and those being deleted last."""
     created = pod["metadata"].get("creationTimestamp", "")
     return is_deleting(pod), -value_at(pod, "spec", "priority", default=0), created, key_of(pod)
+
+
+def unbinding_terms(binding: Object | None, now: datetime) -> ReclaimTerms:
+    """Return the terms on which pods leave a binding that is being deleted, or is already."""
+    if binding is None:
+        return ReclaimTerms(now, by="the binding is deleted")
+    grace = timedelta(seconds=binding["spec"].get("unbindGraceSeconds", 30))
+    return ReclaimTerms(parse_time(binding["metadata"]["deletionTimestamp"]) + grace, by="unbinding")
+
+
+def withdrawal_terms(lease: Lease, existing: Object, now: datetime) -> ReclaimTerms:
+    """Return the terms of a withdrawn lease: those of its policies, or the owner's kill switch if it is earlier."""
+    return earliest([lease.terms, last_reclaim_terms(existing, now)])
+
+
+def propagates_deletion(pod: Object) -> bool:
+    """Return whether the pod's deletion and grace reach its twin: not if it has ended or was deleted by force."""
+    return not is_pod_terminal(pod) and not (is_deleting(pod) and not pod["metadata"].get("deletionGracePeriodSeconds"))
+
+
+def disruption_patch(reason: str, terms: ReclaimTerms, now: datetime) -> Object:
+    """Return the DisruptionTarget condition, which tells controllers that the pod did not fail by itself."""
+    condition = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "Reclaimed",
+        "message": f"{reason}: reclaimed by {terms.by}",
+        "lastTransitionTime": timestamp(now),
+    }
+    return {"status": {"conditions": [condition]}}

@@ -38,7 +38,6 @@ from tapestry.kube.resources import (
     Resource,
 )
 from tapestry.kube.times import parse_time
-from tapestry.syncer.topdown.services import desired_objects
 from tapestry.syncer.translate.copies import is_current
 from tapestry.syncer.translate.metadata import (
     CONSTANT_KEYS,
@@ -51,7 +50,7 @@ from tapestry.syncer.translate.metadata import (
 from tapestry.syncer.translate.pod_status import mapped_uid
 from tapestry.syncer.translate.pods import is_excluded, twin_annotations
 from tapestry.syncer.translate.references import ReferenceKind, projected_tokens, references
-from tapestry.syncer.translate.services import service_key
+from tapestry.syncer.translate.services import desired_objects, service_key
 from tapestry.syncer.translate.volumes import CSI_SECRET_FIELDS, is_bound, is_twin_of, twin_volume
 
 SourceKeys = Callable[[Object], Sequence[str]]

@@ -31,7 +31,7 @@ from tapestry.kube.resources import (
     Resource,
 )
 from tapestry.syncer.cache_transforms import digest_only, is_placeholder, virtual_pod
-from tapestry.syncer.context import SyncContext
+from tapestry.syncer.caches import Caches
 from tapestry.syncer.repair import Snapshot
 from tapestry.syncer.topdown.namespace_informers import NamespaceInformers
 from tapestry.syncer.translate.copies import copy_rejection
@@ -42,27 +42,29 @@ VOLUME_RESOURCES = (PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES)
 
 @dataclass(frozen=True)
 class SnapshotCaches:
-    """Caches of a syncer that are not part of its context."""
+    """Caches of dependencies of pods, by kind."""
 
     virtual_caches: Mapping[Resource, NamespaceInformers]
     physical_caches: Mapping[Resource, Informer | NamespaceInformers]
 
 
-async def cached_snapshot(context: SyncContext, caches: SnapshotCaches, binding: Binding) -> Snapshot | None:
+async def cached_snapshot(
+    caches: Caches, dependencies: SnapshotCaches, virtual_client: Client, binding: Binding, now: datetime
+) -> Snapshot | None:
     """Return a snapshot of the caches; None until all of them are filled. Only node leases are read live."""
-    virtual = {resource: informers.objects() for resource, informers in caches.virtual_caches.items()}
-    physical = {resource: synced_objects(source) for resource, source in caches.physical_caches.items()}
-    if not context.is_physical_synced or None in (*virtual.values(), *physical.values()):
+    virtual = {resource: informers.objects() for resource, informers in dependencies.virtual_caches.items()}
+    physical = {resource: synced_objects(source) for resource, source in dependencies.physical_caches.items()}
+    if not caches.is_physical_synced or None in (*virtual.values(), *physical.values()):
         return None
-    twins = [pod.object for pod in context.physical_pods.store.list() if isinstance(pod, Twin)]
-    nodes = by_name(context.virtual_nodes.store.list())
+    twins = [pod.object for pod in caches.physical_pods.store.list() if isinstance(pod, Twin)]
+    nodes = by_name(caches.virtual_nodes.store.list())
     return Snapshot(
         binding=binding,
-        now=context.now(),
+        now=now,
         nodes=nodes,
         other_nodes=(),
-        pods=by_key(pod.object for pod in context.virtual_pods.store.list()),
-        leases=by_name(await leases_with_our_prefix(context.manager.reads, binding)),
+        pods=by_key(pod.object for pod in caches.virtual_pods.store.list()),
+        leases=by_name(await leases_with_our_prefix(virtual_client, binding)),
         virtual_objects={resource: by_key(objects or ()) for resource, objects in virtual.items()},
         physical_objects={PODS: twins, **{resource: list(objects or ()) for resource, objects in physical.items()}},
     )

@@ -5,57 +5,31 @@ set last. It distinguishes our changes from theirs, and shows which of our value
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, NamedTuple
+from datetime import datetime
+from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import Meta
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
-from tapestry.apis.policies import MAX_SECONDS, Amount, ResourceLeasingPolicySpec, ResourceLimit
 from tapestry.kube.names import safe_label_value
 from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, uid_of, value_at
+from tapestry.kube.pods import taint_named
 from tapestry.kube.quantity import ZERO, ResourceList
-from tapestry.kube.selectors import EVERY_NODE
-from tapestry.kube.times import parse_time, timestamp
-from tapestry.syncer.leasing import (
-    NO_DEADLINE,
-    Lease,
-    LeaseRules,
-    LeaseState,
-    Policy,
-    PolicySide,
-    ReclaimTerms,
-    matching_policies,
-)
-from tapestry.syncer.windows import NEVER_OPEN
+from tapestry.kube.times import timestamp
+from tapestry.syncer.leasing import Lease, LeaseState
+from tapestry.syncer.policies import terms_annotation
 
 RESERVED_LABEL_PREFIXES = (keys.PREFIX, "node-role.kubernetes.io/", "node-restriction.kubernetes.io/")
 """Prefixes of labels that only have a meaning in the physical cluster."""
 LIFECYCLE_TAINT_PREFIX = "node.kubernetes.io/"
 """Prefix of taints that each cluster's own controllers set."""
 HOSTNAME = "kubernetes.io/hostname"
-LONG_AGO = datetime.min.replace(tzinfo=UTC)
 MAX_CONDITIONS = 32
 MAX_MESSAGE_BYTES = 4096
 """Limit of a condition's message, which is untrusted."""
 
 Taint = dict[str, Any]
-
-
-class LastTerms(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Terms of a policy under which a node was leased last."""
-
-    policy: Annotated[str, Meta(pattern=f"^({'|'.join(PolicySide)})/.")]
-    force: bool = False
-    grace: Annotated[int, Meta(ge=0, le=MAX_SECONDS)] = 0
-    evict: bool = False
-    gone: Annotated[datetime, Meta(tz=True)] | None = None
-    """Time when the policy was first missed while the node had other policies."""
-    lent: dict[str, Amount] = {}
-    """Amounts that the node leased then."""
 
 
 class ExpectedMetadata(msgspec.Struct, frozen=True):
@@ -172,11 +146,6 @@ def our_taint(key: str, existing: Object | None, now: datetime) -> Taint:
     return {**taint, "timeAdded": previous.get("timeAdded") or timestamp(now)}
 
 
-def taint_named(node: Object | None, key: str) -> Taint | None:
-    taints: list[Taint] = value_at(node, "spec", "taints", default=[])
-    return next((taint for taint in taints if taint["key"] == key), None)
-
-
 def lease_state_of(node: Object) -> LeaseState:
     """Return the lease state that a virtual node's taints express."""
     if is_deleting(node) or taint_named(node, keys.WITHDRAWING_TAINT):
@@ -234,75 +203,6 @@ def withdrawal_patch(existing: Object, now: datetime) -> Object:
         "metadata": {"name": name_of(existing)},
         "spec": {"taints": [*taints, our_taint(keys.WITHDRAWING_TAINT, existing, now)]},
     }
-
-
-def last_reclaim_terms(existing: Object, now: datetime) -> ReclaimTerms:
-    """Return the terms of the last lease, counted from the withdrawal: the policies may be deleted by now."""
-    forced = [each for each in stored_terms(existing) if each.force]
-    if not forced:
-        return NO_DEADLINE
-    taint = taint_named(existing, keys.WITHDRAWING_TAINT)
-    since = parse_time(taint["timeAdded"]) if taint and taint.get("timeAdded") else now
-    deadline = since + timedelta(seconds=max(each.grace for each in forced))
-    return ReclaimTerms(deadline, any(each.evict for each in forced), by="the policy it was leased under")
-
-
-def stored_terms(existing: Object | None) -> list[LastTerms]:
-    """Return the stored terms; none if they cannot be read, so that no pod is evicted because of that."""
-    text = annotations_of(existing).get(keys.LAST_TERMS) if existing is not None else None
-    try:
-        return msgspec.json.decode(text or "[]", type=list[LastTerms])
-    except msgspec.DecodeError:
-        return []
-
-
-def terms_annotation(lease: Lease, existing: Object | None) -> str:
-    """Return the terms of the policies that decide about a lease, to be used after they are deleted.
-
-    While none of the policies is valid, the stored terms stay.
-    """
-    if existing is not None and not any(policy.is_valid for policy in lease.policies):
-        return annotations_of(existing).get(keys.LAST_TERMS, "[]")
-    deciding = [policy for policy in lease.deciding_policies if policy.is_valid and not policy.removed_at]
-    return msgspec.json.encode(
-        [terms_of(policy) for policy in (*deciding, *lease.removed_policies)], order="sorted"
-    ).decode()
-
-
-def terms_of(policy: Policy) -> LastTerms:
-    spec = policy.spec
-    return LastTerms(
-        str(policy),
-        spec.force_reclaim,
-        spec.graceful_reclaim_period_seconds,
-        spec.evict_during_grace,
-        policy.removed_at,
-        {limit.resource: limit.quantity or 0 for limit in spec.resource_limits} if policy.removed_at else {},
-    )
-
-
-def with_removed_policies(rules: LeaseRules, node: Object, existing: Object | None, now: datetime) -> LeaseRules:
-    """Return `rules` with the policies that the node was leased under last and that no longer apply to it.
-
-    A policy that is missed for the first time closes now, with the amounts that the node has been leasing.
-    """
-    present = {str(policy) for side in (rules.operator, rules.owner) for policy in matching_policies(side, node)}
-    leased = value_at(existing, "status", "allocatable", default={})
-    removed = [removed_policy(each, now, leased) for each in stored_terms(existing) if each.policy not in present]
-    return replace(rules, removed_policies=removed) if removed else rules
-
-
-def removed_policy(stored: LastTerms, now: datetime, leased: Mapping[str, Amount]) -> Policy:
-    side, _, name = stored.policy.partition("/")
-    amounts = stored.lent if stored.gone else leased
-    spec = ResourceLeasingPolicySpec(
-        cluster="",
-        resource_limits=tuple(ResourceLimit(resource, quantity=amount) for resource, amount in amounts.items()),
-        force_reclaim=stored.force,
-        graceful_reclaim_period_seconds=stored.grace,
-        evict_during_grace=stored.evict,
-    )
-    return Policy(name, PolicySide(side), spec, NEVER_OPEN, EVERY_NODE, LONG_AGO, removed_at=stored.gone or now)
 
 
 def expected_metadata(existing: Object | None) -> ExpectedMetadata:

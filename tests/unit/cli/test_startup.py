@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.startup import LIBRARIES, least_cpu
 
 HEAVY = ("prometheus_client", "aiohttp.web", "uvloop", "rich", "cryptography", "apsw", "opentelemetry", "grpc")
-SERVERS = ("tapestry.controller.manager", "tapestry.syncer.context", "tapestry.apiserver", "tapestry.local.world")
+SERVERS = ("tapestry.controller.manager", "tapestry.syncer.components", "tapestry.apiserver", "tapestry.local.world")
 COMMANDS = ("status", "pods", "tree", "top", "explain")
 GENEROUS = 1.8
 """Limit as a multiple of the libraries' CPU time; the target is 1.5 on an idle machine (`make bench-startup`)."""

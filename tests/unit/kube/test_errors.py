@@ -27,6 +27,12 @@ from tapestry.kube.errors import (
     UnsupportedMediaType,
     error_from_body,
     error_from_status,
+    is_create_unauthorized,
+    is_denied_by_policy,
+    is_namespace_terminating,
+    is_over_quota,
+    is_priority_class_missing,
+    reports_insufficient_resources,
 )
 
 
@@ -149,3 +155,30 @@ def test_any_status_becomes_error_with_message(status: dict[str, Any]) -> None:
     error = error_from_status({"kind": "Status", **status}, code=500)
     assert error.code >= 400
     assert error.message
+
+
+@pytest.mark.parametrize("causes", [None, "text", 1, ["text"], {"reason": "NamespaceTerminating"}])
+def test_malformed_causes_count_as_none(causes: object) -> None:
+    error = Forbidden(403, "Forbidden", "no", details={"kind": "pods", "name": "x", "causes": causes})
+    assert error.causes == []
+    assert not any(check(error) for check in (is_namespace_terminating, is_denied_by_policy, is_create_unauthorized))
+
+
+def test_quota_and_priority_class_are_told_apart_by_the_message() -> None:
+    quota = 'pods "x" is forbidden: exceeded quota: all, requested: cpu=1, used: cpu=4, limited: cpu=4'
+    missing = 'pods "x" is forbidden: no PriorityClass with name leased was found'
+    errors = [Forbidden(403, "Forbidden", quota), Forbidden(403, "Forbidden", missing), Invalid(422, "Invalid", quota)]
+    assert list(map(is_over_quota, errors)) == [True, False, False]
+    assert list(map(is_priority_class_missing, errors)) == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("message", "is_short"),
+    [
+        ("0/1 nodes are available: 1 Insufficient cpu.", True),
+        ("0/1 nodes are available: 1 Too many pods.", True),
+        ("0/1 nodes are available: 1 node(s) had untolerated taint {a: b}.", False),
+    ],
+)
+def test_scheduler_reports_insufficient_resources(message: str, is_short: bool) -> None:
+    assert reports_insufficient_resources(message) is is_short

@@ -12,9 +12,9 @@ from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import ApiError, Forbidden, NotFound
 from tapestry.kube.objects import Object, name_of, object_named, value_at
+from tapestry.kube.pods import taint_named
 from tapestry.kube.resources import LEASES, NAMESPACES, NODE_LEASE_NAMESPACE, NODES, PODS
 from tapestry.syncer.config import SyncerConfig
-from tapestry.syncer.virtual_nodes import taint_named
 
 from .world import MOUNT, World, a_world, accept_all
 
@@ -159,18 +159,18 @@ async def set_switch(world: World, value: str | None) -> None:
 @in_virtual_time
 async def test_safety_rule_1_only_the_pods_own_twin_sets_its_status() -> None:
     world = await a_world("east")
-    async with world.syncer("east") as context:
+    async with world.syncer("east") as parts:
         await world.add_pod()
         await world.add_pod("lost", node="vnode-east-ghost")
         twin = await world.wait_for_twin()
         await asyncio.sleep(1)
-        assert context.pod_on_our_nodes("default/lost") is None
-        pod = context.pod_on_our_nodes("default/work")
+        assert parts.caches.pod_on_our_nodes("default/lost") is None
+        pod = parts.caches.pod_on_our_nodes("default/work")
         assert pod is not None
-        found = context.twin_of_pod(pod)
+        found = parts.caches.twin_of_pod(pod)
         assert found is not None
         assert name_of(found) == name_of(twin)
-        assert context.twin_of_pod({**pod, "metadata": {**pod["metadata"], "uid": "of a namesake"}}) is None
+        assert parts.caches.twin_of_pod({**pod, "metadata": {**pod["metadata"], "uid": "of a namesake"}}) is None
         await world.set_twin({"metadata": {"labels": {keys.CLUSTER_BINDING_UID: "another"}}})
         await asyncio.sleep(1)
-        assert context.twin_of_pod(pod) is None
+        assert parts.caches.twin_of_pod(pod) is None

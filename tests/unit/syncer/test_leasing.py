@@ -93,13 +93,15 @@ def lease(
     now: datetime | None = None,
     foreign: Sequence[PodAllocation] = (),
     used: str = "0",
+    removed_policies: Sequence[Policy] = (),
     **rules: Any,
 ) -> Lease:
     """Return the lease of a node of which our pods use so much CPU."""
     operator = [policy for policy in policies if policy.side is PolicySide.OPERATOR]
     owner = [policy for policy in policies if policy.side is PolicySide.OWNER]
     given = LeaseRules(operator, owner, **{"selector": EVERY_NODE, **rules})
-    return lease_for(node or a_node(), foreign, [ResourceList.parse({"cpu": used})], given, now or at("12:00"))
+    amounts = [ResourceList.parse({"cpu": used})]
+    return lease_for(node or a_node(), foreign, amounts, given, now or at("12:00"), removed_policies)
 
 
 def texts(lease: Lease) -> tuple[str, str]:
@@ -643,10 +645,8 @@ class Case:
 
     def lease(self, **changes: Any) -> Lease:
         case = replace(self, **changes)
-        rules = LeaseRules(
-            case.operator, case.owner, EVERY_NODE, case.owner_required, case.reclaim, removed_policies=case.removed
-        )
-        return lease_for(case.node, case.foreign, case.used, rules, case.now)
+        rules = LeaseRules(case.operator, case.owner, EVERY_NODE, case.owner_required, case.reclaim)
+        return lease_for(case.node, case.foreign, case.used, rules, case.now, case.removed)
 
 
 cases = st.builds(

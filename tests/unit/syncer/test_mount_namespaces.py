@@ -43,13 +43,13 @@ async def test_syncer_ignores_a_namespace_of_another_cluster() -> None:
         await world.run_pod()
         await label(world, mark="another")
         await asyncio.sleep(5)
-        assert world.contexts[-1].outdated.is_set()  # the process continues with a new context
+        assert world.started[-1].outdated.is_set()  # the process continues with a new syncer
     before, twins = world.down.writes(), await world.twins()
-    async with world.syncer() as context:
+    async with world.syncer() as parts:
         await world.add_pod("later")
         await world.delete_pod()
         await asyncio.sleep(600)
-        assert not context.read_transport.is_connected
+        assert not parts.partition.transport.is_connected
         assert world.down.writes() == before
         assert await world.twins() == twins
 

@@ -28,7 +28,7 @@ from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of
 from tapestry.kube.resources import NODES, PODS
 from tapestry.syncer.app import build_syncer
 from tapestry.syncer.config import SyncerConfig
-from tapestry.syncer.context import SHORTAGE_TTL
+from tapestry.syncer.lease_cache import SHORTAGE_TTL
 
 from .world import A_DAY, MAPPED, MOUNT, NODE, SERVED, Clusters, forbidden, has_condition, phase
 

@@ -16,10 +16,10 @@ from tapestry.controller.config import LeaderElection
 from tapestry.controller.testing import Scenario, perturb, running_clock
 from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.objects import Object, is_deleting, object_named, value_at
+from tapestry.kube.pods import taint_named
 from tapestry.kube.resources import NODES, PODS
 from tapestry.syncer.app import build_syncer
 from tapestry.syncer.config import SyncerConfig
-from tapestry.syncer.virtual_nodes import taint_named
 
 from .world import A_DAY, SERVED, Clusters
 

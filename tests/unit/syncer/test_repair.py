@@ -33,9 +33,9 @@ from tapestry.syncer.cache_transforms import virtual_pod
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.consistency_check import MAX_REPAIRS
 from tapestry.syncer.repair import ClusterSide, Finding, Invariant, Requeue, Snapshot, findings
-from tapestry.syncer.topdown.services import desired_objects
 from tapestry.syncer.translate.copies import desired_copy, digest_view, tokens_secret
 from tapestry.syncer.translate.pods import desired_twin
+from tapestry.syncer.translate.services import desired_objects
 from tapestry.syncer.translate.volumes import twin_claim, twin_volume
 
 from .world import MOUNT, World, a_world, phase
@@ -559,8 +559,8 @@ def test_requeued_controllers_exist() -> None:
     assert len(requested) == 7
 
     async def story(world: World) -> None:
-        async with world.syncer() as context:
-            assert requested <= {controller.name for controller in context.manager.controllers}
+        async with world.syncer() as parts:
+            assert requested <= {controller.name for controller in parts.manager.controllers}
 
     run_in_world(story)
 

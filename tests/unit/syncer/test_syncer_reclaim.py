@@ -12,7 +12,7 @@ from tapestry.client.watch import wait_for
 from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.objects import Object, is_deleting, name_of, object_named
 from tapestry.kube.resources import NODES, PODS
-from tapestry.syncer.bottomup.nodes import NodeReconciler
+from tapestry.syncer.bottomup.reclaimer import Reclaimer
 from tapestry.syncer.lease_cache import LeaseCache
 from tapestry.syncer.offline_reclaim import OfflineReclaim
 
@@ -119,15 +119,17 @@ async def test_deleted_pods_leave_while_virtual_api_is_unreachable() -> None:
 @in_virtual_time
 async def test_former_leader_shortens_grace_of_deleted_twins(pod_grace: int | None) -> None:
     world = await a_world()
-    async with world.syncer() as context:
+    async with world.syncer() as parts:
         await run_lasting_pod(world)
         await world.delete_pod(grace=pod_grace)
         await world.wait_for_twin(lambda twin: grace(twin) == A_WEEK)
         world.up.cut()
-        unfenced = Client(context.read_transport, identity=context.manager.identity)
-        watch = OfflineReclaim(
-            context, NodeReconciler(context, LeaseCache(context, lambda _: None, lambda _: None)), unfenced
-        )
+        unfenced = Client(parts.partition.transport, identity=parts.manager.identity)
+        now, binding, caches = parts.manager.now, parts.current_binding, parts.caches
+        leases = LeaseCache(binding, caches, parts.ledger, parts.shortages, parts.config, list, lambda: None)
+        reclaimer = Reclaimer(parts.identity, binding, caches, parts.clients, now, {}, leases)
+        elector, reads = parts.manager.elector, parts.manager.reads
+        watch = OfflineReclaim(elector, reads, caches.virtual_nodes, now, reclaimer, unfenced)
         await set_kill_switch(world)
         await asyncio.sleep(0.01)
         await watch.reclaim_due()

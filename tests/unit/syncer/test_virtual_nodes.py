@@ -16,17 +16,12 @@ from tapestry.kube.conditions import find_condition
 from tapestry.kube.names import label_value_error
 from tapestry.kube.objects import Object, annotations_of, labels_of, with_value
 from tapestry.kube.patches import apply_merge_patch, owned_patch
+from tapestry.kube.pods import taint_named
 from tapestry.kube.quantity import ResourceList
 from tapestry.kube.selectors import EVERY_NODE, node_selector
 from tapestry.syncer.leasing import NO_DEADLINE, Grant, Lease, LeaseRules, LeaseState, Policy, PolicySide, ReclaimTerms
-from tapestry.syncer.virtual_nodes import (
-    Endpoint,
-    last_reclaim_terms,
-    taint_named,
-    virtual_node,
-    with_removed_policies,
-    withdrawal_patch,
-)
+from tapestry.syncer.policies import last_reclaim_terms, removed_policies
+from tapestry.syncer.virtual_nodes import Endpoint, virtual_node, withdrawal_patch
 from tapestry.syncer.windows import Schedule
 
 NOW = datetime(2026, 3, 2, 8, tzinfo=UTC)
@@ -468,7 +463,7 @@ def test_unreadable_terms_evict_no_pod(text: str) -> None:
     node = edited(converged(None, desired()), annotations={keys.LAST_TERMS: text})
     assert last_reclaim_terms(node, NOW) == NO_DEADLINE
     rules = LeaseRules([], [a_policy("other")], EVERY_NODE)
-    assert with_removed_policies(rules, a_node(), node, NOW) is rules
+    assert removed_policies(rules, a_node(), node, NOW) == []
 
 
 def test_last_terms_survive_invalid_policies() -> None:
@@ -490,8 +485,8 @@ def rules_with(*policies: Policy) -> LeaseRules:
 def test_removed_policy_is_remembered_with_its_amounts() -> None:
     given = a_policy("a", force_reclaim=True, graceful_reclaim_period_seconds=60, evict_during_grace=True)
     node = converged(None, desired(lease=a_lease(LeaseState.OPEN, given, cpu="3")))
-    assert with_removed_policies(rules_with(given), a_node(), node, LATER).removed_policies == ()
-    (deleted,) = with_removed_policies(rules_with(a_policy("b")), a_node(), node, LATER).removed_policies
+    assert removed_policies(rules_with(given), a_node(), node, LATER) == []
+    (deleted,) = removed_policies(rules_with(a_policy("b")), a_node(), node, LATER)
     assert (str(deleted), deleted.removed_at, deleted.is_open(NOW), deleted.is_open(LATER)) == (
         "owner/a",
         LATER,
@@ -506,22 +501,20 @@ def test_removed_policy_is_remembered_with_its_amounts() -> None:
 def test_policy_that_stops_selecting_counts_as_removed() -> None:
     node = converged(None, desired(lease=a_lease(LeaseState.OPEN, a_policy("a"))))
     elsewhere = replace(a_policy("a"), selector=node_selector({"nodeSelectorTerms": []}))
-    assert [
-        str(each) for each in with_removed_policies(rules_with(elsewhere), a_node(), node, LATER).removed_policies
-    ] == ["owner/a"]
+    assert list(map(str, removed_policies(rules_with(elsewhere), a_node(), node, LATER))) == ["owner/a"]
 
 
 def test_removal_time_and_amounts_are_kept_while_needed() -> None:
     node = converged(None, desired(lease=a_lease(LeaseState.OPEN, a_policy("a"), cpu="3")))
-    rules = with_removed_policies(rules_with(a_policy("b")), a_node(), node, LATER)
+    removed = removed_policies(rules_with(a_policy("b")), a_node(), node, LATER)
     closed = replace(
         a_lease(LeaseState.CLOSED, a_policy("b"), cpu="1"),
-        removed_policies=tuple(rules.removed_policies),
-        deciding_policies=tuple(rules.removed_policies),
+        removed_policies=tuple(removed),
+        deciding_policies=tuple(removed),
     )
     held = converged(node, desired(lease=closed, existing=node, now=LATER))
-    again = with_removed_policies(rules_with(a_policy("b")), a_node(), held, LATER + timedelta(hours=1))
-    assert list(again.removed_policies) == list(rules.removed_policies)
+    again = removed_policies(rules_with(a_policy("b")), a_node(), held, LATER + timedelta(hours=1))
+    assert again == removed
     assert owned_patch(held, desired(lease=closed, existing=held, now=LATER)) == {}
     opened = converged(held, desired(lease=a_lease(LeaseState.OPEN, a_policy("b")), existing=held))
-    assert with_removed_policies(rules_with(a_policy("b")), a_node(), opened, LATER).removed_policies == ()
+    assert removed_policies(rules_with(a_policy("b")), a_node(), opened, LATER) == []

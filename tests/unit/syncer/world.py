@@ -39,8 +39,8 @@ from tapestry.kube.objects import Object, is_deleting, name_of, object_named, ui
 from tapestry.kube.resources import EVENTS, NAMESPACES, NODES, PODS, SECRETS, Resource
 from tapestry.kube.times import timestamp as kube_timestamp
 from tapestry.syncer.app import build_syncer
+from tapestry.syncer.components import Syncer
 from tapestry.syncer.config import SyncerConfig
-from tapestry.syncer.context import SyncContext
 
 SERVED = [each for each in vars(resources).values() if isinstance(each, Resource)] + [
     CLUSTER_BINDINGS,
@@ -342,25 +342,25 @@ class World(Clusters):
 
     up: Link
     down: Link
-    contexts: list[SyncContext] = field(default_factory=list)
-    """Context of each syncer that was started, in order."""
+    started: list[Syncer] = field(default_factory=list)
+    """The syncers that were started, in order."""
 
     # -- the syncer
 
     @asynccontextmanager
-    async def syncer(self, binding: str = "east", **settings: Any) -> AsyncIterator[SyncContext]:
+    async def syncer(self, binding: str = "east", **settings: Any) -> AsyncIterator[Syncer]:
         """Run the syncer of a binding; enter once the virtual node of `n1` exists."""
         clock = running_clock()
         quiet = {"metrics": Metrics(address=""), "probes": Probes(address="")}
         options = {"silence_seconds": A_DAY, "leader_election": LeaderElection(), **quiet, **settings}
         config = SyncerConfig(binding=binding, **options)
         manager = Manager(config, self.up.connect, identity=binding, now=clock.now, monotonic=clock.monotonic)
-        context = await build_syncer(config, manager, connect=lambda _: self.down.connect(), monotonic=clock.monotonic)
-        self.contexts.append(context)
+        parts = await build_syncer(config, manager, connect=lambda _: self.down.connect(), monotonic=clock.monotonic)
+        self.started.append(parts)
         async with asyncio.TaskGroup() as group:
             group.create_task(manager.run())
             await wait_for(self.virtual, NODES, f"vnode-{binding}-n1", until=bool, timeout=A_DAY)
-            yield context
+            yield parts
             manager.stop()
 
 
@@ -396,8 +396,8 @@ class Gate:
         self._opened.set()
 
 
-def forbidden(message: str) -> Forbidden:
-    return Forbidden(403, "Forbidden", message)
+def forbidden(message: str, **details: Any) -> Forbidden:
+    return Forbidden(403, "Forbidden", message, details=details)
 
 
 def phase(expected: str) -> Until:

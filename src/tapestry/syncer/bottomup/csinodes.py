@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 
 from tapestry.apis import keys
+from tapestry.client.client import Client
 from tapestry.kube.objects import Object, is_deleting, name_of, owner_reference, value_at
 from tapestry.kube.resources import CSI_NODES
 from tapestry.syncer.cache_transforms import physical_node_of
-from tapestry.syncer.context import SyncContext
+from tapestry.syncer.caches import Caches
+from tapestry.syncer.identity import Identity
 from tapestry.syncer.translate.nodes import sanitized_drivers
 
 
@@ -14,22 +16,23 @@ from tapestry.syncer.translate.nodes import sanitized_drivers
 class CsiNodeReconciler:
     """Keeps one virtual CSINode beside each virtual Node; keyed by their common name."""
 
-    context: SyncContext
+    identity: Identity
+    caches: Caches
+    client: Client
 
     async def reconcile(self, name: str) -> None:
-        context = self.context
-        node, existing = context.virtual_nodes.store.get(name), context.virtual_csi_nodes.store.get(name)
+        node, existing = self.caches.virtual_nodes.store.get(name), self.caches.virtual_csi_nodes.store.get(name)
         exists = node is not None and not is_deleting(node)
-        if exists and not context.csi_nodes.synced.is_set():
+        if exists and not self.caches.csi_nodes.synced.is_set():
             return
         physical = self.physical_csi_node(node) if node is not None and exists else None
         if node is not None and physical is not None:
-            await context.virtual_client.converge(CSI_NODES, existing, csi_node(physical, node, context.binding_uid))
+            await self.client.converge(CSI_NODES, existing, csi_node(physical, node, self.identity.binding_uid))
         elif existing is not None:
-            await context.virtual_client.delete_if_exists(CSI_NODES, existing)
+            await self.client.delete_if_exists(CSI_NODES, existing)
 
     def physical_csi_node(self, node: Object) -> Object | None:
-        return next((self.context.csi_nodes.store.get(name) for name in physical_node_of(node)), None)
+        return next((self.caches.csi_nodes.store.get(name) for name in physical_node_of(node)), None)
 
 
 def csi_node(source: Object, node: Object, binding_uid: str) -> Object:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from tapestry.client.watch import Change, Changes, Synced, Watch
 from tapestry.kube.objects import Object, name_of, uid_of, value_at
 from tapestry.kube.resources import EVENTS
-from tapestry.syncer.context import SyncContext
+from tapestry.syncer.caches import Caches
+from tapestry.syncer.clients import Clients
+from tapestry.syncer.identity import Identity
 from tapestry.syncer.metrics import EVENTS_DROPPED
 from tapestry.syncer.translate.metadata import virtual_key, virtual_uid
 from tapestry.syncer.translate.sanitize import sanitized_text, truncate_text
@@ -25,16 +27,17 @@ MAX_REASON_LENGTH = 128
 class TwinEventForwarder:
     """Watches the events about twins while the syncer leads."""
 
-    context: SyncContext
+    identity: Identity
+    caches: Caches
+    clients: Clients
     _left: float = field(default=MAX_EVENTS_PER_SECOND, init=False)
     _at: float = field(default=0.0, init=False)
 
     async def run(self) -> None:
-        context = self.context
         watch = Watch(
-            context.physical_read_client,
+            self.clients.physical_reads,
             EVENTS,
-            context.mount_namespace,
+            self.identity.mount_namespace,
             "",
             "involvedObject.kind=Pod",
             without_managed_fields=True,
@@ -53,23 +56,23 @@ class TwinEventForwarder:
             if pod is None:
                 continue
             if not self.take_token():
-                EVENTS_DROPPED.labels(self.context.binding_name).inc()
+                EVENTS_DROPPED.labels(self.identity.binding_name).inc()
                 continue
             reason = sanitized_text(event.get("reason"))[:MAX_REASON_LENGTH] or "Unknown"
             # Truncate again: a short name that occurs often may be replaced by a long one.
             message = truncate_text(
                 sanitized_text(event.get("message")).replace(str(event["involvedObject"]["name"]), name_of(pod))
             )
-            record = self.context.manager.events
+            record = self.clients.events
             (record.warning if event.get("type") == "Warning" else record.normal)(pod, reason, message)
 
     def pod_of(self, event: Object) -> Object | None:
         """Return the virtual pod whose twin the event is about."""
-        context, name = self.context, value_at(event, "involvedObject", "name")
-        twin = context.physical_pods.store.get(f"{context.mount_namespace}/{name}")
+        name = value_at(event, "involvedObject", "name")
+        twin = self.caches.physical_pods.store.get(f"{self.identity.mount_namespace}/{name}")
         if not isinstance(twin, Twin) or value_at(event, "involvedObject", "uid") != twin.uid:
             return None
-        pods = (context.pod_on_our_nodes(key) for key in virtual_key(twin.object))
+        pods = (self.caches.pod_on_our_nodes(key) for key in virtual_key(twin.object))
         return next((pod for pod in pods if pod is not None and uid_of(pod) == virtual_uid(twin.object)), None)
 
     def take_token(self) -> bool:

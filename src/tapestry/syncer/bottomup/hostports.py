@@ -9,12 +9,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tapestry.apis import keys
+from tapestry.client.client import Client
 from tapestry.kube.errors import NotFound
 from tapestry.kube.names import hashed_name
 from tapestry.kube.objects import Object, is_deleting, name_of, owner_reference
 from tapestry.kube.resources import PODS
 from tapestry.syncer.cache_transforms import physical_node_of
-from tapestry.syncer.context import SyncContext
+from tapestry.syncer.caches import Caches
+from tapestry.syncer.current_binding import CurrentBinding
 from tapestry.syncer.views import ForeignPod, Port
 
 MAX_PORTS = 512
@@ -24,32 +26,33 @@ MAX_PORTS = 512
 class HostPortReconciler:
     """Keeps one placeholder pod on each virtual node with taken host ports; keyed by the virtual node's name."""
 
-    context: SyncContext
+    current_binding: CurrentBinding
+    caches: Caches
+    client: Client
 
     async def reconcile(self, name: str) -> None:
-        context = self.context
-        node = context.virtual_nodes.store.get(name)
+        node = self.caches.virtual_nodes.store.get(name)
         exists = node is not None and not is_deleting(node)
-        if exists and not context.is_physical_synced:
+        if exists and not self.caches.is_physical_synced:
             return  # taken ports are unknown before the caches are filled
         desired = self.desired_placeholder(node) if node is not None and exists else None
-        for pod in context.placeholders.store.by("node", name):
+        for pod in self.caches.placeholders.store.by("node", name):
             if desired is not None and name_of(pod) == name_of(desired):
                 return
-            await self.context.virtual_client.delete_if_exists(PODS, pod, grace_seconds=0)
+            await self.client.delete_if_exists(PODS, pod, grace_seconds=0)
         if desired is not None:
             await self.create(desired)
 
     def desired_placeholder(self, node: Object) -> Object | None:
-        binding = self.context.binding()
+        binding = self.current_binding.get()
         if binding is None:
             return None
-        taken = taken_ports(pod for name in physical_node_of(node) for pod in self.context.foreign_pods(name))
+        taken = taken_ports(pod for name in physical_node_of(node) for pod in self.caches.foreign_pods(name))
         return placeholder(node, binding.uid, taken) if taken else None
 
     async def create(self, pod: Object) -> None:
         try:
-            await self.context.virtual_client.create(PODS, pod)
+            await self.client.create(PODS, pod)
         except NotFound as error:  # retried: the namespace may be created later
             hint = "host ports are not reserved until it exists; `tapestry manifests` contains it"
             raise NotFound(error.code, "NamespaceMissing", f"{error.message}; {hint}") from error

@@ -1,15 +1,20 @@
 """Reconciler that writes the status of each twin to its virtual pod, and records the twin there."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import NamedTuple
 
+from tapestry.client.client import Client
 from tapestry.client.options import PatchType
 from tapestry.controller import Result
 from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, version_of
 from tapestry.kube.resources import PODS
 from tapestry.syncer import metrics
-from tapestry.syncer.context import CACHE_LAG_SECONDS, SyncContext
+from tapestry.syncer.caches import CACHE_LAG_SECONDS, Caches
+from tapestry.syncer.identity import Identity
+from tapestry.syncer.partition import Partition
 from tapestry.syncer.translate.metadata import virtual_uid
 from tapestry.syncer.translate.pod_status import mapped_uid, virtual_status_patch
 from tapestry.syncer.views import VirtualPod
@@ -33,7 +38,13 @@ class Patch(NamedTuple):
 class PodStatusReconciler:
     """Keeps the status of each virtual pod equal to its twin's; keyed by the virtual pod."""
 
-    context: SyncContext
+    identity: Identity
+    caches: Caches
+    partition: Partition
+    client: Client
+    now: Callable[[], datetime]
+    pending_resizes: Mapping[str, Object]
+    """Conditions of resizes that are not applied to the twin, by the UID of the pod."""
     patches: dict[str, Patch] = field(default_factory=dict)
     """Last patch of each pod, by key."""
 
@@ -43,32 +54,30 @@ class PodStatusReconciler:
             self.patches.pop(old.key, None)
 
     async def reconcile(self, key: str) -> Result | None:
-        if self.context.partition.since is not None:
+        if self.partition.since is not None:
             return None  # the current status is unknown; all pods are requeued when the cluster responds again
-        pod, twin = self.context.virtual_pods.store.get(key), self.context.twin_of(key)
+        pod, twin = self.caches.virtual_pods.store.get(key), self.caches.twin_of(key)
         if pod is None or twin is None or virtual_uid(twin.object) != pod.uid:
             return None
         if mapped_uid(pod.object) not in (None, twin.uid):
             return None  # its twin is lost
-        if self.context.pod_on_our_nodes(key) is None:
+        if self.caches.pod_on_our_nodes(key) is None:
             # The pod is on a node of another binding, which alone writes its status, or the cache lacks our node.
             return Result(requeue_after=NODE_RECHECK_SECONDS)
-        resize, last = self.context.pending_resizes.get(pod.uid), self.patches.get(key)
+        resize, last = self.pending_resizes.get(pod.uid), self.patches.get(key)
         if last is not None and last.before == pod.version:
             return Result(requeue_after=CACHE_LAG_SECONDS)
         if last is not None and last[1:] == (pod.version, twin.version, resize):
             return None
-        patch = virtual_status_patch(pod, twin.object, twin.status(), self.context.now(), resize)
+        patch = virtual_status_patch(pod, twin.object, twin.status(), self.now(), resize)
         if patch is None:
             return None
         try:
-            patched = await self.context.virtual_client.patch(
-                PODS, pod.object, patch, type=PatchType.STRATEGIC, subresource="status"
-            )
+            patched = await self.client.patch(PODS, pod.object, patch, type=PatchType.STRATEGIC, subresource="status")
         except NotFound:
             return None
         if version_of(patched) != pod.version:
             self.patches[key] = Patch(pod.version, version_of(patched), twin.version, resize)
             if mapped_uid(pod.object) is None:
-                metrics.POD_OUTCOMES.labels(self.context.binding_name, metrics.MAPPED, "").inc()
+                metrics.POD_OUTCOMES.labels(self.identity.binding_name, metrics.MAPPED, "").inc()
         return None

@@ -4,6 +4,7 @@ Operator policies are in the virtual cluster and have one writer. An owner polic
 each of them writes only its own entry of `status.leases`.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -11,13 +12,13 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
-from tapestry.controller import Result, Store
+from tapestry.controller import Informer, Result
 from tapestry.kube.conditions import new_condition, with_condition
 from tapestry.kube.objects import Object, annotations_of, is_deleting, value_at
 from tapestry.kube.patches import exact_map_patch, owned_patch
 from tapestry.kube.quantity import ResourceList
 from tapestry.kube.times import timestamp
-from tapestry.syncer.context import SyncContext
+from tapestry.syncer.current_binding import CurrentBinding
 from tapestry.syncer.leasing import LeaseState, Policy, PolicySide
 from tapestry.syncer.policies import ParsedPolicy, applies_to_binding, parsed_policy
 from tapestry.syncer.virtual_nodes import lease_state_of, leased_amounts
@@ -27,38 +28,37 @@ from tapestry.syncer.virtual_nodes import lease_state_of, leased_amounts
 class PolicyStatusReconciler:
     """Keeps the status of one side's policies; keyed by the policy's name."""
 
-    context: SyncContext
+    current_binding: CurrentBinding
+    virtual_nodes: Informer
+    policies: Informer
+    client: Client
+    now: Callable[[], datetime]
+    time_zone: str
+    """Time zone of windows without one."""
     side: PolicySide
 
     async def reconcile(self, name: str) -> Result | None:
-        context, now = self.context, self.context.now()
-        binding, policy = context.binding(), self.store().get(name)
+        now = self.now()
+        binding, policy = self.current_binding.get(), self.policies.store.get(name)
         if binding is None or policy is None or is_deleting(policy) or not applies_to_binding(policy, binding):
             return None
-        parsed = parsed_policy(policy, self.side, context.config.time_zone)
-        nodes = leased_nodes(context, parsed.policy, now)
+        parsed = parsed_policy(policy, self.side, self.time_zone)
+        nodes = leased_nodes(self.virtual_nodes.store.list(), parsed.policy, now)
         status = policy_status(policy, parsed, nodes, now)
         if self.side is PolicySide.OWNER:
-            ours = None if context.is_unbinding else lease_entry(binding, status, nodes)
+            ours = None if self.current_binding.is_unbinding else lease_entry(binding, status, nodes)
             status |= owner_totals(policy, merged_leases(policy, binding, ours))
         if patch := owned_patch(policy, {"status": status}):
-            await self.client().patch(POLICIES, policy, patch, subresource="status")
+            await self.client.patch(POLICIES, policy, patch, subresource="status")
         return Result(requeue_at=parsed.policy.schedule.next_change(now))
 
-    def store(self) -> Store:
-        informer = self.context.operator_policies if self.side is PolicySide.OPERATOR else self.context.owner_policies
-        return informer.store
 
-    def client(self) -> Client:
-        return self.context.virtual_client if self.side is PolicySide.OPERATOR else self.context.physical_client
-
-
-def leased_nodes(context: SyncContext, policy: Policy, now: datetime) -> list[Object]:
+def leased_nodes(nodes: Iterable[Object], policy: Policy, now: datetime) -> list[Object]:
     """Return the virtual nodes leased under the policy now: none while this or another policy is closed."""
     if not policy.is_open(now):
         return []
-    nodes = [node for node in context.virtual_nodes.store.list() if lease_state_of(node) is LeaseState.OPEN]
-    return [node for node in nodes if str(policy) in annotations_of(node).get(keys.POLICIES_APPLIED, "").split(",")]
+    leased = (node for node in nodes if lease_state_of(node) is LeaseState.OPEN)
+    return [node for node in leased if str(policy) in annotations_of(node).get(keys.POLICIES_APPLIED, "").split(",")]
 
 
 def policy_status(policy: Object, parsed: ParsedPolicy, nodes: list[Object], now: datetime) -> Object:

@@ -6,28 +6,35 @@ quota fails no pod: the pod waits, is retried ever less often, and again when a 
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from tapestry.apis import keys
 from tapestry.controller import Result
 from tapestry.kube.conditions import find_condition
-from tapestry.kube.errors import ApiError, Conflict, Forbidden, NotFound, ServerError, TooManyRequests, Unauthorized
+from tapestry.kube.errors import (
+    ApiError,
+    Conflict,
+    NotFound,
+    ServerError,
+    TooManyRequests,
+    Unauthorized,
+    is_create_unauthorized,
+    is_namespace_terminating,
+    is_over_quota,
+    reports_insufficient_resources,
+)
 from tapestry.kube.objects import Object, version_of
 from tapestry.kube.times import parse_time
-from tapestry.syncer.context import CACHE_LAG_SECONDS, SyncContext
+from tapestry.syncer.caches import CACHE_LAG_SECONDS
+from tapestry.syncer.clients import Clients
+from tapestry.syncer.config import SyncerConfig
+from tapestry.syncer.lease_cache import Shortages
 from tapestry.syncer.topdown.pod_status_writer import PodStatusWriter, condition_since
 from tapestry.syncer.translate.pod_status import GATED, GATED_BELOW, GATED_MESSAGE
 from tapestry.syncer.views import Twin, VirtualPod
 
 RETRYABLE_ERRORS = (Unauthorized, Conflict, TooManyRequests, ServerError)
 """API errors that are unrelated to the pod."""
-SYNCER_FAULT_MESSAGES = (
-    "cannot create resource",
-    "because it is being terminated",
-    "failed calling webhook",
-)
-"""Messages that point to our permissions, our namespace or a webhook instead of the pod."""
-INSUFFICIENT_MESSAGES = ("Insufficient", "Too many pods")
 QUOTA_EXCEEDED = "QuotaExceeded"
 MAX_QUOTA_BACKOFF = timedelta(minutes=5)
 """Maximum time between two attempts to create a pod over quota."""
@@ -37,7 +44,10 @@ MAX_QUOTA_BACKOFF = timedelta(minutes=5)
 class AdmissionTimeout:
     """Makes a pod wait, or fail once it has waited long enough."""
 
-    context: SyncContext
+    clients: Clients
+    shortages: Shortages
+    now: Callable[[], datetime]
+    config: SyncerConfig
     status_writer: PodStatusWriter
     requeue_pod: Callable[[str], None]
     """Requeues a virtual pod."""
@@ -53,7 +63,7 @@ class AdmissionTimeout:
             raise error
         if isinstance(error, RETRYABLE_ERRORS):
             raise error
-        now, timeout = self.context.now(), timedelta(seconds=self.context.config.refusal_seconds)
+        now, timeout = self.now(), timedelta(seconds=self.config.refusal_seconds)
         since = condition_since(pod, keys.MAPPED_CONDITION, "RefusedBelow") or now
         if now - since >= timeout:
             await self.fail_pod(pod, node, "RefusedBelow", error.message)
@@ -64,13 +74,13 @@ class AdmissionTimeout:
 
     async def wait_for_quota(self, pod: VirtualPod, error: ApiError) -> Result:
         """Make the pod wait for a quota in the physical cluster."""
-        now = self.context.now()
+        now = self.now()
         since = condition_since(pod, keys.ACCEPTED_CONDITION, QUOTA_EXCEEDED)
         if (
             await self.status_writer.set_condition_false(pod, keys.ACCEPTED_CONDITION, QUOTA_EXCEEDED, error.message)
             and since is None
         ):
-            self.context.manager.events.warning(pod.object, QUOTA_EXCEEDED, error.message)
+            self.clients.events.warning(pod.object, QUOTA_EXCEEDED, error.message)
         self.over_quota.setdefault(pod.key)
         delay = min(max(now - (since or now), timedelta(seconds=1)), MAX_QUOTA_BACKOFF)
         return Result(requeue_after=delay.total_seconds())
@@ -96,14 +106,14 @@ class AdmissionTimeout:
         if condition is None:
             return None
         # The physical clock may be wrong: time counts only since we know of the twin.
-        mapped = condition_since(pod, keys.MAPPED_CONDITION, "Mapped") or self.context.now()
+        mapped = condition_since(pod, keys.MAPPED_CONDITION, "Mapped") or self.now()
         since = max(
             mapped, parse_time(condition.get("lastTransitionTime") or twin.object["metadata"]["creationTimestamp"])
         )
-        due = since + timedelta(seconds=self.context.config.unschedulable_seconds)
-        if self.context.now() < due:
+        due = since + timedelta(seconds=self.config.unschedulable_seconds)
+        if self.now() < due:
             return Result(requeue_at=due)
-        live = await self.context.live_twin(pod.key)
+        live = await self.clients.live_twin(pod.key)
         if live is None or version_of(live) != twin.version:
             return Result(requeue_after=CACHE_LAG_SECONDS)
         if condition.get("reason") == GATED:
@@ -114,8 +124,8 @@ class AdmissionTimeout:
 
     async def fail_pod(self, pod: VirtualPod, node: str, reason: str, message: str) -> None:
         """Fail the pod, and record a shortage of the node if the message reports one."""
-        if any(text in message for text in INSUFFICIENT_MESSAGES):
-            self.context.record_shortage(node, pod)
+        if reports_insufficient_resources(message):
+            self.shortages.record(node, pod)
         await self.status_writer.fail_pod(pod, reason, message)
 
 
@@ -128,8 +138,7 @@ def unscheduled_condition(twin: Twin) -> Object | None:
 
 
 def is_syncer_fault(error: ApiError) -> bool:
-    return isinstance(error, NotFound) or any(text in error.message for text in SYNCER_FAULT_MESSAGES)
-
-
-def is_over_quota(error: ApiError) -> bool:
-    return isinstance(error, Forbidden) and "exceeded quota" in error.message
+    """Return whether an error points to our permissions, our namespace or a webhook instead of the pod."""
+    if isinstance(error, NotFound) or error.reason == "InternalError":  # the namespace; a webhook that is unreachable
+        return True
+    return is_namespace_terminating(error) or is_create_unauthorized(error)

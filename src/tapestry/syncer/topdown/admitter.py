@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from tapestry.apis import keys
 from tapestry.kube.objects import Object, annotations_of, is_deleting, value_at
 from tapestry.kube.pod_requests import effective_requests
-from tapestry.kube.pods import is_pod_terminal
+from tapestry.kube.pods import is_pod_terminal, taint_named
 from tapestry.kube.quantity import ResourceList
 from tapestry.kube.times import timestamp
 from tapestry.syncer.admission import (
@@ -19,12 +19,12 @@ from tapestry.syncer.admission import (
     node_closure,
     resize_decision,
 )
-from tapestry.syncer.context import SyncContext
+from tapestry.syncer.caches import Caches
+from tapestry.syncer.identity import Identity
 from tapestry.syncer.lease_cache import LeaseCache
-from tapestry.syncer.ledger import RESERVATION_TTL
+from tapestry.syncer.ledger import RESERVATION_TTL, Ledger
 from tapestry.syncer.translate.pod_status import sanitized_pod_conditions
 from tapestry.syncer.views import PhysicalPod, Twin, VirtualPod
-from tapestry.syncer.virtual_nodes import taint_named
 
 RESIZE_PENDING = "PodResizePending"
 CLOSURE_RECHECK = timedelta(seconds=10)
@@ -35,23 +35,28 @@ CLOSURE_RECHECK = timedelta(seconds=10)
 class Admitter:
     """Admits pods by the current leases. A decision and its reservation are made without suspension."""
 
-    context: SyncContext
+    identity: Identity
+    caches: Caches
+    ledger: Ledger
+    now: Callable[[], datetime]
     lease_cache: LeaseCache
     requeue_pod: Callable[[str], None]
     """Requeues a virtual pod."""
     requeue_status: Callable[[str], None]
     """Requeues the status of a virtual pod."""
+    pending_resizes: dict[str, Object] = field(default_factory=dict)
+    """Conditions that explain why a resize is not applied to the twin, by the UID of the pod."""
     waiting: dict[str, set[str]] = field(default_factory=dict)
     """Keys of the pods that wait for a lease to open or grow, by virtual node."""
 
     def closure(self, node: str) -> NodeClosure | None:
         """Return why a physical node takes no new pods now."""
-        now = self.context.now()
+        now = self.now()
         return node_closure(*self.lease_cache.current_lease(node, now), now)
 
     def admit(self, pod: VirtualPod, twin: str, node: str) -> Wait | Reject | None:
         """Reserve the pod's requests for the twin under the key `twin`; return a decision if it is not admitted."""
-        now, ledger, virtual_node = self.context.now(), self.context.ledger, pod.node
+        now, ledger, virtual_node = self.now(), self.ledger, pod.node
         physical, lease = self.lease_cache.current_lease(node, now)
         if closure := node_closure(physical, lease, now):
             return self.record_wait(pod, closed_decision(pod, closure), closure)
@@ -73,15 +78,15 @@ class Admitter:
     def known_to_scheduler(self, node: str, excluded_twin: str) -> ResourceList:
         """Return what schedulers count for the pods of a virtual node that have twins, except one."""
         counted = []
-        for key, entry in self.context.ledger.entries_on(node):
-            pod = self.context.virtual_pods.store.get(entry.pod)
+        for key, entry in self.ledger.entries_on(node):
+            pod = self.caches.virtual_pods.store.get(entry.pod)
             if key != excluded_twin and pod is not None and pod.uid == entry.uid and not is_pod_terminal(pod.object):
                 counted.append(pod.requests)
         return ResourceList.total(counted)
 
     def admit_resize(self, pod: VirtualPod, twin: Twin, node: str) -> Wait | None:
         """Reserve the growth of a resize; return the pending resize if it is not admitted."""
-        now, ledger = self.context.now(), self.context.ledger
+        now, ledger = self.now(), self.ledger
         key, virtual_node = twin.key, pod.node
         physical, lease = self.lease_cache.current_lease(node, now)
         leased = lease.amounts if lease is not None else ResourceList()
@@ -97,10 +102,10 @@ class Admitter:
             return None
         self.waiting.setdefault(virtual_node, set()).add(pod.key)
         condition = {"type": RESIZE_PENDING, "status": "True", "reason": pending.reason, "message": pending.message}
-        before = self.context.pending_resizes.get(pod.uid, {})
+        before = self.pending_resizes.get(pod.uid, {})
         if {**before, **condition} != before:
             since = before.get("lastTransitionTime") if before.get("reason") == pending.reason else None
-            [self.context.pending_resizes[pod.uid]] = sanitized_pod_conditions(
+            [self.pending_resizes[pod.uid]] = sanitized_pod_conditions(
                 [{**condition, "lastTransitionTime": since or timestamp(now)}]
             )
             self.requeue_status(pod.key)
@@ -108,7 +113,7 @@ class Admitter:
 
     def clear_pending_resize(self, pod: VirtualPod) -> None:
         """Clear the pending resize of the pod, if there is one."""
-        if self.context.pending_resizes.pop(pod.uid, None) is not None:
+        if self.pending_resizes.pop(pod.uid, None) is not None:
             self.requeue_status(pod.key)
             self.forget(pod)
 
@@ -128,10 +133,10 @@ class Admitter:
         without a twin.
         """
         if closure is None:
-            is_reserved = any(entry.reserved is not None for _, entry in self.context.ledger.entries_on(node))
-            return self.context.now() + RESERVATION_TTL if is_reserved else None
-        if taint_named(self.context.virtual_nodes.store.get(node), closure.taint) is None:
-            return self.context.now() + CLOSURE_RECHECK
+            is_reserved = any(entry.reserved is not None for _, entry in self.ledger.entries_on(node))
+            return self.now() + RESERVATION_TTL if is_reserved else None
+        if taint_named(self.caches.virtual_nodes.store.get(node), closure.taint) is None:
+            return self.now() + CLOSURE_RECHECK
         return closure.opens
 
     def forget(self, pod: VirtualPod) -> None:
@@ -145,9 +150,9 @@ class Admitter:
     def on_pod_ended(self, pod: VirtualPod) -> None:
         """Handle the end or deletion of a pod."""
         self.forget(pod)
-        self.context.pending_resizes.pop(pod.uid, None)
-        if self.context.ledger.has_twin(pod.uid):
-            self.context.ledger.mark_written(self.context.twin_key(pod.key), self.context.now())
+        self.pending_resizes.pop(pod.uid, None)
+        if self.ledger.has_twin(pod.uid):
+            self.ledger.mark_written(self.identity.twin_key(pod.key), self.now())
 
     def on_physical_pod_change(self, old: PhysicalPod | None, new: PhysicalPod | None) -> None:
         """Handle a change of a physical pod: others may wait for the amounts that a twin frees."""

@@ -30,7 +30,10 @@ from tapestry.kube.pods import is_pod_terminal
 from tapestry.kube.resources import CONFIGMAPS, PODS, SECRETS
 from tapestry.process.logs import logger
 from tapestry.syncer.cache_transforms import reference_keys
-from tapestry.syncer.context import SyncContext
+from tapestry.syncer.caches import Caches
+from tapestry.syncer.clients import Clients
+from tapestry.syncer.current_binding import CurrentBinding
+from tapestry.syncer.identity import Identity
 from tapestry.syncer.topdown.dependencies import DependencyNotReady
 from tapestry.syncer.topdown.source_cache import COPIED_RESOURCES, SourceCache
 from tapestry.syncer.translate.copies import (
@@ -87,7 +90,11 @@ class OverwriteBackoff:
 class CopyReconciler:
     """Keeps the copies; keyed by their sources, as in `secrets/team-a/password`."""
 
-    context: SyncContext
+    identity: Identity
+    current_binding: CurrentBinding
+    caches: Caches
+    clients: Clients
+    now: Callable[[], datetime]
     source_cache: SourceCache
     copy_informers: Mapping[str, Informer]
     """Informers of our copies by kind, as digest views, with an index "namespace"."""
@@ -121,7 +128,7 @@ class CopyReconciler:
     # -- changes of sources and copies
 
     async def reconcile(self, key: str) -> Result | None:
-        binding = self.context.binding()
+        binding = self.current_binding.get()
         if binding is None or not self.is_synced(key) or not self.is_needed(key, binding):
             return None
         copy, source = self.current_copy(key), self.source_cache.get(key)
@@ -142,7 +149,7 @@ class CopyReconciler:
 
     async def sweep(self, namespace: str) -> None:
         """Delete unused copies from a virtual namespace; one live list of its pods confirms all of them."""
-        binding = self.context.binding()
+        binding = self.current_binding.get()
         if binding is None:
             return
         unused = [key for key in self.copied_from(namespace) if not self.is_needed(key, binding)]
@@ -178,7 +185,7 @@ class CopyReconciler:
 
     def is_relevant(self, key: str) -> bool:
         """Return whether a source is referred to or copied."""
-        if any(self.context.virtual_pods.store.iter_by("refers", key)) or self.cached_copy(key) is not None:
+        if any(self.caches.virtual_pods.store.iter_by("refers", key)) or self.cached_copy(key) is not None:
             return True
         return any(needs(key) for needs in self.other_users)
 
@@ -200,21 +207,19 @@ class CopyReconciler:
         return any(not security_violations(pod, binding.spec.pod_security) for pod in accepted)
 
     def users(self, key: str, binding: Binding) -> Iterator[Object]:
-        pods = (pod.object for pod in self.context.virtual_pods.store.iter_by("refers", key))
+        pods = (pod.object for pod in self.caches.virtual_pods.store.iter_by("refers", key))
         return (pod for pod in pods if self.may_run(pod, binding))
 
     def may_run(self, pod: Object, binding: Binding) -> bool:
         """Return whether a pod is on our nodes and has or may get a twin."""
-        if pod["spec"]["nodeName"] not in self.context.virtual_nodes.store:
+        if pod["spec"]["nodeName"] not in self.caches.virtual_nodes.store:
             return False
         is_rejected = is_condition_false(pod, keys.ACCEPTED_CONDITION)
         return mapped_uid(pod) is not None or not (is_rejected or is_excluded(pod, binding))
 
     async def live_references(self, namespace: str, binding: Binding) -> set[str]:
         """Return what pods of a namespace refer to, according to a live list."""
-        pages = self.context.virtual_client.pages(
-            PODS, namespace, fields=ACTIVE_PODS_SELECTOR, without_managed_fields=True
-        )
+        pages = self.clients.virtual.pages(PODS, namespace, fields=ACTIVE_PODS_SELECTOR, without_managed_fields=True)
         return {
             key
             async for page in pages
@@ -257,9 +262,7 @@ class CopyReconciler:
 
     async def repair_copy(self, key: str, source: Object, wanted: Object, binding: Binding) -> None:
         """Update the existing copy, which is read live because its data is not cached."""
-        live = await self.context.physical_client.find(
-            COPIED_RESOURCES[kind_of(key)], name_of(wanted), namespace_of(wanted)
-        )
+        live = await self.clients.physical.find(COPIED_RESOURCES[kind_of(key)], name_of(wanted), namespace_of(wanted))
         description = f"{kind_of(key)} {key_of(wanted)} in the physical cluster"
         if live is not None and not binding.owns(live):
             raise DependencyNotReady("NameTaken", f"{description} is not ours; delete it there and the pod can run")
@@ -274,12 +277,12 @@ class CopyReconciler:
             await self.replace(key, live, wanted)
         elif patch := copy_patch(live, wanted):
             with redacted_errors(wanted):
-                await self.context.physical_client.patch(COPIED_RESOURCES[kind_of(key)], live, patch)
+                await self.clients.physical.patch(COPIED_RESOURCES[kind_of(key)], live, patch)
         if edited:
             self.record_overwrite(key)
         if edited and (updated is source or copied_content(live) != copied_content(wanted)):
             message = f"{description} was changed there and has been reset: it is a copy of this object"
-            self.context.manager.events.warning(source, "LocalChangeOverwritten", message)
+            self.clients.events.warning(source, "LocalChangeOverwritten", message)
 
     async def updated_source(self, source: Object, copy: Object, binding: Binding) -> Object:
         """Return the source with the values that were changed in the copy, or unchanged if none may be written back.
@@ -288,7 +291,7 @@ class CopyReconciler:
         """
         if not (is_allowed(source, binding) and is_changed_below_only(source, copy)):
             return source
-        events = self.context.manager.events
+        events = self.clients.events
         try:
             patch = sync_back_patch(source, copy)
         except SyncBackRejected as error:
@@ -298,7 +301,7 @@ class CopyReconciler:
             return source
         try:
             resource = SECRETS if source["kind"] == SECRETS.kind else CONFIGMAPS
-            changed = await self.context.virtual_client.patch(resource, source, patch)
+            changed = await self.clients.virtual.patch(resource, source, patch)
         except Forbidden:
             message = (
                 "a change in the physical cluster was not taken over: the syncer may not patch objects in this "
@@ -323,16 +326,16 @@ class CopyReconciler:
 
     async def create(self, key: str, wanted: Object) -> None:
         with redacted_errors(wanted):
-            created = await self.context.physical_client.create(COPIED_RESOURCES[kind_of(key)], wanted)
+            created = await self.clients.physical.create(COPIED_RESOURCES[kind_of(key)], wanted)
         cached = self.cached_copy(key)
         if cached is None or uid_of(cached) != uid_of(created):
-            self.created_copies[key] = CreatedCopy(digest_view(created), self.context.now() + CACHE_LAG)
+            self.created_copies[key] = CreatedCopy(digest_view(created), self.now() + CACHE_LAG)
 
     async def delete(self, key: str, copy: Object) -> None:
         """Delete a copy that is provably ours."""
         self.deleting[key] = uid_of(copy)
         try:
-            await self.context.physical_client.delete_if_exists(COPIED_RESOURCES[kind_of(key)], copy)
+            await self.clients.physical.delete_if_exists(COPIED_RESOURCES[kind_of(key)], copy)
         except BaseException:
             self.deleting.pop(key, None)
             raise
@@ -342,14 +345,14 @@ class CopyReconciler:
     def backoff_until(self, key: str, copy: Object | None, source: Object, binding: Binding) -> datetime | None:
         """Return until when a foreign change of a copy is not reverted; None if there is none or the delay is over."""
         last = self.overwrite_backoffs.get(key)
-        if last is None or self.context.now() >= last.started_at + last.delay:
+        if last is None or self.now() >= last.started_at + last.delay:
             return None
         if copy is not None and not is_edited(copy, copy_metadata(source, "", binding)):
             return None
         return last.started_at + last.delay
 
     def record_overwrite(self, key: str) -> None:
-        last, now = self.overwrite_backoffs.get(key), self.context.now()
+        last, now = self.overwrite_backoffs.get(key), self.now()
         is_repeated = last is not None and now < last.started_at + BACKOFF_RESET
         self.overwrite_backoffs[key] = OverwriteBackoff(
             now, min(2 * last.delay, MAX_BACKOFF) if last and is_repeated else INITIAL_BACKOFF
@@ -366,14 +369,13 @@ class CopyReconciler:
     def cached_copy(self, key: str) -> Object | None:
         """Return the copy as a digest view. The informer selects only our objects."""
         _, namespace, name = key.split("/", 2)
-        context = self.context
-        copy_name = physical_name(context.virtual_cluster, context.binding_uid, namespace, name)
-        return self.informer(key).store.get(f"{context.mount_namespace}/{copy_name}")
+        copy_name = physical_name(self.identity.virtual_cluster, self.identity.binding_uid, namespace, name)
+        return self.informer(key).store.get(f"{self.identity.mount_namespace}/{copy_name}")
 
     def current_copy(self, key: str) -> Object | None:
         """Return the copy as a digest view unless it is being deleted."""
         created = self.created_copies.get(key)
-        copy = created.copy if created is not None and self.context.now() < created.until else self.cached_copy(key)
+        copy = created.copy if created is not None and self.now() < created.until else self.cached_copy(key)
         if copy is None or is_deleting(copy) or self.deleting.get(key) == uid_of(copy):
             return None
         return copy
@@ -389,7 +391,7 @@ class CopyReconciler:
         if dns_subdomain_error(name):  # a pod may refer to an impossible name
             return None
         try:
-            return await self.context.virtual_client.find(COPIED_RESOURCES[kind], name, namespace)
+            return await self.clients.virtual.find(COPIED_RESOURCES[kind], name, namespace)
         except Forbidden as error:
             raise DependencyNotReady("NotPermitted", error.message) from error
 

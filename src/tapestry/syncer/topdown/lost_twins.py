@@ -3,18 +3,22 @@
 The last known state of a lost twin is kept for its pod, because it may explain the loss.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.ownership import capped_grace_seconds
 from tapestry.client.options import PatchType
-from tapestry.controller import Result
+from tapestry.controller import Informer, Result
 from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, uid_of
 from tapestry.kube.pods import TERMINAL_PHASES, is_pod_terminal
 from tapestry.kube.resources import PODS
 from tapestry.syncer import metrics
-from tapestry.syncer.context import CACHE_LAG_SECONDS, SyncContext
+from tapestry.syncer.caches import CACHE_LAG_SECONDS
+from tapestry.syncer.clients import Clients
+from tapestry.syncer.identity import Identity
 from tapestry.syncer.topdown.pod_status_writer import PodStatusWriter
 from tapestry.syncer.translate import pod_status
 from tapestry.syncer.translate.metadata import virtual_key, virtual_uid
@@ -26,7 +30,12 @@ from tapestry.syncer.views import PhysicalPod, Twin, VirtualPod
 class LostTwins:
     """Tracks lost twins and ends their pods."""
 
-    context: SyncContext
+    identity: Identity
+    virtual_pods: Informer[VirtualPod]
+    clients: Clients
+    now: Callable[[], datetime]
+    pending_disruptions: dict[str, Object]
+    """Patches that mark reclaimed pods, by the UID of their twin."""
     status_writer: PodStatusWriter
     missing_twins: dict[str, Twin] = field(default_factory=dict)
     """Last known state of twins, by the UIDs of their pods."""
@@ -35,7 +44,7 @@ class LostTwins:
 
     def on_twin_gone(self, twin: Twin) -> None:
         """Handle the disappearance of a twin; it is lost if its pod exists and has not ended."""
-        for pod in map(self.context.virtual_pods.store.get, virtual_key(twin.object)):
+        for pod in map(self.virtual_pods.store.get, virtual_key(twin.object)):
             if pod is not None and pod.uid == virtual_uid(twin.object) and not is_pod_terminal(pod.object):
                 self.missing_twins[pod.uid] = twin
 
@@ -56,38 +65,38 @@ class LostTwins:
     async def resolve_loss(self, pod: VirtualPod, binding: Binding) -> Result | None:
         """End the pod if a live read confirms that its twin is lost."""
         uid = mapped_uid(pod.object) or self.missing_twins[pod.uid].uid
-        live = await self.context.live_twin(pod.key)
+        live = await self.clients.live_twin(pod.key)
         if live is not None and uid_of(live) == uid and binding.owns(live):
             return Result(requeue_after=CACHE_LAG_SECONDS)
-        if patch := self.context.pending_disruptions.get(uid):
+        if patch := self.pending_disruptions.get(uid):
             await self.delete_reclaimed_pod(pod, uid, patch)
         elif not await self.show_final_status(pod):
             conditions = [*self.last_status(pod)["conditions"], *pod.object["status"]["conditions"]]
             reason = pod_status.loss_reason({"status": {"conditions": conditions}})
             state = "is deleted" if live is None else "was replaced" if uid_of(live) != uid else "is no longer ours"
             await self.status_writer.fail_pod(
-                pod, reason, f"the pod {self.context.twin_key(pod.key)} in the physical cluster {state}"
+                pod, reason, f"the pod {self.identity.twin_key(pod.key)} in the physical cluster {state}"
             )
         return None
 
     async def delete_reclaimed_pod(self, pod: VirtualPod, uid: str, patch: Object) -> None:
         """Mark and delete the pod as if the virtual cluster had been reachable when its twin was reclaimed."""
         try:
-            marked = await self.context.virtual_client.patch(
+            marked = await self.clients.virtual.patch(
                 PODS, pod.object, patch, type=PatchType.STRATEGIC, subresource="status"
             )
-            await self.context.virtual_client.delete(PODS, marked, grace_seconds=capped_grace_seconds(pod.object))
+            await self.clients.virtual.delete(PODS, marked, grace_seconds=capped_grace_seconds(pod.object))
         except NotFound:
             return
         self.status_writer.count(metrics.FAILED, "Reclaimed")
-        del self.context.pending_disruptions[uid]
+        del self.pending_disruptions[uid]
 
     async def show_final_status(self, pod: VirtualPod) -> bool:
         """Write the final status of the twin if it was known; return whether it was."""
         status = self.last_status(pod)
         if status["phase"] not in TERMINAL_PHASES:
             return False
-        patch = pod_status.virtual_status_patch(pod, self.missing_twins[pod.uid].object, status, self.context.now())
+        patch = pod_status.virtual_status_patch(pod, self.missing_twins[pod.uid].object, status, self.now())
         if patch is not None:
             await self.status_writer.patch(pod, patch)
         return True

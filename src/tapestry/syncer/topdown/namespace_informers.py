@@ -4,27 +4,29 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from tapestry.apis.ownership import owner_selector
+from tapestry.client.client import Client
 from tapestry.controller import Informer
 from tapestry.controller.store import Indexer
 from tapestry.controller.transforms import Transform, slim
 from tapestry.kube.objects import EMPTY_MAPPING, Object, split_key
 from tapestry.kube.resources import Resource
-from tapestry.syncer.context import SyncContext
+from tapestry.syncer.identity import Identity
 from tapestry.syncer.translate.metadata import source_key
 
 
 def owned_informer(
-    context: SyncContext,
+    identity: Identity,
+    client: Client,
     resource: Resource,
     transform: Transform = slim,
     indexers: Mapping[str, Indexer] = EMPTY_MAPPING,
 ) -> Informer:
     """Return an informer of our physical objects of a kind, indexed by their source."""
     return Informer(
-        context.physical_read_client,
+        client,
         resource,
-        namespace=context.mount_namespace if resource.namespaced else None,
-        labels=owner_selector(context.virtual_cluster, context.binding_uid),
+        namespace=identity.mount_namespace if resource.namespaced else None,
+        labels=owner_selector(identity.virtual_cluster, identity.binding_uid),
         transform=transform,
         indexers={"source": source_key, **indexers},
     ).with_name(f"physical_{resource.plural}")

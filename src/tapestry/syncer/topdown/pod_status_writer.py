@@ -1,6 +1,6 @@
 """Writer of statuses that the syncer itself decides: a pod waits, is rejected, or has failed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -13,7 +13,8 @@ from tapestry.kube.objects import Object, controller_of
 from tapestry.kube.resources import PODS
 from tapestry.kube.times import parse_time
 from tapestry.syncer import metrics
-from tapestry.syncer.context import SyncContext
+from tapestry.syncer.clients import Clients
+from tapestry.syncer.identity import Identity
 from tapestry.syncer.translate import pod_status
 from tapestry.syncer.translate.pods import untranslatable_fields
 from tapestry.syncer.translate.security import security_violations
@@ -26,7 +27,9 @@ MAX_ERRORS = 5
 class PodStatusWriter:
     """Writes conditions and phases of virtual pods, each once; pods are passed as cached."""
 
-    context: SyncContext
+    identity: Identity
+    clients: Clients
+    now: Callable[[], datetime]
     failing: set[str] = field(default_factory=set)
     """UIDs of failed pods whose failure the cache does not show yet; they are read live before they get a twin."""
 
@@ -49,7 +52,7 @@ class PodStatusWriter:
         message = "; ".join(errors[:MAX_ERRORS])
         first = condition_since(pod, keys.ACCEPTED_CONDITION, "PodSecurity") is None
         if await self.set_condition_false(pod, keys.ACCEPTED_CONDITION, "PodSecurity", message):
-            self.context.manager.events.warning(pod.object, "PodSecurity", message)
+            self.clients.events.warning(pod.object, "PodSecurity", message)
             if first and pod_status.mapped_uid(pod.object) is None:
                 self.count(metrics.REFUSED, "PodSecurity")
 
@@ -62,23 +65,21 @@ class PodStatusWriter:
     async def set_deferred(self, pod: VirtualPod, reason: str, message: str) -> None:
         """Set Accepted=False: the pod may run later."""
         if await self.set_condition_false(pod, keys.ACCEPTED_CONDITION, reason, message):
-            self.context.manager.events.warning(pod.object, reason, message)
+            self.clients.events.warning(pod.object, reason, message)
 
     async def fail_pod(self, pod: VirtualPod, reason: str, message: str, *, is_disrupted: bool = False) -> None:
         self.failing.add(pod.uid)
-        await self.patch(
-            pod, pod_status.failed_status_patch(reason, message, self.context.now() if is_disrupted else None)
-        )
-        self.context.manager.events.warning(pod.object, reason, message)
+        await self.patch(pod, pod_status.failed_status_patch(reason, message, self.now() if is_disrupted else None))
+        self.clients.events.warning(pod.object, reason, message)
         self.count(metrics.FAILED, reason)
 
     def count(self, outcome: str, reason: str) -> None:
-        metrics.POD_OUTCOMES.labels(self.context.binding_name, outcome, reason).inc()
+        metrics.POD_OUTCOMES.labels(self.identity.binding_name, outcome, reason).inc()
 
     async def set_condition_false(self, pod: VirtualPod, type: str, reason: str, message: str) -> bool:
         """Set a condition to False, keeping the time of an unchanged reason; return whether it changed."""
         patch = pod_status.false_condition_patch(
-            type, reason, message, condition_since(pod, type, reason) or self.context.now()
+            type, reason, message, condition_since(pod, type, reason) or self.now()
         )
         [condition] = patch["status"]["conditions"]
         if find_condition(pod.object["status"]["conditions"], type) == condition:
@@ -89,9 +90,7 @@ class PodStatusWriter:
     async def patch(self, pod: VirtualPod, patch: Object) -> None:
         """Patch the pod's status if the pod exists. Raises Conflict if it has changed."""
         try:
-            await self.context.virtual_client.patch(
-                PODS, pod.object, patch, type=PatchType.STRATEGIC, subresource="status"
-            )
+            await self.clients.virtual.patch(PODS, pod.object, patch, type=PatchType.STRATEGIC, subresource="status")
         except NotFound:
             return
 

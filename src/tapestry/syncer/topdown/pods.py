@@ -13,13 +13,21 @@ A pod that has ended never runs again, whatever happens to its twin.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import cached_property
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.client.options import PatchType
 from tapestry.controller import Result
-from tapestry.kube.errors import AlreadyExists, ApiError, BadRequest, Forbidden, Invalid, NotFound, ServerError
+from tapestry.kube.errors import (
+    AlreadyExists,
+    ApiError,
+    BadRequest,
+    Forbidden,
+    Invalid,
+    NotFound,
+    ServerError,
+    is_priority_class_missing,
+)
 from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, uid_of, value_at
 from tapestry.kube.pods import CORDON_TAINT, TERMINAL_PHASES, is_pod_terminal
 from tapestry.kube.resources import PODS
@@ -27,7 +35,11 @@ from tapestry.kube.times import parse_time
 from tapestry.process.logs import logger
 from tapestry.syncer.admission import Reject, Wait
 from tapestry.syncer.cache_transforms import physical_node_of
-from tapestry.syncer.context import CACHE_LAG_SECONDS, SyncContext
+from tapestry.syncer.caches import CACHE_LAG_SECONDS, Caches
+from tapestry.syncer.clients import Clients
+from tapestry.syncer.current_binding import CurrentBinding
+from tapestry.syncer.identity import Identity
+from tapestry.syncer.ledger import Ledger
 from tapestry.syncer.predicates import twin_ended
 from tapestry.syncer.topdown.admission_timeout import QUOTA_EXCEEDED, AdmissionTimeout
 from tapestry.syncer.topdown.admitter import Admitter, with_resources_of
@@ -35,7 +47,7 @@ from tapestry.syncer.topdown.dependencies import Dependency, DependencyNotReady
 from tapestry.syncer.topdown.lost_twins import LostTwins
 from tapestry.syncer.topdown.orphans import OrphanTracker
 from tapestry.syncer.topdown.pod_status_writer import PodStatusWriter, condition_since, rejection_errors
-from tapestry.syncer.topdown.priority_class import PriorityClassGuard, is_class_missing
+from tapestry.syncer.topdown.priority_class import PriorityClassGuard
 from tapestry.syncer.topdown.volumes import REFUSED_BY_OWNER
 from tapestry.syncer.translate import pod_status, pods
 from tapestry.syncer.translate.allowed_metadata import uncopied_keys, uncopied_message
@@ -59,28 +71,21 @@ POLLED_REASONS = frozenset({"NameTaken", REFUSED_BY_OWNER})
 class PodReconciler:
     """Keeps one twin for each pod that is bound to a virtual node; keyed by the virtual pod."""
 
-    context: SyncContext
+    identity: Identity
+    current_binding: CurrentBinding
+    caches: Caches
+    clients: Clients
+    ledger: Ledger
+    now: Callable[[], datetime]
+    status_writer: PodStatusWriter
+    lost_twins: LostTwins
+    admission_timeout: AdmissionTimeout
+    priority_class_guard: PriorityClassGuard
     admitter: Admitter
-    dependencies: Sequence[Dependency] = ()
-    host_aliases: Callable[[str], Sequence[HostAlias]] = lambda _: ()
+    dependencies: Sequence[Dependency]
+    host_aliases: Callable[[str], Sequence[HostAlias]]
     """Returns the host aliases for pods of a namespace."""
     orphans: OrphanTracker = field(default_factory=OrphanTracker)
-
-    @cached_property
-    def status_writer(self) -> PodStatusWriter:
-        return PodStatusWriter(self.context)
-
-    @cached_property
-    def lost_twins(self) -> LostTwins:
-        return LostTwins(self.context, self.status_writer)
-
-    @cached_property
-    def admission_timeout(self) -> AdmissionTimeout:
-        return AdmissionTimeout(self.context, self.status_writer, self.admitter.requeue_pod)
-
-    @cached_property
-    def priority_class_guard(self) -> PriorityClassGuard:
-        return PriorityClassGuard(self.context, self.status_writer, self.admitter.requeue_pod)
 
     def on_virtual_pod_change(self, old: VirtualPod | None, new: VirtualPod | None) -> None:
         """Handle a change of a virtual pod: its deletion is the first sighting of its twin as an orphan."""
@@ -92,7 +97,7 @@ class PodReconciler:
             self.admitter.on_pod_ended(pod)
             self.admission_timeout.forget(pod)
             self.priority_class_guard.waiting.discard(pod.key)
-        if new is None and (twin := self.context.twin_of_pod(pod.object)) is not None:
+        if new is None and (twin := self.caches.twin_of_pod(pod.object)) is not None:
             self.orphans.mark_pod_deleted(uid_of(twin))
 
     def on_physical_pod_change(self, old: PhysicalPod | None, new: PhysicalPod | None) -> None:
@@ -104,11 +109,10 @@ class PodReconciler:
             self.lost_twins.on_twin_gone(old)
 
     async def reconcile(self, key: str) -> Result | None:
-        context = self.context
-        binding = context.binding()
-        if binding is None or not context.is_physical_synced:
+        binding = self.current_binding.get()
+        if binding is None or not self.caches.is_physical_synced:
             return None
-        pod, twin = context.virtual_pods.store.get(key), context.twin_of(key)
+        pod, twin = self.caches.virtual_pods.store.get(key), self.caches.twin_of(key)
         if pod is None:
             return await self.only_physical(key, twin.object) if twin else None
         if twin is None:
@@ -127,7 +131,7 @@ class PodReconciler:
             return None
         if mapped_uid(pod.object) or pod.uid in self.lost_twins.missing_twins:
             return await self.lost_twins.resolve_loss(pod, binding)
-        if is_excluded(pod.object, binding) or self.context.is_unbinding:
+        if is_excluded(pod.object, binding) or self.current_binding.is_unbinding:
             return None
         if errors := rejection_errors(pod, binding):
             await self.status_writer.reject(pod, errors)
@@ -136,7 +140,7 @@ class PodReconciler:
             return Result(requeue_after=CACHE_LAG_SECONDS)
         if (wait := await self.priority_class_guard.wait_if_missing(pod, binding)) is not None:
             return wait
-        if (decision := self.admitter.admit(pod, self.context.twin_key(pod.key), node)) is not None:
+        if (decision := self.admitter.admit(pod, self.identity.twin_key(pod.key), node)) is not None:
             return await self.handle_rejection(pod, decision)
         return await self.create_twin(pod, binding, node)
 
@@ -152,22 +156,22 @@ class PodReconciler:
         return Result(requeue_at=decision.until) if decision.until is not None else None
 
     def physical_node(self, pod: VirtualPod) -> str | None:
-        node = self.context.virtual_nodes.store.get(pod.node)
+        node = self.caches.virtual_nodes.store.get(pod.node)
         return next(iter(physical_node_of(node)), None) if node is not None else None
 
     async def is_still_unmapped(self, pod: VirtualPod) -> bool:
         """Return whether the pod has neither run nor been deleted: an outdated cache must not run it twice."""
-        age = self.context.now() - parse_time(pod.object["metadata"]["creationTimestamp"])
+        age = self.now() - parse_time(pod.object["metadata"]["creationTimestamp"])
         if abs(age) < FRESH_POD_AGE and pod.uid not in self.status_writer.failing:
             return True
-        live = await self.context.live_pod(pod.key)
+        live = await self.clients.live_pod(pod.key)
         if live is None or uid_of(live) != pod.uid:
             return False
         return not (is_deleting(live) or is_pod_terminal(live) or mapped_uid(live))
 
     async def create_twin(self, pod: VirtualPod, binding: Binding, node: str) -> Result | None:
         """Ensure the dependencies of an admitted pod and create its twin. Releases the reservation on failure."""
-        key, ledger, taints = self.context.twin_key(pod.key), self.context.ledger, self.taints_of(node)
+        key, ledger, taints = self.identity.twin_key(pod.key), self.ledger, self.taints_of(node)
         aliases = self.host_aliases(namespace_of(pod.object) or "")
         desired = pods.new_twin(pod.object, binding, node, aliases, taints)
         try:
@@ -196,48 +200,48 @@ class PodReconciler:
 
     async def submit(self, pod: VirtualPod, binding: Binding, node: str, wanted: Object) -> Result | None:
         """Create the twin. The reservation is released at once only if the twin certainly does not exist."""
-        key, ledger = self.context.twin_key(pod.key), self.context.ledger
+        key, ledger = self.identity.twin_key(pod.key), self.ledger
         try:
-            await self.context.physical_client.create(PODS, wanted)
+            await self.clients.physical.create(PODS, wanted)
         except BaseException as error:
             if isinstance(error, ApiError) and not isinstance(error, AlreadyExists | ServerError):
                 ledger.release(key)
             else:
-                ledger.mark_written(key, self.context.now())
+                ledger.mark_written(key, self.now())
             if isinstance(error, AlreadyExists):
                 return await self.resolve_name_conflict(pod, binding)
             if not isinstance(error, ApiError):
                 raise
-            if is_class_missing(error):
+            if is_priority_class_missing(error):
                 return await self.priority_class_guard.on_class_missing(pod, binding)
             return await self.admission_timeout.handle_rejection(pod, node, error)
-        ledger.mark_written(key, self.context.now())
+        ledger.mark_written(key, self.now())
         self.admission_timeout.clear_quota_wait(pod)
         self.priority_class_guard.on_twin_created()
         if uncopied := uncopied_keys(pod.object, binding):
-            self.context.manager.events.normal(pod.object, "MetadataNotCopied", uncopied_message(uncopied))
+            self.clients.events.normal(pod.object, "MetadataNotCopied", uncopied_message(uncopied))
         return None  # the watch will requeue the pod
 
     def taints_of(self, node: str) -> list[Object]:
-        taints: list[Object] = value_at(self.context.physical_nodes.store.get(node), "spec", "taints", default=[])
+        taints: list[Object] = value_at(self.caches.physical_nodes.store.get(node), "spec", "taints", default=[])
         return taints
 
     async def resolve_name_conflict(self, pod: VirtualPod, binding: Binding) -> Result | None:
         """Handle a taken name: the cache lags, an earlier pod's twin has it, or a foreign pod."""
-        existing = await self.context.live_twin(pod.key)
+        existing = await self.clients.live_twin(pod.key)
         if existing is None or (binding.owns(existing) and virtual_uid(existing) == pod.uid):
             return Result(requeue_after=CACHE_LAG_SECONDS)
         if binding.owns(existing):
             await self.remove_stale_twin(pod, existing)
             return Result(requeue_after=CACHE_LAG_SECONDS)
-        self.context.ledger.release(key_of(existing))
+        self.ledger.release(key_of(existing))
         message = f"{key_of(existing)} in the physical cluster is not ours; delete it there and the pod can run"
         await self.status_writer.set_unmapped(pod, "NameTaken", message)
         return Result(requeue_after=NAME_TAKEN_RETRY_SECONDS)
 
     async def finish_deletion(self, pod: VirtualPod, binding: Binding) -> Result | None:
         """Delete the pod once it has no twin."""
-        live = None if self.lost_twins.is_twin_deleted(pod) else await self.context.live_twin(pod.key)
+        live = None if self.lost_twins.is_twin_deleted(pod) else await self.clients.live_twin(pod.key)
         if live is not None and binding.owns(live) and virtual_uid(live) == pod.uid:
             await self.propagate_deletion(pod, live)
             return Result(requeue_after=CACHE_LAG_SECONDS)
@@ -247,7 +251,7 @@ class PodReconciler:
                 patch = pod_status.failed_status_patch("Deleted", "it was deleted, and its twin does not exist")
                 await self.status_writer.patch(pod, patch)
         else:
-            await self.context.virtual_client.delete_if_exists(PODS, pod.object, grace_seconds=0)
+            await self.clients.virtual.delete_if_exists(PODS, pod.object, grace_seconds=0)
         return None
 
     # -- both
@@ -291,10 +295,10 @@ class PodReconciler:
         except NotFound:  # the deletion of the twin requeues the pod
             return None
         except (Forbidden, Invalid, BadRequest) as error:
-            self.context.manager.events.warning(pod.object, "RefusedBelow", error.message)
+            self.clients.events.warning(pod.object, "RefusedBelow", error.message)
             raise
         finally:
-            self.context.ledger.mark_written(twin.key, self.context.now())
+            self.ledger.mark_written(twin.key, self.now())
         return requeue_at
 
     async def apply_patches(self, twin: Object, wanted: Object, added: Object | None) -> None:
@@ -308,9 +312,7 @@ class PodReconciler:
             await self.patch_twin(current, patch)
 
     async def patch_twin(self, twin: Object, patch: Object, subresource: str | None = None) -> Object:
-        return await self.context.physical_client.patch(
-            PODS, twin, patch, type=PatchType.STRATEGIC, subresource=subresource
-        )
+        return await self.clients.physical.patch(PODS, twin, patch, type=PatchType.STRATEGIC, subresource=subresource)
 
     async def propagate_deletion(self, pod: VirtualPod, twin: Object) -> None:
         """Delete the twin with the pod's grace; a later deletion with less grace is propagated too.
@@ -320,33 +322,33 @@ class PodReconciler:
         grace = pod.object["metadata"].get("deletionGracePeriodSeconds") or None
         if is_deleting(twin) and (grace is None or grace >= twin["metadata"].get("deletionGracePeriodSeconds", 0)):
             return
-        await self.context.physical_client.delete_if_exists(PODS, twin, grace_seconds=grace)
+        await self.clients.physical.delete_if_exists(PODS, twin, grace_seconds=grace)
 
     async def stop_twin(self, twin: Twin) -> None:
         """Delete the twin of a pod that has ended, unless the twin has ended too."""
         if not is_deleting(twin.object) and twin.status()["phase"] not in TERMINAL_PHASES:
-            await self.context.physical_client.delete_if_exists(PODS, twin.object)
+            await self.clients.physical.delete_if_exists(PODS, twin.object)
 
     async def remove_stale_twin(self, pod: VirtualPod, twin: Object) -> None:
         """Delete the twin of an earlier pod with the same name; its end requeues the pod."""
         if is_deleting(twin):
             return
-        live = await self.context.live_pod(pod.key)
+        live = await self.clients.live_pod(pod.key)
         if live is None or uid_of(live) != virtual_uid(twin):  # otherwise the cache is outdated
-            await self.context.physical_client.delete_if_exists(PODS, twin)
+            await self.clients.physical.delete_if_exists(PODS, twin)
 
     # -- only physical
 
     async def only_physical(self, key: str, twin: Object) -> Result | None:
         if is_deleting(twin):
             return None
-        live = await self.context.live_pod(key)
+        live = await self.clients.live_pod(key)
         if live is not None and uid_of(live) == virtual_uid(twin):
             return Result(requeue_after=CACHE_LAG_SECONDS)
-        if (wait := self.orphans.record_sighting(uid_of(twin), self.context.now())) is not None:
+        if (wait := self.orphans.record_sighting(uid_of(twin), self.now())) is not None:
             return Result(requeue_at=wait)
         log.info("orphan twin found, deleting it", pod=key, twin=name_of(twin))
-        await self.context.physical_client.delete_if_exists(PODS, twin)
+        await self.clients.physical.delete_if_exists(PODS, twin)
         return None
 
 

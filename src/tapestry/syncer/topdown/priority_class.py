@@ -14,7 +14,9 @@ from tapestry.apis.priorities import PRIORITY_CLASSES, missing_class_message, pr
 from tapestry.controller import Result
 from tapestry.kube.errors import AlreadyExists, ApiError
 from tapestry.process.logs import logger
-from tapestry.syncer.context import CACHE_LAG_SECONDS, SyncContext
+from tapestry.syncer.caches import CACHE_LAG_SECONDS
+from tapestry.syncer.clients import Clients
+from tapestry.syncer.current_binding import CurrentBinding
 from tapestry.syncer.topdown.pod_status_writer import PodStatusWriter
 from tapestry.syncer.views import VirtualPod
 
@@ -25,11 +27,26 @@ INITIAL_BACKOFF, MAX_BACKOFF = timedelta(seconds=1), timedelta(minutes=1)
 NOT_PERMITTED = "NotPermitted"
 
 
+@dataclass(slots=True)
+class PriorityClassState:
+    """Backoff while the PriorityClass of twins is missing in the physical cluster."""
+
+    missing_message: str | None = None
+    """Error message about the missing PriorityClass."""
+    retry_at: datetime | None = None
+    """Time before which no twin is created for that reason."""
+    backoff: timedelta = timedelta()
+    """Length of the last wait."""
+
+
 @dataclass(frozen=True)
 class PriorityClassGuard:
     """Holds pods back while their PriorityClass is missing in the physical cluster."""
 
-    context: SyncContext
+    current_binding: CurrentBinding
+    clients: Clients
+    now: Callable[[], datetime]
+    state: PriorityClassState
     status_writer: PodStatusWriter
     requeue_pod: Callable[[str], None]
     """Requeues a virtual pod."""
@@ -40,7 +57,7 @@ class PriorityClassGuard:
 
     async def wait_if_missing(self, pod: VirtualPod, binding: Binding) -> Result | None:
         """Make the pod wait while the class is missing; return None if it may be tried."""
-        state, now = self.context.priority_class_state, self.context.now()
+        state, now = self.state, self.now()
         if state.retry_at is None:
             return None
         if state.retry_at <= now:
@@ -51,7 +68,7 @@ class PriorityClassGuard:
 
     async def on_class_missing(self, pod: VirtualPod, binding: Binding) -> Result:
         """Handle the error that the physical API server does not know the PriorityClass."""
-        state, now = self.context.priority_class_state, self.context.now()
+        state, now = self.state, self.now()
         if state.retry_at is None or pod.key in self.probing:
             self.probing.discard(pod.key)
             state.backoff = min(2 * state.backoff, MAX_BACKOFF) if state.backoff else INITIAL_BACKOFF
@@ -67,11 +84,11 @@ class PriorityClassGuard:
         if priority_class_name(binding) != keys.PRIORITY_CLASS:
             return False
         try:
-            await self.context.physical_client.create(PRIORITY_CLASSES, priority_class())
+            await self.clients.physical.create(PRIORITY_CLASSES, priority_class())
         except AlreadyExists:
             return True
         except ApiError as error:
-            if self.context.priority_class_state.missing_message is None:
+            if self.state.missing_message is None:
                 log.warning("PriorityClass not created", name=keys.PRIORITY_CLASS, error=error.message)
             return False
         log.info("PriorityClass created", name=keys.PRIORITY_CLASS)
@@ -79,12 +96,10 @@ class PriorityClassGuard:
 
     def report(self, binding: Binding) -> None:
         """Report the missing class in one event; the binding's condition is written later."""
-        obj = self.context.binding_object()
-        if self.context.priority_class_state.missing_message is None and obj is not None:
-            self.context.priority_class_state.missing_message = missing_class_message(priority_class_name(binding))
-            self.context.manager.events.warning(
-                obj, keys.PRIORITY_CLASS_MISSING, self.context.priority_class_state.missing_message
-            )
+        obj = self.current_binding.object()
+        if self.state.missing_message is None and obj is not None:
+            self.state.missing_message = missing_class_message(priority_class_name(binding))
+            self.clients.events.warning(obj, keys.PRIORITY_CLASS_MISSING, self.state.missing_message)
 
     async def wait(self, pod: VirtualPod, binding: Binding, until: datetime) -> Result:
         self.waiting.add(pod.key)
@@ -93,7 +108,7 @@ class PriorityClassGuard:
 
     def on_twin_created(self) -> None:
         """Handle the creation of a twin, which proves that the class exists."""
-        state = self.context.priority_class_state
+        state = self.state
         if state.retry_at is not None:
             state.missing_message = state.retry_at = None
             state.backoff = timedelta()
@@ -101,10 +116,6 @@ class PriorityClassGuard:
                 self.requeue_pod(key)
             self.waiting.clear()
             self.probing.clear()
-
-
-def is_class_missing(error: ApiError) -> bool:
-    return "no PriorityClass with name" in error.message
 
 
 def priority_class_name(binding: Binding) -> str:

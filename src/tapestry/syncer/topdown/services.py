@@ -13,6 +13,7 @@ what the virtual API server has.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 
 from tapestry.apis import keys
@@ -24,18 +25,20 @@ from tapestry.kube.names import dns_label_error
 from tapestry.kube.objects import Object, key_of, labels_of, name_of, namespace_of, value_at
 from tapestry.kube.resources import ENDPOINT_SLICES, SERVICES, Resource
 from tapestry.kube.times import parse_time
-from tapestry.syncer.context import SyncContext
+from tapestry.syncer.clients import Clients
+from tapestry.syncer.current_binding import CurrentBinding
+from tapestry.syncer.identity import Identity
 from tapestry.syncer.topdown.dependencies import DependencyNotReady
 from tapestry.syncer.topdown.namespace_informers import NamespaceInformers, owned_informer
 from tapestry.syncer.translate.pods import HostAlias
 from tapestry.syncer.translate.services import (
     SERVICE_NAME,
+    ServiceObjects,
+    desired_objects,
     host_aliases,
     is_syncable,
     service_key,
-    service_needs_recreate,
-    twin_service,
-    twin_slice,
+    stale_objects,
 )
 from tapestry.syncer.views import VirtualPod
 
@@ -43,15 +46,16 @@ MAX_ALIASES = 1000
 """Maximum number of host aliases of a pod; with many more an API server would reject its twin."""
 OTHER_NAMESPACES_TIMEOUT = 10.0
 """Age of a pod in seconds up to which it waits for Services of other namespaces."""
-ServiceObjects = dict[tuple[Resource, str], Object]
-"""Twins of one Service and its slices, by kind and name."""
 
 
 @dataclass
 class ServiceReconciler:
     """Keeps the twins of each Service and its slices; keyed by the virtual Service."""
 
-    context: SyncContext
+    identity: Identity
+    current_binding: CurrentBinding
+    clients: Clients
+    now: Callable[[], datetime]
     requeue_service: Callable[[str], None]
     """Requeues a Service."""
     requeue_pod: Callable[[str], None]
@@ -70,8 +74,8 @@ class ServiceReconciler:
         self.virtual_services = NamespaceInformers(partial(self._virtual_informer, SERVICES, own_key))
         self.virtual_slices = NamespaceInformers(partial(self._virtual_informer, ENDPOINT_SLICES, service_key))
         self.twins, self.twin_slices = (
-            owned_informer(self.context, SERVICES),
-            owned_informer(self.context, ENDPOINT_SLICES),
+            owned_informer(self.identity, self.clients.physical_reads, SERVICES),
+            owned_informer(self.identity, self.clients.physical_reads, ENDPOINT_SLICES),
         )
         self.twins.on_change(self.on_twin_change)
         for informer in (self.twins, self.twin_slices):
@@ -98,7 +102,7 @@ class ServiceReconciler:
 
     def other_namespaces(self, namespace: str) -> list[str]:
         """Return the other namespaces whose Services pods of a namespace know: those listed with it in the binding."""
-        binding = self.context.binding()
+        binding = self.current_binding.get()
         listed = binding.spec.service_namespaces if binding is not None else ()
         return [each for each in listed if each != namespace] if namespace in listed else []
 
@@ -112,7 +116,7 @@ class ServiceReconciler:
             return
         self.require_addresses(namespace, pod)
         for other in self.other_namespaces(namespace):
-            age = self.context.now() - parse_time(pod.object["metadata"]["creationTimestamp"])
+            age = self.now() - parse_time(pod.object["metadata"]["creationTimestamp"])
             self.require_addresses(other, pod, OTHER_NAMESPACES_TIMEOUT - age.total_seconds())
 
     def require_addresses(self, namespace: str, pod: VirtualPod, seconds: float | None = None) -> None:
@@ -149,7 +153,7 @@ class ServiceReconciler:
         self.requeue_all()
 
     def _virtual_informer(self, resource: Resource, services: KeyMapper, namespace: str) -> Informer:
-        informer = Informer(self.context.manager.reads, resource, namespace=namespace, indexers={"service": services})
+        informer = Informer(self.clients.virtual_reads, resource, namespace=namespace, indexers={"service": services})
         informer.with_name(f"virtual_{resource.plural}")
         informer.on_change(partial(self._on_virtual_change, services))
         informer.after_sync(self.requeue_all)
@@ -191,12 +195,10 @@ class ServiceReconciler:
         namespace, name = key.split("/", 1)
         if dns_label_error(name):  # the source name of a twin may be forged
             return None, ()
-        service = await self.context.virtual_client.find(SERVICES, name, namespace)
+        service = await self.clients.virtual.find(SERVICES, name, namespace)
         if service is None:
             return None, ()
-        return service, await self.context.virtual_client.list(
-            ENDPOINT_SLICES, namespace, labels=f"{SERVICE_NAME}={name}"
-        )
+        return service, await self.clients.virtual.list(ENDPOINT_SLICES, namespace, labels=f"{SERVICE_NAME}={name}")
 
     def existing_objects(self, key: str) -> ServiceObjects:
         return {
@@ -208,9 +210,9 @@ class ServiceReconciler:
     # -- reconciling
 
     async def reconcile(self, key: str) -> None:
-        binding = self.context.binding()
+        binding = self.current_binding.get()
         namespace = key.split("/")[0]
-        if binding is None or self.context.is_unbinding:
+        if binding is None or self.current_binding.is_unbinding:
             return
         is_listed = namespace in binding.spec.service_namespaces
         if not (self.is_synced(namespace) if is_listed else self.twins.synced.is_set()):
@@ -221,7 +223,7 @@ class ServiceReconciler:
             desired = desired_objects(*await self.live_service(key), binding)
         stale = stale_objects(existing, desired)
         for resource, name in stale:
-            await self.context.physical_client.delete_if_exists(resource, existing[resource, name])
+            await self.clients.physical.delete_if_exists(resource, existing[resource, name])
         try:
             for ref, obj in desired.items():
                 if ref not in stale:  # its replacement is created after its deletion is observed
@@ -234,28 +236,14 @@ class ServiceReconciler:
 
     async def apply(self, resource: Resource, existing: Object | None, wanted: Object, binding: Binding) -> None:
         try:
-            await self.context.physical_client.converge(resource, existing, wanted)
+            await self.clients.physical.converge(resource, existing, wanted)
         except AlreadyExists:
             await self.apply_existing(resource, wanted, binding)
 
     async def apply_existing(self, resource: Resource, wanted: Object, binding: Binding) -> None:
         """Handle a taken name: the cache lags, or a foreign object has it."""
-        existing = await self.context.physical_client.get(resource, name_of(wanted), namespace_of(wanted))
+        existing = await self.clients.physical.get(resource, name_of(wanted), namespace_of(wanted))
         if not binding.owns(existing):
             message = f"{resource.kind} {key_of(existing)} in the physical cluster is not ours; delete it there"
             raise Terminal("NameTaken", message)
-        await self.context.physical_client.converge(resource, existing, wanted)
-
-
-def desired_objects(service: Object | None, slices: Iterable[Object], binding: Binding) -> ServiceObjects:
-    """Return the desired twins of a Service and its slices, the Service first."""
-    if service is None or not is_syncable(service):
-        return {}
-    twins = (twin_slice(each, service, binding) for each in sorted(slices, key=name_of))
-    objects = [(SERVICES, twin_service(service, binding)), *((ENDPOINT_SLICES, each) for each in twins if each)]
-    return {(resource, name_of(obj)): obj for resource, obj in objects}
-
-
-def stale_objects(existing: ServiceObjects, wanted: ServiceObjects) -> list[tuple[Resource, str]]:
-    """Return the objects that must be deleted: unwanted ones, and those that differ in an immutable field."""
-    return [ref for ref, obj in existing.items() if ref not in wanted or service_needs_recreate(obj, wanted[ref])]
+        await self.clients.physical.converge(resource, existing, wanted)

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 
+from tapestry.client.client import Client
 from tapestry.controller import Informer, Result
 from tapestry.kube.objects import Object, key_of
 from tapestry.kube.resources import CONFIGMAPS, SECRETS, Resource
 from tapestry.syncer.cache_transforms import digest_only
-from tapestry.syncer.context import SyncContext
 from tapestry.syncer.topdown.namespace_informers import NamespaceInformers
+from tapestry.syncer.views import VirtualPod
 
 COPIED_RESOURCES: dict[str, Resource] = {resource.plural: resource for resource in (CONFIGMAPS, SECRETS)}
 IDLE_TIMEOUT = timedelta(minutes=1)
@@ -26,7 +27,9 @@ IDLE_TIMEOUT = timedelta(minutes=1)
 class SourceCache:
     """Watches the sources of copies; keys are as in `secrets/team-a/password`."""
 
-    context: SyncContext
+    virtual_pods: Informer[VirtualPod]
+    client: Client
+    now: Callable[[], datetime]
     on_change: Callable[[str, Object | None, Object | None], None]
     """Called for each change with (key, before, after)."""
     after_sync: Callable[[str], None]
@@ -52,14 +55,14 @@ class SourceCache:
     def is_up_to_date(self, namespace: str) -> bool:
         """Return whether `reconcile` would change nothing: the namespace is watched if and only if it has pods."""
         is_followed = namespace in self.idle_since and self.idle_since[namespace] is None
-        return is_followed == any(self.context.virtual_pods.store.iter_by("namespace", namespace))
+        return is_followed == any(self.virtual_pods.store.iter_by("namespace", namespace))
 
     async def reconcile(self, namespace: str) -> Result | None:
         """Watch a namespace while it has pods, and some time longer."""
-        if any(self.context.virtual_pods.store.iter_by("namespace", namespace)):
+        if any(self.virtual_pods.store.iter_by("namespace", namespace)):
             self.idle_since[namespace] = None
         elif namespace in self.idle_since:
-            now = self.context.now()
+            now = self.now()
             since = self.idle_since[namespace] = self.idle_since[namespace] or now
             if now < since + IDLE_TIMEOUT:
                 return Result(requeue_at=since + IDLE_TIMEOUT)
@@ -69,9 +72,7 @@ class SourceCache:
         return None
 
     def _informer(self, kind: str, namespace: str) -> Informer:
-        informer = Informer(
-            self.context.manager.reads, COPIED_RESOURCES[kind], namespace=namespace, transform=digest_only
-        )
+        informer = Informer(self.client, COPIED_RESOURCES[kind], namespace=namespace, transform=digest_only)
         informer.with_name(f"virtual_{kind}")
         informer.on_change(partial(self._changed, kind))
         informer.after_sync(lambda: self.after_sync(namespace))

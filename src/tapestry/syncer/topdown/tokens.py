@@ -6,6 +6,7 @@ are renewed in time, all at once. The time of renewal is recorded on the Secret,
 before.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -20,7 +21,11 @@ from tapestry.kube.pods import is_pod_terminal
 from tapestry.kube.resources import PODS, SECRETS, SERVICE_ACCOUNTS
 from tapestry.kube.times import parse_time
 from tapestry.process.logs import logger
-from tapestry.syncer.context import CACHE_LAG_SECONDS, SyncContext
+from tapestry.syncer.caches import CACHE_LAG_SECONDS, Caches
+from tapestry.syncer.clients import Clients
+from tapestry.syncer.current_binding import CurrentBinding
+from tapestry.syncer.identity import Identity
+from tapestry.syncer.partition import Partition
 from tapestry.syncer.topdown.dependencies import DependencyNotReady
 from tapestry.syncer.translate.copies import (
     MIN_TOKEN_AGE,
@@ -43,7 +48,12 @@ RETRY_SECONDS = 30.0
 class TokenReconciler:
     """Keeps one physical Secret for each pod that mounts tokens; keyed by the virtual pod."""
 
-    context: SyncContext
+    identity: Identity
+    current_binding: CurrentBinding
+    caches: Caches
+    clients: Clients
+    partition: Partition
+    now: Callable[[], datetime]
     secrets: Informer
     """Our physical Secrets as digest views."""
     minted_at: dict[str, datetime] = field(default_factory=dict)
@@ -54,8 +64,11 @@ class TokenReconciler:
             await self.issue_tokens(pod.object, binding)
 
     async def reconcile(self, key: str) -> Result | None:
-        context = self.context
-        binding, cached, secret = context.binding(), context.virtual_pods.store.get(key), self.token_secret(key)
+        binding, cached, secret = (
+            self.current_binding.get(),
+            self.caches.virtual_pods.store.get(key),
+            self.token_secret(key),
+        )
         pod = cached.object if cached is not None else None
         if binding is None or not self.secrets.synced.is_set():
             return None
@@ -65,9 +78,9 @@ class TokenReconciler:
             return await self.remove_stale_secret(key, secret)
         if pod is None or is_pod_terminal(pod) or not projected_tokens(pod["spec"]) or not self.is_accepted(pod):
             return None
-        if (due := self.due(pod, secret)) > context.now():
+        if (due := self.due(pod, secret)) > self.now():
             return Result(requeue_at=due)
-        if context.partition.since is not None:
+        if self.partition.since is not None:
             return None  # a token that cannot be delivered is not issued; all pods are requeued after the partition
         try:
             await self.issue_tokens(pod, binding)
@@ -79,25 +92,24 @@ class TokenReconciler:
     def token_secret(self, key: str) -> Object | None:
         """Return the token Secret of a pod as a digest view. The informer selects only our objects."""
         namespace, name = key.split("/")
-        context = self.context
-        secret_name = tokens_secret_name(context.virtual_cluster, context.binding_uid, namespace, name)
-        return self.secrets.store.get(f"{context.mount_namespace}/{secret_name}")
+        secret_name = tokens_secret_name(self.identity.virtual_cluster, self.identity.binding_uid, namespace, name)
+        return self.secrets.store.get(f"{self.identity.mount_namespace}/{secret_name}")
 
     def has_valid_tokens(self, pod: Object) -> bool:
         """Return whether the tokens of the pod are valid and need no renewal yet."""
-        secret, now = self.token_secret(key_of(pod)), self.context.now()
+        secret, now = self.token_secret(key_of(pod)), self.now()
         return secret is not None and belongs_to_pod(secret, pod) and secret_renewal(secret, now) > now
 
     def due(self, pod: Object, secret: Object | None) -> datetime:
         """Return when the pod needs its first or new tokens."""
-        now = self.context.now()
+        now = self.now()
         renewal = secret_renewal(secret, now) if secret is not None and belongs_to_pod(secret, pod) else now
         minted_at = self.minted_at.get(key_of(pod))
         return max(renewal, minted_at + MIN_TOKEN_AGE) if minted_at is not None else renewal
 
     def is_accepted(self, pod: Object) -> bool:
         """Return whether the pod is on our nodes and has a twin or waits for its dependencies."""
-        is_ours = pod["spec"]["nodeName"] in self.context.virtual_nodes.store
+        is_ours = pod["spec"]["nodeName"] in self.caches.virtual_nodes.store
         return is_ours and find_condition(pod["status"]["conditions"], keys.MAPPED_CONDITION) is not None
 
     # -- issuing
@@ -105,26 +117,26 @@ class TokenReconciler:
     async def issue_tokens(self, pod: Object, binding: Binding) -> None:
         """Issue the pod's tokens and write them to the Secret that its twin mounts."""
         desired = await self.minted_secret(pod, binding)
-        self.minted_at[key_of(pod)] = self.context.now()
+        self.minted_at[key_of(pod)] = self.now()
         existing = self.token_secret(key_of(pod))
         with redacted_errors(desired):
             if existing is not None and belongs_to_pod(existing, pod):
                 renewed = {"data": desired["data"], "metadata": {"annotations": desired["metadata"]["annotations"]}}
-                await self.context.physical_client.patch(SECRETS, existing, renewed)
+                await self.clients.physical.patch(SECRETS, existing, renewed)
                 return
             try:
-                await self.context.physical_client.create(SECRETS, desired)
+                await self.clients.physical.create(SECRETS, desired)
             except AlreadyExists:
                 await self.resolve_name_conflict(pod, desired, binding)
 
     async def minted_secret(self, pod: Object, binding: Binding) -> Object:
         """Return the desired Secret with newly issued tokens."""
-        now, account = self.context.now(), pod["spec"].get("serviceAccountName") or "default"
+        now, account = self.now(), pod["spec"].get("serviceAccountName") or "default"
         tokens, renewals = {}, []
         for token in projected_tokens(pod["spec"]):
             audiences = [token.audience] if token.audience else []
             try:
-                issued = await self.context.virtual_client.request_token(
+                issued = await self.clients.virtual.request_token(
                     account, namespace_of(pod) or "", audiences=audiences, seconds=token.seconds, bound_to=pod
                 )
             except (BadRequest, Forbidden, Invalid, NotFound) as error:
@@ -135,7 +147,7 @@ class TokenReconciler:
 
     async def resolve_name_conflict(self, pod: Object, desired: Object, binding: Binding) -> None:
         """Handle a taken name: the cache lags, an earlier pod's Secret has it, or a foreign object."""
-        live = await self.context.physical_client.find(SECRETS, name_of(desired), namespace_of(desired))
+        live = await self.clients.physical.find(SECRETS, name_of(desired), namespace_of(desired))
         if live is None:
             raise Conflict(409, "Conflict", f"the tokens of {key_of(pod)} have just been deleted")
         if not binding.owns(live):
@@ -149,7 +161,7 @@ class TokenReconciler:
 
     async def remove_stale_secret(self, key: str, secret: Object) -> Result | None:
         """Delete the Secret of a deleted or terminated pod after a live read confirms that."""
-        live = await self.context.live_pod(key)
+        live = await self.clients.live_pod(key)
         if live is not None and uid_of(live) == virtual_uid(secret) and not is_pod_terminal(live):
             return Result(requeue_after=CACHE_LAG_SECONDS)
         await self.delete(secret)
@@ -159,7 +171,7 @@ class TokenReconciler:
         """Delete a Secret that is provably ours."""
         if is_deleting(secret):
             return
-        await self.context.physical_client.delete_if_exists(SECRETS, secret)
+        await self.clients.physical.delete_if_exists(SECRETS, secret)
 
 
 def belongs_to_pod(secret: Object, pod: Object) -> bool:

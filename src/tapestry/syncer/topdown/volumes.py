@@ -15,13 +15,16 @@ from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.names import physical_name
 from tapestry.controller import Informer, Result
 from tapestry.controller.store import Indexer
-from tapestry.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid
+from tapestry.kube.errors import AlreadyExists, ApiError, Conflict, is_denied_by_policy
 from tapestry.kube.names import dns_subdomain_error
 from tapestry.kube.objects import EMPTY_MAPPING, Object, is_deleting, key_of, name_of, namespace_of, uid_of, value_at
 from tapestry.kube.pods import is_pod_terminal
 from tapestry.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, SECRETS, Resource
 from tapestry.syncer.cache_transforms import source_namespace
-from tapestry.syncer.context import CACHE_LAG_SECONDS, SyncContext
+from tapestry.syncer.caches import CACHE_LAG_SECONDS, Caches
+from tapestry.syncer.clients import Clients
+from tapestry.syncer.current_binding import CurrentBinding
+from tapestry.syncer.identity import Identity
 from tapestry.syncer.topdown.copies import CopyReconciler, source_keys_of
 from tapestry.syncer.topdown.dependencies import DependencyNotReady
 from tapestry.syncer.topdown.namespace_informers import NamespaceInformers, owned_informer
@@ -41,7 +44,6 @@ from tapestry.syncer.translate.volumes import (
 from tapestry.syncer.views import VirtualPod
 
 ACTIVE_PODS_SELECTOR = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
-DENIED_BY_POLICY = "ValidatingAdmissionPolicy"
 REFUSED_BY_OWNER = "VolumeRefusedBelow"
 CLUSTER_SCOPE = ""
 """The namespace of cluster-scoped objects in `NamespaceInformers`."""
@@ -51,7 +53,10 @@ CLUSTER_SCOPE = ""
 class VolumeReconciler:
     """Keeps the twins of claims and their volumes; keyed by the virtual claim."""
 
-    context: SyncContext
+    identity: Identity
+    current_binding: CurrentBinding
+    caches: Caches
+    clients: Clients
     copies: CopyReconciler
     requeue_claim: Callable[[str], None]
     """Requeues a claim."""
@@ -83,17 +88,17 @@ class VolumeReconciler:
         """
         if value_at(binding, "spec", "allowedVolumes", "drivers"):
             self.claims.set_namespaces([CLUSTER_SCOPE])
-            self.twin_claims.set_namespaces([self.context.mount_namespace])
+            self.twin_claims.set_namespaces([self.identity.mount_namespace])
             self.twin_volumes.set_namespaces([CLUSTER_SCOPE])
 
     def _virtual_informer(self, _: str) -> Informer:
-        informer = Informer(self.context.manager.reads, PERSISTENT_VOLUME_CLAIMS, transform=identity_only)
+        informer = Informer(self.clients.virtual_reads, PERSISTENT_VOLUME_CLAIMS, transform=identity_only)
         informer.with_name(f"virtual_{PERSISTENT_VOLUME_CLAIMS.plural}")
         informer.on_change(self.on_claim_change)
         return informer
 
     def _physical_informer(self, resource: Resource, indexers: Mapping[str, Indexer] = EMPTY_MAPPING) -> Informer:
-        informer = owned_informer(self.context, resource, indexers=indexers)
+        informer = owned_informer(self.identity, self.clients.physical_reads, resource, indexers=indexers)
         informer.on_change(self.on_physical_change)
         informer.after_sync(self.requeue_all)
         return informer
@@ -101,7 +106,7 @@ class VolumeReconciler:
     def requeue_all(self) -> None:
         """Requeue every claim that has a twin claim or volume."""
         informers = (
-            self.twin_claims.synced_informer(self.context.mount_namespace),
+            self.twin_claims.synced_informer(self.identity.mount_namespace),
             self.twin_volumes.synced_informer(CLUSTER_SCOPE),
         )
         for key in {key for informer in informers if informer for key in informer.store.index_values("source")}:
@@ -137,8 +142,8 @@ class VolumeReconciler:
 
     def users(self, key: str) -> Iterator[VirtualPod]:
         """Yield our active pods that mount the claim."""
-        pods = self.context.virtual_pods.store.iter_by("refers", f"{ReferenceKind.CLAIM}/{key}")
-        return (pod for pod in pods if pod.node in self.context.virtual_nodes.store)
+        pods = self.caches.virtual_pods.store.iter_by("refers", f"{ReferenceKind.CLAIM}/{key}")
+        return (pod for pod in pods if pod.node in self.caches.virtual_nodes.store)
 
     def requeue_users(self, claims: Iterable[str]) -> None:
         """Requeue the pods that may wait for these claims."""
@@ -155,15 +160,15 @@ class VolumeReconciler:
         volumes = self.twin_volumes.synced_informer(CLUSTER_SCOPE)
         if volumes is None or kind != SECRETS.plural:
             return False
-        copy = physical_name(self.context.virtual_cluster, self.context.binding_uid, namespace, name)
+        copy = physical_name(self.identity.virtual_cluster, self.identity.binding_uid, namespace, name)
         return any(volumes.store.iter_by("secrets", copy))
 
     # -- reconciling
 
     async def reconcile(self, key: str) -> Result | None:
-        binding = self.context.binding()
+        binding = self.current_binding.get()
         claims, volumes = (
-            self.twin_claims.synced_informer(self.context.mount_namespace),
+            self.twin_claims.synced_informer(self.identity.mount_namespace),
             self.twin_volumes.synced_informer(CLUSTER_SCOPE),
         )
         if binding is None or claims is None or volumes is None:
@@ -177,7 +182,7 @@ class VolumeReconciler:
         except DependencyNotReady:
             return None
         if patch := expansion_patch(claim, volume, twin):
-            await self.context.virtual_client.patch(PERSISTENT_VOLUME_CLAIMS, claim, patch, subresource="status")
+            await self.clients.virtual.patch(PERSISTENT_VOLUME_CLAIMS, claim, patch, subresource="status")
         return None
 
     async def ensure_claim(self, key: str, binding: Binding) -> tuple[Object, Object, Object]:
@@ -194,9 +199,9 @@ class VolumeReconciler:
         twin = await self.ensure_object(
             self.twin_claims, PERSISTENT_VOLUME_CLAIMS, twin_claim(claim, volume, binding), claim, binding
         )
-        volume_twin = await self.context.physical_client.converge(PERSISTENT_VOLUMES, volume_twin, desired)
+        volume_twin = await self.clients.physical.converge(PERSISTENT_VOLUMES, volume_twin, desired)
         if patch := release_patch(volume_twin, twin):
-            await self.context.physical_client.patch(PERSISTENT_VOLUMES, volume_twin, patch)
+            await self.clients.physical.patch(PERSISTENT_VOLUMES, volume_twin, patch)
         return claim, volume, twin
 
     async def bound_claim(self, key: str, binding: Binding) -> tuple[Object, Object]:
@@ -206,13 +211,11 @@ class VolumeReconciler:
         if not allowed.drivers:
             raise DependencyNotReady("VolumeNotAllowed", f"claim {key}: the binding's allowedVolumes names no driver")
         could_exist = dns_subdomain_error(name) is None  # a pod may use an invalid name
-        claim = (
-            await self.context.virtual_client.find(PERSISTENT_VOLUME_CLAIMS, name, namespace) if could_exist else None
-        )
+        claim = await self.clients.virtual.find(PERSISTENT_VOLUME_CLAIMS, name, namespace) if could_exist else None
         if claim is None:
             raise DependencyNotReady("ClaimMissing", f"there is no claim {key}")
         volume_name = claim["spec"].get("volumeName")
-        volume = await self.context.virtual_client.find(PERSISTENT_VOLUMES, volume_name) if volume_name else None
+        volume = await self.clients.virtual.find(PERSISTENT_VOLUMES, volume_name) if volume_name else None
         if volume is None or not is_bound(claim, volume):
             raise DependencyNotReady("ClaimNotBound", f"claim {key} is not bound to a volume yet")
         if errors := list(volume_errors(claim, volume, allowed)):
@@ -235,14 +238,14 @@ class VolumeReconciler:
 
     async def create_or_find(self, resource: Resource, wanted: Object) -> Object:
         try:
-            return await self.context.physical_client.converge(resource, None, wanted)
+            return await self.clients.physical.converge(resource, None, wanted)
         except AlreadyExists:
-            existing = await self.context.physical_client.find(resource, name_of(wanted), namespace_of(wanted))
+            existing = await self.clients.physical.find(resource, name_of(wanted), namespace_of(wanted))
             if existing is None:
                 raise Conflict(409, "Conflict", f"{resource.kind} {key_of(wanted)} has just been deleted") from None
             return existing
-        except (Invalid, Forbidden) as error:
-            if DENIED_BY_POLICY not in error.message:
+        except ApiError as error:
+            if not is_denied_by_policy(error):
                 raise
             advice = "`tapestry join` updates the owner's policies to the binding"
             raise DependencyNotReady(REFUSED_BY_OWNER, f"{error.message}; {advice}") from error
@@ -262,10 +265,10 @@ class VolumeReconciler:
 
     async def is_mounted(self, key: str) -> bool:
         """Return whether a pod mounts the claim, according to a live list."""
-        pages = self.context.virtual_client.pages(
+        pages = self.clients.virtual.pages(
             PODS, key.split("/")[0], fields=ACTIVE_PODS_SELECTOR, without_managed_fields=True
         )
-        nodes = self.context.virtual_nodes.store
+        nodes = self.caches.virtual_nodes.store
         on_our_nodes = (pod async for page in pages for pod in page.items if pod["spec"]["nodeName"] in nodes)
         return key in {each async for pod in on_our_nodes for each in claim_keys(pod)}
 
@@ -273,7 +276,7 @@ class VolumeReconciler:
         """Delete an object that is provably ours, and record that for later reads."""
         self.deleting.add(uid_of(obj))
         try:
-            await self.context.physical_client.delete_if_exists(resource, obj)
+            await self.clients.physical.delete_if_exists(resource, obj)
         except BaseException:
             self.deleting.discard(uid_of(obj))
             raise

@@ -13,7 +13,7 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.names import physical_name, physical_service_name
 from tapestry.kube.objects import Object, labels_of, name_of, namespace_of, value_at
-from tapestry.kube.resources import ENDPOINT_SLICES, SERVICES
+from tapestry.kube.resources import ENDPOINT_SLICES, SERVICES, Resource
 from tapestry.syncer.translate.metadata import source_metadata
 from tapestry.syncer.translate.pods import HostAlias, service_names
 from tapestry.syncer.translate.sanitize import is_ip_address, is_routable
@@ -35,6 +35,8 @@ TOP_LEVEL_DOMAINS = frozenset(
 """Namespace names that are also top-level domains: old domains, and those of private networks."""
 ENDPOINT = ("conditions", "hostname")
 """Endpoint fields that are valid in both clusters; nodes, zones and pods differ."""
+ServiceObjects = dict[tuple[Resource, str], Object]
+"""Twins of one Service and its slices, by kind and name."""
 
 
 def is_syncable(service: Object) -> bool:
@@ -137,3 +139,17 @@ def names_from_namespace(namespace: str, service: Object) -> tuple[str, ...]:
 
 def family_of(address: str) -> str:
     return f"IPv{ip_address(address).version}"
+
+
+def desired_objects(service: Object | None, slices: Iterable[Object], binding: Binding) -> ServiceObjects:
+    """Return the desired twins of a Service and its slices, the Service first."""
+    if service is None or not is_syncable(service):
+        return {}
+    twins = (twin_slice(each, service, binding) for each in sorted(slices, key=name_of))
+    objects = [(SERVICES, twin_service(service, binding)), *((ENDPOINT_SLICES, each) for each in twins if each)]
+    return {(resource, name_of(obj)): obj for resource, obj in objects}
+
+
+def stale_objects(existing: ServiceObjects, wanted: ServiceObjects) -> list[tuple[Resource, str]]:
+    """Return the objects that must be deleted: unwanted ones, and those that differ in an immutable field."""
+    return [ref for ref, obj in existing.items() if ref not in wanted or service_needs_recreate(obj, wanted[ref])]

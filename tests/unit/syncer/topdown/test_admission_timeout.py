@@ -206,7 +206,7 @@ async def test_rejected_pod_fails_after_five_minutes_of_backoff() -> None:
 async def test_pod_waits_for_quota_indefinitely() -> None:
     world = await a_world()
     world.down.rejection = rejecting_pods(OVER_QUOTA)
-    async with world.syncer() as context:
+    async with world.syncer() as parts:
         await world.add_pod(requests=ONE_CPU)
         pod = await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "QuotaExceeded"))
         assert "exceeded quota: all" in find_condition(pod["status"]["conditions"], keys.ACCEPTED_CONDITION)["message"]
@@ -216,7 +216,7 @@ async def test_pod_waits_for_quota_indefinitely() -> None:
         assert len(world.up.writes("/pods/work/status")) == 1
         assert len(await world.events("QuotaExceeded")) == 1
         assert await world.allocatable("cpu") == "4"
-        assert dict(context.ledger.held_amounts(NODE)) == {}
+        assert dict(parts.ledger.held_amounts(NODE)) == {}
         world.down.rejection = accept_all
         await world.wait_for_pod(MAPPED, timeout=FIVE_MINUTES + 1)
         await asyncio.sleep(5)
@@ -293,8 +293,13 @@ async def test_invalid_twin_shrinks_no_lease() -> None:
         Unavailable(503, "ServiceUnavailable", "apiserver is shutting down"),
         ServerError(500, "InternalError", "etcdserver: request timed out"),
         ServerError(500, "InternalError", 'Internal error occurred: failed calling webhook "kyverno"'),
-        forbidden('pods is forbidden: User "syncer" cannot create resource "pods" in API group ""'),
-        forbidden('pods "x" is forbidden: unable to create new content in namespace a because it is being terminated'),
+        forbidden('pods is forbidden: User "syncer" cannot create resource "pods" in API group ""', kind="pods"),
+        forbidden(
+            'pods "x" is forbidden: unable to create new content in namespace a because it is being terminated',
+            kind="pods",
+            name="x",
+            causes=[{"reason": "NamespaceTerminating", "field": "metadata.namespace"}],
+        ),
         NotFound(404, "NotFound", 'namespaces "leased" not found'),
     ],
     ids=lambda error: error.message[-12:],
@@ -314,7 +319,7 @@ async def test_safety_rule_3_unrelated_errors_never_fail_the_pod(error: ApiError
 @in_virtual_time
 async def test_missing_permissions_are_reported() -> None:
     world = await a_world()
-    world.down.rejection = rejecting_pods(forbidden('User "syncer" cannot create resource "pods"'))
+    world.down.rejection = rejecting_pods(forbidden('User "syncer" cannot create resource "pods"', kind="pods"))
     async with world.syncer():
         await world.add_pod()
         pod = await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "NotPermitted"))

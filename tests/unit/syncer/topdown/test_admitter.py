@@ -295,13 +295,13 @@ async def test_running_pods_stay_when_lease_shrinks() -> None:
 @in_virtual_time
 async def test_rejected_creation_releases_its_reservation() -> None:
     world = await a_world()
-    async with world.syncer() as context:
+    async with world.syncer() as parts:
         world.down.rejection = lambda request: (
             Invalid(422, "Invalid", "no") if request.method == "POST" and b'"name":"work-' in request.body else None
         )
         await world.add_pod(requests={"cpu": "4"})
         await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "RefusedBelow"))
-        assert dict(context.ledger.held_amounts(NODE)) == {}
+        assert dict(parts.ledger.held_amounts(NODE)) == {}
         await world.add_pod("other", requests={"cpu": "4"})
         await world.wait_for_pod(MAPPED, "other")
         await world.wait_for_pod(phase("Failed"))
@@ -339,15 +339,15 @@ async def test_unknown_outcome_keeps_reservation_for_a_while(error: KubeError) -
         if request.method == "POST" and request.path.endswith("/pods"):
             raise error
 
-    async with world.syncer() as context:
+    async with world.syncer() as parts:
         world.down.before = fail
         await world.add_pod(requests=ONE_CPU)
         await asyncio.sleep(1)
         await change_policy(world, timeWindows=[{"start": "08:00", "end": "09:00"}])
         await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "OutOfTimeWindows"), timeout=600)
-        assert str(context.ledger.held_amounts(NODE)["cpu"]) == "1"
-        assert context.ledger.release_expired(NODE, context.now() + timedelta(minutes=1))
-        assert dict(context.ledger.held_amounts(NODE)) == {}
+        assert str(parts.ledger.held_amounts(NODE)["cpu"]) == "1"
+        assert parts.ledger.release_expired(NODE, parts.manager.now() + timedelta(minutes=1))
+        assert dict(parts.ledger.held_amounts(NODE)) == {}
 
 
 @in_virtual_time

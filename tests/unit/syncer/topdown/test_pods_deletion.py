@@ -192,12 +192,12 @@ async def test_twins_are_reclaimed_while_virtual_cluster_is_unreachable() -> Non
 @in_virtual_time
 async def test_safety_rule_4_last_leader_reclaims_while_virtual_unreachable() -> None:
     world = await a_world()
-    async with world.syncer(leader_election=ELECTION) as context:
+    async with world.syncer(leader_election=ELECTION) as parts:
         await world.run_pod()
         world.up.cut()
         await asyncio.sleep(3600)
-        assert context.manager.elector is not None
-        assert not context.manager.elector.is_leading
+        assert parts.manager.elector is not None
+        assert not parts.manager.elector.is_leading
         await world.change_pod({"metadata": {"labels": {"any": "change"}}})
         assert not is_deleting(await world.twin())
         await world.physical.patch(

@@ -11,7 +11,7 @@ from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import is_deleting, object_named, uid_of, value_at, with_value
 from tapestry.kube.resources import NODES, PODS
 from tapestry.syncer.cache_transforms import virtual_pod
-from tapestry.syncer.context import SyncContext
+from tapestry.syncer.components import Syncer
 from tapestry.syncer.topdown.orphans import CONFIRMATION_DELAY
 from tapestry.syncer.topdown.pods import FRESH_POD_AGE
 
@@ -20,12 +20,12 @@ from ..world import INSUFFICIENT_CPU, MAPPED, World, a_world, has_condition, pha
 SILENCE = 20.0
 
 
-async def requeue_pods(context: SyncContext, seconds: int = 15) -> None:
+async def requeue_pods(parts: Syncer, seconds: int = 15) -> None:
     """Requeue every pod repeatedly."""
     for _ in range(seconds):
-        for controller in context.manager.controllers:
+        for controller in parts.manager.controllers:
             if controller.name in ("pods", "pod-status"):
-                for key in ("default/work", *context.virtual_pods.store):
+                for key in ("default/work", *parts.caches.virtual_pods.store):
                     controller.queue.add(key)
         await asyncio.sleep(1)
 
@@ -40,7 +40,7 @@ def creations(world: World) -> int:
 @in_virtual_time
 async def test_safety_rule_2_stale_cache_reruns_no_finished_pod() -> None:
     world = await a_world()
-    async with world.syncer() as context:
+    async with world.syncer() as parts:
         await world.add_pod()
         await world.wait_for_twin()
         world.up.api.freeze()  # the cache sees no writes from now on
@@ -48,7 +48,7 @@ async def test_safety_rule_2_stale_cache_reruns_no_finished_pod() -> None:
         await world.end("Succeeded")
         await asyncio.sleep(1)
         await world.stop()
-        await requeue_pods(context)
+        await requeue_pods(parts)
         assert creations(world) == 1
         world.up.api.thaw()
         await asyncio.sleep(60)
@@ -61,12 +61,12 @@ async def test_safety_rule_2_stale_cache_runs_no_deleted_pod() -> None:
     world = await a_world()
     await world.add_pod()
     await asyncio.sleep(FRESH_POD_AGE.total_seconds())
-    async with world.syncer() as context:
+    async with world.syncer() as parts:
         await world.wait_for_pod(MAPPED)
         world.up.api.freeze()
         await world.delete_pod(grace=0)
         await world.stop()
-        await requeue_pods(context)
+        await requeue_pods(parts)
         assert creations(world) == 1
         world.up.api.thaw()
         await asyncio.sleep(60)
@@ -78,10 +78,10 @@ async def test_safety_rule_2_stale_cache_runs_no_deleted_pod() -> None:
 async def test_safety_rule_2_old_pod_is_read_before_it_runs(truth: str) -> None:
     """A new leader may know less than the previous one."""
     world = await a_world()
-    async with world.syncer() as context:
+    async with world.syncer() as parts:
         await world.add_pod()
         await world.wait_for_pod(MAPPED)
-        now = context.virtual_pods.store.get("default/work")
+        now = parts.caches.virtual_pods.store.get("default/work")
         assert now is not None
         then = virtual_pod({**now.object, "status": {"phase": "Pending"}})
         await asyncio.sleep(FRESH_POD_AGE.total_seconds())
@@ -95,13 +95,13 @@ async def test_safety_rule_2_old_pod_is_read_before_it_runs(truth: str) -> None:
         await world.stop()
     else:
         await world.add_pod(hostNetwork=True)
-    async with world.syncer() as context:
+    async with world.syncer() as parts:
         await asyncio.sleep(1)
         world.up.api.freeze()
         if truth == "going":
             await world.delete_pod(grace=300)
-        context.virtual_pods.store.put("default/work", then)
-        await requeue_pods(context)
+        parts.caches.virtual_pods.store.put("default/work", then)
+        await requeue_pods(parts)
         assert creations(world) == 1
 
 
@@ -110,25 +110,25 @@ async def test_safety_rule_2_missing_pod_is_read_before_twin_deletion() -> None:
     world = await a_world()
     async with world.syncer():
         await world.run_pod()
-    async with world.syncer() as context:
+    async with world.syncer() as parts:
         await asyncio.sleep(1)
-        context.virtual_pods.store.remove("default/work")
-        await requeue_pods(context, int(3 * CONFIRMATION_DELAY.total_seconds()))
+        parts.caches.virtual_pods.store.remove("default/work")
+        await requeue_pods(parts, int(3 * CONFIRMATION_DELAY.total_seconds()))
         assert not is_deleting(await world.twin())
 
 
 @in_virtual_time
 async def test_safety_rule_2_missing_twin_is_read_before_pod_fails() -> None:
     world = await a_world()
-    async with world.syncer() as context:
+    async with world.syncer() as parts:
         await world.run_pod("work")
         await world.run_pod("going")
         world.down.api.freeze()
         for name in ("work", "going"):
             place = await world.twin_ref(name)
-            context.physical_pods.store.remove(f"{place['metadata']['namespace']}/{place['metadata']['name']}")
+            parts.caches.physical_pods.store.remove(f"{place['metadata']['namespace']}/{place['metadata']['name']}")
         await world.delete_pod("going", grace=300)
-        await requeue_pods(context)
+        await requeue_pods(parts)
         assert (await world.phase_and_reason("work"))[0] == "Running"
         assert is_deleting(await world.pod("going"))
         assert is_deleting(await world.twin("going"))
@@ -139,7 +139,7 @@ async def test_safety_rule_2_missing_twin_is_read_before_pod_fails() -> None:
 @in_virtual_time
 async def test_safety_rule_2_stale_cache_fails_no_scheduled_pod() -> None:
     world = await a_world()
-    async with world.syncer() as context:
+    async with world.syncer() as parts:
         await world.add_pod()
         await world.wait_for_pod(MAPPED)
         await world.mark_unschedulable(message=INSUFFICIENT_CPU)
@@ -147,7 +147,7 @@ async def test_safety_rule_2_stale_cache_fails_no_scheduled_pod() -> None:
         world.down.api.freeze()
         await world.start()
         await asyncio.sleep(100)
-        await requeue_pods(context)
+        await requeue_pods(parts)
         assert (await world.phase_and_reason())[0] == "Pending"
         world.down.api.thaw()
         await world.wait_for_pod(phase("Running"))
@@ -156,15 +156,15 @@ async def test_safety_rule_2_stale_cache_fails_no_scheduled_pod() -> None:
 @in_virtual_time
 async def test_safety_rule_2_stale_twin_waits_for_its_pods_deletion() -> None:
     world = await a_world()
-    async with world.syncer() as context:
+    async with world.syncer() as parts:
         await world.run_pod()
         await asyncio.sleep(1)
         world.up.api.freeze()
-        first = context.virtual_pods.store.get("default/work")
+        first = parts.caches.virtual_pods.store.get("default/work")
         assert first is not None
         older = with_value(first.object, ("metadata", "uid"), "of an older pod")
-        context.virtual_pods.store.put("default/work", virtual_pod(older))
-        await requeue_pods(context)
+        parts.caches.virtual_pods.store.put("default/work", virtual_pod(older))
+        await requeue_pods(parts)
         assert not is_deleting(await world.twin())
         assert creations(world) == 1
 

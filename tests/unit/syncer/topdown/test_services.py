@@ -380,11 +380,14 @@ async def test_waiting_pod_continues_when_service_is_rejected() -> None:
 async def test_pods_wait_until_services_are_known() -> None:
     world = await a_world(serviceNamespaces=["team-a"])
     await add_service(world.virtual, "10.1.0.1")
-    async with world.syncer() as context, asyncio.TaskGroup() as group:
+    async with world.syncer() as parts, asyncio.TaskGroup() as group:
         await wait_for_address(world)
         requeued: list[str] = []
         requeued_pods: list[str] = []
-        services = ServiceReconciler(context, requeued.append, requeued_pods.append)
+        services = ServiceReconciler(
+            *(parts.identity, parts.current_binding, parts.clients, parts.manager.now),
+            *(requeued.append, requeued_pods.append),
+        )
         pod = virtual_pod({**object_named("work", "team-a"), "spec": {"nodeName": "n"}})
         binding = await the_binding(world)
         running = [group.create_task(informer.run()) for informer in (services.twins, services.twin_slices)]

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from tapestry.client.client import Client
 from tapestry.controller.store import Store
@@ -12,7 +12,6 @@ from tapestry.controller.testing import InProcessApi, in_virtual_time, running_c
 from tapestry.kube.objects import Object, key_of, object_named
 from tapestry.kube.resources import CONFIGMAPS, SECRETS
 from tapestry.syncer.cache_transforms import dependency_namespace
-from tapestry.syncer.context import SyncContext
 from tapestry.syncer.topdown.source_cache import IDLE_TIMEOUT, SourceCache
 
 
@@ -25,12 +24,9 @@ class Namespaces:
         self.pods = Store({"namespace": dependency_namespace})
         self.notifications: list[tuple[str, bool, bool]] = []
         self.known: list[str] = []
-        context: Any = SimpleNamespace(
-            virtual_pods=SimpleNamespace(store=self.pods),
-            manager=SimpleNamespace(reads=Client(self.api.connect())),
-            now=running_clock().now,
-        )
-        self.sources = SourceCache(cast(SyncContext, context), self.record, self.known.append)
+        pods: Any = SimpleNamespace(store=self.pods)
+        reads, now = Client(self.api.connect()), running_clock().now
+        self.sources = SourceCache(pods, reads, now, self.record, self.known.append)
 
     def record(self, key: str, old: Object | None, new: Object | None) -> None:
         self.notifications.append((key, old is not None, new is not None))

@@ -239,8 +239,8 @@ async def test_rejected_token_is_reported() -> None:
 async def test_safety_rule_1_foreign_secret_keeps_its_name() -> None:
     world = await a_world_with_accounts()
     cluster = virtual_cluster_label(uid_of(await world.virtual.get(NAMESPACES, "kube-system")))
-    async with world.syncer() as context:
-        name = tokens_secret_name(cluster, context.binding_uid, "default", "work")
+    async with world.syncer() as parts:
+        name = tokens_secret_name(cluster, parts.identity.binding_uid, "default", "work")
         foreign = await world.physical.create(SECRETS, {**object_named(name, MOUNT), "data": {"their": "b3du"}})
         await world.add_pod(volumes=[api_access()])
         await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "NameTaken"))

@@ -273,7 +273,9 @@ async def test_disallowed_handle_is_not_synced() -> None:
 async def test_pod_waits_while_owner_policy_rejects_volume() -> None:
     world = await a_world_with_a_claim()
     denial = "persistentvolumes is forbidden: ValidatingAdmissionPolicy 'x' with binding 'x' denied request: no"
-    world.down.rejection = rejecting("POST", "/persistentvolumes", Invalid(422, "Invalid", denial))
+    world.down.rejection = rejecting(
+        "POST", "/persistentvolumes", Invalid(422, "Invalid", denial, details={"causes": [{"message": denial}]})
+    )
     async with world.syncer():
         await world.add_pod(volumes=MOUNTED)
         await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "VolumeRefusedBelow"))

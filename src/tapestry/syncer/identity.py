@@ -1,0 +1,27 @@
+"""Names and UIDs of a syncer's binding, from which the names of its objects are derived."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from tapestry.apis.names import physical_name, virtual_cluster_label
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Identity of a binding and its virtual cluster. It is constant while the syncer runs."""
+
+    binding_name: str
+    binding_uid: str
+    virtual_cluster_uid: str
+    mount_namespace: str
+
+    @cached_property
+    def virtual_cluster(self) -> str:
+        """UID of the virtual cluster as a label value."""
+        return virtual_cluster_label(self.virtual_cluster_uid)
+
+    def twin_key(self, key: str) -> str:
+        """Return the key of the twin of the virtual pod under `key`."""
+        namespace, name = key.split("/")
+        twin, mount = physical_name(self.virtual_cluster, self.binding_uid, namespace, name), self.mount_namespace
+        return f"{mount}/{twin}" if mount else twin
