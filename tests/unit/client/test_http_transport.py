@@ -25,7 +25,8 @@ from tapestry.client.access import Access
 from tapestry.client.addresses import AddressPolicy
 from tapestry.client.client import Client
 from tapestry.client.credentials import AuthorizationSource, Credentials, StaticAuthorization, TokenFile
-from tapestry.client.http_transport import KEEPALIVE_OPTIONS, HttpTransport
+from tapestry.client.dialer import KEEPALIVE_OPTIONS
+from tapestry.client.http_transport import HttpTransport
 from tapestry.client.metrics import RECEIVED, SENT
 from tapestry.client.tls import KeyPair, Pem, ServerVerification, TlsContextSource, temporary_file
 from tapestry.client.transport import Request, Response
