@@ -94,9 +94,7 @@ class HttpConnection(asyncio.Protocol):
     @property
     def is_reusable(self) -> bool:
         """True after a complete response, if the server keeps the connection open and has read the request."""
-        return (
-            self._is_complete and self._keep_alive and self.is_open and not self.transport.get_write_buffer_size()
-        )
+        return self._is_complete and self._keep_alive and self.is_open and not self.transport.get_write_buffer_size()
 
     def abort(self) -> None:
         """Close the connection now, without sending what is still buffered."""
