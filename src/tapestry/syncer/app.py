@@ -65,7 +65,6 @@ from tapestry.syncer.predicates import (
     nodes_with_changed_holds,
     ports_changed,
     spec_changed,
-    status_changed,
     twin_changed_beyond_status,
     twin_ended,
     twin_status_changed,
@@ -263,7 +262,7 @@ def wire_pods(context: SyncContext, leases: LeaseCache) -> Callable[[], None]:
     for informer in copy_reconciler.copy_informers.values():
         down.watch(informer, lambda copy: pods_waiting_for(context, copy), when=lifecycle_changed)
     up.watch(context.physical_pods, pod_key_of_twin, when=twin_status_changed)
-    up.watch(context.virtual_pods, pod_key, when=lambda old, new: status_changed(old, new) and has_twin(context, new))
+    up.watch(context.virtual_pods, pod_key, when=physical.is_affected)
 
     def every_pod() -> None:
         physical_keys = (key for pod in context.physical_pods.store.list() for key in pod_key_of_twin(pod))
@@ -349,10 +348,6 @@ def pod_key(pod: VirtualPod) -> Iterable[str]:
 def keys_with_tokens(pod: VirtualPod) -> Iterable[str]:
     """Return the key of the pod if it mounts service account tokens."""
     return [pod.key] if tokens_of(pod.object["spec"]) else []
-
-
-def has_twin(context: SyncContext, pod: VirtualPod | None) -> bool:
-    return pod is not None and context.twin_of(pod.key) is not None
 
 
 def has_other_twin(context: SyncContext, pod: VirtualPod | None) -> bool:
