@@ -11,6 +11,8 @@ from typing import cast
 
 import httptools
 
+from tapestry.client.metrics import RECEIVED
+
 MAX_HEAD_BYTES = 1 << 17
 """Maximum bytes of a response head.  Also of everything else between two parts of a body."""
 MAX_BUFFERED_BYTES = 1 << 20
@@ -28,7 +30,7 @@ class BodyTooLarge(ResponseError):
 class HttpConnection(asyncio.Protocol):
     """A connection to a server, or to a proxy.
 
-    Call `start`, then either `body`, or `head` and `read`.  Afterwards the connection can be used again if
+    Call `start`, then either `body`, or `head` and `chunks`.  Afterwards the connection can be used again if
     `is_reusable`; otherwise the caller aborts it.
     """
 
@@ -58,7 +60,7 @@ class HttpConnection(asyncio.Protocol):
     # -- use
 
     def start(self, request: bytes, max_body: int | None) -> None:
-        """Send a request.  `max_body` limits the response if it is read with `body`; None announces `read`."""
+        """Send a request.  `max_body` limits a response that is read with `body`; None announces `chunks`."""
         self.status, self.reason, self.headers = 0, b"", {}
         self._parts, self._size, self._head_bytes = [], 0, 0
         self._max_body = max_body
@@ -70,9 +72,17 @@ class HttpConnection(asyncio.Protocol):
         while not self.status:
             await self._progress()
 
-    async def read(self) -> bytes:
-        """Return the next part of the body; empty at its end."""
-        while not self._parts and not self._is_complete:
+    def chunks(self) -> "HttpConnection":
+        """Return the body as it arrives.  Not a generator, so that a read that timed out can be repeated."""
+        return self
+
+    def __aiter__(self) -> "HttpConnection":
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self._parts:
+            if self._is_complete:
+                raise StopAsyncIteration
             await self._progress()
         data = b"".join(self._parts)
         self._parts, self._size = [], 0
@@ -175,6 +185,7 @@ class HttpConnection(asyncio.Protocol):
         self._head_bytes = 0
         if self._is_complete or self._error is not None:
             return
+        RECEIVED.inc(by=len(data))
         self._parts.append(data)
         self._size += len(data)
         if self._max_body is None:

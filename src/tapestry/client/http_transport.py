@@ -6,16 +6,15 @@ request is sent any more, whether it was queued or connecting.
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from urllib.parse import urlencode, urlsplit
 
 from tapestry import __version__
 from tapestry.client.access import Access
 from tapestry.client.dialer import CONNECT_SECONDS, Dialer, ProxyError, proxy_authorization
 from tapestry.client.http_connection import BodyTooLarge, HttpConnection, ResponseError
-from tapestry.client.metrics import RECEIVED, SENT
+from tapestry.client.metrics import SENT
 from tapestry.client.transport import Request, Response
 from tapestry.kube.errors import ResponseTooLarge, TransportError
 
@@ -71,11 +70,10 @@ class HttpTransport:
             raise self._response_error(request, error) from None
         finally:
             self._release(connection)
-        RECEIVED.inc(by=len(body))
         return Response(connection.status, connection.headers, body)
 
     @asynccontextmanager
-    async def stream(self, request: Request) -> AsyncIterator["HttpStream"]:
+    async def stream(self, request: Request) -> AsyncIterator[HttpConnection]:
         connection: HttpConnection | None = None
         try:
             # The timeout covers opening only.  The reader of a stream limits how long it may be idle.
@@ -87,7 +85,7 @@ class HttpTransport:
                 raise self._timeout_error(request) from error
             if connection.status == 401:
                 self._access.credentials.handle_unauthorized()
-            yield HttpStream(connection)
+            yield connection
         except ResponseError as error:
             raise self._response_error(request, error) from None
         finally:
@@ -188,37 +186,3 @@ class HttpTransport:
             self._idle_check.cancel()
             self._idle_check = None
         await self._dialer.wait_closed()
-
-
-@dataclass(frozen=True, slots=True)
-class HttpStream:
-    """A response as it arrives."""
-
-    connection: HttpConnection
-
-    @property
-    def status(self) -> int:
-        return self.connection.status
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        return self.connection.headers
-
-    def chunks(self) -> AsyncIterator[bytes]:
-        return Chunks(self.connection)
-
-
-@dataclass(frozen=True, slots=True)
-class Chunks:
-    """Parts of a body, counted as they arrive.  Not a generator, so that a read that timed out can be repeated."""
-
-    connection: HttpConnection
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
-
-    async def __anext__(self) -> bytes:
-        if not (chunk := await self.connection.read()):
-            raise StopAsyncIteration
-        RECEIVED.inc(by=len(chunk))
-        return chunk

@@ -90,10 +90,7 @@ async def body_of(connection: HttpConnection, limit: int = LIMIT) -> bytes:
 async def streamed(connection: HttpConnection) -> bytes:
     connection.start(GET, None)
     await connection.head()
-    parts = []
-    while part := await connection.read():
-        parts.append(part)
-    return b"".join(parts)
+    return b"".join([chunk async for chunk in connection.chunks()])
 
 
 # -- responses
@@ -254,10 +251,10 @@ async def test_stream_delivers_what_arrived_before_a_premature_end() -> None:
         await connection.head()
         received = b""
         while len(received) < 4:
-            received += await connection.read()
+            received += await anext(connection)
         assert received == b"hell"
         with pytest.raises(ResponseError):
-            await connection.read()
+            await anext(connection)
 
 
 # -- sizes
@@ -312,9 +309,9 @@ async def test_unread_stream_pauses_reading() -> None:
     assert wire.is_reading()
     connection.data_received(b"x" * MAX_BUFFERED_BYTES)  # the rest was received before the pause
     assert not wire.is_reading()
-    assert len(await connection.read()) == 2 * MAX_BUFFERED_BYTES
+    assert len(await anext(connection)) == 2 * MAX_BUFFERED_BYTES
     assert wire.is_reading()
-    assert await connection.read() == b""
+    assert await anext(connection, None) is None
     assert connection.is_reusable
 
 
