@@ -1,40 +1,29 @@
-"""HTTP transport to one API server: connections, credentials, limits.
+"""HTTP transport to one API server: connection pool, credentials, limits.
 
-The transport creates every socket itself.  So it can set keep-alive probes that detect a dead peer in seconds, and
-`abort` can cut all connections synchronously.  A leader that lost its lease relies on this.  After `abort`, no earlier
+`abort` cuts all connections synchronously.  A leader that lost its lease relies on this.  After `abort`, no earlier
 request is sent any more, whether it was queued or connecting.
 """
 
 import asyncio
-import errno
-import socket
-import weakref
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
-from functools import partial
-from typing import NoReturn
-
-import aiohttp
-from yarl import URL
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlencode, urlsplit
 
 from tapestry import __version__
 from tapestry.client.access import Access
-from tapestry.client.metrics import RECEIVED, SENT
+from tapestry.client.dialer import CONNECT_SECONDS, Dialer, ProxyError, proxy_authorization
+from tapestry.client.http_connection import BodyTooLarge, HttpConnection, ResponseError
+from tapestry.client.metrics import SENT
 from tapestry.client.transport import Request, Response
 from tapestry.kube.errors import ResponseTooLarge, TransportError
 
-CONNECT_SECONDS = 10.0
+IDLE_SECONDS = 30.0
+"""Seconds after which an unused connection is closed, at the next check: after at most twice this time."""
 MAX_IN_FLIGHT = 64
 """Maximum number of concurrent requests.  Watches do not count."""
 MAX_BODY = 32 << 20
 """Maximum bytes of a response body.  A larger list is requested again in smaller pages."""
-
-KEEPALIVE_OPTIONS = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
-"""TCP keep-alive options: a vanished peer is detected within 30 s.  Options that the platform lacks are skipped."""
-
-# Result of an address lookup: family, type, protocol, canonical name, address.
-AddressInfo = tuple[int, int, int, str, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]]
 
 
 class HttpTransport:
@@ -44,16 +33,26 @@ class HttpTransport:
         self._access = access
         self._max_body = max_body
         self._slots = asyncio.Semaphore(max_in_flight)
-        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-        self._bodies: set[aiohttp.StreamReader] = set()
-        self._session: aiohttp.ClientSession | None = None
-        self._aborted_sessions: list[aiohttp.ClientSession] = []
-        self._abort_count = 0
+        self._dialer = Dialer(access)
+        self._busy: set[HttpConnection] = set()
+        self._idle: list[HttpConnection] = []
+        """Connections for later requests.  The one that became idle last is at the end."""
+        self._idle_check: asyncio.TimerHandle | None = None
         self._base = access.server.rstrip("/")
-        self._base_url = URL(self._base)
+        url = urlsplit(self._base)
+        self._target_prefix = url.path
+        self._headers = [
+            f"Host: {url.netloc}",
+            f"User-Agent: tapestry/{__version__}",
+            "Accept-Encoding: identity",  # within a cluster, compressing a list costs the server more than sending it
+            *(f"{name}: {value}" for name, value in access.impersonation),
+        ]
+        if access.proxy_url and url.scheme == "http":  # a proxy tunnels only TLS; it reads other requests itself
+            self._target_prefix = self._base
+            self._headers += proxy_authorization(urlsplit(access.proxy_url))
 
     async def send(self, request: Request) -> Response:
-        abort_count = self._abort_count
+        abort_count = self._dialer.abort_count
         try:
             async with asyncio.timeout(request.timeout), self._slots:
                 response = await self._exchange(request, abort_count)
@@ -64,214 +63,126 @@ class HttpTransport:
             raise self._timeout_error(request) from error
 
     async def _exchange(self, request: Request, abort_count: int) -> Response:
-        # Without the context manager of `_open`: every read and write passes here, and it costs CPU.
-        limit = min(self._max_body, request.max_body or self._max_body)
+        connection = await self._start(request, abort_count, min(self._max_body, request.max_body or self._max_body))
         try:
-            response = await self._start(request, abort_count)
-            try:
-                return Response(response.status, response.headers, await read_body(response, limit))
-            finally:
-                self._bodies.discard(response.content)
-                response.release()
-        except (aiohttp.ClientError, OSError) as error:
-            self._raise_transport_error(request, error)
+            body = await connection.body()
+        except ResponseError as error:
+            raise self._response_error(request, error) from None
+        finally:
+            self._release(connection)
+        return Response(connection.status, connection.headers, body)
 
     @asynccontextmanager
-    async def stream(self, request: Request) -> AsyncIterator["HttpStream"]:
-        async with AsyncExitStack() as stack:
+    async def stream(self, request: Request) -> AsyncIterator[HttpConnection]:
+        connection: HttpConnection | None = None
+        try:
             # The timeout covers opening only.  The reader of a stream limits how long it may be idle.
             try:
                 async with asyncio.timeout(request.timeout):
-                    response = await stack.enter_async_context(self._open(request, self._abort_count))
+                    connection = await self._start(request, self._dialer.abort_count, None)
+                    await connection.head()
             except TimeoutError as error:
                 raise self._timeout_error(request) from error
-            if response.status == 401:
+            if connection.status == 401:
                 self._access.credentials.handle_unauthorized()
-            yield response
+            yield connection
+        except ResponseError as error:
+            raise self._response_error(request, error) from None
+        finally:
+            if connection is not None:
+                self._release(connection)
 
     def _timeout_error(self, request: Request) -> TransportError:
         return TransportError(f"{request} to {self._base}: no response in {request.timeout:g} s", maybe_sent=True)
 
-    @asynccontextmanager
-    async def _open(self, request: Request, abort_count: int) -> AsyncIterator["HttpStream"]:
-        """Send a request that started after `abort_count` aborts, and open its response."""
-        try:
-            response = await self._start(request, abort_count)
-            try:
-                yield HttpStream(response)
-            finally:
-                self._bodies.discard(response.content)
-                response.release()
-        except (aiohttp.ClientError, OSError) as error:
-            self._raise_transport_error(request, error)
+    def _response_error(self, request: Request, error: ResponseError) -> TransportError:
+        if isinstance(error, BodyTooLarge):
+            return ResponseTooLarge(f"{request}: {error}", maybe_sent=True)
+        return TransportError(f"{request} to {self._base}: {error}", maybe_sent=True)
 
-    async def _start(self, request: Request, abort_count: int) -> aiohttp.ClientResponse:
-        """Send a request and wait for the head of the response.  The caller releases the response."""
-        access = self._access
-        headers = [*access.impersonation, *await access.credentials.headers(), ("Accept", request.accept)]
-        if request.body is not None:
-            headers.append(("Content-Type", request.content_type))
-            SENT.inc(by=len(request.body))
-        if self._aborted_sessions:
-            await self._close_aborted_sessions()
-        if abort_count != self._abort_count:
+    async def _start(self, request: Request, abort_count: int, max_body: int | None) -> HttpConnection:
+        """Send a request on an idle or a new connection.  The caller releases the connection."""
+        credentials = self._access.credentials
+        data = self._request_bytes(request, await credentials.headers())
+        context = credentials.ssl_context()
+        connection = self._idle_connection(context)
+        if connection is None:
+            connection = await self._dial(request, context, abort_count)
+        if abort_count != self._dialer.abort_count:
+            connection.abort()
             raise TransportError(f"{request} to {self._base}: aborted before it was sent", maybe_sent=False)
-        response = await self._open_session().request(
-            request.method,
-            self._url(request),
-            data=request.body,
-            headers=headers,
-            ssl=access.credentials.ssl_context() or True,
-            server_hostname=access.tls_server_name,
-            proxy=access.proxy_url,
-            allow_redirects=False,
-        )
-        if response.headers.get("Content-Encoding", "identity") != "identity":
-            response.close()
-            problem = "the response is compressed, although the request did not allow it"
-            raise TransportError(f"{request} to {self._base}: {problem}", maybe_sent=True)
-        self._bodies.add(response.content)
-        return response
+        self._busy.add(connection)
+        connection.start(data, max_body)
+        SENT.inc(by=len(request.body or b""))
+        return connection
 
-    def _raise_transport_error(self, request: Request, error: aiohttp.ClientError | OSError) -> NoReturn:
-        if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError):
-            raise error  # the caller's timeout, not a connection error, although it is an OSError
-        if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-            # aiohttp's own message contains the memory address of an object, which differs each time.
-            reason = getattr(error, "strerror", None) or error
+    def _request_bytes(self, request: Request, credentials: list[tuple[str, str]]) -> bytes:
+        query = f"?{urlencode(request.query)}" if request.query else ""
+        lines = [f"{request.method} {self._target_prefix}{request.path}{query} HTTP/1.1", *self._headers]
+        lines += [f"{name}: {value}" for name, value in credentials]
+        lines.append(f"Accept: {request.accept}")
+        body = request.body
+        if body is not None:
+            lines.append(f"Content-Type: {request.content_type}")
+        if body is not None or request.method != "GET":
+            lines.append(f"Content-Length: {len(body or b'')}")
+        head = "\r\n".join(lines)
+        if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1:
+            raise ValueError(f"{request}: a line break in the path or in a header")
+        return b"%b\r\n\r\n%b" % (head.encode(), body or b"")
+
+    # -- connections
+
+    async def _dial(self, request: Request, context: ssl.SSLContext | None, abort_count: int) -> HttpConnection:
+        try:
+            return await self._dialer.dial(context, abort_count)
+        except ProxyError as error:
+            raise TransportError(f"{request} to {self._base}: {error}", maybe_sent=False) from None
+        except OSError as error:
+            reason = error.strerror or str(error) or type(error).__name__
+            if isinstance(error, TimeoutError) and not error.errno:
+                reason = f"no connection in {CONNECT_SECONDS:g} s"
             raise TransportError(f"{request}: {self._base} cannot be reached: {reason}", maybe_sent=False) from error
-        if isinstance(error, aiohttp.ClientResponseError):
-            # The full error would reveal the token that we sent and the password in the proxy's URL.
-            by_proxy = isinstance(error, aiohttp.ClientHttpProxyError)
-            problem = "the proxy rejected the request" if by_proxy else "the response is not HTTP"
-            message = f"{request} to {self._base}: {problem}: {error.status} {error.message}"
-            raise TransportError(message, maybe_sent=not by_proxy) from None
-        raise TransportError(f"{request} to {self._base}: {type(error).__name__}: {error}", maybe_sent=True) from error
 
-    def _url(self, request: Request) -> URL:
-        """Return the URL of a request.  The path is quoted already, so nothing is parsed or quoted again."""
-        url = self._base_url.with_path(self._base_url.raw_path.rstrip("/") + request.path, encoded=True)
-        return url.with_query(request.query) if request.query else url
+    def _idle_connection(self, context: ssl.SSLContext | None) -> HttpConnection | None:
+        """Return an idle connection that was made with this TLS context."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open and connection.context is context:
+                return connection
+            connection.abort()
+        return None
 
-    def _open_session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(
-                    limit=0, keepalive_timeout=60, socket_factory=partial(self._socket, self._abort_count)
-                ),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
-                # identity: within a cluster, compressing a list costs the server more than sending it
-                headers={"User-Agent": f"tapestry/{__version__}", "Accept-Encoding": "identity"},
-                cookie_jar=aiohttp.DummyCookieJar(),
-                read_bufsize=1 << 20,
-                auto_decompress=False,  # none requested, and a few compressed bytes could expand without limit
-                middlewares=(disable_retries,),
-            )
-        return self._session
+    def _release(self, connection: HttpConnection) -> None:
+        self._busy.discard(connection)
+        if not connection.is_reusable:
+            connection.abort()
+            return
+        loop = asyncio.get_running_loop()
+        connection.idle_since = loop.time()
+        self._idle.append(connection)
+        if self._idle_check is None:
+            self._idle_check = loop.call_later(IDLE_SECONDS, self._close_idle)
 
-    def _socket(self, abort_count: int, address: AddressInfo) -> socket.socket:
-        if abort_count != self._abort_count:
-            raise ConnectionAbortedError(errno.ECONNABORTED, "aborted while connecting")
-        policy, ip = self._access.address_policy, str(address[4][0])
-        if policy is not None and (problem := policy.denial_reason(ip)):
-            raise PermissionError(errno.EACCES, f"{ip} is {problem}, which a kubeconfig from a Secret may not lead to")
-        sock = socket.socket(address[0], address[1], address[2])
-        sock.setblocking(False)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in KEEPALIVE_OPTIONS.items():
-            if hasattr(socket, name):
-                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        self._sockets.add(sock)
-        return sock
+    def _close_idle(self) -> None:
+        """Close connections that were idle for too long, and check the others later."""
+        loop = asyncio.get_running_loop()
+        oldest = loop.time() - IDLE_SECONDS
+        for connection in self._idle:
+            if connection.idle_since <= oldest:
+                connection.abort()
+        self._idle = [each for each in self._idle if each.is_open]
+        self._idle_check = loop.call_later(IDLE_SECONDS, self._close_idle) if self._idle else None
 
     def abort(self) -> None:
-        self._abort_session()
-        self._abort_count += 1
-        for each in list(self._sockets):
-            try:
-                each.shutdown(socket.SHUT_RDWR)
-            except OSError:  # closed already
-                continue
-        self._sockets.clear()
-        for body in self._bodies:  # else readers hang if the session closes before it notices
-            body.set_exception(aiohttp.ClientConnectionError("aborted"))
+        self._dialer.abort()
+        for connection in (*self._busy, *self._idle):
+            connection.abort()
+        self._idle.clear()
 
     async def close(self) -> None:
-        sockets = list(self._sockets)
         self.abort()
-        await self._close_aborted_sessions()
-        # An aborted TLS connection waits for the server's close_notify, unknown to its session.  After the shutdown
-        # above, it needs a few iterations of the event loop to notice.
-        for _ in range(100):
-            if all(each.fileno() < 0 for each in sockets):
-                return
-            await asyncio.sleep(0)
-
-    def _abort_session(self) -> None:
-        """Stop using the session.  Closing it takes awaiting, so that happens later."""
-        if self._session is not None:
-            self._aborted_sessions.append(self._session)
-            self._session = None
-
-    async def _close_aborted_sessions(self) -> None:
-        while self._aborted_sessions:
-            await self._aborted_sessions.pop().close()
-
-
-async def read_body(response: aiohttp.ClientResponse, limit: int) -> bytes:
-    """Return the whole body.  Raise ResponseTooLarge as soon as it is known to exceed `limit` bytes."""
-    announced, size = response.content_length or 0, 0
-    chunks: list[bytes] = []
-    while max(announced, size) <= limit:
-        if not (chunk := await response.content.readany()):
-            return b"".join(chunks)
-        chunks.append(chunk)
-        size += len(chunk)
-        RECEIVED.inc(by=len(chunk))
-    raise ResponseTooLarge(
-        f"{response.method} {response.url.path}: the response is over {limit} bytes", maybe_sent=True
-    )
-
-
-async def disable_retries(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-    """Stop aiohttp from repeating a PUT or DELETE whose connection broke: the write may have been applied already, or
-    `abort` may have cancelled it."""
-    try:
-        return await handler(request)
-    except aiohttp.ClientConnectorError:
-        raise
-    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
-        raise aiohttp.ClientConnectionError(str(error)) from error
-
-
-@dataclass(frozen=True, slots=True)
-class HttpStream:
-    """A response as it arrives."""
-
-    response: aiohttp.ClientResponse
-
-    @property
-    def status(self) -> int:
-        return self.response.status
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        return self.response.headers
-
-    def chunks(self) -> AsyncIterator[bytes]:
-        return CountedChunks(self.response.content.iter_any())
-
-
-@dataclass(frozen=True, slots=True)
-class CountedChunks:
-    """Chunks, counted as they arrive.  Not a generator, so that a read that timed out can be repeated."""
-
-    chunks: AsyncIterator[bytes]
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
-
-    async def __anext__(self) -> bytes:
-        chunk = await anext(self.chunks)
-        RECEIVED.inc(by=len(chunk))
-        return chunk
+        if self._idle_check is not None:
+            self._idle_check.cancel()
+            self._idle_check = None
+        await self._dialer.wait_closed()

@@ -22,7 +22,6 @@ from tapestry.syncer.predicates import (
     is_mapped_to,
     lifecycle_changed,
     spec_changed,
-    status_changed,
     twin_changed_beyond_status,
     twin_status_changed,
 )
@@ -100,7 +99,7 @@ def wire_pods(syncer: Syncer, leases: LeaseCache) -> Callable[[], None]:
     for informer in copy_reconciler.copy_informers.values():
         down.watch(informer, lambda copy: pods_waiting_for(caches, copy), when=lifecycle_changed)
     up.watch(caches.physical_pods, pod_key_of_twin, when=twin_status_changed)
-    up.watch(caches.virtual_pods, pod_key, when=lambda old, new: status_changed(old, new) and has_twin(caches, new))
+    up.watch(caches.virtual_pods, pod_key, when=physical.is_affected)
 
     def every_pod() -> None:
         physical_keys = (key for pod in caches.physical_pods.store.list() for key in pod_key_of_twin(pod))
@@ -262,10 +261,6 @@ def pod_key(pod: VirtualPod) -> Iterable[str]:
 def keys_with_tokens(pod: VirtualPod) -> Iterable[str]:
     """Return the key of the pod if it mounts service account tokens."""
     return [pod.key] if tokens_of(pod.object["spec"]) else []
-
-
-def has_twin(caches: Caches, pod: VirtualPod | None) -> bool:
-    return pod is not None and caches.twin_of(pod.key) is not None
 
 
 def has_other_twin(caches: Caches, pod: VirtualPod | None) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.startup import LIBRARIES, least_cpu
 
-HEAVY = ("prometheus_client", "aiohttp.web", "uvloop", "rich", "cryptography", "apsw", "opentelemetry", "grpc")
+HEAVY = ("prometheus_client", "aiohttp", "uvloop", "rich", "cryptography", "apsw", "opentelemetry", "grpc")
 SERVERS = ("tapestry.controller.manager", "tapestry.syncer.components", "tapestry.apiserver", "tapestry.local.world")
 COMMANDS = ("status", "pods", "tree", "top", "explain")
 GENEROUS = 1.8

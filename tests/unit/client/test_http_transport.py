@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote
 
 import pytest
 import uvloop
@@ -24,8 +24,15 @@ from tapestry import __version__
 from tapestry.client.access import Access
 from tapestry.client.addresses import AddressPolicy
 from tapestry.client.client import Client
-from tapestry.client.credentials import AuthorizationSource, Credentials, StaticAuthorization, TokenFile
-from tapestry.client.http_transport import KEEPALIVE_OPTIONS, HttpTransport
+from tapestry.client.credentials import (
+    AuthorizationSource,
+    Credentials,
+    StaticAuthorization,
+    TokenFile,
+    basic_header,
+)
+from tapestry.client.dialer import KEEPALIVE_OPTIONS
+from tapestry.client.http_transport import HttpTransport
 from tapestry.client.metrics import RECEIVED, SENT
 from tapestry.client.tls import KeyPair, Pem, ServerVerification, TlsContextSource, temporary_file
 from tapestry.client.transport import Request, Response
@@ -198,6 +205,27 @@ async def test_connection_is_reused() -> None:
     async with serving(echo) as url, connected_to(url) as transport:
         peers = {json_of(await transport.send(READ))["peer"] for _ in range(3)}
     assert len(peers) == 1
+
+
+@pytest.mark.parametrize("request_", [replace(READ, path="/a\r\nX: y"), replace(READ, accept="a\nX: y")])
+async def test_line_break_in_a_request_is_refused(request_: Request) -> None:
+    async with serving(echo) as url, connected_to(url) as transport:
+        with pytest.raises(ValueError, match="a line break"):
+            await transport.send(request_)
+
+
+async def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        assert await reader.read() == b""
+        closed.set()
+
+    monkeypatch.setattr("tapestry.client.http_transport.IDLE_SECONDS", 0.01)
+    closed = asyncio.Event()
+    async with listening(answer) as url, connected_to(url) as transport:
+        await transport.send(READ)
+        await closed.wait()
 
 
 async def test_cookies_are_not_stored() -> None:
@@ -898,6 +926,37 @@ async def test_proxy_tunnels_tls(authority: Any) -> None:
     assert ["authorization", f"Bearer {TOKEN}"] in got["headers"]
     assert not [name for name, _ in got["headers"] if name.startswith("proxy-")]
     assert proxy.requests == [url.replace("https://", "CONNECT ")]
+
+
+async def relayed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer a plain request as an HTTP proxy, with the head that it received."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(head), head))
+    await writer.drain()
+
+
+async def test_proxy_receives_plain_requests_itself() -> None:
+    async with listening(relayed) as proxy_url:
+        through = proxy_url.replace("//", f"//us:{quote(PASSWORD)}@")
+        async with connected_to("http://server.test:81/prefix", proxy_url=through) as transport:
+            head = (await transport.send(READ)).body.decode()
+    assert head.startswith("GET http://server.test:81/prefix/api/v1/pods HTTP/1.1\r\nHost: server.test:81\r\n")
+    assert f"Proxy-Authorization: {basic_header('us', PASSWORD)}\r\n" in head
+
+
+@LOOPS
+def test_proxy_may_use_tls_itself(new_loop: Callable[[], asyncio.AbstractEventLoop], authority: Any) -> None:
+    async def scenario() -> None:
+        proxy, context = Proxy(), server_context(authority.issue("localhost"))
+        access = {"tls": trusting(authority), "tls_server_name": "localhost"}
+        async with serving(echo, context) as url, listening(proxy, context) as proxy_url:
+            through = proxy_url.replace("//127.0.0.1", f"//us:{PASSWORD}@localhost")
+            async with connected_to(url, proxy_url=through, **access) as transport:
+                assert json_of(await transport.send(READ))["line"] == f"GET {READ.path}"
+                assert json_of(await transport.send(READ))["line"] == f"GET {READ.path}"
+        assert proxy.requests == [url.replace("https://", "CONNECT ")]
+
+    on(new_loop, scenario())
 
 
 @pytest.mark.parametrize("proxy", [Proxy(), *BREAKS.values()], ids=["refuses", *BREAKS])

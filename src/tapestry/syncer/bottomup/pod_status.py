@@ -15,9 +15,10 @@ from tapestry.syncer import metrics
 from tapestry.syncer.caches import CACHE_LAG_SECONDS, Caches
 from tapestry.syncer.identity import Identity
 from tapestry.syncer.partition import Partition
+from tapestry.syncer.predicates import status_changed
 from tapestry.syncer.translate.metadata import virtual_uid
 from tapestry.syncer.translate.pod_status import mapped_uid, virtual_status_patch
-from tapestry.syncer.views import VirtualPod
+from tapestry.syncer.views import Twin, VirtualPod
 
 NODE_RECHECK_SECONDS = 30.0
 """Seconds before a pod that is not on one of our nodes is checked again."""
@@ -53,6 +54,18 @@ class PodStatusReconciler:
         if old is not None and new is None:
             self.patches.pop(old.key, None)
 
+    def is_affected(self, old: VirtualPod | None, new: VirtualPod | None) -> bool:
+        """Return whether a change of a virtual pod may need a patch. The result of the last patch needs none."""
+        if not status_changed(old, new) or new is None:
+            return False
+        twin = self.caches.twin_of(new.key)
+        return twin is not None and not self.is_patched(new, twin)
+
+    def is_patched(self, pod: VirtualPod, twin: Twin) -> bool:
+        """Return whether the pod is as the last patch left it, and nothing changed that the patch contained."""
+        last = self.patches.get(pod.key)
+        return last is not None and last[1:] == (pod.version, twin.version, self.pending_resizes.get(pod.uid))
+
     async def reconcile(self, key: str) -> Result | None:
         if self.partition.since is not None:
             return None  # the current status is unknown; all pods are requeued when the cluster responds again
@@ -64,11 +77,12 @@ class PodStatusReconciler:
         if self.caches.pod_on_our_nodes(key) is None:
             # The pod is on a node of another binding, which alone writes its status, or the cache lacks our node.
             return Result(requeue_after=NODE_RECHECK_SECONDS)
-        resize, last = self.pending_resizes.get(pod.uid), self.patches.get(key)
+        last = self.patches.get(key)
         if last is not None and last.before == pod.version:
             return Result(requeue_after=CACHE_LAG_SECONDS)
-        if last is not None and last[1:] == (pod.version, twin.version, resize):
+        if self.is_patched(pod, twin):
             return None
+        resize = self.pending_resizes.get(pod.uid)
         patch = virtual_status_patch(pod, twin.object, twin.status(), self.now(), resize)
         if patch is None:
             return None

@@ -1,0 +1,46 @@
+"""The reconciler of pod statuses: which changes of a virtual pod it reacts to."""
+
+import msgspec
+
+from tapestry.controller.testing import in_virtual_time
+from tapestry.syncer.bottomup.pod_status import Patch, PodStatusReconciler
+
+from ..world import a_world
+
+KEY = "default/work"
+
+
+@in_virtual_time
+async def test_result_of_the_last_patch_is_not_reconciled() -> None:
+    world = await a_world("east")
+    async with world.syncer("east") as context:
+        await world.run_pod()
+        pod, twin = context.virtual_pods.store.get(KEY), context.twin_of(KEY)
+        assert pod is not None
+        assert twin is not None
+        reconciler = PodStatusReconciler(context)
+        before = msgspec.structs.replace(pod, status_digest="of an earlier status")
+        assert reconciler.is_affected(before, pod)  # somebody else may have written it
+        reconciler.patches[KEY] = Patch("1", pod.version, twin.version, None)
+        assert not reconciler.is_affected(before, pod)
+        context.pending_resizes[pod.uid] = {"type": "PodResizePending"}
+        assert reconciler.is_affected(before, pod)
+        del context.pending_resizes[pod.uid]
+        reconciler.patches[KEY] = Patch("1", pod.version, "an earlier version of the twin", None)
+        assert reconciler.is_affected(before, pod)
+
+
+@in_virtual_time
+async def test_only_status_changes_of_pods_with_twins_are_reconciled() -> None:
+    world = await a_world("east")
+    async with world.syncer("east") as context:
+        await world.run_pod()
+        pod = context.virtual_pods.store.get(KEY)
+        assert pod is not None
+        reconciler = PodStatusReconciler(context)
+        assert reconciler.is_affected(None, pod)
+        assert not reconciler.is_affected(pod, pod)
+        assert not reconciler.is_affected(pod, None)
+        another = {**pod.object, "metadata": {**pod.object["metadata"], "name": "another"}}
+        without_twin = msgspec.structs.replace(pod, object=another)
+        assert not reconciler.is_affected(None, without_twin)
