@@ -52,6 +52,7 @@ ADVICE = {
     "VolumeGoing": "wait; if it persists, a finalizer in the physical cluster blocks the deletion",
     "NameTaken": "ask the owner of the physical cluster to delete the object with this name",
     "NotPermitted": "run `tapestry join` again to grant the syncer the missing permissions",
+    "PhysicalServerError": "see the message: the physical API server or one of its webhooks fails; the syncer retries",
     "RefusedBelow": "see the message: a quota, a limit or a webhook of the physical cluster rejects the pod",
     "UnschedulableBelow": (
         "see the message of the physical scheduler: the pod does not fit its node now; it fails after a while, "

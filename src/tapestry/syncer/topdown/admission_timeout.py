@@ -38,6 +38,8 @@ RETRYABLE_ERRORS = (Unauthorized, Conflict, TooManyRequests, ServerError)
 QUOTA_EXCEEDED = "QuotaExceeded"
 MAX_QUOTA_BACKOFF = timedelta(minutes=5)
 """Maximum time between two attempts to create a pod over quota."""
+INTERNAL_ERROR = "InternalError"
+"""Reason of a response of an API server that failed, or could not call a webhook."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ class AdmissionTimeout:
         if is_over_quota(error):
             return await self.wait_for_quota(pod, error)
         if is_syncer_fault(error):
-            await self.status_writer.set_unmapped(pod, "NotPermitted", error.message)
+            reason = "PhysicalServerError" if error.reason == INTERNAL_ERROR else "NotPermitted"
+            await self.status_writer.set_unmapped(pod, reason, error.message)
             raise error
         if isinstance(error, RETRYABLE_ERRORS):
             raise error
@@ -139,6 +142,6 @@ def unscheduled_condition(twin: Twin) -> Object | None:
 
 def is_syncer_fault(error: ApiError) -> bool:
     """Return whether an error points to our permissions, our namespace or a webhook instead of the pod."""
-    if isinstance(error, NotFound) or error.reason == "InternalError":  # the namespace; a webhook that is unreachable
+    if isinstance(error, NotFound) or error.reason == INTERNAL_ERROR:  # a missing namespace, a failed webhook
         return True
     return is_namespace_terminating(error) or is_create_unauthorized(error)

@@ -326,6 +326,18 @@ async def test_missing_permissions_are_reported() -> None:
         assert "cannot create resource" in find_condition(pod["status"]["conditions"], keys.MAPPED_CONDITION)["message"]
 
 
+@in_virtual_time
+async def test_failure_of_the_physical_server_is_reported_and_retried() -> None:
+    world = await a_world()
+    message = 'Internal error occurred: failed calling webhook "pods.example"'
+    world.down.rejection = rejecting_pods(ServerError(500, "InternalError", message))
+    async with world.syncer():
+        await world.add_pod()
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "PhysicalServerError"))
+        world.down.rejection = accept_all
+        await world.wait_for_pod(MAPPED, timeout=FIVE_MINUTES)
+
+
 async def permission(world: World) -> tuple[str, str] | None:
     binding = await world.virtual.get(CLUSTER_BINDINGS, "east")
     found = find_condition(value_at(binding, "status", "conditions"), "Permitted")
