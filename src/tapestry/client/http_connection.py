@@ -107,7 +107,7 @@ class HttpConnection(asyncio.Protocol):
         return self._is_complete and self._keep_alive and self.is_open and not self.transport.get_write_buffer_size()
 
     def abort(self) -> None:
-        """Close the connection now, without sending what is still buffered."""
+        """Fail the request and close the connection, without sending what is still buffered."""
         self._fail(ResponseError("the connection was aborted"))
 
     async def _progress(self) -> None:
@@ -124,7 +124,8 @@ class HttpConnection(asyncio.Protocol):
         if self._error is None:
             self._error = error
             self._wake()
-            self.transport.abort()
+            # Later: while it delivers data, uvloop would still write to the closed transport, and log that as an error.
+            asyncio.get_running_loop().call_soon(self.transport.abort)
 
     # -- transport callbacks
 

@@ -3,29 +3,37 @@
 import msgspec
 
 from tapestry.controller.testing import in_virtual_time
+from tapestry.kube.objects import Object
 from tapestry.syncer.bottomup.pod_status import Patch, PodStatusReconciler
+from tapestry.syncer.components import Syncer
 
 from ..world import a_world
 
 KEY = "default/work"
 
 
+def pod_status_reconciler(syncer: Syncer, resizes: dict[str, Object]) -> PodStatusReconciler:
+    client, now = syncer.clients.virtual, syncer.manager.now
+    return PodStatusReconciler(syncer.identity, syncer.caches, syncer.partition, client, now, resizes)
+
+
 @in_virtual_time
 async def test_result_of_the_last_patch_is_not_reconciled() -> None:
     world = await a_world("east")
-    async with world.syncer("east") as context:
+    async with world.syncer("east") as syncer:
         await world.run_pod()
-        pod, twin = context.virtual_pods.store.get(KEY), context.twin_of(KEY)
+        pod, twin = syncer.caches.virtual_pods.store.get(KEY), syncer.caches.twin_of(KEY)
         assert pod is not None
         assert twin is not None
-        reconciler = PodStatusReconciler(context)
+        resizes: dict[str, Object] = {}
+        reconciler = pod_status_reconciler(syncer, resizes)
         before = msgspec.structs.replace(pod, status_digest="of an earlier status")
         assert reconciler.is_affected(before, pod)  # somebody else may have written it
         reconciler.patches[KEY] = Patch("1", pod.version, twin.version, None)
         assert not reconciler.is_affected(before, pod)
-        context.pending_resizes[pod.uid] = {"type": "PodResizePending"}
+        resizes[pod.uid] = {"type": "PodResizePending"}
         assert reconciler.is_affected(before, pod)
-        del context.pending_resizes[pod.uid]
+        del resizes[pod.uid]
         reconciler.patches[KEY] = Patch("1", pod.version, "an earlier version of the twin", None)
         assert reconciler.is_affected(before, pod)
 
@@ -33,11 +41,11 @@ async def test_result_of_the_last_patch_is_not_reconciled() -> None:
 @in_virtual_time
 async def test_only_status_changes_of_pods_with_twins_are_reconciled() -> None:
     world = await a_world("east")
-    async with world.syncer("east") as context:
+    async with world.syncer("east") as syncer:
         await world.run_pod()
-        pod = context.virtual_pods.store.get(KEY)
+        pod = syncer.caches.virtual_pods.store.get(KEY)
         assert pod is not None
-        reconciler = PodStatusReconciler(context)
+        reconciler = pod_status_reconciler(syncer, {})
         assert reconciler.is_affected(None, pod)
         assert not reconciler.is_affected(pod, pod)
         assert not reconciler.is_affected(pod, None)

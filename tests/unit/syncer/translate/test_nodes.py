@@ -1,5 +1,6 @@
 """Nodes of a hostile physical cluster: the sanitized node is small and valid."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -8,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapestry.kube.objects import Object
+from tapestry.kube.pod_requests import PodAllocation
+from tapestry.kube.quantity import ResourceList
 from tapestry.syncer.bottomup.csinodes import csi_node
 from tapestry.syncer.bottomup.hostports import MAX_PORTS, taken_ports
 from tapestry.syncer.cache_transforms import host_ports_of
 from tapestry.syncer.translate.nodes import MAX_LABELS, sanitized_amounts, sanitized_drivers, sanitized_node
+from tapestry.syncer.views import ForeignPod
 
 HONEST: Object = {
     "metadata": {
@@ -172,5 +176,12 @@ def test_invalid_host_port_is_dropped(port: Object) -> None:
 
 
 def test_number_of_host_ports_is_limited() -> None:
-    claims = [{"ports": [("0.0.0.0", number, "TCP") for number in range(1, 60_000)]}]
-    assert len(taken_ports(claims, lambda _: False)) == MAX_PORTS
+    ports = tuple(("0.0.0.0", number, "TCP") for number in range(1, 60_000))
+    pod = ForeignPod(
+        uid="u",
+        version="1",
+        node="n",
+        allocation=PodAllocation(ResourceList(), datetime(2026, 1, 1, tzinfo=UTC)),
+        host_ports=ports,
+    )
+    assert len(taken_ports([pod])) == MAX_PORTS
