@@ -88,7 +88,7 @@ def selected_kinds(kinds: Sequence[Kind[Any]], names: Sequence[str]) -> list[Kin
 
 
 def crd_files(kinds: Iterable[Kind[Any]]) -> dict[str, str]:
-    """Return the CustomResourceDefinition of each kind, with all its versions, as YAML by controller-gen's file name."""
+    """Return the CustomResourceDefinitions of the kinds, each with all its versions, by controller-gen's file name."""
     versions: dict[str, list[Kind[Any]]] = {}
     for kind in kinds:
         versions.setdefault(f"{kind.resource.group}_{kind.resource.plural}.yaml", []).append(kind)
