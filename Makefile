@@ -37,14 +37,15 @@ test-long: setup kube-assets client-assets queue-assets conformance-assets ## Ru
 conformance: setup conformance-assets ## Run the Kubernetes conformance tests that need no containers against Tapestry
 	$(BIN)/python tools/conformance.py
 
-check: setup ## Check lint, formatting, types, layers and smells
+check: setup ## Check lint, formatting, types, layers, smells and generated files
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/smells.py
+	$(BIN)/python tools/reference.py --check
 
-reference: setup ## Regenerate docs/reference from commands, kinds and labels
+reference: setup ## Regenerate docs/reference and manifests/crds from commands, kinds and labels
 	$(BIN)/python tools/reference.py
 
 fmt: setup ## Format the code and apply automatic lint fixes

@@ -1,5 +1,6 @@
 """HTTP server of the plain REST API; it forwards the credentials of each caller to the API server."""
 
+import asyncio
 import dataclasses
 import ssl
 import time
@@ -20,11 +21,11 @@ from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import default_access
 from tapestry.client.tls import KeyPair, TlsContextSource
 from tapestry.client.transport import JSON, Transport
+from tapestry.controller.app import App
 from tapestry.kube.errors import ApiError, TooLarge, Unauthorized
 from tapestry.process.addresses import Address, parse_address
 from tapestry.process.logs import logger
 from tapestry.process.probes import bound_socket, serve_app, server_tls
-from tapestry.process.system import stop_event
 
 _authorization: ContextVar[str | None] = ContextVar("authorization", default=None)
 
@@ -146,22 +147,40 @@ async def serve_http(
         yield Address(address.host, port)
 
 
+class ApiExtServer:
+    """The plain REST API as a part of a process, for `App`: alone, or beside managers."""
+
+    name = "apiext"
+
+    def __init__(self, config: ApiExtConfig, access: Access) -> None:
+        """`access` is our own; it is used for callers only with `own_identity`."""
+        self.config = config
+        self.access = access
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Serve until stopped.  Raise ValueError or OSError if the server cannot listen."""
+        config = self.config
+        transport = HttpTransport(self.access if config.own_identity else access_for_callers(self.access))
+        rest_api = RestApi(ResourceMapper(config.kinds))
+        handler = ApiExtHandler(rest_api, transport, own_identity=config.own_identity, origins=config.allow_origins)
+        address = parse_address(config.listen)
+        assert address is not None, "checked by the configuration"
+        tls = server_tls(config.tls.certificate, config.tls.key) if config.tls.certificate else None
+        try:
+            async with serve_http(handler, address, tls) as at:
+                server = self.access.server
+                log.info("apiext server listening", address=str(at), server=server, ownIdentity=config.own_identity)
+                await self._stopping.wait()
+        finally:
+            await transport.close()
+
+
 async def run_apiext(config: ApiExtConfig, environ: Mapping[str, str], home: Path) -> None:
-    """Serve until SIGTERM or SIGINT; raise ValueError or OSError if startup fails."""
-    stopping = stop_event()
-    own = default_access(
-        Path(config.kubeconfig) if config.kubeconfig else None, config.context or None, environ=environ, home=home
-    )
-    transport = HttpTransport(own if config.own_identity else access_for_callers(own))
-    front = ApiExtHandler(
-        RestApi(ResourceMapper(config.kinds)), transport, own_identity=config.own_identity, origins=config.allow_origins
-    )
-    address = parse_address(config.listen)
-    assert address is not None, "checked by the configuration"
-    tls = server_tls(config.tls.certificate, config.tls.key) if config.tls.certificate else None
-    try:
-        async with serve_http(front, address, tls) as at:
-            log.info("apiext server listening", address=str(at), server=own.server, ownIdentity=config.own_identity)
-            await stopping.wait()
-    finally:
-        await transport.close()
+    """Serve until SIGTERM or SIGINT; raise ValueError, or an ExceptionGroup with an OSError, if startup fails."""
+    kubeconfig = Path(config.kubeconfig) if config.kubeconfig else None
+    access = default_access(kubeconfig, config.context or None, environ=environ, home=home)
+    await App(ApiExtServer(config, access)).run()

@@ -83,7 +83,7 @@ FLAGS: Flags = {
 }
 SWITCHES: Flags = {
     "--authn-allow-localhost": ("authnAllowLocalhost", "Accept clients on this machine without credentials."),
-    "--unrestricted-update": ("unrestrictedUpdate", "Allow writes to an object to change its status as well."),
+    "--unrestricted-update": ("unrestrictedUpdate", "Let creates and updates of an object set its status as well."),
     "--kubectl-disabled": ("kubectlDisabled", "Reject requests of kubectl."),
     "--kubectl-ephemeral-token": ("kubectlEphemeralToken", "Accept only expiring tokens from kubectl."),
     "--anonymous-auth": ("anonymousAuth", "Serve requests without credentials as system:anonymous. [default: true]"),

@@ -59,7 +59,7 @@ GROUPS = {
         "hub": Entry("tapestry.cli.controllers", "Run every installed controller."),
     },
     "Other": {
-        "crd": Entry("tapestry.cli.controllers", "Print the CustomResourceDefinition of every registered kind."),
+        "crd": Entry("tapestry.cli.controllers", "Print or write CustomResourceDefinitions of registered kinds."),
         "completion": Entry("tapestry.cli.completion", "Print a shell completion script."),
         "version": Entry("tapestry.cli.main", "Print the version."),
     },
