@@ -25,8 +25,8 @@ from tapestry.process.config import load_config
 @click.option(
     "--output",
     "-o",
-    type=click.Choice(["picture", "mermaid"]),
-    default="picture",
+    type=click.Choice(["tree", "mermaid"]),
+    default="tree",
     show_default=True,
     help="Format of the drawing.",
 )
@@ -34,7 +34,7 @@ from tapestry.process.config import load_config
 def phases(name: str | None, output: str, config: Path | None) -> None:
     """Draw the phases of the controller NAME, or of every installed controller that is a PhaseMachine.
 
-    In a picture, ■ marks a terminal phase, and ↑ a phase that is drawn above.
+    In a tree, ■ marks a terminal phase, and ↑ a phase that is drawn above.
     """
     try:
         settings = load_config(ManagerConfig, file=config, environ=os.environ, flags={})
@@ -46,7 +46,7 @@ def phases(name: str | None, output: str, config: Path | None) -> None:
     if not tables:
         raise click.ClickException(f"controller {name!r} has no phases" if name else "no controller has phases")
     for title, table in tables.items():
-        click.echo(mermaid_document(title, table) if output == "mermaid" else f"{title}\n{table.picture()}\n")
+        click.echo(mermaid_document(title, table) if output == "mermaid" else f"{title}\n{table.tree()}\n")
 
 
 def mermaid_document(title: str, table: PhaseTable) -> str:

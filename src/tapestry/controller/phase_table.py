@@ -113,8 +113,8 @@ class PhaseTable:
                 lines.append(f"{ids[name]} --> [*]")
         return "\n    ".join(["stateDiagram-v2", *lines])
 
-    def picture(self) -> str:
-        """Return the table as a tree for a terminal.  A phase that is drawn elsewhere is marked with an arrow."""
+    def tree(self) -> str:
+        """Return the table as a tree of characters.  A phase that is drawn elsewhere is marked with an arrow."""
         drawn: set[str] = set()
         return "\n".join(
             line for start, when in self.starts().items() for line in self._branch(start, f"{when} ─▶ ", " ", drawn)
