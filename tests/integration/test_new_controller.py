@@ -61,9 +61,8 @@ def test_generated_tests_pass_unchanged_within_thirty_seconds(tmp_path: Path) ->
 async def token(project: Path, environment: dict[str, str], client: Client, kubectl: Kubectl) -> str:
     """Install the kind and the manifests.  Return a token of the service account."""
     kubectl("apply", "-f", "-", stdin=run(TAPESTRY, "crd", env=environment))
+    kubectl("apply", "-f", str(project / "deploy"))
     kubectl("wait", "--for=condition=Established", f"crd/{RESOURCE.name}")
-    kubectl("apply", "-f", str(project / "deploy" / "rbac.yaml"))
-    kubectl("apply", "-f", str(project / "deploy" / "deployment.yaml"))
     return (await client.request_token("data-backup", NAMESPACE))["token"]
 
 
@@ -76,7 +75,7 @@ def process(
     access["users"] = [{"name": user["name"], "user": {"token": token}} for user in access["users"]]
     own = tmp_path / "kubeconfig"
     own.write_text(yaml.safe_dump(access))
-    deployment = yaml.safe_load((project / "deploy" / "deployment.yaml").read_text())
+    deployment = yaml.safe_load((project / "deploy" / "2-deployment.yaml").read_text())
     (container,) = value_at(deployment, "spec", "template", "spec", "containers")
     variables = {each["name"]: each.get("value", NAMESPACE) for each in container["env"]}
     listeners = ("--metrics-bind-address=127.0.0.1:0", "--health-probe-bind-address=127.0.0.1:0")
