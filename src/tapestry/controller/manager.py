@@ -27,6 +27,7 @@ from tapestry.controller.errors import NotLeading
 from tapestry.controller.events import Recorder
 from tapestry.controller.informer import Informer
 from tapestry.controller.leader import Elector, LeaseDurations
+from tapestry.controller.phase_table import PhaseTable
 from tapestry.controller.store import Indexer, T
 from tapestry.controller.transforms import Transform, slim
 from tapestry.kube.errors import KubeError
@@ -77,6 +78,8 @@ class Manager:
         """Client for reconcilers.  Fenced if leader election is enabled."""
         self.events = Recorder(self.client, config.name, identity, now)
         self.controllers: list[Controller] = []
+        self.phase_tables: dict[str, PhaseTable] = {}
+        """Tables of the controllers that are PhaseMachines, by the name of the controller."""
         self._keep = keep
         self._setups: dict[str, Setup] = {}
         self._late_setups: set[str] = set()
