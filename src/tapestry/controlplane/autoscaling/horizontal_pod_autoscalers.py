@@ -207,4 +207,9 @@ def install(manager: Manager, settings: AutoscalerSettings = AutoscalerSettings(
         autoscalers.store, pods.store, manager.reads, manager.client, manager.events, manager.now, settings
     )
     controller = manager.controller("horizontalpodautoscalers", reconciler.reconcile, workers=WORKERS)
-    controller.watch(autoscalers, after=settings.sync_period)
+    controller.watch(autoscalers, when=spec_changed, after=settings.sync_period)
+
+
+def spec_changed(old: Object | None, new: Object | None) -> bool:
+    """Return whether more than the status changed. Autoscalers have no generation in Kubernetes."""
+    return old is None or new is None or old["spec"] != new["spec"]
