@@ -107,12 +107,14 @@ class ControlPlane:
         audit: bool = False,
         address: str = "127.0.0.1",
         flags: Mapping[str, str] | None = None,
+        controller_manager_flags: Mapping[str, str] | None = None,
     ) -> None:
         """Configure the control plane.
 
         Without `fsync`, etcd is faster, but a crash of the machine (not of a process) may lose data.  With `audit`,
         each request is a line in `audit_log`.  kube-apiserver listens only on `address` of this machine and its
-        certificate names only that.  `flags` are additional flags of kube-apiserver.
+        certificate names only that.  `flags` are additional flags of kube-apiserver, and `controller_manager_flags` of
+        kube-controller-manager.
         """
         self.folder = folder
         self.kubeconfig = folder / "kubeconfig"
@@ -127,7 +129,9 @@ class ControlPlane:
             "kube-apiserver": self._apiserver(flags or {}, service_accounts=controller_manager, audit=audit),
         }
         if controller_manager:
-            self._programs["kube-controller-manager"] = self._controller_manager(controllers)
+            self._programs["kube-controller-manager"] = self._controller_manager(
+                controllers, controller_manager_flags or {}
+            )
         if scheduler:
             self._programs["kube-scheduler"] = self._scheduler(scheduling)
         self._processes: dict[Component, subprocess.Popen[bytes]] = {}
@@ -281,10 +285,11 @@ class ControlPlane:
         ready = ("/readyz", "/api/v1/namespaces/default", "/api/v1/namespaces/kube-system")
         return Program(flags, ready_urls=tuple(self.url + path for path in ready), ca=self.ca)
 
-    def _controller_manager(self, port: int) -> Program:
+    def _controller_manager(self, port: int, more: Mapping[str, str]) -> Program:
         flags = {
             "service-account-private-key-file": str(self._service_account_key),
             "root-ca-file": str(self.ca),
+            **more,
         }
         return self._client_program("kube-controller-manager", port, flags)
 
