@@ -1,7 +1,7 @@
 """Situations of autoscalers, and a metrics API that reports the usage of their pods.
 
-Each situation is a ReplicaSet, or another target, with pods whose number does not follow it: no workload controller runs.
-So the number of replicas settles.
+Each situation is a ReplicaSet, or another target, with pods whose number does not follow it, because no workload
+controller runs. So the number of replicas becomes stable.
 """
 
 import asyncio
@@ -174,7 +174,8 @@ SITUATIONS = (
     Situation("replication-controller", [cpu("900m")] * 2, 4, target=REPLICATION_CONTROLLERS),
     Situation("up-and-down", [cpu("900m")] * 2, 4, behavior=down(), then=([cpu("100m")] * 2, 1, READY)),
     Situation("up-then-stabilized", [cpu("900m")] * 2, 4, then=([cpu("100m")] * 2, 4, STABILIZED)),
-    Situation("policy-counts-changes", [cpu("750m")] * 2, 3, then=([cpu("2")] * 2, 4, ("ScalingLimited", "ScaleUpLimit")),
+    Situation("policy-counts-changes", [cpu("750m")] * 2, 3,
+              then=([cpu("2")] * 2, 4, ("ScalingLimited", "ScaleUpLimit")),
               behavior={"scaleUp": {"policies": [policy("Pods", 2)]}}),
 )  # fmt: skip
 """The first five run in every test run."""
@@ -199,9 +200,7 @@ class MetricsApi:
         runner = web.AppRunner(app)
         await runner.setup()
         certificate, key = CertificateAuthority(folder).server_certificate(["127.0.0.1"])
-        await web.TCPSite(
-            runner, "127.0.0.1", self.port, ssl_context=server_ssl_context(certificate, key, [])
-        ).start()
+        await web.TCPSite(runner, "127.0.0.1", self.port, ssl_context=server_ssl_context(certificate, key, [])).start()
         try:
             yield
         finally:

@@ -43,10 +43,9 @@ def plane(kube_assets: Path, tmp_path: Path) -> Iterator[ControlPlane]:
     with ControlPlane(
         tmp_path / "plane",
         kube_assets,
-        controller_manager=True,
+        controller_manager=CONTROLLER_FLAGS,
         fsync=False,
         flags=flags,
-        controller_manager_flags=CONTROLLER_FLAGS,
     ) as made:
         yield made
 
@@ -55,14 +54,14 @@ def connect(plane: ControlPlane) -> HttpTransport:
     return HttpTransport(load_access([plane.kubeconfig], environ=os.environ))
 
 
-async def settled_states(
+async def final_states(
     client: Client, api: MetricsApi, namespace: str, situations: Sequence[Situation]
 ) -> dict[str, Object]:
     """Wait until all situations are as expected, and return their states two reconciles later."""
 
     states: dict[str, Object] = {}
 
-    def unsettled() -> dict[str, object]:
+    def unexpected_states() -> dict[str, object]:
         return {
             each.name: (states[each.name], each.expected, each.condition)
             for each in situations
@@ -74,10 +73,10 @@ async def settled_states(
         async with asyncio.timeout(TIMEOUT):
             async for _ in Watch(client, AUTOSCALERS, namespace=namespace).events():
                 states = await observed_states(client, namespace, situations)
-                if not unsettled():
+                if not unexpected_states():
                     break
     except TimeoutError:
-        raise AssertionError(f"{namespace}: state, expected replicas and condition: {unsettled()}") from None
+        raise AssertionError(f"{namespace}: state, expected replicas and condition: {unexpected_states()}") from None
     await api.wait_for_requests(namespace, CANARY, 3)
     return await observed_states(client, namespace, situations)
 
@@ -92,7 +91,7 @@ async def run_situations(
     async with asyncio.TaskGroup() as group:
         for each in situations:
             group.create_task(create_situation(client, namespace, each))
-    states = [await settled_states(client, api, namespace, situations)]
+    states = [await final_states(client, api, namespace, situations)]
     changed = [
         replace(each, pods=each.then[0], expected=each.then[1], condition=each.then[2])
         for each in situations
@@ -102,11 +101,14 @@ async def run_situations(
         api.usage[namespace, each.name] = each.pods
     if changed:
         await api.wait_for_requests(namespace, changed[-1].name, 2)
-        states.append(await settled_states(client, api, namespace, changed))
+        states.append(await final_states(client, api, namespace, changed))
     return states
 
 
-async def compare(plane: ControlPlane, folder: Path, situations: Sequence[Situation]) -> None:
+async def both_results(
+    plane: ControlPlane, folder: Path, situations: Sequence[Situation]
+) -> tuple[list[dict[str, Object]], list[dict[str, Object]]]:
+    """Return the states that our controller reaches, and those that the controller of Kubernetes reaches."""
     api = MetricsApi()
     async with api.serve(folder), Client(connect(plane)) as client:
         await api.register(client)
@@ -133,7 +135,7 @@ async def compare(plane: ControlPlane, folder: Path, situations: Sequence[Situat
             group.create_task(manager.run())
             ours = await run_situations(client, api, "ours", situations)
             manager.stop()
-    assert ours == theirs
+    return ours, theirs
 
 
 @pytest.mark.parametrize(
@@ -143,4 +145,5 @@ async def compare(plane: ControlPlane, folder: Path, situations: Sequence[Situat
 async def test_autoscalers_reach_same_replicas(
     plane: ControlPlane, tmp_path: Path, situations: Sequence[Situation]
 ) -> None:
-    await compare(plane, tmp_path, situations)
+    ours, theirs = await both_results(plane, tmp_path, situations)
+    assert ours == theirs

@@ -101,20 +101,19 @@ class ControlPlane:
         folder: Path,
         assets: Path,
         *,
-        controller_manager: bool = False,
+        controller_manager: bool | Mapping[str, str] = False,
         scheduler: bool = False,
         fsync: bool = True,
         audit: bool = False,
         address: str = "127.0.0.1",
         flags: Mapping[str, str] | None = None,
-        controller_manager_flags: Mapping[str, str] | None = None,
     ) -> None:
         """Configure the control plane.
 
         Without `fsync`, etcd is faster, but a crash of the machine (not of a process) may lose data.  With `audit`,
         each request is a line in `audit_log`.  kube-apiserver listens only on `address` of this machine and its
-        certificate names only that.  `flags` are additional flags of kube-apiserver, and `controller_manager_flags` of
-        kube-controller-manager.
+        certificate names only that.  `flags` are additional flags of kube-apiserver, and `controller_manager` can be
+        those of kube-controller-manager.
         """
         self.folder = folder
         self.kubeconfig = folder / "kubeconfig"
@@ -126,11 +125,11 @@ class ControlPlane:
         self._assets = assets
         self._programs: dict[Component, Program] = {
             "etcd": self._etcd(f"http://127.0.0.1:{peer}", fsync=fsync),
-            "kube-apiserver": self._apiserver(flags or {}, service_accounts=controller_manager, audit=audit),
+            "kube-apiserver": self._apiserver(flags or {}, service_accounts=bool(controller_manager), audit=audit),
         }
         if controller_manager:
             self._programs["kube-controller-manager"] = self._controller_manager(
-                controllers, controller_manager_flags or {}
+                controllers, {} if controller_manager is True else controller_manager
             )
         if scheduler:
             self._programs["kube-scheduler"] = self._scheduler(scheduling)

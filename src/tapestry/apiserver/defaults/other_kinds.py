@@ -1,22 +1,10 @@
 """Defaults of kinds with few default values."""
 
 from tapestry.apiserver.defaults.field_updates import map_items, with_field
+from tapestry.kube.autoscalers import DEFAULT_UTILIZATION, cpu_metric, default_behavior
 from tapestry.kube.objects import Object
 
 AFFINITY_SECONDS = 10800
-DEFAULT_UTILIZATION = 80
-SCALE_UP_RULES: Object = {
-    "stabilizationWindowSeconds": 0,
-    "selectPolicy": "Max",
-    "policies": [
-        {"type": "Pods", "value": 4, "periodSeconds": 15},
-        {"type": "Percent", "value": 100, "periodSeconds": 15},
-    ],
-}
-SCALE_DOWN_RULES: Object = {
-    "selectPolicy": "Max",
-    "policies": [{"type": "Percent", "value": 100, "periodSeconds": 15}],
-}
 
 
 def default_service(obj: Object) -> Object:
@@ -128,26 +116,12 @@ def default_autoscaler(obj: Object) -> Object:
     """Both versions are supported."""
     if obj["apiVersion"] == "autoscaling/v1":
         return with_field(obj, "spec", lambda spec: {"minReplicas": 1, **spec})
-    target = {"type": "Utilization", "averageUtilization": DEFAULT_UTILIZATION}
-    metric = {"type": "Resource", "resource": {"name": "cpu", "target": target}}
 
     def default_spec(spec: Object) -> Object:
-        spec = {"minReplicas": 1, **spec, "metrics": spec.get("metrics") or [metric]}
+        spec = {"minReplicas": 1, **spec, "metrics": spec.get("metrics") or [cpu_metric(DEFAULT_UTILIZATION)]}
         return with_field(spec, "behavior", default_behavior)
 
     return with_field(obj, "spec", default_spec)
-
-
-def default_behavior(behavior: Object) -> Object:
-    """Return the behavior of an autoscaler with all rules. The controller sets the window of `scaleDown`."""
-
-    def with_rules(defaults: Object, rules: Object | None) -> Object:
-        return {**defaults, **{key: value for key, value in (rules or {}).items() if value is not None}}
-
-    return {
-        "scaleUp": with_rules(SCALE_UP_RULES, behavior.get("scaleUp")),
-        "scaleDown": with_rules(SCALE_DOWN_RULES, behavior.get("scaleDown")),
-    }
 
 
 def default_endpoints(obj: Object) -> Object:

@@ -436,5 +436,8 @@ validate_scale_target = struct_validator(
     ("", validate_scale_target_group),
 )
 validate_autoscaler_spec = struct_validator(
-    ("", validate_replica_bounds), ("scaleTargetRef", validate_scale_target), ("", validate_metrics), ("behavior", validate_behavior)
+    ("", validate_replica_bounds),
+    ("scaleTargetRef", validate_scale_target),
+    ("", validate_metrics),
+    ("behavior", validate_behavior),
 )

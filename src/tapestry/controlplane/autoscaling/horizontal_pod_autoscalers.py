@@ -23,6 +23,7 @@ from tapestry.controlplane.autoscaling.scaling_decision import (
     autoscaler_status,
     decision_by_bounds,
     decision_by_metrics,
+    invalid_spec_decision,
     selector_decision,
     with_conditions,
 )
@@ -39,6 +40,7 @@ WORKERS = 5
 MAX_RATE = 50.0
 """Reconciles per second of all autoscalers together. With many autoscalers, each waits longer than a sync period."""
 MAX_SCALE_ATTEMPTS = 5
+DEFAULT_SETTINGS = AutoscalerSettings()
 SUCCEEDED = ("SucceededGetScale", "the HPA controller was able to get the target's current scale")
 
 
@@ -88,7 +90,7 @@ class AutoscalerReconciler:
         current = value_at(scale, "spec", "replicas", default=0)
         key, now = key_of(autoscaler), self.now()
         history = self.histories.get(key) or History((Sample(current, now),))
-        decision = decision_by_bounds(autoscaler, current, history)
+        decision = invalid_spec_decision(autoscaler, history) or decision_by_bounds(autoscaler, current, history)
         if decision is None:
             decision = await self.decision_by_usage(autoscaler, scale, current, history)
         for reason, message in decision.warnings:
@@ -200,7 +202,7 @@ async def scalable_resource(client: Client, group: str, kind: str) -> Resource:
     raise UnknownTarget(f'no matches for kind "{kind}" in group "{group}" with a scale')
 
 
-def install(manager: Manager, settings: AutoscalerSettings = AutoscalerSettings()) -> None:
+def install(manager: Manager, settings: AutoscalerSettings = DEFAULT_SETTINGS) -> None:
     autoscalers = manager.informer(AUTOSCALERS)
     pods = manager.informer(PODS, indexers={NAMESPACE_INDEX: own_namespace})
     reconciler = AutoscalerReconciler(

@@ -1,8 +1,8 @@
 """Number of replicas that one resource metric of a HorizontalPodAutoscaler requires. Pure.
 
-Rules and messages are those of Kubernetes. Usage is in thousandths of a unit. Pods that are pending or still starting do
-not count, except as idle pods when others need more replicas. Pods without metrics count as idle when scaling up, and
-as fully used when scaling down, so that missing data never causes a large change.
+Rules and messages are those of Kubernetes. Usage is in thousandths of a unit. Pods that are pending or still starting
+do not count, except as idle pods when others need more replicas. Pods without metrics count as idle when scaling up,
+and as fully used when scaling down, so that missing data never causes a large change.
 
 The responses of a metrics API are untrusted. Malformed ones raise MetricError, and amounts are limited to 64 bits.
 """

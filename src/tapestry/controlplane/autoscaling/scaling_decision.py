@@ -3,11 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Annotated
+
+import msgspec
 
 from tapestry.controlplane.autoscaling.replica_calculator import AutoscalerSettings, MetricError, ResourceMetric
-from tapestry.controlplane.autoscaling.scaling_rules import History, limited_replicas, tolerances_of
+from tapestry.controlplane.autoscaling.scaling_rules import Behavior, History, limited_replicas, tolerances_of
 from tapestry.kube.conditions import new_condition, with_condition
 from tapestry.kube.objects import Object, value_at
+from tapestry.kube.quantity import QuantityError
 from tapestry.kube.times import timestamp
 
 NO_STATUS: Object = {"type": ""}
@@ -28,6 +32,45 @@ class Decision:
     """Statuses of the metrics."""
     warnings: Sequence[tuple[str, str]] = ()
     """Reasons and messages of events."""
+
+
+class MetricTarget(msgspec.Struct):
+    averageUtilization: Annotated[int, msgspec.Meta(gt=0)] | None = None
+    averageValue: str | int | float | None = None
+
+
+class MetricSource(msgspec.Struct):
+    name: str
+    container: str | None = None
+    target: MetricTarget | None = None
+
+
+class Metric(msgspec.Struct):
+    type: str
+    resource: MetricSource | None = None
+    containerResource: MetricSource | None = None
+
+
+class AutoscalerSpec(msgspec.Struct):
+    """Form of the fields of the spec that this controller reads."""
+
+    metrics: list[Metric]
+    behavior: Behavior | None = None
+
+
+def invalid_spec_decision(autoscaler: Object, history: History) -> Decision | None:
+    """Return a decision to do nothing if the metrics or the behavior are malformed.
+
+    Our API server does not validate them in annotations of an autoscaling/v1 object.
+    """
+    try:
+        msgspec.convert(autoscaler["spec"], AutoscalerSpec)
+        tolerances_of(autoscaler, AutoscalerSettings())
+    except (msgspec.ValidationError, QuantityError) as error:
+        message = f"the spec of the HPA is invalid: {error}"
+        failed = new_condition("ScalingActive", False, "InvalidSpec", message)
+        return Decision(None, history, conditions=[failed], warnings=[("InvalidSpec", message)])
+    return None
 
 
 def decision_by_bounds(autoscaler: Object, current: int, history: History) -> Decision | None:
@@ -61,7 +104,7 @@ def decision_by_metrics(
     """
     desired, description, errors = 0, "", []
     statuses, warnings, tolerances = [], [], tolerances_of(autoscaler, settings)
-    for spec in autoscaler["spec"].get("metrics") or ():
+    for spec in autoscaler["spec"]["metrics"]:
         metric = ResourceMetric.of(spec)
         try:
             if metric is None:
@@ -76,10 +119,10 @@ def decision_by_metrics(
         if desired == 0 or required > desired:
             desired, description = required, metric.description
     if errors and (len(errors) == len(statuses) or desired < current):
-        reason, error = warnings[0]
+        reason, cause = warnings[0]
         message = f"invalid metrics ({len(errors)} invalid out of {len(statuses)}), first error is: {errors[0]}"
         failed = new_condition(
-            "ScalingActive", False, reason, f"the HPA was unable to compute the replica count: {error}"
+            "ScalingActive", False, reason, f"the HPA was unable to compute the replica count: {cause}"
         )
         warnings.append(("FailedComputeMetricsReplicas", message))
         return Decision(None, history, conditions=[failed], metrics=statuses, warnings=warnings)
@@ -93,9 +136,9 @@ def decision_by_metrics(
 
 def source_name(spec: Object) -> str:
     if spec["type"] == "ContainerResource":
-        return f"{spec['containerResource'].get('container')} container"
+        return f"{value_at(spec, 'containerResource', 'container')} container"
     if spec["type"] == "Resource":
-        return f"{spec['resource'].get('name')} resource"
+        return f"{value_at(spec, 'resource', 'name')} resource"
     return str(spec["type"]).lower()
 
 

@@ -8,9 +8,12 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Annotated, Literal
 
-from tapestry.apiserver.defaults.other_kinds import default_behavior
+import msgspec
+
 from tapestry.controlplane.autoscaling.replica_calculator import AutoscalerSettings, Tolerances
+from tapestry.kube.autoscalers import default_behavior
 from tapestry.kube.conditions import new_condition
 from tapestry.kube.objects import Object
 from tapestry.kube.quantity import NANOS, parse_quantity
@@ -33,6 +36,26 @@ SCALE_DOWN_STABILIZED = (
 
 Reason = tuple[str, str]
 """Reason and message of a condition."""
+
+
+class ScalingPolicy(msgspec.Struct):
+    type: Literal["Pods", "Percent"]
+    value: Annotated[int, msgspec.Meta(gt=0)]
+    periodSeconds: Annotated[int, msgspec.Meta(gt=0, le=1800)]
+
+
+class ScalingRules(msgspec.Struct):
+    stabilizationWindowSeconds: Annotated[int, msgspec.Meta(ge=0, le=3600)] | None = None
+    selectPolicy: Literal["Max", "Min", "Disabled"] | None = None
+    policies: list[ScalingPolicy] | None = None
+    tolerance: str | int | float | None = None
+
+
+class Behavior(msgspec.Struct):
+    """Form of `spec.behavior`."""
+
+    scaleUp: ScalingRules | None = None
+    scaleDown: ScalingRules | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +84,7 @@ class History:
             (each["periodSeconds"] for rule in rules.values() for each in rule.get("policies") or ()), default=0
         )
         oldest, change = now - timedelta(seconds=longest), Sample(abs(after - before), now)
-        ups, downs = ([each for each in kept if each.at >= oldest] for kept in (self.scale_ups, self.scale_downs))
+        ups, downs = ([each for each in changes if each.at >= oldest] for changes in (self.scale_ups, self.scale_downs))
         (ups if after > before else downs).append(change)
         return replace(self, scale_ups=tuple(ups), scale_downs=tuple(downs))
 
@@ -152,7 +175,7 @@ def policy_limit(rules: Object, current: int, history: History, now: datetime, *
     policies = rules.get("policies") or ()
     if selected == "Disabled" or not policies:
         return current
-    limits = []
+    limits: list[int] = []
     for policy in policies:
         start = current - history.change_since(now - timedelta(seconds=policy["periodSeconds"]))
         sign = 1 if is_up else -1

@@ -11,13 +11,14 @@ from tapestry.client.transport import Request
 from tapestry.client.watch import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
-from tapestry.controller.testing import InProcessApi, Scenario, perturb, run, running_clock
+from tapestry.controller.testing import InProcessApi, Scenario, perturb, run, running_clock, specimen
 from tapestry.controller.testing.perturbation import RejectingTransport
 from tapestry.controlplane.autoscaling import horizontal_pod_autoscalers
 from tapestry.kube.errors import ApiError, Unavailable
 from tapestry.kube.objects import Object, object_named, value_at
-from tapestry.kube.resources import AUTOSCALERS, EVENTS, LEASES, POD_METRICS, REPLICA_SETS, Resource
+from tapestry.kube.resources import AUTOSCALERS, DEPLOYMENTS, EVENTS, LEASES, POD_METRICS, REPLICA_SETS, Resource
 
+from ..cluster import in_cluster, live_pods, wait_until
 from .objects import RESOURCES, a_set, an_autoscaler, create_running_pod, set_usage
 
 AN_HOUR = 3600.0
@@ -110,9 +111,7 @@ async def usage_changes(client: Client) -> None:
 
 
 def test_perturbed_autoscaler_reaches_same_replicas() -> None:
-    report = perturb(
-        Scenario("autoscalers", RESOURCES, horizontal_pod_autoscalers.install, usage_changes)
-    )
+    report = perturb(Scenario("autoscalers", RESOURCES, horizontal_pod_autoscalers.install, usage_changes))
     assert report.calls > 10
     assert not report.failures, report
 
@@ -237,3 +236,12 @@ def test_many_autoscalers_are_reconciled_less_often(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(horizontal_pod_autoscalers, "MAX_RATE", 0.01)
     autoscaled(act)
+
+
+@in_cluster("deployments", "replicasets", "horizontalpodautoscalers")
+async def test_deployment_is_scaled_with_its_pods(client: Client) -> None:
+    await client.create(DEPLOYMENTS, specimen(DEPLOYMENTS, "web", "default"))
+    reference = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web"}
+    await client.create(AUTOSCALERS, an_autoscaler(scaleTargetRef=reference, minReplicas=3))
+    await wait_until(client, DEPLOYMENTS, "web", lambda obj: value_at(obj, "status", "readyReplicas") == 3)
+    assert len(await live_pods(client)) == 3

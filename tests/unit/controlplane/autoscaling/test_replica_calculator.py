@@ -57,6 +57,7 @@ def required(metric: ResourceMetric, pods: Sequence[Object], items: list[Object]
 
 
 TWO = [a_pod("a"), a_pod("b")]
+PHASES = st.sampled_from(["Running", "Pending", "Failed"])
 
 
 @pytest.mark.parametrize(
@@ -148,7 +149,9 @@ def test_status_has_average_and_utilization() -> None:
         (cpu(50), TWO, [{**metrics(a="1")[0], "timestamp": "today"}], "unable to decode metrics"),
     ],
 )
-def test_unusable_metrics_are_errors(metric: ResourceMetric, pods: list[Object], items: list[Object], message: str) -> None:
+def test_unusable_metrics_are_errors(
+    metric: ResourceMetric, pods: list[Object], items: list[Object], message: str
+) -> None:
     with pytest.raises(MetricError, match=message):
         required(metric, pods, items, current=1)
 
@@ -159,7 +162,7 @@ def test_huge_amounts_are_limited() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["Running", "Pending", "Failed"]), st.none() | st.integers(0, 3000)), min_size=1),
+    st.lists(st.tuples(PHASES, st.none() | st.integers(0, 3000)), min_size=1),
     st.integers(1, 200),
     st.integers(1, 50),
 )
