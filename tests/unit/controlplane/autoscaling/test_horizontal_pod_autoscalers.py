@@ -238,7 +238,7 @@ def test_many_autoscalers_are_reconciled_less_often(monkeypatch: pytest.MonkeyPa
     autoscaled(act)
 
 
-@in_cluster("deployments", "replicasets", "horizontalpodautoscalers")
+@in_cluster("deployments", "replicasets", "services", "horizontalpodautoscalers")
 async def test_deployment_is_scaled_with_its_pods(client: Client) -> None:
     await client.create(DEPLOYMENTS, specimen(DEPLOYMENTS, "web", "default"))
     reference = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web"}
