@@ -57,7 +57,7 @@ def connect(plane: ControlPlane) -> HttpTransport:
 async def final_states(
     client: Client, api: MetricsApi, namespace: str, situations: Sequence[Situation]
 ) -> dict[str, Object]:
-    """Wait until all situations are as expected, and return their states two reconciles later."""
+    """Wait until all situations are as expected, and return their states one reconcile later."""
 
     states: dict[str, Object] = {}
 
@@ -77,7 +77,7 @@ async def final_states(
                     break
     except TimeoutError:
         raise AssertionError(f"{namespace}: state, expected replicas and condition: {unexpected_states()}") from None
-    await api.wait_for_requests(namespace, CANARY, 3)
+    await api.wait_for_requests(namespace, CANARY, 2)
     return await observed_states(client, namespace, situations)
 
 

@@ -38,7 +38,7 @@ from tapestry.kube.selectors import LabelSelector, SelectorError, parse_label_se
 NAMESPACE_INDEX = "namespace"
 WORKERS = 5
 MAX_RATE = 50.0
-"""Reconciles per second of all autoscalers together. With many autoscalers, each waits longer than a sync period."""
+"""Average reconciles per second of all autoscalers. With many of them, each waits longer than a sync period."""
 MAX_SCALE_ATTEMPTS = 5
 DEFAULT_SETTINGS = AutoscalerSettings()
 SUCCEEDED = ("SucceededGetScale", "the HPA controller was able to get the target's current scale")
