@@ -318,7 +318,7 @@ def build_server(
         },
         **dict.fromkeys(CONNECT_SUBRESOURCES, ConnectHandler(store, webhooks).handle),
         ("pods", "log"): kubelets.pod_log,
-        ("*", "scale"): typed(ScaleHandler(reader, verbs, webhooks).handle),
+        ("*", "scale"): typed(ScaleHandler(reader, verbs, webhooks.admit).handle),
     }
     documents = DocumentHandler(registry, DocumentCache(registry, api.schemas), version_info(api.version))
     return Server(

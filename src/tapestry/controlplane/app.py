@@ -46,6 +46,7 @@ OPTIONAL_CONTROLLERS = {
     "jobs": "workloads.jobs",
     "cronjobs": "workloads.cronjobs",
     "services": "service_endpoints",
+    "horizontalpodautoscalers": "autoscaling.horizontal_pod_autoscalers",
 }
 """Modules of controllers for clusters with nodes. They are imported and run only if their name is given."""
 WILDCARD = "*"
