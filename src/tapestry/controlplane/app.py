@@ -46,6 +46,8 @@ OPTIONAL_CONTROLLERS = {
     "jobs": "workloads.jobs",
     "cronjobs": "workloads.cronjobs",
     "services": "service_endpoints",
+    "volumes": "volume_binder",
+    "ephemeralvolumes": "ephemeral_volumes",
 }
 """Modules of controllers for clusters with nodes. They are imported and run only if their name is given."""
 WILDCARD = "*"
