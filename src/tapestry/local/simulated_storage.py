@@ -4,6 +4,7 @@ Its volumes are reachable from every node. The driver expands any of its volumes
 provisioned.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tapestry.client.client import Client
@@ -12,6 +13,7 @@ from tapestry.controlplane.volume_matching import (
     PROVISIONED_BY,
     SELECTED_NODE,
     STORAGE_PROVISIONER,
+    capacity_of,
     claim_reference,
     is_bound,
     requested_storage,
@@ -67,13 +69,16 @@ class SimulatedStorage:
 
     async def expand(self, claim: Object) -> None:
         volume = self.volumes.store.get(claim["spec"]["volumeName"])
-        if value_at(volume, "spec", "csi", "driver") != DRIVER or volume is None or not needs_expansion(claim):
+        if value_at(volume, "spec", "csi", "driver") != DRIVER or volume is None:
             return
-        capacity = {"storage": claim["spec"]["resources"]["requests"]["storage"]}
-        if parse_quantity(volume["spec"]["capacity"]["storage"]).nano < requested_storage(claim):
+        capacity = volume["spec"]["capacity"]
+        if capacity_of(volume) < requested_storage(claim):
+            capacity = {"storage": claim["spec"]["resources"]["requests"]["storage"]}
             await self.client.patch(PERSISTENT_VOLUMES, volume, {"spec": {"capacity": capacity}})
-        patch = {"status": {"capacity": capacity, "conditions": None}}
-        await self.client.patch(PERSISTENT_VOLUME_CLAIMS, claim, patch, subresource="status")
+        reported = value_at(claim, "status", "capacity", "storage", default="0")
+        if parse_quantity(reported).nano < parse_quantity(capacity["storage"]).nano:
+            patch = {"status": {"capacity": capacity, "conditions": None}}
+            await self.client.patch(PERSISTENT_VOLUME_CLAIMS, claim, patch, subresource="status")
 
     async def delete_released(self, name: str) -> None:
         volume = self.volumes.store.get(name)
@@ -106,10 +111,6 @@ def provisioned_volume(claim: Object, storage_class: Object) -> Object:
     }
 
 
-def needs_expansion(claim: Object) -> bool:
-    return requested_storage(claim) > parse_quantity(value_at(claim, "status", "capacity", "storage", default="0")).nano
-
-
 def is_disposable(volume: Object) -> bool:
     """Return whether the driver must delete a volume that it provisioned."""
     return (
@@ -129,10 +130,18 @@ async def ensure_storage(client: Client) -> None:
             continue
 
 
+def keys_of_volume(volume: Object) -> Iterable[str]:
+    """Return the key of a volume to delete, and of the claim to expand with any other."""
+    if is_disposable(volume):
+        yield f"{VOLUME} {name_of(volume)}"
+    elif (reference := value_at(volume, "spec", "claimRef")) is not None:
+        yield f"{CLAIM} {reference.get('namespace')}/{reference.get('name')}"
+
+
 def install(manager: Manager) -> None:
     """Add the simulated storage to `manager`."""
     claims, volumes = manager.informer(PERSISTENT_VOLUME_CLAIMS), manager.informer(PERSISTENT_VOLUMES)
     storage = SimulatedStorage(manager.client, claims, volumes, manager.informer(STORAGE_CLASSES))
     controller = manager.controller("simulated-storage", storage.reconcile)
     controller.watch(claims, lambda claim: (f"{CLAIM} {key_of(claim)}",))
-    controller.watch(volumes, lambda volume: (f"{VOLUME} {name_of(volume)}",) if is_disposable(volume) else ())
+    controller.watch(volumes, keys_of_volume)
