@@ -121,7 +121,7 @@ def volume(
     source: Object | None = None,
 ) -> Any:
     spec: Object = {
-        "accessModes": ["ReadWriteOnce", "ReadWriteOncePod"],
+        "accessModes": ["ReadWriteOnce"],
         "capacity": {"storage": "2Gi"},
         "storageClassName": storage_class,
         **(source or {"hostPath": {"path": "/nowhere"}}),
