@@ -62,8 +62,8 @@ def ephemeral_claims(pod: Object) -> Iterable[Object]:
             pod, PERSISTENT_VOLUME_CLAIMS, {"spec": template["spec"]}, name=f"{name_of(pod)}-{volume['name']}"
         )
         given = template.get("metadata") or {}
-        kept = {each: given[each] for each in ("labels", "annotations") if given.get(each)}
-        yield {**claim, "metadata": {**claim["metadata"], **kept}}
+        copied = {each: given[each] for each in ("labels", "annotations") if given.get(each)}
+        yield {**claim, "metadata": {**claim["metadata"], **copied}}
 
 
 def pod_key(pod: Object) -> Iterable[str]:

@@ -1,17 +1,16 @@
-"""Tests of the volume binder and of ephemeral volumes on our API server, and under perturbation."""
+"""Tests of the volume binder on our API server, and under perturbation."""
 
 import asyncio
-from typing import Any
 
 from tapestry.client.client import Client
 from tapestry.client.watch import wait_for
 from tapestry.controller.testing import Scenario, perturb
-from tapestry.controlplane import ephemeral_volumes, volume_binder
+from tapestry.controlplane import volume_binder
 from tapestry.kube.objects import Object, annotations_of, key_of, name_of, uid_of, value_at
-from tapestry.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, STORAGE_CLASSES
+from tapestry.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, STORAGE_CLASSES
 
 from .conftest import RunControllers
-from .objects import a_pod, wait_until_gone
+from .objects import wait_until_gone
 from .volumes import a_claim, a_class, a_volume, reserved_for
 
 AN_HOUR = 3600.0
@@ -108,27 +107,6 @@ async def test_class_is_provisioned_and_defaulted(client: Client, run_controller
         assert marked["spec"]["storageClassName"] == "now"
 
 
-# -- ephemeral volumes
-
-
-def a_pod_with_scratch(name: str = "p", **spec: Any) -> Object:
-    template = {"metadata": {"labels": {"a": "b"}}, "spec": a_claim()["spec"]}
-    return a_pod(name, volumes=[{"name": "scratch", "ephemeral": {"volumeClaimTemplate": template}}], **spec)
-
-
-async def test_ephemeral_claim_lives_with_pod(client: Client, run_controllers: RunControllers) -> None:
-    async with run_controllers("ephemeralvolumes", "garbage", "protection", "accounts"):
-        pod = await client.create(PODS, a_pod_with_scratch())
-        claim = await wait_for(
-            client, PERSISTENT_VOLUME_CLAIMS, "p-scratch", "default", until=lambda obj: obj is not None, timeout=20
-        )
-        assert claim is not None
-        assert claim["metadata"]["labels"] == {"a": "b"}
-        assert claim["metadata"]["ownerReferences"][0]["uid"] == uid_of(pod)
-        await client.delete(PODS, pod, grace_seconds=0)
-        await wait_until_gone(client, PERSISTENT_VOLUME_CLAIMS, "p-scratch", "default")
-
-
 # -- perturbation
 
 
@@ -151,13 +129,6 @@ async def binding_and_release(client: Client) -> None:
     await wait_for_phase(client, a_volume(first["spec"]["volumeName"]), "Released", AN_HOUR)
 
 
-async def created_scratch(client: Client) -> None:
-    await client.create(PODS, a_pod_with_scratch())
-    await wait_for(
-        client, PERSISTENT_VOLUME_CLAIMS, "p-scratch", "default", until=lambda obj: obj is not None, timeout=AN_HOUR
-    )
-
-
 def check(scenario: Scenario) -> None:
     report = perturb(scenario)
     assert report.calls > 0
@@ -171,8 +142,3 @@ def is_no_event(call: str) -> bool:
 def test_perturbed_claims_are_bound_once() -> None:
     served = [PERSISTENT_VOLUMES, PERSISTENT_VOLUME_CLAIMS, STORAGE_CLASSES, EVENTS]
     check(Scenario("volumes", served, volume_binder.install, binding_and_release, counts=is_no_event))
-
-
-def test_perturbed_ephemeral_claim_is_created() -> None:
-    served = [PODS, PERSISTENT_VOLUME_CLAIMS, EVENTS]
-    check(Scenario("ephemeral", served, ephemeral_volumes.install, created_scratch, counts=is_no_event))

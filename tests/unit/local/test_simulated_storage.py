@@ -77,7 +77,7 @@ def test_only_own_released_volumes_are_deleted() -> None:
     assert volume["spec"]["csi"]["driver"] == DRIVER
     assert is_disposable({**volume, "status": {"phase": "Released"}})
     assert not is_disposable({**volume, "status": {"phase": "Bound"}})
-    kept = {**volume, "spec": {**volume["spec"], "persistentVolumeReclaimPolicy": "Retain"}}
-    assert not is_disposable({**kept, "status": {"phase": "Released"}})
+    retained = {**volume, "spec": {**volume["spec"], "persistentVolumeReclaimPolicy": "Retain"}}
+    assert not is_disposable({**retained, "status": {"phase": "Released"}})
     foreign = {**volume, "metadata": {"name": "v"}}
     assert not is_disposable({**foreign, "status": {"phase": "Released"}})

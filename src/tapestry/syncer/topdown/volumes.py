@@ -366,9 +366,8 @@ def pod_lifetime_changed(old: VirtualPod | None, new: VirtualPod | None) -> bool
 
 def identity_only(claim: Object) -> Object:
     """Reduce a virtual claim to its identity: it is read live, and only its changes are watched."""
-    metadata = claim["metadata"]
-    kept = {field: metadata[field] for field in ("name", "namespace", "uid", "resourceVersion")}
-    return {"apiVersion": "v1", "kind": PERSISTENT_VOLUME_CLAIMS.kind, "metadata": kept}
+    metadata = {field: claim["metadata"][field] for field in ("name", "namespace", "uid", "resourceVersion")}
+    return {"apiVersion": "v1", "kind": PERSISTENT_VOLUME_CLAIMS.kind, "metadata": metadata}
 
 
 def binding_only(volume: Object) -> Object:
