@@ -7,7 +7,6 @@ precondition, so that a volume is never bound to two claims, and each step can b
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import chain
 
 from tapestry.apiserver.admission.default_class import STORAGE_CLASS_MARKS, newest_default
 from tapestry.client.client import Client
@@ -198,14 +197,11 @@ class VolumeBinder:
     def lookup(self) -> Volumes:
         return Volumes(
             self.volumes.store.get,
-            lambda claim: chain(self.reserved_volumes(claim), self.free_volumes(claim)),
-            self.reserved_volumes,
+            lambda claim: self.volumes.store.iter_by(CLAIM, key_of(claim)),
+            self.free_volumes,
             self.storage_classes.store.get,
             lambda: newest_default(self.storage_classes.store.list(), STORAGE_CLASS_MARKS),
         )
-
-    def reserved_volumes(self, claim: Object) -> Iterable[Object]:
-        return self.volumes.store.iter_by(CLAIM, key_of(claim))
 
     def free_volumes(self, claim: Object) -> Iterable[Object]:
         for volume in self.volumes.store.iter_by(FREE, storage_class_of(claim)):

@@ -43,9 +43,10 @@ class Volumes:
     """Lookup functions for volumes and storage classes."""
 
     volume: Get
-    candidates: Callable[[Object], Iterable[Object]]
-    """Volumes that are reserved for a claim, and free ones of its storage class."""
     reserved: Callable[[Object], Iterable[Object]]
+    """Volumes that name a claim."""
+    free: Callable[[Object], Iterable[Object]]
+    """Free volumes of the storage class of a claim."""
     storage_class: Get
     default_class: Callable[[], str | None]
 
@@ -84,7 +85,7 @@ def claim_step(claim: Object, volumes: Volumes) -> ClaimStep | None:
     storage_class = volumes.storage_class(storage_class_of(claim))
     is_delayed = waits_for_consumer(storage_class)
     # The scheduler selects the volume of a claim that waits for its first consumer, and reserves it.
-    volume = best_volume(claim, volumes.reserved(claim) if is_delayed else volumes.candidates(claim))
+    volume = best_volume(claim, volumes.reserved(claim), () if is_delayed else volumes.free(claim))
     if volume is not None:
         return ClaimStep(volume)
     has_class = value_at(claim, "spec", "storageClassName") is not None or OLD_STORAGE_CLASS in annotations_of(claim)

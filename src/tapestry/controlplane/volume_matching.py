@@ -101,25 +101,30 @@ def attributes_class_of(obj: Object) -> str:
 
 
 def best_volume(
-    claim: Object, volumes: Iterable[Object], is_reachable: Callable[[Object], bool] = lambda _: True
+    claim: Object,
+    reserved: Iterable[Object],
+    others: Iterable[Object],
+    is_reachable: Callable[[Object], bool] = lambda _: True,
 ) -> Object | None:
-    """Return the volume that is reserved for the claim, or else the smallest free one that satisfies it.
+    """Return the suitable volume that is reserved for the claim, or else the smallest free one of the others.
 
     A reserved volume that is not reachable excludes all others.
     """
-    requested, best, best_capacity = requested_storage(claim), None, 0
-    selector = claim_selector(claim)
-    for volume in volumes:
-        capacity = capacity_of(volume)
-        if capacity < requested or (best is not None and capacity >= best_capacity and is_volume_free(volume)):
-            continue
-        is_reserved = is_reserved_for(volume, claim)
-        if not is_suitable(volume, claim) or not (is_reserved or is_volume_free(volume)):
-            continue
-        if is_reserved:
+    requested = requested_storage(claim)
+    for volume in reserved:
+        if is_reserved_for(volume, claim) and capacity_of(volume) >= requested and is_suitable(volume, claim):
             return volume if is_reachable(volume) else None
-        if (selector is None or selector.matches(labels_of(volume))) and is_reachable(volume):
+    best, best_capacity, selector = None, 0, claim_selector(claim)
+    for volume in others:
+        capacity = capacity_of(volume)
+        if capacity < requested or (best is not None and capacity >= best_capacity):
+            continue
+        if not (is_volume_free(volume) and is_suitable(volume, claim) and is_reachable(volume)):
+            continue
+        if selector is None or selector.matches(labels_of(volume)):
             best, best_capacity = volume, capacity
+            if capacity == requested:
+                break
     return best
 
 

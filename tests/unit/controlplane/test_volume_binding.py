@@ -26,13 +26,12 @@ PROVISIONED = {"annotations": {PROVISIONED_BY: "maker"}}
 def step(
     claim: Object, volumes: Sequence[Object] = (), classes: Sequence[Object] = (), default: str | None = None
 ) -> ClaimStep | None:
-    reserved = [each for each in volumes if each["spec"].get("claimRef")]
     return claim_step(
         claim,
         Volumes(
             {name_of(each): each for each in volumes}.get,
             lambda _: volumes,
-            lambda _: reserved,
+            lambda _: volumes,
             {name_of(each): each for each in classes}.get,
             lambda: default,
         ),

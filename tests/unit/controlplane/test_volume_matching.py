@@ -26,7 +26,7 @@ SIZES = st.integers(1, 9)
 @given(st.lists(st.tuples(SIZES, st.sampled_from(["Available", "Bound", "Released"]))), SIZES)
 def test_best_volume_is_the_smallest_free_one(volumes: list[tuple[int, str]], requested: int) -> None:
     candidates = [a_volume(f"v{at}", f"{size}Gi", phase=phase) for at, (size, phase) in enumerate(volumes)]
-    best = best_volume(a_claim(size=f"{requested}Gi"), candidates)
+    best = best_volume(a_claim(size=f"{requested}Gi"), (), candidates)
     sizes = [size for size, phase in volumes if phase == "Available" and size >= requested]
     assert (best is None) == (not sizes)
     if best is not None:
@@ -35,10 +35,10 @@ def test_best_volume_is_the_smallest_free_one(volumes: list[tuple[int, str]], re
 
 def test_reserved_volume_is_best_if_reachable() -> None:
     volumes = [a_volume("free", phase="Available"), a_volume("mine", "9Gi", claimRef=reserved_for())]
-    best = best_volume(a_claim(uid="u"), volumes)
+    best = best_volume(a_claim(uid="u"), volumes, volumes)
     assert best is not None
     assert name_of(best) == "mine"
-    assert best_volume(a_claim(uid="u"), volumes, lambda volume: name_of(volume) != "mine") is None
+    assert best_volume(a_claim(uid="u"), volumes, volumes, lambda volume: name_of(volume) != "mine") is None
 
 
 @pytest.mark.parametrize(

@@ -170,8 +170,8 @@ class VolumePlan:
             if selected is not None and selected != node_info.name:
                 return None
             taken = {name_of(volume) for volume, _ in bound}
-            untaken = (each for each in volumes if name_of(each) not in taken)
-            volume = None if selected else best_volume(claim, untaken, partial(is_reachable, node_info))
+            untaken = [each for each in volumes if name_of(each) not in taken]
+            volume = None if selected else best_volume(claim, untaken, untaken, partial(is_reachable, node_info))
             if volume is not None:
                 bound.append((volume, claim))
             elif can_provision(storage_class, node_info):
