@@ -84,6 +84,7 @@ LEASES = Resource("coordination.k8s.io", "v1", "Lease", "leases")
 NODE_LEASE_NAMESPACE = "kube-node-lease"
 """Namespace of the Leases that kubelets renew."""
 STORAGE_CLASSES = Resource("storage.k8s.io", "v1", "StorageClass", "storageclasses", namespaced=False)
+CSI_DRIVERS = Resource("storage.k8s.io", "v1", "CSIDriver", "csidrivers", namespaced=False)
 CSI_NODES = Resource("storage.k8s.io", "v1", "CSINode", "csinodes", namespaced=False)
 ROLES = Resource("rbac.authorization.k8s.io", "v1", "Role", "roles")
 ROLE_BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings")
