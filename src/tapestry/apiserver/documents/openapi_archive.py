@@ -4,13 +4,15 @@ The archive is made by tools/openapi_documents.py. Its documents are compressed,
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from gzip import decompress
 from importlib import resources
+from typing import NamedTuple
 from zipfile import ZipFile
 
 import msgspec
+from msgspec import Raw, Struct
 
 from tapestry.apiserver.core.resource_registry import ResourceInfo
 from tapestry.kube.objects import Object
@@ -27,7 +29,7 @@ TEMPLATE_NAMES = {
     "kind": "Kindq",
 }
 """Names in the templates that stand for those of a custom resource."""
-TEMPLATE_PATTERN = re.compile("|".join(map(re.escape, TEMPLATE_NAMES.values())))
+TEMPLATE_PATTERN = re.compile(f"({'|'.join(map(re.escape, TEMPLATE_NAMES.values()))})")
 SEPARATORS = re.compile("[^A-Za-z0-9]+")
 
 
@@ -47,21 +49,40 @@ def recorded_document(name: str) -> bytes:
     return archive_member(f"{name}.json.gz")
 
 
+class Template(NamedTuple):
+    parts: Sequence[str]
+    """JSON of a CustomPart, in parts; every other part is a name of `TEMPLATE_NAMES`."""
+    shared_types: Mapping[str, Raw]
+    """The types that all custom resources use."""
+
+
+class CustomPart(Struct):
+    """The part of a document about one custom resource."""
+
+    paths: dict[str, Raw]
+    types: dict[str, Object]
+    """The type of its objects, which has only the common fields, and that of lists."""
+
+
 @cache
-def template_text(name: str) -> str:
-    return decompress(recorded_document(name)).decode()
+def custom_template(openapi_version: str, scope: str) -> Template:
+    document = msgspec.json.decode(decompress(recorded_document(f"template/{openapi_version}/{scope}")))
+    types = document.get("definitions") or document["components"]["schemas"]
+    own = {name: each for name, each in types.items() if name.startswith(TEMPLATE_NAMES["type"])}
+    shared = {name: Raw(msgspec.json.encode(each)) for name, each in types.items() if name not in own}
+    return Template(TEMPLATE_PATTERN.split(msgspec.json.encode(CustomPart(document["paths"], own)).decode()), shared)
 
 
-def custom_template(openapi_version: str, info: ResourceInfo) -> Object:
-    """The part of a v2 or v3 document that describes a custom resource. The schema has only the common fields."""
-    names = template_names(info)
-    replacements = {TEMPLATE_NAMES[key]: name for key, name in names.items()}
-    scope = "Namespaced" if info.resource.namespaced else "Cluster"
-    text = template_text(f"template/{openapi_version}/{scope}")
-    found: Object = msgspec.json.decode(TEMPLATE_PATTERN.sub(lambda match: replacements[match[0]], text))
+def custom_part(openapi_version: str, info: ResourceInfo) -> tuple[CustomPart, Mapping[str, Raw]]:
+    """The part of a v2 or v3 document about a custom resource, and the other types that it uses."""
+    replacements = {TEMPLATE_NAMES[key]: name for key, name in template_names(info).items()}
+    template = custom_template(openapi_version, "Namespaced" if info.resource.namespaced else "Cluster")
+    parts = [*template.parts]
+    parts[1::2] = [replacements[each] for each in template.parts[1::2]]
+    part = msgspec.json.decode("".join(parts), type=CustomPart)
     unserved = tuple(f"}}/{name}" for name in ("status", "scale") if name not in info.subresources)
-    paths = {path: each for path, each in found["paths"].items() if not unserved or not path.endswith(unserved)}
-    return {**found, "paths": paths}
+    part.paths = {path: each for path, each in part.paths.items() if not unserved or not path.endswith(unserved)}
+    return part, template.shared_types
 
 
 def template_names(info: ResourceInfo) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tapestry.apiserver.core.resource_registry import ResourceInfo
-from tapestry.apiserver.documents.openapi_archive import custom_template, custom_type_name, recorded_document
+from tapestry.apiserver.documents.openapi_archive import custom_part, custom_type_name, recorded_document
 from tapestry.kube.objects import Object, without_field
 
 SUBSCHEMA_KEYS = ("items", "additionalProperties")
@@ -26,10 +26,10 @@ def document_of(custom: Sequence[ResourceInfo]) -> Object:
     paths: Object = msgspec.json.decode(document["paths"], type=dict[str, msgspec.Raw])
     definitions: Object = msgspec.json.decode(document["definitions"], type=dict[str, msgspec.Raw])
     for info in custom:
-        template, type_name = custom_template("v2", info), custom_type_name(info)
-        paths |= template["paths"]
-        definitions |= template["definitions"]
-        definitions[type_name] = custom_definition(info, definitions[type_name])
+        part, _ = custom_part("v2", info)
+        type_name = custom_type_name(info)
+        paths |= part.paths
+        definitions |= {**part.types, type_name: custom_definition(info, part.types[type_name])}
     return {**document, "paths": paths, "definitions": definitions}
 
 

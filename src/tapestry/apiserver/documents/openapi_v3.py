@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from gzip import decompress
+from typing import Any
 
 import msgspec
+from msgspec import Raw, Struct
 
 from tapestry.apiserver.core.resource_registry import ResourceInfo
 from tapestry.apiserver.documents.openapi_archive import (
-    custom_template,
+    custom_part,
     custom_type_name,
     recorded_document,
     recorded_etags,
@@ -15,20 +17,33 @@ from tapestry.apiserver.documents.openapi_archive import (
 from tapestry.kube.objects import Object
 
 
+class Components(Struct):
+    schemas: dict[str, Raw]
+
+
+class RecordedDocument(Struct):
+    """A document whose parts are not decoded, because that would take much more memory."""
+
+    openapi: str
+    info: Object
+    paths: dict[str, Raw]
+    components: Components
+
+
 def document_of(name: str, custom: Sequence[ResourceInfo]) -> Object:
     """The document with the built-in resources of `name` and the custom ones."""
-    paths: Object = {}
-    schemas: Object = {}
-    base: Object = {"openapi": "3.0.0", "info": {"title": "Kubernetes CRD Swagger", "version": "v0.1.0"}}
+    info: Object = {"title": "Kubernetes CRD Swagger", "version": "v0.1.0"}
+    base = RecordedDocument("3.0.0", info, {}, Components({}))
     if name in recorded_etags():
-        base = msgspec.json.decode(decompress(recorded_document(name)))
-        paths, schemas = base["paths"], base["components"]["schemas"]
-    for info in custom:
-        template = custom_template("v3", info)
-        common, type_name = template["components"]["schemas"], custom_type_name(info)
-        paths |= template["paths"]
-        schemas |= {**common, type_name: custom_schema(info, common[type_name])}
-    return {**base, "paths": paths, "components": {"schemas": schemas}}
+        base = msgspec.json.decode(decompress(recorded_document(name)), type=RecordedDocument)
+    paths, schemas = base.paths, dict[str, Any](base.components.schemas)
+    for each in custom:
+        part, shared_types = custom_part("v3", each)
+        type_name = custom_type_name(each)
+        paths |= part.paths
+        schemas |= shared_types
+        schemas |= {**part.types, type_name: custom_schema(each, part.types[type_name])}
+    return {"openapi": base.openapi, "info": base.info, "paths": paths, "components": {"schemas": schemas}}
 
 
 def custom_schema(info: ResourceInfo, common: Object) -> Object:
