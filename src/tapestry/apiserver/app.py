@@ -320,7 +320,7 @@ def build_server(
         ("pods", "log"): kubelets.pod_log,
         ("*", "scale"): typed(ScaleHandler(reader, verbs, webhooks.admit).handle),
     }
-    documents = DocumentHandler(registry, DocumentCache(registry, api.schemas), version_info(api.version))
+    documents = DocumentHandler(registry, DocumentCache(registry), version_info(api.version))
     return Server(
         *(registry, reader, verbs, documents, authorize, denial_reason, special),
         path_handlers=documents.path_handlers(),

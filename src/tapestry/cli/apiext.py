@@ -8,6 +8,7 @@ import click
 
 from tapestry.apiext.config import ApiExtConfig
 from tapestry.apiext.http import run_apiext
+from tapestry.cli.controllers import load_registry
 from tapestry.cli.help_text import STOPPED, command
 from tapestry.cli.process_runner import (
     CONFIG,
@@ -45,7 +46,7 @@ def apiext(config: Path | None, **flags: Any) -> None:
     try:
         settings = load_config(ApiExtConfig, file=config, environ=os.environ, flags=given)
         logs.configure(settings.log_level, settings.log_format)
-        run_app(lambda: run_apiext(settings, os.environ, Path.home()))
+        run_app(lambda: run_apiext(settings, os.environ, Path.home(), load_registry().kinds))
     except (ValueError, OSError, ExceptionGroup) as error:
         fault = single_exception(error)
         if not isinstance(fault, ValueError | OSError):

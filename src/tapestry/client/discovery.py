@@ -4,6 +4,8 @@ All functions raise TransportError if the response is not a discovery document. 
 from it proves nothing.
 """
 
+from typing import NamedTuple
+
 from tapestry.client.client import Client
 from tapestry.client.responses import OBJECT_DECODER, decode_response
 from tapestry.client.retries import send_with_retries
@@ -20,15 +22,26 @@ async def is_served(client: Client, resource: Resource) -> bool:
     return any(entry["name"] == resource.plural for entry in document["resources"])
 
 
+class Served(NamedTuple):
+    verbs: frozenset[str]
+    short_names: tuple[str, ...] = ()
+
+
 async def served_resources(client: Client) -> dict[Resource, frozenset[str]]:
     """Return the served resources, each in the server's preferred version, with their verbs."""
-    preferred: dict[tuple[str, str], tuple[Resource, frozenset[str]]] = {}
+    return {resource: served.verbs for resource, served in (await discovered_resources(client)).items()}
+
+
+async def discovered_resources(client: Client) -> dict[Resource, Served]:
+    """Return the served resources, each in the server's preferred version, with their verbs and short names."""
+    preferred: dict[tuple[str, str], tuple[Resource, Served]] = {}
     for path, prefix in [("/api/v1", "v1"), *((f"/apis/{entry}", entry) for entry in await group_versions(client))]:
         group, _, version = prefix.rpartition("/")
         for entry in (await discovery_document(client, path, "APIResourceList"))["resources"]:
             resource = Resource(group, version, entry["kind"], entry["name"], entry["namespaced"])
             if "/" not in resource.plural:
-                preferred.setdefault((group, resource.plural), (resource, frozenset(entry["verbs"])))
+                served = Served(frozenset(entry["verbs"]), tuple(entry.get("shortNames") or ()))
+                preferred.setdefault((group, resource.plural), (resource, served))
     return dict(preferred.values())
 
 

@@ -200,3 +200,22 @@ async def test_unreachable_api_server_is_bad_gateway_without_details(access: Acc
 def test_unsafe_or_useless_configuration_is_rejected(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message.replace("*", r"\*")):
         load_config(ApiExtConfig, file=None, environ={}, flags=flags)
+
+
+async def test_events_are_streamed_with_rights_of_caller(access: Access) -> None:
+    async with front(access_for_callers(access), origins=[PAGE]) as session, asyncio.timeout(20):
+        watch = "/apiext/v1/configmaps?watch=true&namespace=default"
+        assert (await session.get(watch, headers=by("of-bob"))).status == 403
+        async with session.get(watch, headers={"Origin": PAGE, **by("of-ann")}) as response:
+            assert response.headers["Content-Type"] == "text/event-stream"
+            assert response.headers["Access-Control-Allow-Origin"] == PAGE
+            lines = [await response.content.readline() for _ in range(5)]
+            assert lines[:2] == [b"retry: 2000\n", b"\n"]
+            assert lines[3] == b"event: synced\n"
+            version = lines[2].removeprefix(b"id: ").strip().decode()
+            body = {"name": "c", "data": {"a": "b"}}
+            assert (await session.post("/apiext/v1/configmaps", json=body, headers=by("of-ann"))).status == 201
+            assert b"event: added\n" in [await response.content.readline() for _ in range(3)]
+        async with session.get(watch, headers={"Last-Event-ID": version, **by("of-ann")}) as response:
+            lines = [await response.content.readline() for _ in range(5)]
+            assert b'"name":"c"' in lines[4]

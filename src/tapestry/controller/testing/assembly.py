@@ -134,7 +134,7 @@ def new_server(
         ("*", "scale"): ScaleHandler(reader, verbs, admit_unchanged).handle,
         ("pods", "eviction"): EvictionHandler(reader, verbs, shared.registry.info_for(DISRUPTION_BUDGETS)).evict,
     }
-    documents = DocumentHandler(registry, DocumentCache(registry, shared.table.schemas), server_version(shared.table))
+    documents = DocumentHandler(registry, DocumentCache(registry), server_version(shared.table))
     return Server(registry, reader, verbs, documents, special_handlers=special, path_handlers=documents.path_handlers())
 
 
