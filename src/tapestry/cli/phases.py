@@ -4,16 +4,16 @@ import asyncio
 import os
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Self
 
 import click
-from msgspec import structs
 
 from tapestry.cli.controllers import controller_names, load_registry
 from tapestry.cli.help_text import command
 from tapestry.cli.process_runner import CONFIG
 from tapestry.client.transport import Request, Response, Stream
 from tapestry.controller.config import ManagerConfig
-from tapestry.controller.manager import Manager
+from tapestry.controller.manager import Manager, Setup
 from tapestry.controller.phase_table import PhaseTable
 from tapestry.controller.registry import Registry
 from tapestry.kube.errors import TransportError
@@ -55,13 +55,20 @@ def mermaid_document(title: str, table: PhaseTable) -> str:
 
 async def phase_tables(registry: Registry, name: str, config: ManagerConfig) -> list[tuple[str, PhaseTable]]:
     """Return the tables of one registered controller.  It is set up without a cluster and does not run."""
-    manager = Manager(structs.replace(config, controllers=["*"]), Offline, identity="phases")
+    manager = PhaseCollector(config, Offline, identity="phases")
     registry.add_to_manager(manager, only=name)
-    try:
-        manager.setup()
-    except Exception as error:
-        raise ValueError(f"controller {name!r}: its setup failed: {error!r}; it may need --config") from error
     return list(manager.phase_tables.items())
+
+
+class PhaseCollector(Manager):
+    """A manager that never runs.  It calls each setup function at once, also one that waits for the sync."""
+
+    def register(self, name: str, setup: Setup, *, after_sync: bool = False) -> Self:  # noqa: ARG002
+        try:
+            setup(self)
+        except Exception as error:
+            raise ValueError(f"controller {name!r}: its setup failed: {error!r}; it may need --config") from error
+        return self
 
 
 class Offline:

@@ -3,6 +3,7 @@
 import pytest
 from click.testing import CliRunner
 
+from redismigration import controller as redismigration
 from tapestry.cli import phases
 from tapestry.cli.main import main
 from tapestry.controller import Manager, Registry
@@ -50,3 +51,10 @@ def test_setup_that_needs_configuration_is_named(monkeypatch: pytest.MonkeyPatch
     registry.register("picky", setup)
     monkeypatch.setattr(phases, "load_registry", lambda: registry)
     assert run("picky") == (1, "Error: controller 'picky': its setup failed: KeyError('url'); it may need --config\n")
+
+
+def test_machine_that_is_set_up_after_the_sync_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry()
+    registry.register("late", redismigration.setup, after_sync=True)
+    monkeypatch.setattr(phases, "load_registry", lambda: registry)
+    assert run("late")[1].startswith("redismigration\ncreated ─▶ Pending\n")
