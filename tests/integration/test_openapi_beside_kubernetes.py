@@ -87,7 +87,9 @@ async def test_both_servers_publish_the_same_documents(ours: Ours, theirs: Their
 
 def compare_documents(our_document: Any, their_document: Any, groups: set[str]) -> None:
     """Compare part by part, because a whole document is too long to print. `groups` are those of other tests."""
-    prefixes = tuple(f"/apis/{each}/" for each in groups) + tuple(".".join(each.split(".")[::-1]) for each in groups)
+    prefixes = tuple(f"/apis/{each}/" for each in groups) + tuple(
+        ".".join([*each.split(".")[::-1], "v"]) for each in groups
+    )
     schemas = [each.get("components", {}).get("schemas", {}) for each in (our_document, their_document)]
     parts = [(our_document.get(part, {}), served_part(their_document).get(part, {})) for part in PARTS]
     for our_part, their_part in (*parts, schemas):

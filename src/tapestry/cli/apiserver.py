@@ -185,7 +185,7 @@ for command in apiserver_data.COMMANDS:
 
 async def serve(settings: ApiServerConfig) -> None:
     stopping = stop_event()
-    routes = routes_of(load_registry().kinds)
+    routes = installed_routes()
     async with (
         run_apiserver(settings, mounted_handlers={"apiext": apiext_handler(routes)}) as served,
         asyncio.TaskGroup() as group,
@@ -204,6 +204,15 @@ def write_kubeconfig(file: Path, address: str) -> None:
     """Write a kubeconfig without credentials for clients on this machine."""
     document = kubeconfig_document("here", {"server": f"http://{address}"}, {})
     file.write_text(yaml.safe_dump(document, sort_keys=False))
+
+
+def installed_routes() -> Routes:
+    """Return the HTTP interfaces of the kinds of installed packages."""
+    try:
+        return routes_of(load_registry().kinds)
+    except Exception:  # the code of other packages; the API server must start without them
+        log.exception("installed controllers failed to load; their HTTP interfaces are not served")
+        return {}
 
 
 def apiext_handler(routes: Routes | None = None) -> MountedHandler:

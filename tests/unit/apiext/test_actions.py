@@ -1,8 +1,6 @@
 """HTTP interfaces that authors add to their kinds."""
 
 import asyncio
-import re
-from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -164,12 +162,3 @@ def test_unsupported_handlers_are_refused() -> None:
     kind.http("POST", "/a")(fine)
     with pytest.raises(ValueError, match="has two handlers"):
         kind.http("POST", "/a")(fine)
-
-
-def test_interface_of_the_guide_is_valid() -> None:
-    guide = (Path(__file__).parents[3] / "docs" / "guides" / "apiext.md").read_text()
-    (snippet,) = re.findall("```python\n(.*?)```", guide, re.DOTALL)
-    names: dict[str, Any] = {"__name__": "guide"}
-    exec(snippet, names)
-    ((method, path),) = [(each.method, each.path) for each in names["TASK"].http_routes]
-    assert (method, path) == ("POST", "/retry")
