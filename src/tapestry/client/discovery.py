@@ -4,6 +4,8 @@ All functions raise TransportError if the response is not a discovery document. 
 from it proves nothing.
 """
 
+from collections.abc import Collection
+
 from tapestry.client.client import Client
 from tapestry.client.responses import OBJECT_DECODER, decode_response
 from tapestry.client.retries import send_with_retries
@@ -20,10 +22,14 @@ async def is_served(client: Client, resource: Resource) -> bool:
     return any(entry["name"] == resource.plural for entry in document["resources"])
 
 
-async def served_resources(client: Client) -> dict[Resource, frozenset[str]]:
-    """Return the served resources, each in the server's preferred version, with their verbs."""
+async def served_resources(client: Client, skip: Collection[str] = ()) -> dict[Resource, frozenset[str]]:
+    """Return the served resources, each in the server's preferred version, with their verbs.
+
+    The group versions in `skip` are ignored.
+    """
     preferred: dict[tuple[str, str], tuple[Resource, frozenset[str]]] = {}
-    for path, prefix in [("/api/v1", "v1"), *((f"/apis/{entry}", entry) for entry in await group_versions(client))]:
+    included = [each for each in await group_versions(client) if each not in skip]
+    for path, prefix in [("/api/v1", "v1"), *((f"/apis/{entry}", entry) for entry in included)]:
         group, _, version = prefix.rpartition("/")
         for entry in (await discovery_document(client, path, "APIResourceList"))["resources"]:
             resource = Resource(group, version, entry["kind"], entry["name"], entry["namespaced"])

@@ -84,6 +84,11 @@ class ResourceInfo:
         return not self.schema_name
 
     @cached_property
+    def is_remote(self) -> bool:
+        """True if another server serves the resource, so that this one knows nothing about it."""
+        return not self.verbs
+
+    @cached_property
     def is_plain(self) -> bool:
         """True if objects are stored in the form in which they are served."""
         return not self.is_custom and self.storage_version is None
@@ -191,6 +196,10 @@ class ResourceRegistry:
         return any(
             (key[0], key[2]) == (group, plural) and not info.is_custom for key, info in list(self._resources.items())
         )
+
+    def serves(self, group: str, version: str) -> bool:
+        """Return whether any resource of a group and version is served."""
+        return any(key[:2] == (group, version) for key in list(self._resources))
 
     def __iter__(self) -> Iterator[ResourceInfo]:
         return iter(list(self._resources.values()))

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha512
+from operator import is_
 from typing import Any
 
 import msgspec
 
+from tapestry.apiserver.aggregation.remote_documents import RemoteGroupVersion, RemoteOpenApi, merged_v2
 from tapestry.apiserver.core.resource_registry import ResourceInfo, ResourceRegistry, type_descriptions
 from tapestry.apiserver.core.workers import LARGE_BYTES, run_if_large
 from tapestry.apiserver.documents import discovery, openapi_v2, openapi_v2_protobuf, openapi_v3
@@ -29,6 +31,10 @@ def with_etag(value: Object | bytes) -> Document:
     return Document(body, sha512(body).hexdigest().upper())
 
 
+Remotes = tuple[RemoteGroupVersion, ...] | tuple[RemoteOpenApi, ...]
+"""Documents of other servers that are merged into one of ours."""
+
+
 class DocumentCache:
     """The OpenAPI and discovery documents of the served resources."""
 
@@ -37,7 +43,7 @@ class DocumentCache:
         self._types = types
         self._groups: dict[tuple[str, str], tuple[list[ResourceInfo], Document]] = {}
         self._generation = -1
-        self._documents: dict[str, Document] = {}
+        self._documents: dict[str, tuple[Remotes, Document]] = {}
 
     @cached_property
     def _described(self) -> dict[str, Any]:
@@ -47,8 +53,8 @@ class DocumentCache:
     def _definitions(self) -> dict[str, Any]:
         return openapi_v2.built_in_definitions(self._described)
 
-    async def openapi_v3_index(self) -> Document:
-        return await self._cached_large("index", self._index)
+    async def openapi_v3_index(self, remotes: tuple[RemoteOpenApi, ...] = ()) -> Document:
+        return await self._cached_large("index", lambda: self._index(remotes), remotes)
 
     async def openapi_v3_group(self, group: str, version: str) -> Document:
         """The document of /openapi/v3/apis/<group>/<version>. Raises KeyError if it is not served."""
@@ -58,38 +64,48 @@ class DocumentCache:
             return cached[1]
         return await run_if_large(LARGE_BYTES, self._group, group, version, rows)
 
-    async def openapi_v2(self) -> Document:
-        return await self._cached_large("swagger", self._openapi_v2)
+    async def openapi_v2(self, remotes: tuple[RemoteOpenApi, ...] = ()) -> Document:
+        return await self._cached_large("swagger", lambda: self._openapi_v2(remotes), remotes)
 
-    async def openapi_v2_protobuf(self) -> Document:
+    async def openapi_v2_protobuf(self, remotes: tuple[RemoteOpenApi, ...] = ()) -> Document:
         """The OpenAPI v2 document in protobuf, for Go clients."""
         return await self._cached_large(
-            "swagger protobuf", lambda: openapi_v2_protobuf.encode_document(self._openapi_v2())
+            "swagger protobuf", lambda: openapi_v2_protobuf.encode_document(self._openapi_v2(remotes)), remotes
         )
 
-    def aggregated_discovery(self, *, legacy: bool) -> Document:
+    def aggregated_discovery(self, remotes: tuple[RemoteGroupVersion, ...] = (), *, legacy: bool) -> Document:
         """The aggregated documents of /api and /apis."""
-        if legacy:
-            return self._cached("api", lambda: discovery.aggregated_discovery(self._registry, legacy=True))
-        return self._cached("apis", lambda: discovery.aggregated_discovery(self._registry, legacy=False))
+        name = "api" if legacy else "apis"
+        return self._cached(
+            name, lambda: discovery.aggregated_discovery(self._registry, remotes, legacy=legacy), remotes
+        )
 
-    async def _cached_large(self, name: str, make: Callable[[], Object | bytes]) -> Document:
+    async def _cached_large(
+        self, name: str, make: Callable[[], Object | bytes], remotes: Remotes
+    ) -> Document:
         """Build a large document in a worker thread. If it is outdated by then, it is returned but not cached."""
         self._drop_stale()
-        cached = self._documents.get(name)
-        if cached is not None:
+        if (cached := self._current(name, remotes)) is not None:
             return cached
         generation = self._generation
         document = await run_if_large(LARGE_BYTES, lambda: with_etag(make()))
         if self._generation == generation == self._registry.generation:
-            self._documents[name] = document
+            self._documents[name] = remotes, document
         return document
 
-    def _cached(self, name: str, make: Callable[[], Object | bytes]) -> Document:
+    def _cached(self, name: str, make: Callable[[], Object | bytes], remotes: Remotes) -> Document:
         self._drop_stale()
-        if name not in self._documents:
-            self._documents[name] = with_etag(make())
-        return self._documents[name]
+        if (cached := self._current(name, remotes)) is not None:
+            return cached
+        document = with_etag(make())
+        self._documents[name] = remotes, document
+        return document
+
+    def _current(self, name: str, remotes: Remotes) -> Document | None:
+        """Return a cached document if it was built from the same documents of other servers."""
+        before, document = self._documents.get(name, ((), None))
+        is_same = len(before) == len(remotes) and all(map(is_, before, remotes))
+        return document if is_same else None
 
     def _drop_stale(self) -> None:
         if self._generation != self._registry.generation:
@@ -106,14 +122,19 @@ class DocumentCache:
             cached = self._groups[group, version] = rows, with_etag(openapi_v3.document_of(rows, self._described))
         return cached[1]
 
-    def _index(self) -> Object:
+    def _index(self, remotes: tuple[RemoteOpenApi, ...]) -> Object:
         paths = {}
         for group, versions in self._registry.groups().items():
             for version, rows in versions.items():
                 path = f"apis/{group}/{version}" if group else f"api/{version}"
                 tag = self._group(group, version, rows).etag
                 paths[path] = {"serverRelativeURL": f"/openapi/v3/{path}?hash={tag}"}
+        for remote in remotes:
+            if remote.v3_hash is not None:
+                path, query = f"apis/{remote.group}/{remote.version}", f"?hash={remote.v3_hash}" if remote.v3_hash else ""
+                paths[path] = {"serverRelativeURL": f"/openapi/v3/{path}{query}"}
         return {"paths": paths}
 
-    def _openapi_v2(self) -> Object:
-        return openapi_v2.document_of(self._registry, self._described, self._definitions)
+    def _openapi_v2(self, remotes: tuple[RemoteOpenApi, ...]) -> Object:
+        document = openapi_v2.document_of(self._registry, self._described, self._definitions)
+        return merged_v2(document, remotes) if remotes else document
