@@ -321,7 +321,9 @@ def build_server(
         ("pods", "log"): kubelets.pod_log,
         ("*", "scale"): typed(ScaleHandler(reader, verbs, webhooks).handle),
     }
-    certificate = partial(front_proxy_ca(Path(config.file_rootpath)).client_certificate, bootstrap.FRONT_PROXY_CLIENT, ())
+    certificate = partial(
+        front_proxy_ca(Path(config.file_rootpath)).client_certificate, bootstrap.FRONT_PROXY_CLIENT, ()
+    )
     allows_host = config.aggregation_allow_host
     proxy = AggregationProxy(store, rng, certificate, config.request_timeout, allows_host=allows_host)
     aggregator = build_aggregator(store, registry, proxy)

@@ -93,8 +93,8 @@ class ApiServiceReconciler:
         except TransportError as error:
             return unavailable("FailedDiscoveryCheck", f"failing or missing response from {path}: {error}")
         if not 200 <= response.status < 300:
-            error = error_from_body(response.status, response.body)
-            return unavailable("FailedDiscoveryCheck", f"failing or missing response from {path}: {error}")
+            why = error_from_body(response.status, response.body)
+            return unavailable("FailedDiscoveryCheck", f"failing or missing response from {path}: {why}")
         return new_condition(AVAILABLE, True, "Passed", "all checks passed")
 
     async def report(self, api_service: Object, condition: Object) -> None:

@@ -145,8 +145,12 @@ async def test_request_is_forwarded_with_user(shop: tuple[Hand, Backend]) -> Non
     user = User("ann é", ("system:masters", "b"), "u1", {"Scopes/x": ("read", "write")})
     body = b"k8s\x00any bytes"
     headers = {
-        **{"content-type": "application/vnd.kubernetes.protobuf", "authorization": "Bearer secret"},
-        **{"x-remote-user": "root", "x_remote_group": "system:masters", "impersonate-user": "root", "x-own": "yes"},
+        "content-type": "application/vnd.kubernetes.protobuf",
+        "authorization": "Bearer secret",
+        "x-remote-user": "root",
+        "x_remote_group": "system:masters",
+        "impersonate-user": "root",
+        "x-own": "yes",
     }
     uri = f"{GROUP}/namespaces/a/orders?fieldManager=x%20y&z=1&z=2"
     request = Call("POST", f"{GROUP}/namespaces/a/orders", {}, headers, body, user, uri=uri, source_ip="10.1.2.3")

@@ -147,9 +147,7 @@ class AggregationProxy:
         except (WebhookCallError, ValueError, OSError) as error:  # a certificate or an address that cannot be used
             raise unreachable(str(error)) from error
 
-    async def _forwarded_response(
-        self, call: Call, response: aiohttp.ClientResponse, *, is_watch: bool
-    ) -> ApiResponse:
+    async def _forwarded_response(self, call: Call, response: aiohttp.ClientResponse, *, is_watch: bool) -> ApiResponse:
         is_streamed = False
         try:
             if 300 <= response.status < 400 and response.status != 304:
@@ -212,7 +210,9 @@ def forwarded_headers(call: Call) -> Iterator[tuple[str, str]]:
 def user_headers(user: User) -> list[tuple[str, str]]:
     """Return the headers that state the user. Raises BadRequest if a header cannot contain a part of it."""
     extra = [
-        (f"X-Remote-Extra-{quote(key.lower(), safe='')}", value) for key, values in user.extra.items() for value in values
+        (f"X-Remote-Extra-{quote(key.lower(), safe='')}", value)
+        for key, values in user.extra.items()
+        for value in values
     ]
     headers = [
         ("X-Remote-User", user.name),

@@ -8,6 +8,7 @@ until the next check of its APIService.
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -122,16 +123,13 @@ class RemoteDocuments:
         if service.is_unavailable and previous is not None:
             return previous
         v3_hash, v2 = None, None
-        try:
+        # a server may lack either document
+        with suppress(Unavailable, ValueError, KeyError, TypeError):
             entry = (await self._json(service, "/openapi/v3"))["paths"][service.path.lstrip("/")]
             found = HASH.search(entry["serverRelativeURL"])
             v3_hash = found[1] if found is not None else ""
-        except (Unavailable, ValueError, KeyError, TypeError):
-            pass  # the server has no such document
-        try:
+        with suppress(Unavailable, ValueError, KeyError, TypeError, AttributeError):
             v2 = v2_part(await self._json(service, "/openapi/v2"), service.path)
-        except (Unavailable, ValueError, KeyError, TypeError, AttributeError):
-            pass
         return RemoteOpenApi(service.group, service.version, v3_hash, v2)
 
     async def _json(self, service: ApiService, path: str) -> Any:

@@ -80,9 +80,7 @@ class DocumentCache:
             name, lambda: discovery.aggregated_discovery(self._registry, remotes, legacy=legacy), remotes
         )
 
-    async def _cached_large(
-        self, name: str, make: Callable[[], Object | bytes], remotes: Remotes
-    ) -> Document:
+    async def _cached_large(self, name: str, make: Callable[[], Object | bytes], remotes: Remotes) -> Document:
         """Build a large document in a worker thread. If it is outdated by then, it is returned but not cached."""
         self._drop_stale()
         if (cached := self._current(name, remotes)) is not None:
@@ -131,7 +129,10 @@ class DocumentCache:
                 paths[path] = {"serverRelativeURL": f"/openapi/v3/{path}?hash={tag}"}
         for remote in remotes:
             if remote.v3_hash is not None:
-                path, query = f"apis/{remote.group}/{remote.version}", f"?hash={remote.v3_hash}" if remote.v3_hash else ""
+                path, query = (
+                    f"apis/{remote.group}/{remote.version}",
+                    f"?hash={remote.v3_hash}" if remote.v3_hash else "",
+                )
                 paths[path] = {"serverRelativeURL": f"/openapi/v3/{path}{query}"}
         return {"paths": paths}
 

@@ -43,9 +43,9 @@ class DocumentHandler:
                     return etag_response(call, await self.documents.openapi_v3_index(await remotes()))
                 case ["v3", "api", version]:
                     return etag_response(call, await self.documents.openapi_v3_group("", version))
-                case ["v3", "apis", _, _] if (remote := self.aggregator.services.for_path(
-                    call.path.removeprefix("/openapi/v3")
-                )) is not None:
+                case ["v3", "apis", _, _] if (
+                    remote := self.aggregator.services.for_path(call.path.removeprefix("/openapi/v3"))
+                ) is not None:
                     return await self.aggregator.proxy.forward(call, remote)
                 case ["v3", "apis", group, version]:
                     return etag_response(call, await self.documents.openapi_v3_group(group, version))
