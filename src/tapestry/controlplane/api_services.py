@@ -3,7 +3,7 @@
 It reads the document of the group version through the API server, so the check covers the whole path of a request.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -25,23 +25,23 @@ WORKERS = 4
 """Number of servers that are checked at the same time."""
 
 
-def backend_problem(reference: Object, service: Object | None, slices: Iterable[Object]) -> Object | None:
+def backend_problem(reference: Object, service: Object | None, slices: Sequence[Object]) -> Object | None:
     """Return the condition of an APIService whose Service cannot serve it, or None if it can be called."""
     name, namespace, port = reference["name"], reference["namespace"], reference.get("port") or 443
     if service is None:
         return unavailable("ServiceNotFound", f'service/{name} in "{namespace}" is not present')
     spec = service.get("spec") or {}
-    if spec.get("type") == "ExternalName":
+    if spec.get("type", "ClusterIP") != "ClusterIP":
         return None
     service_port = next((each for each in spec.get("ports") or () if each.get("port") == port), None)
     if service_port is None:
         message = f'service/{name} in "{namespace}" is not listening on port {port}'
         return unavailable("ServicePortError", message)
-    if not spec.get("selector") and spec.get("clusterIP") not in (None, "", "None"):
-        return None  # its addresses may be outside of the cluster
+    if not slices:
+        return unavailable("EndpointsNotFound", f'cannot find endpointslices for service/{name} in "{namespace}"')
     port_name = service_port.get("name") or ""
     if not any(has_ready_endpoint(each, port_name) for each in slices):
-        why = f'endpoints for service/{name} in "{namespace}" have no addresses with port name "{port_name}"'
+        why = f'endpointslices for service/{name} in "{namespace}" have no addresses with port name "{port_name}"'
         return unavailable("MissingEndpoints", why)
     return None
 
