@@ -11,6 +11,7 @@ from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -20,7 +21,7 @@ from tapestry.apiserver.aggregation.remote_documents import RemoteOpenApi, merge
 from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.egress import AddressNotAllowed, check_remote_host
-from tapestry.apiserver.core.requests import Call, User
+from tapestry.apiserver.core.requests import APISERVER_USER, Call, User
 from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.kube.errors import BadRequest
 from tapestry.kube.objects import Object
@@ -329,10 +330,51 @@ async def test_unavailable_server_is_stale_and_not_called(shop: tuple[Hand, Back
     (found,) = [each for each in items if each["metadata"]["name"] == "shop.example.com"]
     assert (found["versions"][0]["freshness"], len(found["versions"][0]["resources"])) == ("Stale", 1)
     assert backend.documents_read == 1
+    status, result = await call("GET", f"{GROUP}/orders")
+    assert (status, result["reason"]) == (503, "ServiceUnavailable")
+    assert (await call.being(APISERVER_USER)("GET", GROUP))[0] == 200  # the next check
     assert (await call("DELETE", f"{API_SERVICES}/v1.shop.example.com"))[0] == 200
     items = (await call("GET", "/apis", accept=AGGREGATED))[1]["items"]
     assert all(each["metadata"]["name"] != "shop.example.com" for each in items)
     assert (await call("GET", f"{GROUP}/orders"))[0] == 404
+
+
+async def test_strangers_cannot_cause_reads(shop: tuple[Hand, Backend]) -> None:
+    call, backend = shop
+    stranger = call.being(User("system:anonymous", ("system:unauthenticated",)))
+    for path in ("/apis", "/apis/", "/openapi/v2", "/openapi/v3", GROUP, f"{GROUP}/orders", f"/openapi/v3{GROUP}"):
+        assert (await stranger("GET", path, accept=AGGREGATED if path.startswith("/apis") else ""))[0] == 403
+    assert not backend.requests
+
+
+async def test_names_that_are_no_labels_are_not_called(shop: tuple[Hand, Backend]) -> None:
+    call, backend = shop
+    for name in ("127.0.0.1:1/x?", "a@b", "a.b"):
+        spec = {"version": "v2", "service": {"namespace": "shop", "name": name, "port": backend.port}}
+        created = await call.made(
+            API_SERVICES, {**api_service(backend, **spec), "metadata": {"name": "v2.shop.example.com"}}
+        )
+        assert (await call("GET", "/apis/shop.example.com/v2/orders"))[0] == 404
+        assert (await call("DELETE", f"{API_SERVICES}/{created['metadata']['name']}"))[0] == 200
+    assert not backend.requests
+
+
+async def test_malformed_openapi_does_not_break_the_documents(shop: tuple[Hand, Backend]) -> None:
+    call, backend = shop
+    deep: Any = {}
+    for _ in range(2000):
+        deep = {"a": deep}
+    for number, document in enumerate(
+        ({"paths": {f"{GROUP}/x": [7]}}, {"paths": {f"{GROUP}/x": deep}}, [], {"paths": 7})
+    ):
+        backend.responses["/openapi/v2"] = lambda _, document=document: web.Response(body=msgspec.json.encode(document))
+        _, current = await call("GET", f"{API_SERVICES}/v1.shop.example.com")
+        current["spec"]["versionPriority"] = 20 + number
+        assert (await call("PUT", f"{API_SERVICES}/v1.shop.example.com", current))[0] == 200
+        protobuf = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
+        for accept in ("", protobuf):
+            response = await call.answer("GET", "/openapi/v2", accept=accept)
+            assert response.status == 200
 
 
 async def test_malformed_discovery_is_stale(shop: tuple[Hand, Backend]) -> None:

@@ -8,10 +8,11 @@ from tapestry.apiserver.aggregation.proxy import AggregationProxy
 from tapestry.apiserver.aggregation.remote_documents import RemoteDocuments
 from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.request_bodies import read_body
-from tapestry.apiserver.core.requests import Call
+from tapestry.apiserver.core.requests import APISERVER_USER, Call
 from tapestry.apiserver.core.resource_registry import ResourceRegistry
 from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.apiserver.core.store import Store
+from tapestry.kube.errors import Unavailable
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,15 @@ class Aggregator:
         return service is not None and path.rstrip("/") == service.path
 
     async def forward(self, call: Call) -> ApiResponse:
-        """Forward an authorized call. Raises NotFound if its path is not forwarded, and Unavailable."""
+        """Forward an authorized call. Raises NotFound if its path is not forwarded, and Unavailable.
+
+        A server that failed its last check gets only checks, so that requests do not wait for it in vain.
+        """
         service = self.services.for_path(call.path)
         if service is None:
             raise api_errors.path_not_found()
+        if service.is_unavailable and call.user != APISERVER_USER:
+            raise Unavailable(503, "ServiceUnavailable", f"service unavailable: APIService {service.name} explains why")
         return await self.proxy.forward(await read_body(call), service)
 
 

@@ -13,6 +13,7 @@ from tapestry.apiserver.core.requests import Target, unserved_target
 from tapestry.apiserver.core.resource_registry import ResourceRegistry, version_priority
 from tapestry.apiserver.core.store import Store, WatchEvent
 from tapestry.kube.conditions import is_condition_false
+from tapestry.kube.names import dns_label_error
 from tapestry.kube.objects import Object, name_of
 
 API_SERVICES = "apiservices.apiregistration.k8s.io"
@@ -46,14 +47,18 @@ class ApiService(NamedTuple):
 
 
 def api_service_of(obj: Object) -> ApiService | None:
-    """Return the APIService of an object, or None if it names no Service."""
+    """Return the APIService of an object, or None if it names no Service.
+
+    The names become a host name, so they must be labels: anything else could name another host.
+    """
     spec = obj.get("spec") or {}
-    service = spec.get("service")
-    if not service:
+    service = spec.get("service") or {}
+    namespace, name = service.get("namespace", ""), service.get("name", "")
+    if dns_label_error(namespace) is not None or dns_label_error(name) is not None:
         return None
     return ApiService(
         *(name_of(obj), spec.get("group", ""), spec.get("version", "")),
-        *(service.get("namespace", ""), service.get("name", ""), service.get("port") or DEFAULT_PORT),
+        *(namespace, name, service.get("port") or DEFAULT_PORT),
         *(spec.get("caBundle") or "", bool(spec.get("insecureSkipTLSVerify"))),
         *(spec.get("groupPriorityMinimum", 0), spec.get("versionPriority", 0)),
         is_unavailable=is_condition_false(obj, "Available"),
@@ -68,6 +73,8 @@ class ApiServices:
         self._registry = registry
         self._by_name: dict[str, ApiService] = {}
         self._by_group_version: dict[tuple[str, str], ApiService] = {}
+        self._served: tuple[int, frozenset[tuple[str, str]]] = -1, frozenset()
+        """Generation of the registry, and the group versions that this server serves itself."""
 
     def load(self) -> None:
         for version in self._store.list_objects(API_SERVICES):
@@ -94,8 +101,8 @@ class ApiServices:
         """Yield the forwarded group versions in the order of discovery: highest priority first."""
         if not self._by_group_version:
             return iter(())
-        served = self._registry.groups()
-        forwarded = [each for each in self._by_name.values() if each.version not in served.get(each.group, ())]
+        served = self._served_group_versions()
+        forwarded = [each for key, each in self._by_group_version.items() if key not in served]
         return iter(sorted(forwarded, key=discovery_order))
 
     def for_path(self, path: str) -> ApiService | None:
@@ -105,8 +112,16 @@ class ApiServices:
         segments = path.split("/", 4)
         if len(segments) < 4 or segments[0] or segments[1] != "apis":
             return None
-        found = self._by_group_version.get((segments[2], segments[3]))
-        return found if found is not None and not self._registry.serves(found.group, found.version) else None
+        key = segments[2], segments[3]
+        found = self._by_group_version.get(key)
+        return found if found is not None and key not in self._served_group_versions() else None
+
+    def _served_group_versions(self) -> frozenset[tuple[str, str]]:
+        generation = self._registry.generation
+        if self._served[0] != generation:
+            resources = (info.resource for info in self._registry)
+            self._served = generation, frozenset((each.group, each.version) for each in resources)
+        return self._served[1]
 
     def target_of(self, path: str) -> Target | None:
         """Return the target of a forwarded resource path, or None.

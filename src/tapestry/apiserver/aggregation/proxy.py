@@ -39,7 +39,7 @@ AGGREGATOR_USER = User("system:kube-aggregator", ("system:masters",))
 CONNECT_SECONDS = 10.0
 DOCUMENT_SECONDS = 5.0
 """Maximum seconds to read a document."""
-MAX_DOCUMENT_BYTES = 16 << 20
+MAX_DOCUMENT_BYTES = 8 << 20
 MAX_BUFFERED_BYTES = 1 << 20
 """Size in bytes up to which a response is read completely before it is sent."""
 TLS_CONTEXT_SECONDS = 3600.0

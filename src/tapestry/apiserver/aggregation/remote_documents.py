@@ -12,15 +12,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-import msgspec
-
 from tapestry.apiserver.aggregation.api_services import ApiService, ApiServices
 from tapestry.apiserver.aggregation.proxy import AggregationProxy
+from tapestry.apiserver.core.codec import decode_json
 from tapestry.apiserver.core.workers import run_if_large
-from tapestry.kube.errors import Unavailable
+from tapestry.kube.errors import ApiError, Unavailable
 from tapestry.kube.objects import Object
 
 DOCUMENT_TTL = 30.0
+MAX_CONCURRENT_READS = 8
 HASH = re.compile(r"[?&]hash=([0-9A-Za-z]{1,256})(?:&|$)")
 REFERENCE = "#/definitions/"
 
@@ -72,10 +72,15 @@ class RemoteDocumentCache(Generic[T]):
         async with self.lock:  # concurrent readers wait for the same documents
             for name in self.entries.keys() - {each.name for each in services}:
                 del self.entries[name]
+            outdated = iter([each for each in services if not self.is_current(each, now())])
+
+            async def update_some() -> None:
+                for each in outdated:
+                    await self.update(each, now)
+
             async with asyncio.TaskGroup() as group:
-                for each in services:
-                    if not self.is_current(each, now()):
-                        group.create_task(self.update(each, now))
+                for _ in range(MAX_CONCURRENT_READS):
+                    group.create_task(update_some())
             return tuple(self.entries[each.name].document for each in services)
 
     def is_current(self, service: ApiService, now: float) -> bool:
@@ -115,7 +120,7 @@ class RemoteDocuments:
         try:
             document = await self._json(service, service.path)
             return RemoteGroupVersion(service.group, service.version, discovered_resources(service, document))
-        except (Unavailable, ValueError, KeyError, TypeError, AttributeError):
+        except (ApiError, ValueError, KeyError, TypeError, AttributeError):
             known = previous.resources if previous is not None else []
             return RemoteGroupVersion(service.group, service.version, known, is_stale=True)
 
@@ -124,23 +129,20 @@ class RemoteDocuments:
             return previous
         v3_hash, v2 = None, None
         # a server may lack either document
-        with suppress(Unavailable, ValueError, KeyError, TypeError):
+        with suppress(ApiError, ValueError, KeyError, TypeError):
             entry = (await self._json(service, "/openapi/v3"))["paths"][service.path.lstrip("/")]
             found = HASH.search(entry["serverRelativeURL"])
             v3_hash = found[1] if found is not None else ""
-        with suppress(Unavailable, ValueError, KeyError, TypeError, AttributeError):
+        with suppress(ApiError, ValueError, KeyError, TypeError, AttributeError):
             v2 = v2_part(await self._json(service, "/openapi/v2"), service.path)
         return RemoteOpenApi(service.group, service.version, v3_hash, v2)
 
     async def _json(self, service: ApiService, path: str) -> Any:
-        """Return a decoded document. Raises Unavailable or ValueError."""
+        """Return a decoded document. Raises Unavailable, or BadRequest if it is malformed, too deep or too large."""
         if service.is_unavailable:
             raise Unavailable(503, "ServiceUnavailable", f"APIService {service.name} is not available")
         raw = await self._proxy.document(service, path)
-        try:
-            return await run_if_large(len(raw), msgspec.json.decode, raw)
-        except RecursionError as error:
-            raise ValueError("the document is nested too deeply") from error
+        return await run_if_large(len(raw), decode_json, raw)
 
 
 def discovered_resources(service: ApiService, document: Object) -> list[Object]:

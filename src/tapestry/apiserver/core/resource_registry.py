@@ -197,10 +197,6 @@ class ResourceRegistry:
             (key[0], key[2]) == (group, plural) and not info.is_custom for key, info in list(self._resources.items())
         )
 
-    def serves(self, group: str, version: str) -> bool:
-        """Return whether any resource of a group and version is served."""
-        return any(key[:2] == (group, version) for key in list(self._resources))
-
     def __iter__(self) -> Iterator[ResourceInfo]:
         return iter(list(self._resources.values()))
 

@@ -17,6 +17,9 @@ from tapestry.apiserver.core.resource_registry import ResourceInfo, ResourceRegi
 from tapestry.apiserver.core.workers import LARGE_BYTES, run_if_large
 from tapestry.apiserver.documents import discovery, openapi_v2, openapi_v2_protobuf, openapi_v3
 from tapestry.kube.objects import Object
+from tapestry.process.logs import logger
+
+log = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +72,7 @@ class DocumentCache:
 
     async def openapi_v2_protobuf(self, remotes: tuple[RemoteOpenApi, ...] = ()) -> Document:
         """The OpenAPI v2 document in protobuf, for Go clients."""
-        return await self._cached_large(
-            "swagger protobuf", lambda: openapi_v2_protobuf.encode_document(self._openapi_v2(remotes)), remotes
-        )
+        return await self._cached_large("swagger protobuf", lambda: self._openapi_v2_protobuf(remotes), remotes)
 
     def aggregated_discovery(self, remotes: tuple[RemoteGroupVersion, ...] = (), *, legacy: bool) -> Document:
         """The aggregated documents of /api and /apis."""
@@ -139,3 +140,14 @@ class DocumentCache:
     def _openapi_v2(self, remotes: tuple[RemoteOpenApi, ...]) -> Object:
         document = openapi_v2.document_of(self._registry, self._described, self._definitions)
         return merged_v2(document, remotes) if remotes else document
+
+    def _openapi_v2_protobuf(self, remotes: tuple[RemoteOpenApi, ...]) -> bytes:
+        try:
+            return openapi_v2_protobuf.encode_document(self._openapi_v2(remotes))
+        except (LookupError, TypeError, ValueError, AttributeError):
+            if not remotes:
+                raise
+            log.warning(
+                "OpenAPI v2 documents of aggregated APIs cannot be encoded", groups=[each.group for each in remotes]
+            )
+            return openapi_v2_protobuf.encode_document(self._openapi_v2(()))

@@ -122,6 +122,8 @@ class Server:
         if self.aggregator.is_group_version(call.path):
             self.authorize_path(call)
             return await self.aggregator.forward(call)
+        if call.path.strip("/") == "apis":
+            self.authorize_path(call)  # before documents of other servers are read
         if (document := await self.documents.discovery(call)) is not None:
             self.authorize_path(call)
         return document
