@@ -30,7 +30,7 @@ class ResourceMapper:
 
     async def all(self, api: Transport) -> ServedResources:
         """Discover the resources again; return them with their verbs."""
-        found = await served_resources(Client(api))
+        found = await served_resources(Client(api), skip_unavailable=True)
         self._served = {each: verbs for each, verbs in found.items() if verbs >= REQUIRED_VERBS and self._matches(each)}
         self._expires_at = self._monotonic() + CACHE_SECONDS
         return self._served

@@ -169,7 +169,7 @@ def discovered_resources(service: ApiService, document: Object) -> list[Object]:
             "scope": "Namespaced" if entry.get("namespaced") else "Cluster",
             "singularResource": str(entry.get("singularName") or ""),
             "verbs": verbs,
-            **{key: entry[key] for key in ("shortNames", "categories") if entry.get(key)},
+            **{key: list(map(str, entry[key])) for key in ("shortNames", "categories") if entry.get(key)},
         }
     return list(found.values())
 
