@@ -339,11 +339,11 @@ async def test_unavailable_server_is_stale_and_not_called(shop: tuple[Hand, Back
     assert (await call("GET", f"{GROUP}/orders"))[0] == 404
 
 
-async def test_strangers_cannot_cause_reads(shop: tuple[Hand, Backend]) -> None:
+async def test_unauthorized_users_cannot_cause_reads(shop: tuple[Hand, Backend]) -> None:
     call, backend = shop
-    stranger = call.being(User("system:anonymous", ("system:unauthenticated",)))
+    anonymous = call.being(User("system:anonymous", ("system:unauthenticated",)))
     for path in ("/apis", "/apis/", "/openapi/v2", "/openapi/v3", GROUP, f"{GROUP}/orders", f"/openapi/v3{GROUP}"):
-        assert (await stranger("GET", path, accept=AGGREGATED if path.startswith("/apis") else ""))[0] == 403
+        assert (await anonymous("GET", path, accept=AGGREGATED if path.startswith("/apis") else ""))[0] == 403
     assert not backend.requests
 
 
