@@ -17,7 +17,7 @@ COMPILE  := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --ge
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up test test-long check reference fmt bench bench-windows bench-nodes bench-sync bench-startup bench-api bench-hostile conformance kube-assets node-assets client-assets queue-assets conformance-assets kube-assets-if-possible lock clean
+.PHONY: help setup up test test-long check reference fmt bench bench-windows bench-nodes bench-sync bench-startup bench-api bench-hostile conformance kube-assets node-assets client-assets generator-assets queue-assets conformance-assets kube-assets-if-possible lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,21 +30,22 @@ up: setup ## Run a world on this machine until Ctrl-C: a virtual cluster that le
 test: setup $(if $(FAST),,$(VENV)/installed-bench kube-assets-if-possible) ## Run all tests except the long ones, as CI does (FAST=1: without Kubernetes)
 	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "$(MARKS)"
 
-test-long: setup kube-assets client-assets queue-assets conformance-assets ## Run the long tests: soak tests, hundreds of kills, conformance
+test-long: setup kube-assets client-assets generator-assets queue-assets conformance-assets ## Run the long tests: soak tests, hundreds of kills, conformance
 	$(BIN)/python tools/conformance.py --beside
 	$(BIN)/pytest -m long
 
 conformance: setup conformance-assets ## Run the Kubernetes conformance tests that need no containers against Tapestry
 	$(BIN)/python tools/conformance.py
 
-check: setup ## Check lint, formatting, types, layers and smells
+check: setup ## Check lint, formatting, types, layers, smells and generated files
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/smells.py
+	$(BIN)/python tools/reference.py --check
 
-reference: setup ## Regenerate docs/reference from commands, kinds and labels
+reference: setup ## Regenerate docs/reference and manifests/crds from commands, kinds and labels
 	$(BIN)/python tools/reference.py
 
 fmt: setup ## Format the code and apply automatic lint fixes
@@ -84,6 +85,11 @@ conformance-assets: ## Build the tests of Kubernetes (nine minutes, once)
 client-assets: ## Build helm and kwok, for the long tests of the API server
 	@$(PYTHON) tools/kube_assets.py --clients
 
+generator-assets: ## Install a generator of API clients, for the long test of the OpenAPI documents; it needs Java
+	@folder=$$($(PYTHON) tools/kube_assets.py --print-dir)/openapi-generator && \
+	if [ ! -e $$folder/bin/openapi-generator-cli ]; then $(PYTHON) -m venv $$folder && \
+	$$folder/bin/python -m pip --disable-pip-version-check --quiet install --require-hashes -r tools/openapi-generator/requirements.lock; fi
+
 queue-assets: ## Build Kueue, for the long test of its guide
 	@$(PYTHON) tools/kube_assets.py --queues
 
@@ -94,6 +100,7 @@ kube-assets-if-possible:
 lock: $(BIN)/uv ## Update the lock files from pyproject.toml (UPGRADE=1: to the newest versions)
 	$(COMPILE) $(EXTRAS) pyproject.toml --output-file requirements.lock
 	$(COMPILE) --extra bench --constraints requirements.lock pyproject.toml --output-file benchmarks/requirements.lock
+	$(COMPILE) tools/openapi-generator/requirements.in --output-file tools/openapi-generator/requirements.lock
 
 clean: ## Delete all files that the other targets create in this folder
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist

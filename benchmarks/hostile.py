@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import cycle, islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -236,9 +236,10 @@ async def measured(server: OwnServer, *, is_quick: bool, at_once: int) -> Run:
     connector = aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=server.ca), limit=0)
     timeout = aiohttp.ClientTimeout(total=120)
     headers = {"Authorization": f"Bearer {server.token}"}
-    async with aiohttp.ClientSession(
+    sessions = aiohttp.ClientSession(
         connector=connector, timeout=timeout, headers=headers, read_bufsize=1 << 22, max_line_size=1 << 18
-    ) as session:
+    )
+    async with sessions as session, AsyncExitStack() as stack:
         client = Client(session, server.url)
         say("hostile: preparing")
         await prepare(client, QUICK_OBJECTS if is_quick else OBJECTS)
@@ -249,11 +250,12 @@ async def measured(server: OwnServer, *, is_quick: bool, at_once: int) -> Run:
             cases = [*islice(cycle(harmful), HOSTILE), *islice(cycle(harmless), LARGE)]
         await attack(client, harmless[:1], 1)  # the first list fills the caches
         command = [sys.executable, "-m", "benchmarks.sides.poller", server.url, server.ca, server.token]
+        output = stack.enter_context(TemporaryFile())  # uvloop may lose the end of a pipe when the process ends
         poller = await asyncio.create_subprocess_exec(
             *map(str, command),
             f"{NAMESPACE_PATH}/configmaps/small",
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=output,
             cwd=Path(__file__).parents[1],
         )
         try:
@@ -271,8 +273,9 @@ async def measured(server: OwnServer, *, is_quick: bool, at_once: int) -> Run:
             say(f"hostile: {CONNECTIONS} connections")
             await crowd(server.url, CONNECTIONS)
             run.crowded = run.attacked[1], time.monotonic()
-            output, _ = await poller.communicate(b"")  # ends its input
-            run.samples = msgspec.json.decode(output, type=list[Sample])
+            await poller.communicate(b"")  # ends its input
+            output.seek(0)
+            run.samples = msgspec.json.decode(output.read(), type=list[Sample])
         finally:
             if poller.returncode is None:
                 poller.kill()

@@ -1,11 +1,11 @@
 """Generate the API server's table of built-in resources from documents that Kubernetes publishes.
 
-    python tools/api_tables.py    writes src/tapestry/apiserver/data/{kubernetes,descriptions}.json.gz
+    python tools/api_tables.py    writes src/tapestry/apiserver/data/kubernetes.json.gz
 
 This needs Go for its module cache. The files are committed, so nothing else needs Go. The discovery documents list the
 resources, and the OpenAPI documents their fields. Defaults that only repeat an empty value are omitted, except those of
-structs, which exist even if unset. Descriptions are in their own file, because they are long and rarely read. Versions
-that a server does not serve by default (alpha, beta) are omitted.
+structs, which exist even if unset. Descriptions are omitted: tools/openapi_documents.py records them. Versions that
+a server does not serve by default (alpha, beta) are omitted.
 """
 
 import gzip
@@ -187,16 +187,8 @@ def main() -> None:
                     if (struct := embedded_struct(status, published)) is not None:
                         each["blankStatus"] = empty_struct(struct, published)
     table = {"notice": NOTICE, "version": VERSION, "resources": rows, "schemas": reachable_types(roots, types)}
-    texts = {name: descriptions(published[name]) for name in table["schemas"]}
     write_table("kubernetes.json.gz", table)
-    write_table("descriptions.json.gz", {"notice": NOTICE, "version": VERSION, "types": texts})
-    print(f"{len(rows)} resources, {len(texts)} types")
-
-
-def descriptions(schema: Json) -> Json:
-    """Return the description of a type under an empty name, and those of its fields by name."""
-    fields = schema.get("properties", {}).items()
-    return {name: each["description"] for name, each in [("", schema), *fields] if "description" in each}
+    print(f"{len(rows)} resources, {len(table['schemas'])} types")
 
 
 def write_table(name: str, table: Json) -> None:

@@ -1,4 +1,4 @@
-"""Generate documentation from the code: the pages on commands, kinds and keys, and the tables of ARCHITECTURE.md.
+"""Generate files from the code: pages on commands, kinds and keys, tables of ARCHITECTURE.md, manifests of CRDs.
 
     python tools/reference.py           write the stale ones
     python tools/reference.py --check   list the stale ones, and fail if there are any
@@ -18,8 +18,11 @@ from typing import Any
 import click
 
 import tapestry.apis.keys
+from at.controller import AT
+from redismigration.controller import REDIS_MIGRATION
 from tapestry.apis.clusterbindings import CLUSTER_BINDING
 from tapestry.apis.policies import POLICY
+from tapestry.cli.controllers import crd_files
 from tapestry.cli.help_text import exit_codes
 from tapestry.cli.main import COMMANDS, GROUPS, main
 from tapestry.kube.crds import Kind, crd
@@ -35,6 +38,8 @@ CONVENTIONS = {
     "observedGeneration": "The `metadata.generation` that the status is about.",
 }
 """Fields that mean the same of every kind."""
+MANIFESTS = (AT, REDIS_MIGRATION, CLUSTER_BINDING, POLICY)
+"""Kinds whose CustomResourceDefinitions are files of the repository."""
 
 Row = tuple[str, ...]
 
@@ -46,6 +51,7 @@ def pages() -> dict[str, str]:
         "docs/reference/kinds.md": kinds_page(),
         "docs/reference/labels.md": labels_page(),
         "ARCHITECTURE.md": architecture_page(),
+        **{f"manifests/crds/{name}": text for name, text in crd_files(MANIFESTS).items()},
     }
 
 
@@ -307,6 +313,7 @@ def run(arguments: list[str]) -> int:
         print("\n".join(f"{path} differs from the code: run `make reference`" for path in stale))
         return 1 if stale else 0
     for path, text in stale.items():
+        (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
         (ROOT / path).write_text(text)
         print(path)
     return 0

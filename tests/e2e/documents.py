@@ -33,7 +33,7 @@ SERVING_OUTPUT = "...\nCtrl-C stops...\n..."
 TIMEOUT_SECONDS = 90.0
 """Seconds for commands to end, and for the expected output to appear."""
 PAUSE = 0.3
-CLONED = ("Makefile", "examples", "docs", "README.md")
+CLONED = ("Makefile", "examples", "manifests", "docs", "README.md")
 
 
 def blocks_of(document: Path) -> list[CommandBlock]:

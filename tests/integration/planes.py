@@ -56,7 +56,7 @@ def starts_kubernetes(assets: Path, folders: pytest.TempPathFactory) -> Start:
 def starts_own(folders: pytest.TempPathFactory) -> Start:
     @contextmanager
     def start(name: str, *, controllers: bool = False) -> Iterator[OwnServer]:
-        flags = ("--service-cluster-ip-range", "10.96.0.0/16", "--controllers", "*" if controllers else "none")
+        flags = ("--service-cluster-ip-range", "10.96.0.0/16", "--controllers", "*,volumes" if controllers else "none")
         # As in `ControlPlane`: without controllers no service accounts exist, so pods must not need one.
         with OwnServer(folders.mktemp(name), *flags, pod_accounts=str(controllers).lower()) as server:
             yield server
@@ -70,8 +70,7 @@ def only_on_kubernetes(reason: str) -> pytest.MarkDecorator:
 
 
 NODE_LIFECYCLE = "kube-controller-manager evicts pods from nodes that are silent; no controller of ours does"
-VOLUME_BINDING = "kube-controller-manager binds claims to volumes; no controller of ours does"
 PROCESSES = "it is about the processes of Kubernetes"
 FORGETTING = "etcd can be told to forget what was; a server of ours forgets by itself, in time"
 WHOLE_MINUTES = "it waits for whole minutes, and is about clocks more than about servers"
-REASONS = (NODE_LIFECYCLE, VOLUME_BINDING, PROCESSES, FORGETTING, WHOLE_MINUTES)
+REASONS = (NODE_LIFECYCLE, PROCESSES, FORGETTING, WHOLE_MINUTES)

@@ -5,6 +5,7 @@ from typing import Any
 
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import (
+    CSI_NODES,
     DISRUPTION_BUDGETS,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
@@ -112,16 +113,31 @@ def claim(name: str, volume: str = "", storage_class: str = "", mode: str = "Rea
     return PERSISTENT_VOLUME_CLAIMS, {"metadata": {**metadata, **meta}, "spec": spec}
 
 
-def volume(name: str, nodes: Object | None = None, storage_class: str = "", labels: Object | None = None) -> Any:
+def volume(
+    name: str,
+    nodes: Object | None = None,
+    storage_class: str = "",
+    labels: Object | None = None,
+    source: Object | None = None,
+) -> Any:
     spec: Object = {
         "accessModes": ["ReadWriteOnce"],
         "capacity": {"storage": "2Gi"},
-        "hostPath": {"path": "/nowhere"},
         "storageClassName": storage_class,
+        **(source or {"hostPath": {"path": "/nowhere"}}),
     }
     if nodes is not None:
         spec["nodeAffinity"] = {"required": {"nodeSelectorTerms": [nodes]}}
     return PERSISTENT_VOLUMES, {"metadata": {"name": name, "labels": labels or {}}, "spec": spec}
+
+
+def csi_volume(name: str) -> Any:
+    return volume(name, source={"csi": {"driver": "maker.example.com", "volumeHandle": name}})
+
+
+def csi_node(name: str, count: int) -> Any:
+    driver = {"name": "maker.example.com", "nodeID": name, "allocatable": {"count": count}}
+    return CSI_NODES, {"metadata": {"name": name}, "spec": {"drivers": [driver]}}
 
 
 def storage_class(name: str, mode: str, provisioner: str = "example.com/maker", **more: Any) -> Any:
@@ -415,6 +431,32 @@ SITUATIONS: dict[str, Situation] = {
         pod("probe", volumes=using("c")),
         [pod("a", "n1", volumes=using("c"))],
         [volume("v"), claim("c", "v", mode="ReadWriteOncePod")],
+    ),
+    "a claim for one pod only, of a less important pod": Situation(
+        THREE,
+        pod("probe", volumes=using("c"), priorityClassName="high"),
+        [pod("a", "n1", volumes=using("c"))],
+        [volume("v"), claim("c", "v", mode="ReadWriteOncePod")],
+    ),
+    "as many volumes as two nodes attach": Situation(
+        THREE,
+        pod("probe", volumes=using("c")),
+        [pod("a", "n1", volumes=using("d")), pod("b", "n2", volumes=using("e"))],
+        [
+            *(csi_volume(name) for name in ("v", "w", "x")),
+            *(claim(name, on) for name, on in (("c", "v"), ("d", "w"), ("e", "x"))),
+            *(csi_node(name, count) for name, count in (("n1", 1), ("n2", 1), ("n3", 2))),
+        ],
+    ),
+    "as many volumes as all nodes attach": Situation(
+        THREE,
+        pod("probe", volumes=using("c", "d"), priorityClassName="high"),
+        [pod("a", "n1", volumes=using("e"))],
+        [
+            *(csi_volume(name) for name in ("v", "w", "x")),
+            *(claim(name, on) for name, on in (("c", "v"), ("d", "w"), ("e", "x"))),
+            *(csi_node(name, count) for name, count in (("n1", 2), ("n2", 1), ("n3", 1))),
+        ],
     ),
     # -- preemption
     "one is less important": Situation(

@@ -11,6 +11,7 @@ from .servers import TAPESTRY, OwnServer
 
 Kubectl = Callable[..., str]
 SECRET = "hunter2-of-the-trials"
+SAMPLE = Path(__file__).parents[2] / "examples" / "at" / "sample.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,16 @@ def test_expiring_token_works_until_it_is_revoked(kube_assets: Path, server: Own
 
 def test_kubectl_requires_an_expiring_token(kube_assets: Path, server: OwnServer) -> None:
     assert "tapestry token create" in by(kube_assets, server, server.token)("get", "--raw", "/version", fails=True)
+
+
+def test_kubectl_without_cached_discovery_prints_what_to_do(
+    kube_assets: Path, server: OwnServer, tmp_path: Path
+) -> None:
+    kubectl, cold = by(kube_assets, server, server.token), ("--cache-dir", str(tmp_path / "cold"))
+    for arguments in (("get", "pods"), ("apply", "--server-side", "-f", str(SAMPLE)), ("api-resources",)):
+        output = kubectl(*cold, *arguments, fails=True)
+        assert "run `tapestry token create --user NAME` on the machine of the server" in output
+        assert "unknown" not in output
 
 
 def test_roles_apply_to_users_and_escalation_is_refused(kube_assets: Path, server: OwnServer) -> None:

@@ -5,10 +5,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tapestry.client.client import Client
 from tapestry.client.watch import wait_for
@@ -16,6 +17,7 @@ from tapestry.kube.objects import Object, is_owned_by, value_at
 from tapestry.kube.resources import JOBS, PODS, Resource
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+CRDS = EXAMPLES.parent / "manifests" / "crds"
 TAPESTRY = Path(sys.executable).with_name("tapestry")
 ATS = Resource("demo.wukong.com", "v1alpha1", "At", "ats")
 MIGRATIONS = Resource("database.cloud.tencent.com", "v1", "RedisMigration", "redismigrations")
@@ -25,29 +27,39 @@ Kubectl = Callable[..., str]
 
 @pytest.fixture
 def kinds(kubectl: Kubectl) -> None:
-    """`tapestry crd | kubectl apply -f -`"""
-    crds = subprocess.run([TAPESTRY, "crd"], check=True, capture_output=True, text=True).stdout
-    kubectl("apply", "-f", "-", stdin=crds)
+    """`kubectl apply -f manifests/crds`, without the kinds of Tapestry itself."""
+    for resource in (ATS, MIGRATIONS):
+        kubectl("apply", "-f", str(CRDS / f"{resource.group}_{resource.plural}.yaml"))
     kubectl("wait", "--for=condition=Established", f"crd/{ATS.name}", f"crd/{MIGRATIONS.name}")
 
 
 @contextmanager
 def running(name: str, kubeconfig: Path, namespace: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `tapestry run NAME` for one namespace.  It must exit cleanly on SIGTERM."""
-    command = [TAPESTRY, "run", name, "--config", EXAMPLES / name / "config.yaml", "--kubeconfig", kubeconfig]
+    """Run `tapestry run NAME` for one namespace."""
+    with process(kubeconfig, namespace, "run", name, "--config", EXAMPLES / name / "config.yaml") as started:
+        yield started
+
+
+@contextmanager
+def process(
+    kubeconfig: Path, namespace: str, *arguments: str | Path, log: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command for one namespace.  It must exit cleanly on SIGTERM."""
+    command = [TAPESTRY, *arguments, "--kubeconfig", kubeconfig]
     environ = {
         **os.environ,
         "TAPESTRY_FILTER_NAMESPACES": json.dumps([namespace]),
         "TAPESTRY_LEADER_ELECTION_NAMESPACE": namespace,
     }
-    process = subprocess.Popen(command, env=environ)
+    with log.open("wb") if log is not None else nullcontext() as stderr:
+        started = subprocess.Popen(command, env=environ, stderr=stderr)
     try:
-        yield process
-        process.terminate()
-        assert process.wait(30) == 0
+        yield started
+        started.terminate()
+        assert started.wait(30) == 0
     finally:
-        process.kill()
-        process.wait()
+        started.kill()
+        started.wait()
 
 
 def in_phase(phase: str) -> Callable[[Object | None], bool]:
@@ -101,6 +113,30 @@ async def test_redismigration_passes_its_phases_with_events(
     assert history == {"Pending": "False", "Precheck": "False", "Migrate": "False", "Succeeded": "True"}
     events = kubectl("get", "events", "-n", namespace, "-o", "jsonpath={.items[*].reason}")
     assert set(events.split()) == {"PhasePrecheck", "PhaseMigrate", "PhaseSucceeded"}
+
+
+async def test_hub_runs_the_controllers_that_its_configuration_enables(
+    kinds: None, client: Client, kubectl: Kubectl, kubeconfig: Path, namespace: str, tmp_path: Path
+) -> None:
+    shipped, without, log = EXAMPLES / "hub.yaml", tmp_path / "without.yaml", tmp_path / "log"
+    disabling = {"controllers": ["*", "-redismigration"]}
+    without.write_text(yaml.safe_dump({**yaml.safe_load(shipped.read_text()), **disabling}))
+    with process(kubeconfig, namespace, "hub", "--config", without, log=log):
+        for name in ("redismigration", "at"):
+            sample = (EXAMPLES / name / "sample.yaml").read_text()
+            kubectl("apply", "-f", "-", stdin=sample.replace("namespace: default", f"namespace: {namespace}"))
+        await wait_for(client, ATS, "hello", namespace, until=in_phase("Pending"))
+        assert "status" not in await client.get(MIGRATIONS, "rmtest", namespace)
+    lines = map(json.loads, log.read_text().splitlines())
+    selected = next(line for line in lines if line["message"] == "controllers selected")
+    assert "at" in selected["enabled"]
+    assert selected["disabled"] == ["redismigration"]
+
+    with process(kubeconfig, namespace, "hub", "--config", shipped):
+        await wait_for(client, MIGRATIONS, "rmtest", namespace, until=in_phase("Migrate"))
+        pod = await client.get(PODS, "hello", namespace)
+        await client.patch(PODS, pod, {"status": {"phase": "Succeeded"}}, subresource="status")
+        await wait_for(client, ATS, "hello", namespace, until=in_phase("Succeeded"))
 
 
 def test_spec_outside_the_schema_is_refused(kinds: None, kubectl: Kubectl, namespace: str) -> None:

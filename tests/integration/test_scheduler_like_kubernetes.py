@@ -26,12 +26,14 @@ from tapestry.controlplane.scheduler.placement import (
 )
 from tapestry.controlplane.scheduler.pod_info import pod_info_of
 from tapestry.controlplane.scheduler.preemption import PreemptionFailed, Victims, victims
-from tapestry.controlplane.scheduler.scheduler import claims_in_use, disruption_budget_of
-from tapestry.controlplane.scheduler.volumes import StorageLister, UnresolvableClaim, storage_class_of, volume_plan_of
+from tapestry.controlplane.scheduler.scheduler import disruption_budget_of
+from tapestry.controlplane.scheduler.volumes import StorageLister, UnresolvableClaim, volume_plan_of
+from tapestry.controlplane.volume_matching import storage_class_of
 from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, key_of, labels_of, name_of, namespace_of, value_at
 from tapestry.kube.resources import (
+    CSI_NODES,
     DISRUPTION_BUDGETS,
     NAMESPACES,
     NODES,
@@ -46,7 +48,7 @@ from tapestry.local.kubernetes import ControlPlane
 from .scheduling import SITUATIONS, Situation, named, node, node_affinity, pod
 
 CLASSES = Resource("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", namespaced=False)
-KINDS = (PODS, NODES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, STORAGE_CLASSES, DISRUPTION_BUDGETS)
+KINDS = (PODS, NODES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, STORAGE_CLASSES, DISRUPTION_BUDGETS, CSI_NODES)
 CANARY = node("canary", taints=({"key": "canary", "effect": "NoSchedule"},), pods="1", cpu="0", memory="0")
 SECONDS = 30.0
 OURS = (
@@ -153,7 +155,7 @@ async def ours(client: Client, probe: Object) -> Answer:
             cache.add_pod(pod_info_of(each), each["spec"]["nodeName"])
     info = pod_info_of(probe)
     try:
-        context = SchedulingContext(info, volume_plan_of(probe, storage_of(found)))
+        context = SchedulingContext(info, volume_plan_of(probe, storage_of(found, cache)))
         choice = select_node(context, cache, NodeFitCache())
     except UnresolvableClaim as error:
         context, choice = SchedulingContext(info), ScheduleResult(blocked_reason=str(error))
@@ -173,7 +175,7 @@ def no_fit(context: SchedulingContext, choice: ScheduleResult, cache: SchedulerC
     return Answer(message=message, victims=leaving)
 
 
-def storage_of(found: dict[Resource, list[Object]]) -> StorageLister:
+def storage_of(found: dict[Resource, list[Object]], cache: SchedulerCache) -> StorageLister:
     by_key = {resource: {key_of(each): each for each in found[resource]} for resource in found}
     volumes = found[PERSISTENT_VOLUMES]
     return StorageLister(
@@ -181,7 +183,8 @@ def storage_of(found: dict[Resource, list[Object]]) -> StorageLister:
         by_key[PERSISTENT_VOLUMES].get,
         lambda name: [each for each in volumes if storage_class_of(each) == name],
         by_key[STORAGE_CLASSES].get,
-        lambda key: [key_of(each) for each in found[PODS] if key in claims_in_use(each)],
+        by_key[CSI_NODES].get,
+        lambda key: cache.claim_users.get(key, ()),
     )
 
 

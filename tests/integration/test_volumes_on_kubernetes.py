@@ -21,7 +21,7 @@ from tapestry.kube.resources import (
 from tapestry.syncer.translate.volumes import name_in_physical
 
 from .lending import Lending, wait_until, wait_until_gone
-from .planes import VOLUME_BINDING, Plane, only_on_kubernetes
+from .planes import Plane
 
 DRIVER = "disk.example"
 ALLOWED = {"drivers": [DRIVER], "volumeHandles": ["vol-*"]}
@@ -88,7 +88,6 @@ def phase(wanted: str) -> Any:
     return lambda obj: value_at(obj, "status", "phase") == wanted
 
 
-@only_on_kubernetes(VOLUME_BINDING)
 @pytest.mark.parametrize("storage_class", ["fast", ""])
 async def test_claim_copy_binds_grows_and_ends_with_last_pod(site: Lending, storage_class: str) -> None:
     await site.set_binding(allowedVolumes=ALLOWED)

@@ -13,7 +13,7 @@ def not_found(message: str) -> NotFound:
 
 
 def method_not_allowed(method: str, allowed: str) -> MethodNotAllowed:
-    message = f"{method} is not supported, only {allowed}; change objects through the Kubernetes API"
+    message = f"{method} is not supported here, only {allowed}"
     return MethodNotAllowed(405, "MethodNotAllowed", message, details={"allowed": allowed})
 
 

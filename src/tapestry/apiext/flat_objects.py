@@ -1,10 +1,10 @@
 """Flat objects: the fields of an object under names that are the same for every kind.
 
-  {"kind": "User", "name": "ann", "namespace": "default", "uid": "...", "created": "2026-01-02T03:04:05Z",
+  {"kind": "User", "name": "ann", "namespace": "default", "uid": "...", "version": "17", "created": "2026-01-02T...",
    "deleting": false, "labels": {}, "phase": "Active", "conditions": {"Ready": {"status": "True", ...}},
    "spec": {"email": "ann@example.com", "teams": ["blue"]}}
 
-`full_object` keeps the rest of the object and can be posted again.  `object_outline` summarizes it for lists.
+`full_object` keeps the rest of the object and can be posted or put again.  `object_outline` summarizes it for lists.
 """
 
 from collections.abc import Mapping
@@ -25,8 +25,10 @@ PHASE_CONDITIONS = ("Failed", "Complete", "Ready", "Available")
 """Conditions that replace a missing phase; the first true one counts."""
 
 METADATA_FIELDS = ("name", "namespace", "labels", "annotations")
-READ_ONLY_FIELDS = frozenset({"kind", "apiVersion", "uid", "created", "deleting", "phase", "conditions", "status"})
-"""Fields of a flat object that are ignored when it is posted."""
+READ_ONLY_FIELDS = frozenset(
+    {"kind", "apiVersion", "uid", "version", "created", "deleting", "phase", "conditions", "status"}
+)
+"""Fields of a flat object that are ignored when it is posted or put; `version` is a precondition of changes."""
 
 
 def full_object(obj: Object, resource: Resource) -> Object:
@@ -51,6 +53,7 @@ def common_fields(obj: Object, resource: Resource) -> Object:
         "name": name_of(obj),
         "namespace": metadata.get("namespace"),
         "uid": metadata.get("uid"),
+        "version": metadata.get("resourceVersion"),
         "created": metadata.get("creationTimestamp"),
         "deleting": is_deleting(obj),
         "labels": dict(labels_of(obj)),
@@ -124,21 +127,71 @@ def object_from_body(body: Any, resource: Resource, namespace: str | None) -> Ob
 
     Raise BadRequest if it cannot be an object of `resource`; the API server validates the rest.
     """
-    if not isinstance(body, dict):
-        raise bad_request('the body is not an object; send {"name": ..., "spec": {...}}')
-    kind = body.get("kind", resource.kind)
-    if kind != resource.kind:
-        raise bad_request(f"kind: {kind!r} was posted to {resource.name}, whose kind is {resource.kind!r}")
-    obj = body if "metadata" in body else from_flat(body)
+    obj = checked_body(body, resource)
     metadata = obj["metadata"]
-    if not isinstance(metadata, dict):
-        raise bad_request("metadata: this is not an object; send the name in it, or a flat object without metadata")
     if not metadata.get("name") and not metadata.get("generateName"):
         raise bad_request('name: missing; send {"name": ..., "spec": {...}}')
     where = namespace_for(metadata.get("namespace"), namespace, resource)
     rest = {name: value for name, value in metadata.items() if name != "namespace"}
     identity = {"apiVersion": obj.get("apiVersion") or resource.api_version, "kind": resource.kind}
     return {**obj, **identity, "metadata": {**rest, "namespace": where} if where else rest}
+
+
+def checked_body(body: Any, resource: Resource) -> Object:
+    """Return a flat body, or one with `metadata`, as an object; raise BadRequest if it cannot be one of `resource`."""
+    if not isinstance(body, dict):
+        raise bad_request('the body is not an object; send {"name": ..., "spec": {...}}')
+    kind = body.get("kind", resource.kind)
+    if kind != resource.kind:
+        raise bad_request(f"kind: {kind!r} was sent to {resource.name}, whose kind is {resource.kind!r}")
+    obj = body if "metadata" in body else from_flat(body)
+    if not isinstance(obj["metadata"], dict):
+        raise bad_request("metadata: this is not an object; send the name in it, or a flat object without metadata")
+    return obj
+
+
+def check_identity(metadata: Object, name: str, namespace: str | None) -> None:
+    """Raise BadRequest if a body names another object than the path."""
+    for field, expected in (("name", name), ("namespace", namespace)):
+        if metadata.get(field) not in (None, expected):
+            raise bad_request(f"{field}: {metadata[field]!r} in the body and {expected!r} in the request; omit it")
+
+
+def replacement(body: Any, current: Object, resource: Resource) -> Object:
+    """Return the object that a put body stands for.
+
+    A flat body replaces labels, annotations and all fields but the status, and keeps the rest of the metadata. Its
+    `version`, if any, must be the current one. A body with `metadata` is complete.
+    """
+    obj = checked_body(body, resource)
+    check_identity(obj["metadata"], name_of(current), current["metadata"].get("namespace"))
+    identity = {"apiVersion": resource.api_version, "kind": resource.kind}
+    if "metadata" in body:
+        return {**obj, **identity}
+    changed = {field: obj["metadata"].get(field, {}) for field in ("labels", "annotations")}
+    metadata = {**current["metadata"], **changed, **version_precondition(body)}
+    status = {"status": current["status"]} if "status" in current else {}
+    return {**obj, **identity, "metadata": metadata, **status}
+
+
+def merge_patch(body: Any, name: str, namespace: str | None) -> Object:
+    """Return the merge patch of the object for one of its flat form; one with `metadata` stays as it is."""
+    if not isinstance(body, dict):
+        raise bad_request('the body is not an object; send the fields to change, as in {"spec": {"size": 3}}')
+    if "metadata" in body:
+        return body
+    read_only = sorted((READ_ONLY_FIELDS - {"version"}) & body.keys())
+    if read_only:
+        raise bad_request(f"{read_only[0]}: this field cannot be changed; omit it")
+    check_identity(body, name, namespace)
+    metadata = {field: body[field] for field in ("labels", "annotations") if field in body}
+    rest = {field: value for field, value in body.items() if field not in (*METADATA_FIELDS, "version")}
+    metadata |= version_precondition(body)
+    return {**rest, "metadata": metadata} if metadata else rest
+
+
+def version_precondition(body: Object) -> Object:
+    return {"resourceVersion": body["version"]} if body.get("version") is not None else {}
 
 
 def from_flat(body: Object) -> Object:

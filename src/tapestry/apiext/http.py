@@ -1,18 +1,22 @@
 """HTTP server of the plain REST API; it forwards the credentials of each caller to the API server."""
 
+import asyncio
 import dataclasses
 import ssl
 import time
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 from aiohttp import hdrs, web
 
+from tapestry.apiext.actions import routes_of
 from tapestry.apiext.config import ApiExtConfig
+from tapestry.apiext.requests import ROOT, RestRequest, RestResponse, error_response
 from tapestry.apiext.resource_mapper import ResourceMapper
-from tapestry.apiext.rest_api import ROOT, RestApi, RestRequest, RestResponse, error_response
+from tapestry.apiext.rest_api import RestApi
 from tapestry.apiserver.access import authentication
 from tapestry.client.access import Access
 from tapestry.client.credentials import Credentials
@@ -20,11 +24,13 @@ from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import default_access
 from tapestry.client.tls import KeyPair, TlsContextSource
 from tapestry.client.transport import JSON, Transport
+from tapestry.client.watch import WATCH_LIFETIME_SECONDS
+from tapestry.controller.app import App
+from tapestry.kube.crds import Kind
 from tapestry.kube.errors import ApiError, TooLarge, Unauthorized
 from tapestry.process.addresses import Address, parse_address
 from tapestry.process.logs import logger
 from tapestry.process.probes import bound_socket, serve_app, server_tls
-from tapestry.process.system import stop_event
 
 _authorization: ContextVar[str | None] = ContextVar("authorization", default=None)
 
@@ -62,11 +68,13 @@ log = logger(__name__)
 MAX_BODY_BYTES = 3 << 20
 """Limit of request bodies, the same as in Kubernetes."""
 PUBLIC_PATH = f"{ROOT}/openapi.json"
-"""Path that needs no credentials, because it reveals nothing about the cluster."""
+"""Path that needs no credentials, because it describes the installed software, not the cluster."""
+STREAM_SECONDS = WATCH_LIFETIME_SECONDS[1] + 60.0
+"""Seconds after which a stream is aborted, because the client does not read it."""
 RESPONSE_HEADERS = {"Content-Type": JSON, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 PREFLIGHT_HEADERS = {
-    "Access-Control-Allow-Methods": "GET, POST, DELETE",
-    "Access-Control-Allow-Headers": "Authorization, Content-Type",
+    "Access-Control-Allow-Methods": "GET, POST, PUT, PATCH, DELETE",
+    "Access-Control-Allow-Headers": "Authorization, Content-Type, Last-Event-ID",
     "Access-Control-Max-Age": "600",
 }
 
@@ -82,7 +90,7 @@ class ApiExtHandler:
         self._own_identity = own_identity
         self._origins = origins
 
-    async def handle(self, request: web.Request) -> web.Response:
+    async def handle(self, request: web.Request) -> web.StreamResponse:
         if request.path == "/healthz":
             return web.Response(text="ok")
         origin = request.headers.get(hdrs.ORIGIN, "")
@@ -91,21 +99,30 @@ class ApiExtHandler:
             return web.Response(status=204, headers=shared | PREFLIGHT_HEADERS)
         began = time.monotonic()
         try:
-            found = await self._respond(request, is_shared=bool(shared))
+            is_public = request.path == PUBLIC_PATH
+            with nullcontext() if is_public else self._caller_scope(request, is_shared=bool(shared)):
+                found = await self._respond(request)
+                headers = {**RESPONSE_HEADERS, **found.headers, **shared}
+                if found.stream is not None:
+                    return await send_stream(request, headers, found.stream)
         except ApiError as error:
             found = error_response(error)
+            headers = {**RESPONSE_HEADERS, **found.headers, **shared}
         seconds = round(time.monotonic() - began, 6)
         log.info("request handled", method=request.method, path=request.path, status=found.status, seconds=seconds)
-        return web.Response(
-            status=found.status, body=found.body, headers={**RESPONSE_HEADERS, **found.headers, **shared}
-        )
+        return web.Response(status=found.status, body=found.body, headers=headers)
 
-    async def _respond(self, request: web.Request, *, is_shared: bool) -> RestResponse:
-        with nullcontext() if request.path == PUBLIC_PATH else self._caller_scope(request, is_shared=is_shared):
-            content_type = request.headers.get(hdrs.CONTENT_TYPE, "")
-            path = request.path.removeprefix(ROOT) if request.path.startswith(f"{ROOT}/") else request.path
-            call = RestRequest(request.method, path, dict(request.query), content_type, await read_body(request))
-            return await self._rest_api.handle(call, self._transport)
+    async def _respond(self, request: web.Request) -> RestResponse:
+        path = request.path.removeprefix(ROOT) if request.path.startswith(f"{ROOT}/") else request.path
+        call = RestRequest(
+            request.method,
+            path,
+            dict(request.query),
+            request.headers.get(hdrs.CONTENT_TYPE, ""),
+            await read_body(request),
+            request.headers.get("Last-Event-ID", ""),
+        )
+        return await self._rest_api.handle(call, self._transport)
 
     def _caller_scope(self, request: web.Request, *, is_shared: bool) -> AbstractContextManager[None]:
         """Return the scope with the caller's credentials; `is_shared` means the page's origin is allowed."""
@@ -135,6 +152,25 @@ async def read_body(request: web.Request) -> bytes:
         raise TooLarge(413, "TooLarge", f"the body is over {MAX_BODY_BYTES} bytes") from error
 
 
+async def send_stream(
+    request: web.Request, headers: Mapping[str, str], stream: AsyncGenerator[bytes, None]
+) -> web.StreamResponse:
+    """Send the chunks of a stream as they arrive, until it ends or the client disconnects."""
+    log.info("stream started", method=request.method, path=request.path)
+    response = web.StreamResponse(headers=headers)
+    async with aclosing(stream):
+        try:
+            async with asyncio.timeout(STREAM_SECONDS):
+                await response.prepare(request)
+                async for chunk in stream:
+                    await response.write(chunk)
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+    log.info("stream ended", method=request.method, path=request.path)
+    return response
+
+
 @asynccontextmanager
 async def serve_http(
     handler: ApiExtHandler, address: Address, tls: ssl.SSLContext | None = None
@@ -146,22 +182,46 @@ async def serve_http(
         yield Address(address.host, port)
 
 
-async def run_apiext(config: ApiExtConfig, environ: Mapping[str, str], home: Path) -> None:
-    """Serve until SIGTERM or SIGINT; raise ValueError or OSError if startup fails."""
-    stopping = stop_event()
-    own = default_access(
-        Path(config.kubeconfig) if config.kubeconfig else None, config.context or None, environ=environ, home=home
-    )
-    transport = HttpTransport(own if config.own_identity else access_for_callers(own))
-    front = ApiExtHandler(
-        RestApi(ResourceMapper(config.kinds)), transport, own_identity=config.own_identity, origins=config.allow_origins
-    )
-    address = parse_address(config.listen)
-    assert address is not None, "checked by the configuration"
-    tls = server_tls(config.tls.certificate, config.tls.key) if config.tls.certificate else None
-    try:
-        async with serve_http(front, address, tls) as at:
-            log.info("apiext server listening", address=str(at), server=own.server, ownIdentity=config.own_identity)
-            await stopping.wait()
-    finally:
-        await transport.close()
+class ApiExtServer:
+    """The plain REST API as a part of a process, for `App`: alone, or beside managers."""
+
+    name = "apiext"
+
+    def __init__(self, config: ApiExtConfig, access: Access, kinds: Iterable[Kind[Any]] = ()) -> None:
+        """Serve all objects, and the HTTP interfaces of `kinds`.
+
+        `access` is our own; it is used for callers only with `own_identity`.
+        """
+        self.config = config
+        self.access = access
+        self.kinds = kinds
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Serve until stopped.  Raise ValueError or OSError if the server cannot listen."""
+        config = self.config
+        transport = HttpTransport(self.access if config.own_identity else access_for_callers(self.access))
+        rest_api = RestApi(ResourceMapper(config.kinds), routes_of(self.kinds))
+        handler = ApiExtHandler(rest_api, transport, own_identity=config.own_identity, origins=config.allow_origins)
+        address = parse_address(config.listen)
+        assert address is not None, "checked by the configuration"
+        tls = server_tls(config.tls.certificate, config.tls.key) if config.tls.certificate else None
+        try:
+            async with serve_http(handler, address, tls) as at:
+                server = self.access.server
+                log.info("apiext server listening", address=str(at), server=server, ownIdentity=config.own_identity)
+                await self._stopping.wait()
+        finally:
+            await transport.close()
+
+
+async def run_apiext(
+    config: ApiExtConfig, environ: Mapping[str, str], home: Path, kinds: Iterable[Kind[Any]] = ()
+) -> None:
+    """Serve until SIGTERM or SIGINT; raise ValueError, or an ExceptionGroup with an OSError, if startup fails."""
+    kubeconfig = Path(config.kubeconfig) if config.kubeconfig else None
+    access = default_access(kubeconfig, config.context or None, environ=environ, home=home)
+    await App(ApiExtServer(config, access, kinds)).run()

@@ -16,8 +16,8 @@ from tapestry.apiext.errors import bad_request
 from tapestry.kube.objects import Object
 
 FIELDS = (
-    *("kind", "name", "namespace", "uid", "created", "deleting", "labels", "annotations", "phase", "conditions"),
-    *("spec", "status"),
+    *("kind", "name", "namespace", "uid", "version", "created", "deleting", "labels", "annotations", "phase"),
+    *("conditions", "spec", "status"),
 )
 PARAMETERS = ("namespace", "filter", "sort", "limit", "page", "cursor")
 DEFAULT_LIMIT, MAX_LIMIT = 100, 500

@@ -2,21 +2,21 @@
 
 import fnmatch
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tapestry.apiext.errors import bad_request, not_found
 from tapestry.client.client import Client
-from tapestry.client.discovery import served_resources
+from tapestry.client.discovery import Served, discovered_resources
 from tapestry.client.transport import Transport
 from tapestry.kube.errors import NotFound
 from tapestry.kube.resources import Resource
 
 REQUIRED_VERBS = frozenset({"list", "get"})
-VERBS = ("list", "get", "create", "delete")
+VERBS = ("list", "get", "watch", "create", "update", "patch", "delete")
 CACHE_SECONDS = 60.0
 """Seconds that known names are cached; an unknown name is looked up at once."""
 
-ServedResources = Mapping[Resource, Collection[str]]
+ServedResources = Mapping[Resource, Served]
 
 
 class ResourceMapper:
@@ -29,9 +29,11 @@ class ResourceMapper:
         self._expires_at = float("-inf")
 
     async def all(self, api: Transport) -> ServedResources:
-        """Discover the resources again; return them with their verbs."""
-        found = await served_resources(Client(api), skip_unavailable=True)
-        self._served = {each: verbs for each, verbs in found.items() if verbs >= REQUIRED_VERBS and self._matches(each)}
+        """Discover the resources again; return them with their verbs and short names."""
+        found = await discovered_resources(Client(api), skip_unavailable=True)
+        self._served = {
+            each: served for each, served in found.items() if served.verbs >= REQUIRED_VERBS and self._matches(each)
+        }
         self._expires_at = self._monotonic() + CACHE_SECONDS
         return self._served
 
@@ -50,9 +52,10 @@ class ResourceMapper:
         )
 
 
-def resource_named(name: str, served: Iterable[Resource]) -> Resource:
-    """Find `users`, `user`, `User` or `users.example.com`; the core group wins if a name is ambiguous."""
-    found = [each for each in served if name in (each.name, each.plural) or name.lower() == each.kind.lower()]
+def resource_named(name: str, served: ServedResources) -> Resource:
+    """Find `users`, `user`, `User`, `users.example.com` or a short name; the core group wins if it is ambiguous."""
+    named = [each for each in served if name in (each.name, each.plural) or name.lower() == each.kind.lower()]
+    found = named or [each for each, info in served.items() if name in info.short_names]
     exact = [each for each in found if each.name == name]
     match exact or [each for each in found if not each.group] or found:
         case []:

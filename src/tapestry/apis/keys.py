@@ -103,6 +103,8 @@ MAPPED_CONDITION: Final = PREFIX + "Mapped"
 """True once the pod has a twin.  A twin that is missing afterwards is lost, and is never created again."""
 ACCEPTED_CONDITION: Final = PREFIX + "Accepted"
 """False if the pod may not run in the physical cluster.  The message names the field."""
+VOLUMES_CONDITION: Final = PREFIX + "VolumesBound"
+"""False while a claim of the pod is lost or stays pending in the physical cluster.  The message names the claim."""
 
 # Finalizers of ClusterBindings, in the virtual cluster only.
 MANAGER_FINALIZER: Final = PREFIX + "clusterbinding-manager"

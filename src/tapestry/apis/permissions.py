@@ -113,7 +113,7 @@ SYNCER_IN_VIRTUAL = (
     Permission(ENDPOINT_SLICES, LIST_WATCH),
     Permission(PERSISTENT_VOLUME_CLAIMS, ("get", "list", "watch")),
     Permission(PERSISTENT_VOLUME_CLAIMS, ("patch",), subresource="status"),
-    Permission(PERSISTENT_VOLUMES, ("get",)),
+    Permission(PERSISTENT_VOLUMES, ("get", "list", "watch")),
     Permission(EVENTS, ("create", "patch")),
     *CALLER_REVIEWS,
 )

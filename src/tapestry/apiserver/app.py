@@ -319,7 +319,7 @@ def build_server(
         },
         **dict.fromkeys(CONNECT_SUBRESOURCES, ConnectHandler(store, webhooks).handle),
         ("pods", "log"): kubelets.pod_log,
-        ("*", "scale"): typed(ScaleHandler(reader, verbs, webhooks).handle),
+        ("*", "scale"): typed(ScaleHandler(reader, verbs, webhooks.admit).handle),
     }
     certificate = partial(
         front_proxy_ca(Path(config.file_rootpath)).client_certificate, bootstrap.FRONT_PROXY_CLIENT, ()
@@ -327,7 +327,7 @@ def build_server(
     allows_host = config.aggregation_allow_host
     proxy = AggregationProxy(store, rng, certificate, config.request_timeout, allows_host=allows_host)
     aggregator = build_aggregator(store, registry, proxy)
-    documents = DocumentHandler(registry, DocumentCache(registry, api.schemas), version_info(api.version), aggregator)
+    documents = DocumentHandler(registry, DocumentCache(registry), version_info(api.version), aggregator)
     return Server(
         *(registry, reader, verbs, documents, aggregator, authorize, denial_reason, special),
         path_handlers=documents.path_handlers(),

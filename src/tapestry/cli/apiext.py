@@ -8,8 +8,17 @@ import click
 
 from tapestry.apiext.config import ApiExtConfig
 from tapestry.apiext.http import run_apiext
+from tapestry.cli.controllers import load_registry
 from tapestry.cli.help_text import STOPPED, command
-from tapestry.cli.process_runner import CONFIG, Flags, fault_message, settings_from_flags, split_commas, with_options
+from tapestry.cli.process_runner import (
+    CONFIG,
+    Flags,
+    fault_message,
+    settings_from_flags,
+    single_exception,
+    split_commas,
+    with_options,
+)
 from tapestry.controller.app import run_app
 from tapestry.process import logs
 from tapestry.process.config import load_config
@@ -37,6 +46,9 @@ def apiext(config: Path | None, **flags: Any) -> None:
     try:
         settings = load_config(ApiExtConfig, file=config, environ=os.environ, flags=given)
         logs.configure(settings.log_level, settings.log_format)
-        run_app(lambda: run_apiext(settings, os.environ, Path.home()))
-    except (ValueError, OSError) as error:
-        raise click.ClickException(fault_message(error)) from error
+        run_app(lambda: run_apiext(settings, os.environ, Path.home(), load_registry().kinds))
+    except (ValueError, OSError, ExceptionGroup) as error:
+        fault = single_exception(error)
+        if not isinstance(fault, ValueError | OSError):
+            raise
+        raise click.ClickException(fault_message(fault)) from error

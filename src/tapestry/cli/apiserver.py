@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import os
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,13 @@ import click
 import uvloop
 import yaml
 
+from tapestry.apiext.actions import Routes, routes_of
+from tapestry.apiext.requests import ROOT, RestRequest
 from tapestry.apiext.resource_mapper import ResourceMapper
-from tapestry.apiext.rest_api import ROOT, RestApi, RestRequest
+from tapestry.apiext.rest_api import RestApi
 from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.apiserver.app import RunningServer, run_apiserver
+from tapestry.apiserver.core.codec import JSON
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.requests import Call
 from tapestry.apiserver.core.responses import ApiResponse
@@ -21,6 +26,7 @@ from tapestry.apiserver.core.store import StorageError
 from tapestry.apiserver.handlers.server import CallHandler
 from tapestry.apiserver.serving.request_handler import MountedHandler
 from tapestry.cli import apiserver_data
+from tapestry.cli.controllers import load_registry
 from tapestry.cli.help_text import STOPPED, help_epilog
 from tapestry.cli.process_runner import (
     CONFIG,
@@ -83,7 +89,7 @@ FLAGS: Flags = {
 }
 SWITCHES: Flags = {
     "--authn-allow-localhost": ("authnAllowLocalhost", "Accept clients on this machine without credentials."),
-    "--unrestricted-update": ("unrestrictedUpdate", "Allow writes to an object to change its status as well."),
+    "--unrestricted-update": ("unrestrictedUpdate", "Let creates and updates of an object set its status as well."),
     "--kubectl-disabled": ("kubectlDisabled", "Reject requests of kubectl."),
     "--kubectl-ephemeral-token": ("kubectlEphemeralToken", "Accept only expiring tokens from kubectl."),
     "--anonymous-auth": ("anonymousAuth", "Serve requests without credentials as system:anonymous. [default: true]"),
@@ -179,8 +185,9 @@ for command in apiserver_data.COMMANDS:
 
 async def serve(settings: ApiServerConfig) -> None:
     stopping = stop_event()
+    routes = routes_of(load_registry().kinds)
     async with (
-        run_apiserver(settings, mounted_handlers={"apiext": apiext_handler()}) as served,
+        run_apiserver(settings, mounted_handlers={"apiext": apiext_handler(routes)}) as served,
         asyncio.TaskGroup() as group,
     ):
         authority, signing = ca_certificate(settings, served), CertificateAuthority(served.folder / "pki")
@@ -199,17 +206,41 @@ def write_kubeconfig(file: Path, address: str) -> None:
     file.write_text(yaml.safe_dump(document, sort_keys=False))
 
 
-def apiext_handler() -> MountedHandler:
+def apiext_handler(routes: Routes | None = None) -> MountedHandler:
     """Return the plain REST handler at /apiext; it acts as the calling user."""
-    plain = RestApi(ResourceMapper())
+    plain = RestApi(ResourceMapper(), routes)
 
     async def handle(api: CallHandler, call: Call) -> ApiResponse:
-        content_type = call.headers.get("content-type", "")
-        request = RestRequest(call.method, call.path.removeprefix(ROOT), call.query, content_type, call.body)
+        headers = call.headers
+        request = RestRequest(
+            call.method,
+            call.path.removeprefix(ROOT),
+            call.query,
+            headers.get("content-type", ""),
+            call.body,
+            headers.get("last-event-id", ""),
+        )
         found = await plain.handle(request, InProcessTransport(api, call.user))
-        return ApiResponse(found.status, found.body, headers=found.headers)
+        content_type = found.headers.get("Content-Type", JSON)
+        rest = {name: value for name, value in found.headers.items() if name != "Content-Type"}
+        return ApiResponse(
+            found.status, found.body, content_type, rest, stream=EventStream(found.stream) if found.stream else None
+        )
 
     return handle
+
+
+@dataclass(frozen=True)
+class EventStream:
+    """Chunks of a watch, as the body of a response."""
+
+    source: AsyncGenerator[bytes, None]
+
+    def chunks(self) -> AsyncGenerator[bytes, None]:
+        return self.source
+
+    def end(self) -> None:
+        """Do nothing: the source is closed with its chunks."""
 
 
 def ca_certificate(settings: ApiServerConfig, served: RunningServer) -> str:

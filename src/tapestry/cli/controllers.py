@@ -1,17 +1,21 @@
 """`tapestry run`, `tapestry hub` and `tapestry crd`: controllers of installed packages and their kinds."""
 
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import yaml
 
+from tapestry.apis.clusterbindings import CLUSTER_BINDING
+from tapestry.apis.policies import POLICY
 from tapestry.cli.help_text import STOPPED, command
 from tapestry.cli.process_runner import run_process, with_process_flags
 from tapestry.controller.app import App, manager_for
 from tapestry.controller.config import ManagerConfig
 from tapestry.controller.registry import Registry
+from tapestry.kube.crds import Kind
 from tapestry.kube.crds import crd as definition_of
 
 
@@ -47,9 +51,48 @@ async def run_controllers(config: ManagerConfig, name: str | None) -> None:
     await App(manager).run()
 
 
-@command("tapestry crd | kubectl apply -f -")
-def crd() -> None:
-    """Print the CustomResourceDefinition of every registered kind, for `kubectl apply -f -`."""
-    for kind in load_registry().kinds:
-        click.echo("---")
-        click.echo(yaml.safe_dump(definition_of(kind), sort_keys=False, allow_unicode=True), nl=False)
+@command("tapestry crd | kubectl apply -f -", "tapestry crd At", "tapestry crd --output manifests/crds")
+@click.argument("names", nargs=-1, metavar="[KIND]...")
+@click.option(
+    "--output", "-o", type=click.Path(path_type=Path, file_okay=False), help="Folder to write a file per kind to."
+)
+def crd(names: tuple[str, ...], output: Path | None) -> None:
+    """Print the CustomResourceDefinitions of Tapestry's kinds and of the kinds of installed controllers.
+
+    KIND selects some of them, by kind or plural.
+    """
+    try:
+        files = crd_files(selected_kinds([*load_registry().kinds, CLUSTER_BINDING, POLICY], names))
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    if output is None:
+        click.echo("".join(files.values()), nl=False)
+        return
+    output.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (output / name).write_text(text)
+        click.echo(output / name)
+
+
+def selected_kinds(kinds: Sequence[Kind[Any]], names: Sequence[str]) -> list[Kind[Any]]:
+    """Return the kinds whose kind, plural or full name is in `names`, or all.  Raise ValueError for unknown names."""
+    found: dict[str, list[Kind[Any]]] = {}
+    for kind in kinds:
+        for name in {kind.resource.kind.lower(), kind.resource.plural, kind.resource.name}:
+            found.setdefault(name, []).append(kind)
+    for name in names:
+        if name.lower() not in found:
+            known = ", ".join(sorted({kind.resource.kind for kind in kinds}))
+            raise ValueError(f"kind {name!r} is not registered; known kinds: {known}")
+    return [kind for name in names for kind in found[name.lower()]] if names else list(kinds)
+
+
+def crd_files(kinds: Iterable[Kind[Any]]) -> dict[str, str]:
+    """Return the CustomResourceDefinitions of the kinds, each with all its versions, by controller-gen's file name."""
+    versions: dict[str, list[Kind[Any]]] = {}
+    for kind in kinds:
+        versions.setdefault(f"{kind.resource.group}_{kind.resource.plural}.yaml", []).append(kind)
+    return {
+        name: yaml.safe_dump(definition_of(*each), sort_keys=False, allow_unicode=True, explicit_start=True)
+        for name, each in versions.items()
+    }

@@ -58,8 +58,12 @@ GROUPS = {
         "run": Entry("tapestry.cli.controllers", "Run one controller."),
         "hub": Entry("tapestry.cli.controllers", "Run every installed controller."),
     },
+    "Controllers": {
+        "new": Entry("tapestry.cli.new_controller", "Create the files of a new controller."),
+        "phases": Entry("tapestry.cli.phases", "Draw the phases of installed controllers."),
+    },
     "Other": {
-        "crd": Entry("tapestry.cli.controllers", "Print the CustomResourceDefinition of every registered kind."),
+        "crd": Entry("tapestry.cli.controllers", "Print or write CustomResourceDefinitions of registered kinds."),
         "completion": Entry("tapestry.cli.completion", "Print a shell completion script."),
         "version": Entry("tapestry.cli.main", "Print the version."),
     },

@@ -57,11 +57,31 @@ FLAGS: Flags = {
     "--log-level": ("log.level", "Log level: debug, info, warning or error."),
     "--audit": ("audit", "File to append one line per write to."),
 }
+ZAP_LEVELS = {"debug": "debug", "info": "info", "error": "error", "panic": "error"}
+
+
+def parse_zap_level(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
+    """Parse a level as controller-runtime does: a name, or a verbosity from 1 on, each of which includes debug."""
+    if text is None:
+        return None
+    if text in ZAP_LEVELS:
+        return ZAP_LEVELS[text]
+    if text.isdecimal() and text.strip("0"):
+        return "debug"
+    raise click.BadParameter(f"{text!r} is neither a number above 0 nor one of {', '.join(ZAP_LEVELS)}")
+
+
+ZAP_LEVEL_OPTION = click.option(
+    "--zap-log-level",
+    callback=parse_zap_level,
+    metavar="LEVEL",
+    help="Log level as controller-runtime names it: debug, info, error, panic, or a verbosity from 1 on (debug).",
+)
 
 
 def with_process_flags(command: Command) -> Command:
     """Add the common options and --config to a command."""
-    return CONFIG(with_options(FLAGS, {"leaderElection.enabled": SWITCH})(command))
+    return CONFIG(with_options(FLAGS, {"leaderElection.enabled": SWITCH})(ZAP_LEVEL_OPTION(command)))
 
 
 def run_process(
@@ -72,9 +92,9 @@ def run_process(
 ) -> None:
     """Run `start(config)` to its end; `own` are the command's own options."""
     try:
-        config = load_config(
-            config_type, file=flags["config"], environ=os.environ, flags=settings_from_flags(FLAGS | own, flags)
-        )
+        given = settings_from_flags(FLAGS | own, flags)
+        given["log.level"] = given["log.level"] or flags["zap_log_level"]
+        config = load_config(config_type, file=flags["config"], environ=os.environ, flags=given)
         configure_process(config, click.get_current_context().info_name or "")
         run_app(lambda: start(config))
     except (ValueError, OSError, TracingUnavailable, ExceptionGroup) as error:

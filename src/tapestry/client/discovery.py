@@ -5,6 +5,7 @@ from it proves nothing.
 """
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 from tapestry.client.client import Client
 from tapestry.client.responses import OBJECT_DECODER, decode_response
@@ -22,14 +23,24 @@ async def is_served(client: Client, resource: Resource) -> bool:
     return any(entry["name"] == resource.plural for entry in document["resources"])
 
 
-async def served_resources(
+class Served(NamedTuple):
+    verbs: frozenset[str]
+    short_names: tuple[str, ...] = ()
+
+
+async def served_resources(client: Client, skip: Collection[str] = ()) -> dict[Resource, frozenset[str]]:
+    """Return the served resources, each in the server's preferred version, with their verbs."""
+    return {resource: served.verbs for resource, served in (await discovered_resources(client, skip)).items()}
+
+
+async def discovered_resources(
     client: Client, skip: Collection[str] = (), *, skip_unavailable: bool = False
-) -> dict[Resource, frozenset[str]]:
-    """Return the served resources, each in the server's preferred version, with their verbs.
+) -> dict[Resource, Served]:
+    """Return the served resources, each in the server's preferred version, with their verbs and short names.
 
     The group versions in `skip` are ignored; with `skip_unavailable`, also those of aggregated APIs that are down.
     """
-    preferred: dict[tuple[str, str], tuple[Resource, frozenset[str]]] = {}
+    preferred: dict[tuple[str, str], tuple[Resource, Served]] = {}
     included = [each for each in await group_versions(client) if each not in skip]
     for path, prefix in [("/api/v1", "v1"), *((f"/apis/{entry}", entry) for entry in included)]:
         group, _, version = prefix.rpartition("/")
@@ -42,7 +53,8 @@ async def served_resources(
         for entry in document["resources"]:
             resource = Resource(group, version, entry["kind"], entry["name"], entry["namespaced"])
             if "/" not in resource.plural:
-                preferred.setdefault((group, resource.plural), (resource, frozenset(entry["verbs"])))
+                served = Served(frozenset(entry["verbs"]), tuple(entry.get("shortNames") or ()))
+                preferred.setdefault((group, resource.plural), (resource, served))
     return dict(preferred.values())
 
 

@@ -6,6 +6,7 @@
     Controller   a reconcile function, the changes that trigger it, its workers
     Informer     a Store that follows the objects of a server
     PhaseMachine a reconciler for objects that pass through phases
+    Schedule     the start times of a cron schedule
 
 These are the public names.  Each module is imported when one of its names is first used, so a process loads only what
 it uses.
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
     from tapestry.controller.events import Recorder
     from tapestry.controller.informer import Informer
     from tapestry.controller.manager import Manager
-    from tapestry.controller.phases import Next, Phase, PhaseMachine, PhaseStatus
+    from tapestry.controller.phase_table import Next, Phase
+    from tapestry.controller.phases import PhaseMachine, PhaseStatus
     from tapestry.controller.queue import Queue
     from tapestry.controller.registry import Registry
+    from tapestry.controller.schedule import Schedule
     from tapestry.controller.store import Store
 
 __all__ = [
@@ -40,6 +43,7 @@ __all__ = [
     "Recorder",
     "Registry",
     "Result",
+    "Schedule",
     "Store",
     "Terminal",
     "controller_key",
@@ -52,15 +56,16 @@ _MODULES = {
     "Controller": "controller",
     "Informer": "informer",
     "Manager": "manager",
-    "Next": "phases",
+    "Next": "phase_table",
     "NotLeading": "errors",
-    "Phase": "phases",
+    "Phase": "phase_table",
     "PhaseMachine": "phases",
     "PhaseStatus": "phases",
     "Queue": "queue",
     "Recorder": "events",
     "Registry": "registry",
     "Result": "controller",
+    "Schedule": "schedule",
     "Store": "store",
     "Terminal": "errors",
     "controller_key": "controller",

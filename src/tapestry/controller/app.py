@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import uvloop
 
@@ -24,10 +24,23 @@ GC_THRESHOLDS = (50_000, 20, 50)
 """Kubernetes objects are trees without cycles: frequent collections find nothing and cost more than decoding."""
 
 
+class Runnable(Protocol):
+    """A part of a process that an App runs: a Manager, a server, or a manager of another framework."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def run(self) -> None:
+        """Run until stopped.  An exception stops the App, and so the other parts."""
+
+    def stop(self) -> None:
+        """Start a graceful shutdown, after which `run` returns.  May be called again."""
+
+
 class App:
     """Runs managers until SIGTERM or SIGINT, or until one of them fails."""
 
-    def __init__(self, *managers: Manager) -> None:
+    def __init__(self, *managers: Runnable) -> None:
         self.managers = managers
 
     async def run(self) -> None:
@@ -40,8 +53,9 @@ class App:
             lag = group.create_task(watch_loop_lag(), name="loop-lag")
             running = []
             for manager in self.managers:
-                manager.after_sync(freeze_heap)
-                running.append(group.create_task(manager.run(), name=f"manager-{manager.config.name}"))
+                if isinstance(manager, Manager):  # only its caches hold many objects for long
+                    manager.after_sync(freeze_heap)
+                running.append(group.create_task(manager.run(), name=f"manager-{manager.name}"))
             await asyncio.wait(running)
             lag.cancel()
 

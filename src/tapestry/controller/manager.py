@@ -2,7 +2,8 @@
 
     register   add the setup function of a reconciler, under a name
     setup      call the setup functions that the configuration enables; they create informers and controllers
-    run        start probes and metrics, sync the caches, call the callbacks, then campaign (if enabled), then work
+    run        start probes and metrics, sync the caches, call the setup functions that wait for that (and sync the
+               caches that these add), call the callbacks, then campaign (if enabled), then work
 
 Caches are synced before the election, so a standby takes over without listing.  On stop, a manager starts no new
 reconciles, lets those in flight finish, releases the Lease, and then closes its connections.
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Self
 
 from tapestry.client.client import Client
@@ -25,6 +27,7 @@ from tapestry.controller.errors import NotLeading
 from tapestry.controller.events import Recorder
 from tapestry.controller.informer import Informer
 from tapestry.controller.leader import Elector, LeaseDurations
+from tapestry.controller.phase_table import PhaseTable
 from tapestry.controller.store import Indexer, T
 from tapestry.controller.transforms import Transform, slim
 from tapestry.kube.errors import KubeError
@@ -40,6 +43,7 @@ RESTART_INTERVAL = 1.0
 
 Setup = Callable[["Manager"], None]
 """Sets up a reconciler: creates informers and controllers of the manager."""
+BackgroundTask = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Manager:
@@ -74,13 +78,15 @@ class Manager:
         """Client for reconcilers.  Fenced if leader election is enabled."""
         self.events = Recorder(self.client, config.name, identity, now)
         self.controllers: list[Controller] = []
+        self.phase_tables: dict[str, PhaseTable] = {}
+        """Tables of the controllers that are PhaseMachines, by the name of the controller."""
         self._keep = keep
         self._setups: dict[str, Setup] = {}
+        self._late_setups: set[str] = set()
         self._set_up = False
         self._informers: dict[tuple[Any, ...], Informer[Any]] = {}
-        self._optional_informers: list[Informer[Any]] = []
-        self._startup_tasks: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
-        self._leader_tasks: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
+        self._unstarted: list[tuple[str, BackgroundTask]] = []
+        self._leader_tasks: dict[str, BackgroundTask] = {}
         self._after_sync: list[Callable[[], None]] = []
         self._on_loss: list[Callable[[], None]] = [lambda: self.client.abort()]
         self._stopping = asyncio.Event()
@@ -88,22 +94,38 @@ class Manager:
 
     # -- assembly
 
-    def register(self, name: str, setup: Setup) -> Self:
-        """Add a reconciler.  The configuration decides whether it runs."""
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    def register(self, name: str, setup: Setup, *, after_sync: bool = False) -> Self:
+        """Add a reconciler.  The configuration decides whether it runs.
+
+        With `after_sync`, `setup` is called when the caches of all other reconcilers are synced, so it can read them.
+        Caches that it adds are synced before any work starts, too.
+        """
         self._setups[name] = setup
+        if after_sync:
+            self._late_setups.add(name)
         return self
 
     def setup(self) -> None:
-        """Set up every enabled reconciler.  The second call does nothing."""
+        """Set up every enabled reconciler, except those that wait for the sync.  The second call does nothing."""
         if self._set_up:
             return
         self._set_up = True
-        enabled = [name for name in self._setups if is_enabled(name, self.config.controllers)]
+        enabled = self._enabled()
         if not enabled:
             known = ", ".join(sorted(self._setups)) or "none"
             raise ValueError(f"controllers: {self.config.controllers} enables no controller; known: {known}")
+        disabled = [name for name in self._setups if name not in enabled]
+        log.info("controllers selected", enabled=enabled, disabled=disabled)
         for name in enabled:
-            self._setups[name](self)
+            if name not in self._late_setups:
+                self._setups[name](self)
+
+    def _enabled(self) -> list[str]:
+        return [name for name in self._setups if is_enabled(name, self.config.controllers)]
 
     # -- setup functions of reconcilers
 
@@ -139,20 +161,24 @@ class Manager:
                 keep=namespace_filter(namespaces, keep),
                 transform=transform,
             )
+            self._start_in_background(informer)
         for name, indexer in (indexers or {}).items():
             informer.store.add_index(name, indexer)
         return informer
 
     def add_optional_informer(self, informer: Informer[T]) -> Informer[T]:
         """Run an informer of another cluster.  Work does not wait for its sync: that cluster may be unreachable."""
-        self._optional_informers.append(informer)
+        self._start_in_background(informer)
         return informer
 
-    def run_always(self, name: str, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run `task` with the informers, also on a standby, until cancelled.  It is restarted after a KubeError."""
-        self._startup_tasks[name] = task
+    def _start_in_background(self, informer: Informer[Any]) -> None:
+        self._unstarted.append((f"informer-{informer.resource.name}", informer.run))
 
-    def run_while_leading(self, name: str, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def run_always(self, name: str, task: BackgroundTask) -> None:
+        """Run `task` with the informers, also on a standby, until cancelled.  It is restarted after a KubeError."""
+        self._unstarted.append((name, partial(restart_on_error, task)))
+
+    def run_while_leading(self, name: str, task: BackgroundTask) -> None:
         """Run `task` with the controllers, only while leading.  It is restarted after a KubeError."""
         self._leader_tasks[name] = task
 
@@ -190,17 +216,17 @@ class Manager:
             stack.push_async_callback(self.client.close)
             await self._listen(stack)
             async with asyncio.TaskGroup() as group:
-                background = [
-                    group.create_task(informer.run(), name=f"informer-{informer.resource.name}")
-                    for informer in (*self._informers.values(), *self._optional_informers)
-                ]
-                background += [
-                    group.create_task(restart_on_error(task), name=name) for name, task in self._startup_tasks.items()
-                ]
-                serving = group.create_task(self._serve(), name="serve")
+                background: list[asyncio.Task[None]] = []
+                self._start_background(group, background)
+                serving = group.create_task(self._serve(group, background), name="serve")
                 await self._wait_for_stop(group, serving)
                 for task in background:
                     task.cancel()
+
+    def _start_background(self, group: asyncio.TaskGroup, background: list[asyncio.Task[None]]) -> None:
+        """Start the informers and tasks that were added since the last call, and append them to `background`."""
+        background += [group.create_task(task(), name=name) for name, task in self._unstarted]
+        self._unstarted.clear()
 
     async def _wait_for_stop(self, group: asyncio.TaskGroup, serving: asyncio.Task[None]) -> None:
         stopping = group.create_task(self._stopping.wait(), name="stopping")
@@ -219,9 +245,14 @@ class Manager:
             log.warning("shutdown timed out, cancelling reconciles", seconds=self.config.shutdown_seconds)
             serving.cancel()
 
-    async def _serve(self) -> None:
-        for informer in self._informers.values():
-            await informer.synced.wait()
+    async def _serve(self, group: asyncio.TaskGroup, background: list[asyncio.Task[None]]) -> None:
+        await self._wait_for_sync()
+        late = [name for name in self._enabled() if name in self._late_setups]
+        if late:
+            for name in late:
+                self._setups[name](self)
+            self._start_background(group, background)
+            await self._wait_for_sync()
         log.info("caches synced", objects={i.name: len(i.store) for i in self._informers.values()})
         for callback in self._after_sync:
             callback()
@@ -229,6 +260,10 @@ class Manager:
             await self.elector.run(self._work)
         else:
             await self._work()
+
+    async def _wait_for_sync(self) -> None:
+        for informer in self._informers.values():
+            await informer.synced.wait()
 
     async def _work(self) -> None:
         self._working = True
@@ -299,7 +334,7 @@ class Manager:
         )
 
 
-async def restart_on_error(task: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def restart_on_error(task: BackgroundTask) -> None:
     """Run `task`, and run it again after each KubeError or NotLeading."""
     while True:
         try:

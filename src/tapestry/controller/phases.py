@@ -8,63 +8,53 @@ without a handler is terminal: an object in it is not reconciled again.
         "Precheck":  Phase(precheck, to=("Migrate", "PreFailed"), retries=3, on_failure="PreFailed"),
         ...
         "Succeeded": Phase(),
+        "Deleting":  Phase(clean_up, to=("Deleted",)),
+        "Deleted":   Phase(),
     })
 
 A handler is `async (obj) -> Next | Result | None`: the next phase, or stay and perhaps requeue.  The phase is in the
 object's status and changes by one conditional patch, so after a crash the object resumes in the phase last written.  A
 handler may run again and must be idempotent.  `status.conditions` keeps the history, with one condition per phase: True
 while the object is in it, False with the time it left.
+
+With a phase `Deleting`, every object gets a finalizer before any handler runs.  When the object is deleted, it enters
+`Deleting` from any phase.  A terminal phase after that removes the finalizer, and the object disappears.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Annotated, NamedTuple
+from datetime import datetime, timedelta
+from typing import Annotated
 
 from msgspec import Meta
 
 from tapestry.controller.controller import Controller, Result
 from tapestry.controller.errors import NotLeading, Terminal
 from tapestry.controller.manager import Manager
+from tapestry.controller.phase_table import DELETING, Next, Phase, PhaseTable
 from tapestry.controller.store import Store
 from tapestry.kube.api_types import ApiStruct, Conditions
 from tapestry.kube.conditions import find_condition, new_condition, with_condition
 from tapestry.kube.crds import InvalidSpec
-from tapestry.kube.errors import Conflict, TransportError
+from tapestry.kube.errors import Conflict, KubeError, TransportError
 from tapestry.kube.objects import Object, is_deleting, value_at, without_field
 from tapestry.kube.resources import Resource
-from tapestry.kube.times import parse_time
+from tapestry.kube.times import MICROSECOND, SECOND, parse_time, timestamp
 
-
-class Next(NamedTuple):
-    """A transition to another phase.  The message explains it to readers of the status."""
-
-    phase: str
-    message: str = ""
-
-
-Handler = Callable[[Object], Awaitable[Next | Result | None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """One row of a machine's table.  Without a handler the phase is terminal."""
-
-    handler: Handler | None = None
-    to: tuple[str, ...] = ()
-    timeout: float | None = None
-    """Seconds in the phase, after which the object moves to `on_failure`."""
-    retries: int | None = None
-    """Failed attempts after which the object moves to `on_failure`.  None means unlimited."""
-    on_failure: str = ""
+MAX_ERROR_LENGTH = 1024
+"""Characters of an error that the status shows."""
 
 
 class PhaseStatus(ApiStruct):
     """Status fields that a machine maintains.  Subclass it to add fields."""
 
     phase: Annotated[str, Meta(description="Current phase.")] = ""
-    attempts: Annotated[int, Meta(description="Failed attempts in this phase.")] = 0
+    deadline: Annotated[datetime, Meta(description="Time at which the phase fails.")] | None = None
+    attempts: Annotated[int, Meta(description="Failed attempts in this phase, if retries are limited.")] = 0
+    retries: Annotated[int, Meta(description="Failed attempts that are retried.")] | None = None
+    last_error: Annotated[str, Meta(description="Error of the last attempt in this phase.")] | None = None
     observed_generation: Annotated[int, Meta(description="Generation last reconciled.")] = 0
     conditions: Conditions = ()
 
@@ -74,9 +64,10 @@ class PhaseMachine:
 
     def __init__(self, resource: Resource, initial: str, phases: Mapping[str, Phase]) -> None:
         self.resource = resource
-        self.initial = initial
-        self.phases = dict(phases)
-        if errors := self._table_errors():
+        self.table = PhaseTable(initial, dict(phases))
+        self.finalizer = f"{resource.name}/phases"
+        self.deletion_phases = frozenset(self.table.reachable(DELETING))
+        if errors := self.table.errors():
             raise ValueError(f"the phases of {resource.kind}: " + "; ".join(errors))
 
     def controller(self, manager: Manager, name: str) -> Controller:
@@ -87,34 +78,8 @@ class PhaseMachine:
         )
         controller = manager.controller(name, run.reconcile)
         controller.watch(objects, when=has_relevant_change)
+        manager.phase_tables[name] = self.table
         return controller
-
-    def _table_errors(self) -> list[str]:
-        errors = []
-        if self.initial not in self.phases:
-            errors.append(f"the initial phase {self.initial!r} is not in the table")
-        for name, phase in self.phases.items():
-            if (phase.handler is None) != (not phase.to):
-                errors.append(f"{name}: needs both a handler and next phases, or neither")
-            errors += [
-                f"{name}: next phase {target!r} is not in the table" for target in phase.to if target not in self.phases
-            ]
-            if phase.on_failure and phase.on_failure not in phase.to:
-                errors.append(f"{name}: on_failure {phase.on_failure!r} is not one of its next phases")
-            if not phase.on_failure and (phase.timeout is not None or phase.retries is not None):
-                errors.append(f"{name}: timeout and retries need on_failure")
-        reachable = self._reachable()
-        errors += [f"{name}: cannot be reached from {self.initial!r}" for name in self.phases if name not in reachable]
-        return errors
-
-    def _reachable(self) -> set[str]:
-        reached, pending = set(), [self.initial]
-        while pending:
-            name = pending.pop()
-            if name not in reached and name in self.phases:
-                reached.add(name)
-                pending.extend(self.phases[name].to)
-        return reached
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,30 +94,62 @@ class PhaseReconciler:
 
     async def reconcile(self, key: str) -> Result | None:
         obj = self.objects.get(key)
-        if obj is None or is_deleting(obj):
+        if obj is None:
             return None
-        name = value_at(obj, "status", "phase") or self.machine.initial
-        phase = self.machine.phases.get(name)
-        if phase is None:
-            raise Terminal("UnknownPhase", f"{key}: status.phase is {name!r}, which is not a phase of the machine")
+        table = self.machine.table
+        name = value_at(obj, "status", "phase") or table.initial
+        if not await self._ensure_finalizer(obj, name):
+            return None
+        phase = table.phases.get(name)
+        if phase is None or (name in self.machine.deletion_phases) != is_deleting(obj):
+            of = "an object that is not being deleted" if phase else "the machine"
+            raise Terminal("UnknownPhase", f"{key}: status.phase is {name!r}, which is not a phase of {of}")
         if phase.handler is None:
             return None
+        if (phase.timeout, phase.retries) != (None, None) and not value_at(obj, "status", "phase"):
+            await self._write(obj, {"phase": name, **entry_status(phase, entered_at(obj, name))})
+            return None  # the change of the status leads to the next reconcile
         remaining = None
         if phase.timeout is not None:
-            remaining = phase.timeout - (self.manager.now() - entered_at(obj, name)).total_seconds()
+            remaining = (deadline_of(obj, name, phase.timeout) - self.manager.now()).total_seconds()
             if remaining > 0:
                 self.requeue_after(key, remaining)
         outcome = await self._outcome(phase, obj, remaining)
         if isinstance(outcome, Next):
+            if outcome.phase not in phase.to:
+                message = f"from {name} to {outcome.phase}; the machine allows {', '.join(phase.to)}"
+                self.manager.events.warning(obj, "IllegalTransition", message)
+                raise Terminal("IllegalTransition", message)
             await self._transition(obj, name, outcome)
             return None
         return outcome
 
+    async def _ensure_finalizer(self, obj: Object, name: str) -> bool:
+        """Add or remove the finalizer, or start the deletion.  Return True if there was nothing to do.
+
+        After a write, the change of the object leads to the next reconcile.
+        """
+        finalizers, ours, deletion = finalizers_of(obj), self.machine.finalizer, self.machine.deletion_phases
+        if not is_deleting(obj):
+            if deletion and ours not in finalizers:
+                await self._write_finalizers(obj, [*finalizers, ours])
+                return False
+            return True
+        if ours not in finalizers:
+            return False  # nothing to clean up, or all is cleaned up and others hold the object
+        if not deletion or (name in deletion and self.machine.table.phases[name].handler is None):
+            await self._write_finalizers(obj, [each for each in finalizers if each != ours])
+            return False
+        if name not in deletion:
+            await self._transition(obj, name, Next(DELETING))
+        return name in deletion
+
     async def _outcome(self, phase: Phase, obj: Object, remaining: float | None) -> Next | Result | None:
         """Return the handler's result within `remaining` seconds, or the transition after a timeout or failure."""
         assert phase.handler is not None
+        timed_out = Next(phase.on_failure, f"not done within {phase.timeout or 0:g} s", reason="TimedOut")
         if remaining is not None and remaining <= 0:
-            return Next(phase.on_failure, f"not done within {phase.timeout:g} s")
+            return timed_out
         try:
             async with asyncio.timeout(remaining) as deadline:
                 return await phase.handler(obj)
@@ -160,41 +157,65 @@ class PhaseReconciler:
             raise  # not a failure of the phase
         except Exception as error:
             if deadline.expired():
-                return Next(phase.on_failure, f"not done within {phase.timeout:g} s")
+                return timed_out
             if isinstance(error, Terminal | InvalidSpec) and phase.on_failure:
-                return Next(phase.on_failure, error.message if isinstance(error, Terminal) else str(error))
-            if phase.retries is None:
+                message = error.message if isinstance(error, Terminal) else str(error)
+                return Next(phase.on_failure, message[:MAX_ERROR_LENGTH], reason="Failed")
+            if (failed := await self._count_failure(phase, obj, error)) is None:
                 raise
-            return await self._count_failure(phase, obj, error)
+            return failed
 
-    async def _count_failure(self, phase: Phase, obj: Object, error: Exception) -> Next:
-        """Count a failed attempt.  Raise the error again unless it was the last attempt."""
+    async def _count_failure(self, phase: Phase, obj: Object, error: Exception) -> Next | None:
+        """Show a failed attempt in the status.  Return the transition after the last attempt."""
+        text = (str(error) or type(error).__name__)[:MAX_ERROR_LENGTH]
         attempts = value_at(obj, "status", "attempts", default=0) + 1
-        assert phase.retries is not None
-        if attempts > phase.retries:
-            return Next(phase.on_failure, f"failed {attempts} times, the last error: {error}")
-        await self._write(obj, {"attempts": attempts})
-        raise error
+        if phase.retries is not None and attempts > phase.retries:
+            message = f"failed {attempts} times, the last error: {text}"
+            return Next(phase.on_failure, message, reason="RetriesExhausted")
+        # Unlimited attempts are not counted, which would be one more write for each of them.
+        counted = {"attempts": attempts} if phase.retries is not None else {}
+        if counted or value_at(obj, "status", "lastError") != text:
+            with suppress(KubeError):  # the error of the handler is the one to report
+                await self._write(obj, {**counted, "lastError": text})
+        return None
 
     async def _transition(self, obj: Object, name: str, step: Next) -> None:
-        if step.phase not in self.machine.phases[name].to:
-            allowed = ", ".join(self.machine.phases[name].to)
-            message = f"from {name} to {step.phase}; the machine allows {allowed}"
-            self.manager.events.warning(obj, "IllegalTransition", message)
-            raise Terminal("IllegalTransition", message)
-        now = self.manager.now()
-        conditions = value_at(obj, "status", "conditions", default=[])
-        exited = new_condition(name, False, f"To{step.phase}", step.message)
-        entered = new_condition(step.phase, True, "Entered", step.message)
-        for condition in (exited, entered):
-            conditions = with_condition(conditions, condition, now)
-        await self._write(obj, {"phase": step.phase, "attempts": 0, "conditions": conditions})
+        await self._write(obj, transition_status(self.machine.table, obj, name, step, self.manager.now()))
         message = f"{name} -> {step.phase}" + (f": {step.message}" if step.message else "")
         self.manager.events.normal(obj, f"Phase{step.phase}", message)
 
     async def _write(self, obj: Object, status: Object) -> None:
-        status["observedGeneration"] = obj["metadata"].get("generation", 0)
+        status = {**status, "observedGeneration": obj["metadata"].get("generation", 0)}
         await self.manager.client.patch(self.machine.resource, obj, {"status": status}, subresource="status")
+
+    async def _write_finalizers(self, obj: Object, finalizers: list[str]) -> None:
+        await self.manager.client.patch(self.machine.resource, obj, {"metadata": {"finalizers": finalizers or None}})
+
+
+def transition_status(table: PhaseTable, obj: Object, name: str, step: Next, now: datetime) -> Object:
+    """Return the patch of the status for a step from the phase `name`."""
+    own = step.status or {}
+    exited = [new_condition(name, False, f"To{step.phase}", step.message)] if name in table.phases else []
+    entered = new_condition(step.phase, True, step.reason, step.message)
+    conditions = value_at(obj, "status", "conditions", default=[])
+    for condition in (*own.get("conditions", ()), *exited, entered):
+        conditions = with_condition(conditions, condition, now)
+    entry = entry_status(table.phases[step.phase], now)
+    return {**own, "phase": step.phase, **entry, "conditions": conditions}
+
+
+def entry_status(phase: Phase, entered: datetime) -> Object:
+    """Return the limits of a phase and a new count of attempts, as a patch of the status."""
+    deadline = None
+    if phase.timeout is not None:  # rounded up to a second
+        deadline = timestamp(entered + timedelta(seconds=phase.timeout) + SECOND - MICROSECOND)
+    return {"deadline": deadline, "retries": phase.retries, "attempts": 0, "lastError": None}
+
+
+def deadline_of(obj: Object, name: str, timeout: float) -> datetime:
+    """Return the deadline in the status.  Objects that entered the phase without one have it from the table."""
+    deadline = value_at(obj, "status", "deadline")
+    return parse_time(deadline) if deadline else entered_at(obj, name) + timedelta(seconds=timeout)
 
 
 def entered_at(obj: Object, phase: str) -> datetime:
@@ -203,12 +224,17 @@ def entered_at(obj: Object, phase: str) -> datetime:
     return parse_time(condition["lastTransitionTime"] if condition else obj["metadata"]["creationTimestamp"])
 
 
+def finalizers_of(obj: Object) -> list[str]:
+    return obj["metadata"].get("finalizers") or []
+
+
 def has_relevant_change(old: Object | None, new: Object | None) -> bool:
-    """Return whether more changed than our own count of failed attempts, which must not end the backoff."""
-    return old is None or new is None or without_counters(old) != without_counters(new)
+    """Return whether more changed than our own record of failed attempts, which must not end the backoff."""
+    return old is None or new is None or without_attempts(old) != without_attempts(new)
 
 
-def without_counters(obj: Object) -> Object:
-    for path in (("metadata", "resourceVersion"), ("status", "attempts"), ("status", "observedGeneration")):
-        obj = without_field(obj, *path)
+def without_attempts(obj: Object) -> Object:
+    obj = without_field(obj, "metadata", "resourceVersion")
+    for field in ("attempts", "lastError", "observedGeneration"):
+        obj = without_field(obj, "status", field)
     return obj

@@ -21,14 +21,18 @@ class Registry:
     """Named reconcilers and their kinds, in the order of registration."""
 
     def __init__(self) -> None:
-        self._setups: dict[str, Setup] = {}
+        self._setups: dict[str, tuple[Setup, bool]] = {}
+        """Setup functions, and whether they wait for the caches, by name."""
         self.kinds: list[Kind[Any]] = []
 
-    def register(self, name: str, setup: Setup, *, kinds: tuple[Kind[Any], ...] = ()) -> None:
-        """Add a reconciler.  It runs only after `add_to_manager` and the manager's setup."""
+    def register(self, name: str, setup: Setup, *, kinds: tuple[Kind[Any], ...] = (), after_sync: bool = False) -> None:
+        """Add a reconciler.  It runs only after `add_to_manager` and the manager's setup.
+
+        With `after_sync`, its setup function is called after the caches of the others are synced.
+        """
         if name in self._setups:
             raise ValueError(f"controller {name!r} is registered twice; give one of them another name")
-        self._setups[name] = setup
+        self._setups[name] = setup, after_sync
         self.kinds.extend(kinds)
 
     def names(self) -> list[str]:
@@ -39,9 +43,9 @@ class Registry:
         if only is not None and only not in self._setups:
             known = ", ".join(sorted(self._setups)) or "none"
             raise ValueError(f"controller {only!r} does not exist; known controllers: {known}")
-        for name, setup in self._setups.items():
+        for name, (setup, after_sync) in self._setups.items():
             if only is None or name == only:
-                manager.register(name, setup)
+                manager.register(name, setup, after_sync=after_sync)
 
     def load_entry_points(self) -> None:
         """Add the reconcilers of installed packages."""

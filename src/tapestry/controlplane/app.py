@@ -47,6 +47,9 @@ OPTIONAL_CONTROLLERS = {
     "jobs": "workloads.jobs",
     "cronjobs": "workloads.cronjobs",
     "services": "service_endpoints",
+    "horizontalpodautoscalers": "autoscaling.horizontal_pod_autoscalers",
+    "volumes": "volume_binder",
+    "ephemeralvolumes": "ephemeral_volumes",
 }
 """Modules of controllers for clusters with nodes. They are imported and run only if their name is given."""
 WILDCARD = "*"

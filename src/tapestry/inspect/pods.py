@@ -50,6 +50,8 @@ ADVICE = {
     "ClaimNotBound": "see the claim: it needs a bound volume first",
     "VolumeNotAllowed": "ask the operator to add the driver and class to the binding's allowedVolumes, or use another",
     "VolumeGoing": "wait; if it persists, a finalizer in the physical cluster blocks the deletion",
+    "ClaimLostBelow": "delete the pods that mount the claim; new ones get the volume again",
+    "ClaimPendingBelow": "ask the owner of the physical cluster why the named claim is not bound there",
     "NameTaken": "ask the owner of the physical cluster to delete the object with this name",
     "NotPermitted": "run `tapestry join` again to grant the syncer the missing permissions",
     "PhysicalServerError": "see the message: the physical API server or one of its webhooks fails; the syncer retries",
@@ -199,7 +201,9 @@ def mapped_pod_diagnosis(pod: Object) -> PodDiagnosis:
     if value_at(pod, "status", "phase") == "Running":
         accepted = pod_condition(pod, keys.ACCEPTED_CONDITION)
         return PodDiagnosis("Running", accepted.get("reason", ""), accepted.get("message", ""))
-    scheduled = pod_condition(pod, SCHEDULED)
+    volumes, scheduled = pod_condition(pod, keys.VOLUMES_CONDITION), pod_condition(pod, SCHEDULED)
+    if volumes.get("status") == "False":
+        return PodDiagnosis("Waiting", volumes.get("reason", ""), volumes.get("message", ""))
     if scheduled.get("reason") == GATED_BELOW:
         return PodDiagnosis("Waiting", GATED_BELOW, scheduled.get("message") or "")
     if scheduled.get("status") == "False":

@@ -11,9 +11,11 @@
 spec of an object as its Struct. `tapestry.kube.api_types` explains how to write the Structs.
 """
 
+import inspect
 import re
-from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeVar
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import Struct
@@ -24,6 +26,9 @@ from tapestry.kube.resources import CRDS, Resource
 from tapestry.kube.schemas import PRESERVE_UNKNOWN_FIELDS, SchemaError, schema_of
 
 S = TypeVar("S", bound=Struct)
+HttpMethod = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
+HttpHandler = Callable[..., Awaitable[Any]]
+H = TypeVar("H", bound=HttpHandler)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,46 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
+class HttpRoute:
+    """HTTP interface of the objects of a kind, which APIExt serves at `/apiext/v1/PLURAL/NAME` and `path`."""
+
+    method: HttpMethod
+    path: str
+    handler: HttpHandler
+    arguments: type[Struct] | None
+    """Type of the second argument of the handler; None if it has only one."""
+    result: type[Struct] | None
+    """Type of the result, if it is a Struct."""
+
+    @property
+    def name(self) -> str:
+        """Name of the subresource that callers need rights for."""
+        return self.path.strip("/")
+
+
+def http_route(method: HttpMethod, path: str, handler: HttpHandler) -> HttpRoute:
+    """Return the route of a handler with the types of its annotations. Raise TypeError if they are not supported."""
+    where = f"{handler.__qualname__}: {method} {path}"
+    if method not in get_args(HttpMethod) or not re.fullmatch("/[a-z][a-z0-9-]*", path):
+        raise TypeError(f"{where}: use {', '.join(get_args(HttpMethod))} and a path of one segment, as in /retry")
+    if not inspect.iscoroutinefunction(handler):
+        raise TypeError(f"{where}: the handler must be `async def`, because it shares its thread with other requests")
+    parameters = list(inspect.signature(handler).parameters)
+    hints = get_type_hints(handler)
+    if len(parameters) not in (1, 2):
+        raise TypeError(f"{where}: the handler takes the call and, optionally, a Struct of arguments")
+    arguments = hints.get(parameters[1]) if len(parameters) == 2 else None
+    if len(parameters) == 2 and not is_struct(arguments):
+        raise TypeError(f"{where}: annotate {parameters[1]} with a Struct")
+    result = hints.get("return")
+    return HttpRoute(method, path, handler, arguments, result if is_struct(result) else None)
+
+
+def is_struct(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Struct)
+
+
+@dataclass(frozen=True, slots=True)
 class Kind(Generic[S]):
     """One version of a custom kind. A status Struct adds a status subresource."""
 
@@ -63,6 +108,29 @@ class Kind(Generic[S]):
     scale: Scale | None = None
     served: bool = True
     storage: bool = True
+    http_routes: list[HttpRoute] = field(default_factory=list, compare=False, repr=False)
+
+    def http(self, method: HttpMethod, path: str) -> Callable[[H], H]:
+        """Add an HTTP interface to the objects of this kind.
+
+            class Retry(ApiStruct):
+                reason: str = ""
+
+            @AT.http("POST", "/retry")
+            async def retry(call: HttpCall, arguments: Retry) -> AtStatus:
+                \"""Run the command again.\"""
+
+        `tapestry.apiext.actions.HttpCall` has the object and a client with the rights of the caller.
+        """
+
+        def register(handler: H) -> H:
+            route = http_route(method, path, handler)
+            if any((each.method, each.path) == (method, path) for each in self.http_routes):
+                raise ValueError(f"{self.resource.kind}: {method} {path} has two handlers; use another path")
+            self.http_routes.append(route)
+            return handler
+
+        return register
 
 
 class InvalidSpec(ValueError):

@@ -78,10 +78,13 @@ CONTROLLER_REVISIONS = Resource("apps", "v1", "ControllerRevision", "controllerr
 REPLICATION_CONTROLLERS = Resource("", "v1", "ReplicationController", "replicationcontrollers")
 JOBS = Resource("batch", "v1", "Job", "jobs")
 CRON_JOBS = Resource("batch", "v1", "CronJob", "cronjobs")
+AUTOSCALERS = Resource("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
+POD_METRICS = Resource("metrics.k8s.io", "v1beta1", "PodMetrics", "pods")
 LEASES = Resource("coordination.k8s.io", "v1", "Lease", "leases")
 NODE_LEASE_NAMESPACE = "kube-node-lease"
 """Namespace of the Leases that kubelets renew."""
 STORAGE_CLASSES = Resource("storage.k8s.io", "v1", "StorageClass", "storageclasses", namespaced=False)
+CSI_DRIVERS = Resource("storage.k8s.io", "v1", "CSIDriver", "csidrivers", namespaced=False)
 CSI_NODES = Resource("storage.k8s.io", "v1", "CSINode", "csinodes", namespaced=False)
 ROLES = Resource("rbac.authorization.k8s.io", "v1", "Role", "roles")
 ROLE_BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings")

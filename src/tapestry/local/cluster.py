@@ -1,4 +1,4 @@
-"""Complete cluster in one process: API server, controllers, scheduler and simulated kubelets.
+"""Complete cluster in one process: API server, controllers, scheduler, simulated kubelets and storage.
 
 All state is in one folder.  A cluster that is started again there keeps its address, users and objects.
 """
@@ -17,7 +17,7 @@ from tapestry.controller import Manager
 from tapestry.kube.errors import AlreadyExists
 from tapestry.kube.names import dns_label_error
 from tapestry.kube.resources import NODES
-from tapestry.local import process_kubelet, simulated_kubelet
+from tapestry.local import process_kubelet, simulated_kubelet, simulated_storage
 from tapestry.local.container_commands import ProcessPolicy
 from tapestry.local.control_planes import RunningCluster, kubernetes_control_plane, tapestry_control_plane
 from tapestry.local.kubelet_api import KubeletServer, kubelet_tls, loopback_socket, serve_kubelet
@@ -70,8 +70,10 @@ async def run_cluster(plan: ClusterPlan) -> None:
 
 @asynccontextmanager
 async def run_kubelets(plan: ClusterPlan, cluster: RunningCluster) -> AsyncIterator[None]:
-    """Create the planned nodes and run their kubelets while the context is open."""
+    """Create the planned nodes and run their kubelets and storage while the context is open."""
+    await simulated_storage.ensure_storage(cluster.client)
     await ensure_nodes(cluster.client, plan)
+    simulated_storage.install(cluster.manager)
     async with AsyncExitStack() as stack:
         process_kubelets = [process_kubelet_installer(plan, cluster.server)] if plan.process_node else []
         kubelets = [

@@ -101,7 +101,7 @@ class ControlPlane:
         folder: Path,
         assets: Path,
         *,
-        controller_manager: bool = False,
+        controller_manager: bool | Mapping[str, str] = False,
         scheduler: bool = False,
         fsync: bool = True,
         audit: bool = False,
@@ -112,7 +112,8 @@ class ControlPlane:
 
         Without `fsync`, etcd is faster, but a crash of the machine (not of a process) may lose data.  With `audit`,
         each request is a line in `audit_log`.  kube-apiserver listens only on `address` of this machine and its
-        certificate names only that.  `flags` are additional flags of kube-apiserver.
+        certificate names only that.  `flags` are additional flags of kube-apiserver, and `controller_manager` can be
+        those of kube-controller-manager.
         """
         self.folder = folder
         self.kubeconfig = folder / "kubeconfig"
@@ -124,10 +125,12 @@ class ControlPlane:
         self._assets = assets
         self._programs: dict[Component, Program] = {
             "etcd": self._etcd(f"http://127.0.0.1:{peer}", fsync=fsync),
-            "kube-apiserver": self._apiserver(flags or {}, service_accounts=controller_manager, audit=audit),
+            "kube-apiserver": self._apiserver(flags or {}, service_accounts=bool(controller_manager), audit=audit),
         }
         if controller_manager:
-            self._programs["kube-controller-manager"] = self._controller_manager(controllers)
+            self._programs["kube-controller-manager"] = self._controller_manager(
+                controllers, {} if controller_manager is True else controller_manager
+            )
         if scheduler:
             self._programs["kube-scheduler"] = self._scheduler(scheduling)
         self._processes: dict[Component, subprocess.Popen[bytes]] = {}
@@ -281,10 +284,11 @@ class ControlPlane:
         ready = ("/readyz", "/api/v1/namespaces/default", "/api/v1/namespaces/kube-system")
         return Program(flags, ready_urls=tuple(self.url + path for path in ready), ca=self.ca)
 
-    def _controller_manager(self, port: int) -> Program:
+    def _controller_manager(self, port: int, more: Mapping[str, str]) -> Program:
         flags = {
             "service-account-private-key-file": str(self._service_account_key),
             "root-ca-file": str(self.ca),
+            **more,
         }
         return self._client_program("kube-controller-manager", port, flags)
 

@@ -58,10 +58,10 @@ def wire_pods(syncer: Syncer, leases: LeaseCache) -> Callable[[], None]:
     services = wire_services(syncer, requeue_pod)
     copy_reconciler, copies = wire_copies(syncer, requeue_pod)
     tokens, minting = wire_tokens(syncer, copy_reconciler.copy_informers[SECRETS.plural])
-    volumes = wire_volumes(syncer, copy_reconciler, requeue_pod)
+    writer = PodStatusWriter(identity, clients, now)
+    volumes = wire_volumes(syncer, copy_reconciler, writer, requeue_pod)
     wire_consistency_check(syncer, copy_reconciler, services, volumes)
     admitter = Admitter(identity, caches, ledger, now, leases, requeue_pod, lambda key: up.queue.add(key))
-    writer = PodStatusWriter(identity, clients, now)
     lost_twins = LostTwins(identity, caches.virtual_pods, clients, now, disruptions, writer)
     timeout = AdmissionTimeout(clients, syncer.shortages, now, syncer.config, writer, requeue_pod)
     guard = PriorityClassGuard(binding, clients, now, state, writer, requeue_pod)
@@ -74,7 +74,7 @@ def wire_pods(syncer: Syncer, leases: LeaseCache) -> Callable[[], None]:
     down = manager.controller("pods", virtual.reconcile, workers=POD_WORKERS)
     physical = PodStatusReconciler(identity, caches, syncer.partition, clients.virtual, now, admitter.pending_resizes)
     up = manager.controller("pod-status", physical.reconcile, workers=POD_WORKERS)
-    forwarder = TwinEventForwarder(identity, caches, clients)
+    forwarder = TwinEventForwarder(identity, caches, clients, volumes.source_claim)
     manager.run_while_leading("twin-events", forwarder.run)
     caches.virtual_pods.on_change(virtual.on_virtual_pod_change)
     caches.virtual_pods.on_change(physical.on_virtual_pod_change)
@@ -205,7 +205,9 @@ def wire_services(syncer: Syncer, requeue_pod: Callable[[str], None]) -> Service
     return services
 
 
-def wire_volumes(syncer: Syncer, copies: CopyReconciler, requeue_pod: Callable[[str], None]) -> VolumeReconciler:
+def wire_volumes(
+    syncer: Syncer, copies: CopyReconciler, writer: PodStatusWriter, requeue_pod: Callable[[str], None]
+) -> VolumeReconciler:
     """Wire the controller that syncs claims and volumes; `requeue_pod` receives keys of waiting pods."""
     caches, manager = syncer.caches, syncer.manager
 
@@ -213,14 +215,20 @@ def wire_volumes(syncer: Syncer, copies: CopyReconciler, requeue_pod: Callable[[
         controller.queue.add(key)
 
     volumes = VolumeReconciler(
-        syncer.identity, syncer.current_binding, caches, syncer.clients, copies, requeue, requeue_pod
+        *(syncer.identity, syncer.current_binding, caches, syncer.clients, copies, writer, manager.now),
+        *(requeue, requeue_pod),
     )
     controller = manager.controller("volumes", volumes.reconcile)
     controller.watch(caches.virtual_pods, lambda pod: claim_keys(pod.object), when=pod_lifetime_changed)
     caches.bindings.on_change(lambda old, new: volumes.follow_drivers(new) if spec_changed(old, new) else None)
     copies.other_users.append(volumes.needs_secret)
     copies.copy_informers[SECRETS.plural].on_change(volumes.on_copy_change)
-    informers = {"claims": volumes.claims, "twin-claims": volumes.twin_claims, "twin-volumes": volumes.twin_volumes}
+    informers = {
+        "claims": volumes.claims,
+        "volumes": volumes.volumes,
+        "twin-claims": volumes.twin_claims,
+        "twin-volumes": volumes.twin_volumes,
+    }
     for name, each in informers.items():
         manager.run_always(name, each.run)
     return volumes

@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from tapestry.apiext.requests import RestRequest, RestResponse
 from tapestry.apiext.resource_mapper import ResourceMapper
-from tapestry.apiext.rest_api import RestApi, RestRequest, RestResponse
+from tapestry.apiext.rest_api import RestApi
 from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.requests import User
@@ -80,7 +81,7 @@ def a_definition(resource: Resource) -> Object:
         "spec": {
             "group": resource.group,
             "scope": "Namespaced" if resource.namespaced else "Cluster",
-            "names": {"plural": resource.plural, "kind": resource.kind},
+            "names": {"plural": resource.plural, "kind": resource.kind, "shortNames": [resource.plural[:2]]},
             "versions": [{**version, "schema": {"openAPIV3Schema": schema}}],
         },
     }

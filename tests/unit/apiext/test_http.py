@@ -1,6 +1,11 @@
 """Plain REST API over HTTP: credentials of callers, and allowed web pages."""
 
+import asyncio
 import io
+import logging
+import os
+import signal
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +15,7 @@ import aiohttp
 import pytest
 
 from tapestry.apiext.config import ApiExtConfig
-from tapestry.apiext.http import MAX_BODY_BYTES, ApiExtHandler, access_for_callers, serve_http
+from tapestry.apiext.http import MAX_BODY_BYTES, ApiExtHandler, ApiExtServer, access_for_callers, serve_http
 from tapestry.apiext.resource_mapper import ResourceMapper
 from tapestry.apiext.rest_api import RestApi
 from tapestry.apiserver.app import run_apiserver
@@ -19,6 +24,11 @@ from tapestry.client.access import Access
 from tapestry.client.credentials import Credentials, StaticAuthorization, bearer_header
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.tls import Pem, ServerVerification, TlsContextSource
+from tapestry.controller.app import App
+from tapestry.controller.config import ManagerConfig, Metrics, Probes
+from tapestry.controller.manager import Manager
+from tapestry.kube.resources import CONFIGMAPS
+from tapestry.local.kubernetes import free_ports
 from tapestry.process.addresses import Address
 from tapestry.process.config import load_config
 
@@ -56,6 +66,56 @@ async def front(access: Access, **options: Any) -> AsyncIterator[aiohttp.ClientS
 
 def by(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
+
+
+class LogWaiter(logging.Handler):
+    """Sets an event when a message is logged."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__()
+        self.message = message
+        self.logged = asyncio.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage() == self.message:
+            self.logged.set()
+
+
+async def test_app_runs_the_server_beside_a_manager(access: Access, caplog: pytest.LogCaptureFixture) -> None:
+    """The two implementations of `Runnable`: both run, and one signal stops both."""
+    caplog.set_level(logging.INFO)
+    reconciled, waiter = asyncio.Event(), LogWaiter("apiext server listening")
+
+    async def reconcile(key: str) -> None:
+        reconciled.set()
+
+    def setup(manager: Manager) -> None:
+        manager.controller("maps", reconcile).watch(manager.informer(CONFIGMAPS))
+
+    config = ManagerConfig(metrics=Metrics(address=""), probes=Probes(address=""))
+    manager = Manager(config, lambda: HttpTransport(access), identity="test").register("maps", setup)
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    logging.getLogger().addHandler(waiter)
+    try:
+        async with asyncio.TaskGroup() as group:
+            app = group.create_task(App(manager, ApiExtServer(ApiExtConfig(listen=address), access)).run())
+            await waiter.logged.wait()
+            async with aiohttp.ClientSession(f"http://{address}") as session:
+                created = await session.post("/apiext/v1/configmaps", json={"name": "a"}, headers=by("of-ann"))
+                assert created.status == 201, await created.text()
+            await reconciled.wait()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await app
+    finally:
+        logging.getLogger().removeHandler(waiter)
+
+
+async def test_used_address_stops_the_app(access: Access) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = ApiExtConfig(listen=f"127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(ExceptionGroup) as caught:
+            await App(ApiExtServer(config, access)).run()
+    assert caught.group_contains(OSError, match="Address already in use")
 
 
 async def test_each_caller_has_rights_of_own_token(access: Access) -> None:
@@ -140,3 +200,22 @@ async def test_unreachable_api_server_is_bad_gateway_without_details(access: Acc
 def test_unsafe_or_useless_configuration_is_rejected(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message.replace("*", r"\*")):
         load_config(ApiExtConfig, file=None, environ={}, flags=flags)
+
+
+async def test_events_are_streamed_with_rights_of_caller(access: Access) -> None:
+    async with front(access_for_callers(access), origins=[PAGE]) as session, asyncio.timeout(20):
+        watch = "/apiext/v1/configmaps?watch=true&namespace=default"
+        assert (await session.get(watch, headers=by("of-bob"))).status == 403
+        async with session.get(watch, headers={"Origin": PAGE, **by("of-ann")}) as response:
+            assert response.headers["Content-Type"] == "text/event-stream"
+            assert response.headers["Access-Control-Allow-Origin"] == PAGE
+            lines = [await response.content.readline() for _ in range(5)]
+            assert lines[:2] == [b"retry: 2000\n", b"\n"]
+            assert lines[3] == b"event: synced\n"
+            version = lines[2].removeprefix(b"id: ").strip().decode()
+            body = {"name": "c", "data": {"a": "b"}}
+            assert (await session.post("/apiext/v1/configmaps", json=body, headers=by("of-ann"))).status == 201
+            assert b"event: added\n" in [await response.content.readline() for _ in range(3)]
+        async with session.get(watch, headers={"Last-Event-ID": version, **by("of-ann")}) as response:
+            lines = [await response.content.readline() for _ in range(5)]
+            assert b'"name":"c"' in lines[4]

@@ -1,9 +1,11 @@
 """Plain REST API mounted in `tapestry apiserver`, with its authentication."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -17,7 +19,7 @@ BOB = {"Authorization": "Bearer of-bob"}
 
 
 @asynccontextmanager
-async def session_as_ann(tmp_path: Path) -> AsyncIterator[aiohttp.ClientSession]:
+async def session_as_ann(tmp_path: Path, **options: Any) -> AsyncIterator[aiohttp.ClientSession]:
     tokens = tmp_path / "tokens.csv"
     tokens.touch(0o600)
     tokens.write_text(TOKENS)
@@ -29,6 +31,7 @@ async def session_as_ann(tmp_path: Path) -> AsyncIterator[aiohttp.ClientSession]
         local_address="127.0.0.1:0",
         token_auth_file=str(tokens),
         audit_log_path=str(tmp_path / "audit.log"),
+        **options,
     )
     async with run_apiserver(config, mounted_handlers={"apiext": apiext_handler()}) as served:
         headers = {"Authorization": "Bearer of-ann"}
@@ -76,3 +79,26 @@ async def test_web_page_on_this_machine_is_anonymous(session: aiohttp.ClientSess
         rejected = await client.get("/apiext/v1/configmaps", headers={"Origin": "https://page.example"})
         assert rejected.status == 403
         assert "Access-Control-Allow-Origin" not in rejected.headers
+
+
+async def test_watches_are_streamed_beyond_the_request_limit(tmp_path: Path) -> None:
+    watch = "/apiext/v1/configmaps?watch=1&namespace=default"
+    async with (
+        session_as_ann(tmp_path, max_requests_inflight=1) as session,
+        asyncio.timeout(20),
+        AsyncExitStack() as stack,
+    ):
+        assert (await session.get(watch, headers=BOB)).status == 403
+        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}
+        subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "bob"}
+        binding = {"name": "bob", "roleRef": role, "subjects": [subject]}
+        assert (await session.post("/apiext/v1/clusterrolebindings", json=binding)).status == 201
+        for _ in range(3):
+            response = await stack.enter_async_context(session.get(watch, headers=BOB))
+            assert response.headers["Content-Type"] == "text/event-stream"
+        assert (await session.get("/apiext/v1/configmaps", headers=BOB)).status == 200
+        assert (await session.post("/apiext/v1/configmaps", json={"name": "c"})).status == 201
+        async for line in response.content:
+            if line == b"event: added\n":
+                break
+        assert b'"name":"c"' in await response.content.readline()

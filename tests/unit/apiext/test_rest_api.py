@@ -8,6 +8,7 @@ from tapestry.apiext import rest_api
 from tapestry.apiext.resource_mapper import ResourceMapper
 from tapestry.apiext.rest_api import RestApi
 from tapestry.apiserver.core.requests import User
+from tapestry.kube.errors import Conflict
 from tapestry.kube.objects import object_named
 from tapestry.kube.resources import CONFIGMAPS, CRDS, SECRETS, Resource
 
@@ -97,7 +98,9 @@ async def test_index_lists_verbs_of_each_kind(page: Page) -> None:
         "group": "example.com",
         "version": "v1",
         "namespaced": True,
-        "verbs": ["list", "get", "create", "delete"],
+        "shortNames": ["wi"],
+        "verbs": ["list", "get", "watch", "create", "update", "patch", "delete"],
+        "actions": [],
         "path": "/apiext/v1/widgets",
     }
 
@@ -220,7 +223,7 @@ async def test_invalid_query_is_rejected_with_advice(page: Page, query: dict[str
         (b"[" * 100_000, 400, "the body is not JSON"),
         ([1], 400, "the body is not an object; send"),
         ({"spec": {}}, 400, "name: missing; send"),
-        ({"name": "a", "kind": "Gadget"}, 400, "kind: 'Gadget' was posted to widgets.example.com"),
+        ({"name": "a", "kind": "Gadget"}, 400, "kind: 'Gadget' was sent to widgets.example.com"),
         ({"metadata": "a"}, 400, "metadata: this is not an object"),
         ({"name": "a", "spec": {"colour": "red"}}, 400, 'unknown field "spec.colour"'),
         ({"nam": "a", "name": "b"}, 400, 'unknown field "nam"'),
@@ -249,12 +252,95 @@ async def test_two_namespaces_in_one_request_are_rejected(page: Page) -> None:
 
 
 async def test_unsupported_method_names_supported_ones(page: Page) -> None:
-    reply = await page.reply("PATCH", "/v1/widgets/a", {})
+    reply = await page.reply("POST", "/v1/widgets/a", {})
     assert reply.status == 405
-    assert reply.headers["Allow"] == "GET, DELETE"
+    assert reply.headers["Allow"] == "GET, PUT, PATCH, DELETE"
     assert (await page.error("GET", "/v2/widgets"))[0] == 404
     assert (await page.reply("POST", "/v1/widgets", {"name": "a"}, kind="text/plain")).status == 415
     assert (await page.error("GET", "/v1/widgets/a", filter="x=y"))[0] == 400
+
+
+async def test_put_replaces_all_but_status_and_owners(page: Page) -> None:
+    await create_widget(page, "a", color="red", size=1)
+    await page.client.patch(WIDGETS, object_named("a", "default"), {"metadata": {"finalizers": ["example.com/keep"]}})
+    await set_phase(page, "a", "Running")
+    status, found = await page("PUT", "/v1/widgets/a", {"labels": {"app": "web"}, "spec": {"color": "blue"}})
+    assert (status, found["spec"], found["labels"], found["phase"]) == (
+        200,
+        {"color": "blue"},
+        {"app": "web"},
+        "Running",
+    )
+    stored = await page.client.get(WIDGETS, "a", "default")
+    assert stored["metadata"]["finalizers"] == ["example.com/keep"]
+    assert (await page.error("PUT", "/v1/widgets/b", {"spec": {}}))[0] == 404
+    assert (await page.error("PUT", "/v1/widgets/a", {"name": "b"}))[0] == 400
+    assert (await page.error("PUT", "/v1/widgets/a", {"spec": {"colour": "red"}}))[0] == 400
+
+
+async def test_change_with_old_version_is_rejected(page: Page) -> None:
+    await create_widget(page, "a", size=1)
+    _, found = await page("GET", "/v1/widgets/a")
+    status, changed = await page("PUT", "/v1/widgets/a", {**found, "spec": {"size": 2}})
+    assert (status, changed["spec"]) == (200, {"size": 2})
+    assert (await page.error("PUT", "/v1/widgets/a", {**found, "spec": {"size": 3}}))[0] == 409
+    assert (await page.error("PATCH", "/v1/widgets/a", {"version": found["version"], "spec": {"size": 3}}))[0] == 409
+    status, changed = await page("PATCH", "/v1/widgets/a", {"version": changed["version"], "spec": {"size": 3}})
+    assert (status, changed["spec"]) == (200, {"size": 3})
+
+
+async def test_put_accepts_complete_object(page: Page) -> None:
+    await create_widget(page, "a", size=1)
+    stored = await page.client.get(WIDGETS, "a", "default")
+    status, found = await page("PUT", "/v1/widgets/a", {**stored, "spec": {"size": 2}})
+    assert (status, found["spec"]) == (200, {"size": 2})
+    assert (await page.error("PUT", "/v1/widgets/a", stored))[0] == 409
+
+
+async def test_put_without_version_succeeds_after_conflicts(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    await create_widget(page, "a", size=1)
+    write, failures = rest_api.write, [Conflict(409, "Conflict", "changed")] * 2
+
+    async def conflicting(*arguments: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return await write(*arguments)
+
+    monkeypatch.setattr(rest_api, "write", conflicting)
+    assert (await page("PUT", "/v1/widgets/a", {"spec": {"size": 2}}))[0] == 200
+    failures += [Conflict(409, "Conflict", "changed")] * 9
+    assert (await page.error("PUT", "/v1/widgets/a", {"spec": {"size": 3}}))[0] == 409
+
+
+async def test_patch_changes_only_given_fields(page: Page) -> None:
+    await create_widget(page, "a", color="red", size=1)
+    status, found = await page("PATCH", "/v1/widgets/a", {"labels": {"x": "y"}, "spec": {"size": 2, "color": None}})
+    assert (status, found["spec"], found["labels"]) == (200, {"size": 2}, {"x": "y"})
+    operations = [{"op": "replace", "path": "/spec/size", "value": 3}]
+    reply = await page.reply("PATCH", "/v1/widgets/a", operations, kind="application/json-patch+json")
+    assert reply.status == 200
+    assert (await page.client.get(WIDGETS, "a", "default"))["spec"] == {"size": 3}
+    for body in ({"phase": "Done"}, {"name": "b"}, {"spec": {"colour": 1}}, []):
+        assert (await page.error("PATCH", "/v1/widgets/a", body))[0] == 400
+    assert (await page.reply("PATCH", "/v1/widgets/a", {}, kind="application/apply-patch+yaml")).status == 415
+
+
+async def test_changes_need_rights_of_their_own(page: Page) -> None:
+    await create_widget(page, "a")
+    bob = page.as_user(User("bob"))
+    for method in ("PUT", "PATCH"):
+        assert (await bob.error(method, "/v1/widgets/a", {"spec": {}}))[0] == 403
+
+
+async def test_short_names_find_resources(page: Page) -> None:
+    await create_widget(page, "a")
+    assert await page.names("/v1/wi") == ["a"]
+    assert (await page("GET", "/v1/cm"))[0] == 200
+    assert (await page.error("GET", "/v1/xx"))[0] == 404
+    await page.client.create(CRDS, a_definition(Resource("other.example.com", "v1", "Wig", "wigs")))
+    await page("GET", "/v1")  # discovers again
+    status, message = await page.error("GET", "/v1/wi")
+    assert (status, message) == (400, "kind 'wi' is ambiguous; use widgets.example.com or wigs.other.example.com")
 
 
 async def test_existing_name_is_rejected(page: Page) -> None:

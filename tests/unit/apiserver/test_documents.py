@@ -1,11 +1,14 @@
 """OpenAPI and discovery documents, their ETags, and the version document."""
 
+import gzip
+import re
+from hashlib import sha512
 from typing import Any
 
 import msgspec
 import pytest
 
-from tapestry.apiserver.core.requests import Call
+from tapestry.apiserver.core.requests import Call, target_of
 from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.apiserver.documents.openapi_v2 import v2_structural_schema
 from tapestry.kube.objects import Object
@@ -55,8 +58,8 @@ async def test_v2_has_served_versions_of_custom_resources(call: Hand) -> None:
     created = await call.made(DEFINITIONS, definition_body(v1=True, v2=True, v3=False))
     schemas = await definitions(call)
     assert {name for name in schemas if name.startswith("com.example")} == {
-        "com.example.v1.Widget",
-        "com.example.v2.Widget",
+        *("com.example.v1.Widget", "com.example.v1.WidgetList"),
+        *("com.example.v2.Widget", "com.example.v2.WidgetList"),
     }
     widget = schemas["com.example.v1.Widget"]
     assert widget["properties"]["spec"] == SCHEMA["properties"]["spec"]
@@ -146,6 +149,44 @@ async def test_v3_describes_metadata_of_custom_resources(call: Hand) -> None:
     assert all(widget["properties"][name]["description"] for name in ("apiVersion", "kind", "metadata"))
     metadata = schemas["io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"]
     assert metadata["properties"]["creationTimestamp"]["description"]
+
+
+async def test_documented_paths_are_served(call: Hand) -> None:
+    await call.made(DEFINITIONS, definition_body())
+    _, index = await call("GET", "/openapi/v3")
+    _, swagger = await call("GET", "/openapi/v2")
+    paths = {path for name in index["paths"] for path in (await call("GET", f"/openapi/v3/{name}"))[1]["paths"]}
+    assert paths <= set(swagger["paths"])
+    assert "/apis/example.com/v1/namespaces/{namespace}/widgets/{name}" in paths
+    resources = {path for path in paths if re.match("/api/v1/.|/apis/[^/]+/[^/]+/.", path)}
+    assert len(resources) > 150
+    for path in resources:
+        target_of(re.sub("{[a-z]+}", "x", path), call.server.registry)
+    for path in (each for each in paths - resources if "openid" not in each):  # served only with service accounts
+        assert (await call("GET", path))[0] == 200, path
+
+
+async def test_custom_resource_has_paths_of_its_subresources(call: Hand) -> None:
+    await call.made(DEFINITIONS, definition_body())
+    _, document = await call("GET", "/openapi/v3/apis/example.com/v1")
+    paths = "/apis/example.com/v1/namespaces/{namespace}/widgets"
+    assert set(document["paths"]) == {"/apis/example.com/v1/widgets", paths, f"{paths}/{{name}}"}
+    assert document["paths"][paths]["get"]["operationId"] == "listExampleComV1NamespacedWidget"
+    assert document["paths"][paths]["get"]["tags"] == ["exampleCom_v1"]
+    assert "com.example.v1.WidgetList" in document["components"]["schemas"]
+
+
+@pytest.mark.parametrize(
+    ("accepted", "compressed"),
+    [("gzip", True), ("br, gzip;q=0.5", True), ("", False), ("gzip;q=0", False), ("gzip; q=0.0, br", False)],
+)
+async def test_openapi_is_compressed_if_accepted(call: Hand, accepted: str, compressed: bool) -> None:
+    headers = {"accept-encoding": accepted}
+    response = await call.server.handle(Call("GET", "/openapi/v3/api/v1", {}, headers, b"", ADMIN))
+    assert isinstance(response, ApiResponse)
+    assert (response.headers.get("Content-Encoding") == "gzip") is compressed
+    body = gzip.decompress(response.body) if compressed else response.body
+    assert response.headers["ETag"] == f'"{sha512(body).hexdigest().upper()}"'
 
 
 async def test_resources_with_same_storage_have_same_hash(call: Hand) -> None:

@@ -81,7 +81,8 @@ async def test_autoscaler_is_one_object_in_both_versions(call: Hand) -> None:
     await call.made(SCALERS.format("v1"), {"metadata": {"name": "web"}, "spec": spec})
     _, second = await call("GET", SCALERS.format("v2") + "/web")
     assert second["spec"]["metrics"][0]["resource"]["target"]["averageUtilization"] == 70
-    memory = {"type": "Resource", "resource": {"name": "memory", "target": {"type": "Value", "value": "1Gi"}}}
+    target = {"type": "AverageValue", "averageValue": "1Gi"}
+    memory = {"type": "Resource", "resource": {"name": "memory", "target": target}}
     changed = {**second, "spec": {**second["spec"], "metrics": [*second["spec"]["metrics"], memory]}}
     assert (await call("PUT", SCALERS.format("v2") + "/web", changed))[0] == 200
     _, first = await call("GET", SCALERS.format("v1") + "/web")
@@ -90,6 +91,13 @@ async def test_autoscaler_is_one_object_in_both_versions(call: Hand) -> None:
     assert (await call("PUT", SCALERS.format("v1") + "/web", first))[0] == 200
     _, third = await call("GET", SCALERS.format("v2") + "/web")
     assert (third["spec"]["maxReplicas"], third["spec"]["metrics"]) == (9, changed["spec"]["metrics"])
+
+
+async def test_autoscaler_without_target_uses_default(call: Hand) -> None:
+    spec = {"scaleTargetRef": TARGET, "maxReplicas": 5}
+    await call.made(SCALERS.format("v1"), {"metadata": {"name": "web"}, "spec": spec})
+    _, first = await call("GET", SCALERS.format("v1") + "/web")
+    assert first["spec"]["targetCPUUtilizationPercentage"] == 80
 
 
 VALUES = st.one_of(st.integers(0, 9), st.text(max_size=3))

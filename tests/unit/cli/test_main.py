@@ -1,5 +1,6 @@
 """Command line: the table of commands, and errors as one line."""
 
+import dataclasses
 import errno
 import gc
 import logging
@@ -15,7 +16,10 @@ import yaml
 from click.testing import CliRunner, Result
 
 from tapestry import __version__
+from tapestry.apis.clusterbindings import CLUSTER_BINDING
+from tapestry.cli import controllers
 from tapestry.cli.cluster_access import error_message, run_async
+from tapestry.cli.controllers import crd_files
 from tapestry.cli.main import COMMANDS, main
 from tapestry.cli.process_runner import FLAGS
 from tapestry.controller.config import ManagerConfig
@@ -23,6 +27,8 @@ from tapestry.kube.errors import ApiError, NotFound
 from tapestry.process.config import settings
 
 Tapestry = Callable[..., Result]
+EXAMPLES = Path(__file__).parents[3] / "examples"
+OLD_BINDINGS = dataclasses.replace(CLUSTER_BINDING.resource, version="v1alpha1")
 
 KUBECONFIG = """
 current-context: here
@@ -94,9 +100,17 @@ def test_only_called_command_is_imported() -> None:
     assert done.stdout.strip() == "set()"
 
 
+KINDS = {
+    "demo.wukong.com": "ats",
+    "database.cloud.tencent.com": "redismigrations",
+    "cloud.tencent.com": "clusterbindings resourceleasingpolicies",
+}
+NAMES = {f"{plural}.{group}" for group, plurals in KINDS.items() for plural in plurals.split()}
+
+
 def test_crd_prints_definition_of_every_registered_kind(tapestry: Tapestry) -> None:
     found = {each["metadata"]["name"]: each for each in yaml.safe_load_all(tapestry("crd").output)}
-    assert {"ats.demo.wukong.com", "redismigrations.database.cloud.tencent.com"} <= found.keys()
+    assert found.keys() >= NAMES
     for definition in found.values():
         assert (definition["apiVersion"], definition["kind"]) == (
             "apiextensions.k8s.io/v1",
@@ -105,6 +119,92 @@ def test_crd_prints_definition_of_every_registered_kind(tapestry: Tapestry) -> N
         (version,) = definition["spec"]["versions"]
         assert version["schema"]["openAPIV3Schema"]["properties"]["spec"]["type"] == "object"
         assert version["subresources"] == {"status": {}}
+
+
+def test_crd_writes_a_file_per_kind_that_is_the_same_on_the_next_call(tapestry: Tapestry, tmp_path: Path) -> None:
+    folder = tmp_path / "manifests" / "crds"
+    printed = tapestry("crd", "--output", folder).output
+    files = {file.name: file.read_text() for file in folder.iterdir()}
+    assert files.keys() >= {f"{group}_{plural}.yaml" for group, each in KINDS.items() for plural in each.split()}
+    assert sorted(printed.split()) == sorted(str(folder / name) for name in files)
+    assert tapestry("crd").output == "".join(files[Path(line).name] for line in printed.split())
+    tapestry("crd", "--output", folder)
+    assert {file.name: file.read_text() for file in folder.iterdir()} == files
+
+
+@pytest.mark.parametrize("name", ["At", "at", "ats", "ats.demo.wukong.com"])
+def test_crd_selects_kinds_by_name(tapestry: Tapestry, name: str) -> None:
+    assert yaml.safe_load(tapestry("crd", name).output)["metadata"]["name"] == "ats.demo.wukong.com"
+
+
+def test_crd_error_names_known_kinds(tapestry: Tapestry) -> None:
+    line = error_line(tapestry("crd", "Nothing"))
+    assert line.startswith("kind 'Nothing' is not registered; known kinds: At, ClusterBinding")
+
+
+def test_versions_of_a_kind_are_one_definition() -> None:
+    old = dataclasses.replace(CLUSTER_BINDING, resource=OLD_BINDINGS, storage=False)
+    ((name, text),) = crd_files([CLUSTER_BINDING, old]).items()
+    assert name == "cloud.tencent.com_clusterbindings.yaml"
+    assert [each["name"] for each in yaml.safe_load(text)["spec"]["versions"]] == ["v1beta1", "v1alpha1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "level"),
+    [
+        ((), "info"),
+        (("--zap-log-level=4",), "debug"),
+        (("--zap-log-level", "error"), "error"),
+        ((f"--zap-log-level={'9' * 5000}",), "debug"),
+        (("--zap-log-level=panic",), "error"),
+        (("--zap-log-level=4", "--log-level=warning"), "warning"),
+    ],
+)
+def test_zap_log_level_sets_the_log_level(
+    tapestry: Tapestry, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], level: str
+) -> None:
+    found = run_config(tapestry, monkeypatch, "run", "redismigration", "--kubeconfig", kubeconfig, *arguments)
+    assert found.log.level == level
+
+
+@pytest.mark.parametrize("level", ["0", "00", "-1", "loud", "1.5"])
+def test_invalid_zap_log_level_is_a_usage_error(tapestry: Tapestry, level: str) -> None:
+    result = tapestry("hub", f"--zap-log-level={level}")
+    assert result.exit_code == 2
+    assert f"'{level}' is neither a number above 0 nor one of debug, info, error, panic" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "level"),
+    [
+        (("run", "at", "-c", EXAMPLES / "at" / "config.yaml"), "at", "info"),
+        (("hub", "--config", EXAMPLES / "hub.yaml"), "hub", "info"),
+        (
+            ("run", "redismigration", "--zap-log-level=4", f"--config={EXAMPLES}/redismigration/config.yaml"),
+            "redismigration",
+            "debug",
+        ),
+    ],
+)
+def test_command_lines_of_kubecontroller_are_accepted(
+    tapestry: Tapestry, monkeypatch: pytest.MonkeyPatch, arguments: tuple[object, ...], name: str, level: str
+) -> None:
+    """Those of the requirement document, with the names of its example files replaced by ours."""
+    found = run_config(tapestry, monkeypatch, *arguments)
+    assert (found.name, found.log.level, found.leader_election.enabled) == (name, level, True)
+
+
+def run_config(tapestry: Tapestry, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> ManagerConfig:
+    """Return the configuration with which a command would run controllers."""
+    found: list[ManagerConfig] = []
+
+    async def run_controllers(config: ManagerConfig, _: str | None) -> None:
+        found.append(config)
+
+    monkeypatch.setattr(controllers, "run_controllers", run_controllers)
+    result = tapestry(*arguments)
+    assert result.exit_code == 0, result.output
+    return found[0]
 
 
 def test_every_option_sets_a_setting() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tapestry.client.client import Client
-from tapestry.client.discovery import is_served, served_resources
+from tapestry.client.discovery import discovered_resources, is_served, served_resources
 from tapestry.client.transport import Request, Response
 from tapestry.controller.testing import InProcessApi
 from tapestry.controller.testing.clock import START
@@ -77,7 +77,7 @@ async def test_unavailable_aggregated_api_can_be_skipped() -> None:
     client = Client(ScriptedDiscovery(accounts))
     with pytest.raises(Unavailable):
         await served_resources(client)
-    assert set(await served_resources(client, skip_unavailable=True)) == {PODS, OLD}
+    assert set(await discovered_resources(client, skip_unavailable=True)) == {PODS, OLD}
     assert set(await served_resources(client, skip={"example.com/v2"})) == {PODS, OLD}
 
 

@@ -287,6 +287,59 @@ async def test_after_sync_runs_before_any_work(world: Any) -> None:
         assert order == ["2 maps, 1 nodes", "work on default/a", "work on default/b"]
 
 
+async def test_late_setup_reads_synced_caches(world: Any) -> None:
+    order: list[str] = []
+
+    async def reconcile(key: str) -> None:
+        order.append(f"work on {key}")
+
+    def early(manager: Manager) -> None:
+        order.append(f"early: {len(manager.informer(CONFIGMAPS).store)} maps")
+
+    def late(manager: Manager) -> None:
+        maps, nodes = manager.informer(CONFIGMAPS), manager.informer(NODES)
+        order.append(f"late: {len(maps.store)} maps, {len(nodes.store)} nodes")
+        manager.controller("late", reconcile).watch(maps)
+        manager.after_sync(lambda: order.append(f"synced: {len(nodes.store)} nodes"))
+
+    await world.add(CONFIGMAPS, "a")
+    await world.add(NODES, "n")
+    manager = world.manager().register("late", late, after_sync=True).register("early", early)
+    async with world.running(manager):
+        assert order == ["early: 0 maps", "late: 1 maps, 0 nodes", "synced: 1 nodes", "work on default/a"]
+
+
+async def test_late_setup_can_be_the_only_one_and_starts_tasks(world: Any) -> None:
+    started: list[str] = []
+
+    async def task() -> None:
+        started.append("task")
+
+    def late(manager: Manager) -> None:
+        manager.run_always("task", task)
+        manager.controller("late", SlowReconciler(world.clock)).watch(manager.informer(CONFIGMAPS))
+
+    async with world.running(world.manager().register("late", late, after_sync=True)):
+        assert started == ["task"]
+
+
+async def test_disabled_late_setup_is_not_called(world: Any) -> None:
+    called: list[str] = []
+    manager = world.widget_manager(SlowReconciler(world.clock), controllers=["*", "-late"])
+    manager.register("late", lambda _: called.append("late"), after_sync=True)
+    async with world.running(manager):
+        assert called == []
+
+
+async def test_failing_late_setup_ends_the_manager(world: Any) -> None:
+    def late(manager: Manager) -> None:
+        raise RuntimeError("cannot be set up")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await world.manager().register("late", late, after_sync=True).run()
+    assert caught.group_contains(RuntimeError, match="cannot be set up")
+
+
 async def test_resync_runs_at_the_configured_interval(world: Any) -> None:
     work = SlowReconciler(world.clock)
     await world.add(world.widgets, "w")

@@ -6,15 +6,21 @@ from typing import Any
 
 import pytest
 
-from tapestry.controller.controller import Result
+from tapestry.client.client import Client
+from tapestry.client.watch import wait_for
+from tapestry.controller.controller import Result, ensure_owned
 from tapestry.controller.errors import Terminal
 from tapestry.controller.manager import Manager
-from tapestry.controller.phases import Handler, Next, Phase, PhaseMachine
+from tapestry.controller.phase_table import Handler, Next, Phase
+from tapestry.controller.phases import PhaseMachine
+from tapestry.controller.testing.api import specimen
 from tapestry.controller.testing.clock import START, VirtualClock
+from tapestry.controller.testing.perturbation import Scenario, perturb
+from tapestry.kube.conditions import new_condition
 from tapestry.kube.crds import InvalidSpec
 from tapestry.kube.errors import Conflict, TransportError
-from tapestry.kube.objects import Object, object_named, value_at
-from tapestry.kube.resources import Resource
+from tapestry.kube.objects import Object, object_named, owned_object, value_at
+from tapestry.kube.resources import CONFIGMAPS, Resource
 from tapestry.kube.times import timestamp
 
 
@@ -65,48 +71,7 @@ def condition(status: Object, type: str) -> Object:
     return next(each for each in status["conditions"] if each["type"] == type)
 
 
-# -- the table
-
-
 async def stay(obj: Object) -> None: ...
-
-
-ENDS = {"Done": Phase()}
-
-
-@pytest.mark.parametrize(
-    ("phases", "message"),
-    [
-        (ENDS, "the initial phase 'Pending' is not in the table"),
-        ({"Pending": Phase(stay)}, "Pending: needs both a handler and next phases, or neither"),
-        ({"Pending": Phase(to=("Done",)), **ENDS}, "Pending: needs both a handler and next phases, or neither"),
-        ({"Pending": Phase(stay, to=("Gone",))}, "Pending: next phase 'Gone' is not in the table"),
-        (
-            {"Pending": Phase(stay, to=("Done",), on_failure="Failed"), **ENDS, "Failed": Phase()},
-            "Pending: on_failure 'Failed' is not one of its next phases",
-        ),
-        (
-            {"Pending": Phase(stay, to=("Done",), timeout=5), **ENDS},
-            "Pending: timeout and retries need on_failure",
-        ),
-        (
-            {"Pending": Phase(stay, to=("Done",), retries=0), **ENDS},
-            "Pending: timeout and retries need on_failure",
-        ),
-        ({"Pending": Phase(stay, to=("Done",)), **ENDS, "Lost": Phase()}, "Lost: cannot be reached from 'Pending'"),
-    ],
-)
-def test_invalid_table_is_rejected_with_reason(phases: dict[str, Phase], message: str, widgets: Resource) -> None:
-    with pytest.raises(ValueError) as refused:
-        PhaseMachine(widgets, "Pending", phases)
-    assert str(refused.value).startswith("the phases of Widget: ")
-    assert message in str(refused.value)
-
-
-def test_all_table_errors_are_reported_together(widgets: Resource) -> None:
-    phases = {"Pending": Phase(stay, to=("Gone", "Lost"))}
-    with pytest.raises(ValueError, match=r"'Gone'.*'Lost'"):
-        PhaseMachine(widgets, "Pending", phases)
 
 
 # -- transitions
@@ -188,13 +153,141 @@ async def test_other_status_fields_are_kept(world: Any) -> None:
     assert (found["phase"], found["theirs"]) == ("Done", "kept")
 
 
-async def test_terminating_object_is_ignored(world: Any) -> None:
-    working = ScriptedHandler(world.clock)
-    await world.add(world.widgets, "w", finalizers=["example.com/hold"])
+async def test_next_writes_status_in_the_same_patch(world: Any) -> None:
+    done = Next("Done", status={"size": 3, "old": None, "conditions": [new_condition("Cool", True, "Tested")]})
+    await world.add(world.widgets, "w")
+    await world.set_status(world.widgets, "w", old="gone", phase="Working")
+    writes: list[Object] = []
+
+    def record(manager: Manager) -> None:
+        informer = manager.informer(world.widgets)
+        informer.on_change(lambda _, new: writes.append(new["status"]))
+        PhaseMachine(world.widgets, "Pending", phase_table(ScriptedHandler(world.clock, done))).controller(manager, "m")
+
+    async with world.running(world.manager(record)):
+        pass
+    found = await status(world)
+    assert (found["phase"], found["size"], "old" in found) == ("Done", 3, False)
+    assert [each["type"] for each in found["conditions"]] == ["Cool", "Working", "Done"]
+    assert [each["phase"] for each in writes] == ["Working", "Done"]
+
+
+# -- deletion
+
+
+FINALIZER = "widgets.example.com/phases"
+
+
+def deletable(working: Handler, deleting: Handler, **options: Any) -> dict[str, Phase]:
+    ends = {"Deleted": Phase(), "Leaked": Phase()}
+    return {**phase_table(working), "Deleting": Phase(deleting, to=("Deleted", "Leaked"), **options), **ends}
+
+
+async def delete(world: Any) -> None:
     await world.client.delete(world.widgets, object_named("w", "default"))
+
+
+async def exists(world: Any) -> bool:
+    return await world.client.find(world.widgets, "w", "default") is not None
+
+
+async def test_terminating_object_without_our_finalizer_is_ignored(world: Any) -> None:
+    working, deleting = ScriptedHandler(world.clock), ScriptedHandler(world.clock)
+    await world.add(world.widgets, "w", finalizers=["example.com/hold"])
+    await delete(world)
     async with running(world, phase_table(working)):
         assert await status(world) == {}
-    assert working.times == []
+    async with running(world, deletable(working, deleting)):
+        assert await status(world) == {}
+    assert working.times == deleting.times == []
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Working", "Done", "Dreaming"])
+async def test_deletion_runs_its_handler_from_any_phase(phase: str, world: Any) -> None:
+    await world.add(world.widgets, "w", finalizers=["example.com/hold", FINALIZER])
+    await world.set_status(world.widgets, "w", phase=phase)
+    await delete(world)
+    deleting = ScriptedHandler(world.clock, Result(requeue_after=30), Next("Deleted", "all clean"))
+    working = ScriptedHandler(world.clock)
+    async with running(world, deletable(working, deleting)):
+        assert (await status(world))["phase"] == "Deleting"
+        await asyncio.sleep(28)
+        assert FINALIZER in (await world.get(world.widgets, "w"))["metadata"]["finalizers"]
+        await asyncio.sleep(2)
+        found = await world.get(world.widgets, "w")
+    assert (found["status"]["phase"], found["metadata"]["finalizers"]) == ("Deleted", ["example.com/hold"])
+    assert (deleting.times, working.times) == ([-1, 29], [])  # it runs while the manager starts
+
+
+async def test_finalizer_is_added_before_any_handler_runs(world: Any) -> None:
+    seen: list[list[str]] = []
+
+    async def working(obj: Object) -> Next:
+        seen.append(obj["metadata"]["finalizers"])
+        return Next("Done")
+
+    async with running(world, deletable(working, ScriptedHandler(world.clock, Next("Deleted")))):
+        await world.add(world.widgets, "w", finalizers=["example.com/hold"])
+        await asyncio.sleep(1)
+        assert seen == [["example.com/hold", FINALIZER]]
+        await world.client.patch(world.widgets, object_named("w", "default"), {"metadata": {"finalizers": [FINALIZER]}})
+        await delete(world)
+        await asyncio.sleep(1)
+        assert not await exists(world)
+
+
+async def test_failed_deletion_releases_the_object(world: Any) -> None:
+    deleting = ScriptedHandler(world.clock, *[RuntimeError("no luck")] * 9)
+    async with running(world, deletable(ScriptedHandler(world.clock), deleting, retries=2, on_failure="Leaked")):
+        await world.add(world.widgets, "w")
+        await asyncio.sleep(1)
+        await delete(world)
+        await asyncio.sleep(1)
+        assert not await exists(world)
+    assert len(deleting.times) == 3
+    assert "PhaseLeaked" in {event["reason"] for event in await world.events()}
+
+
+async def test_machine_without_deletion_removes_a_former_finalizer(world: Any) -> None:
+    await world.add(world.widgets, "w", finalizers=[FINALIZER])
+    await delete(world)
+    async with running(world, phase_table(ScriptedHandler(world.clock))):
+        assert not await exists(world)
+
+
+async def test_deletion_handler_never_runs_for_a_living_object(world: Any) -> None:
+    deleting = ScriptedHandler(world.clock, Next("Deleted"))
+    await world.add(world.widgets, "w")
+    await world.set_status(world.widgets, "w", phase="Deleting")
+    async with running(world, deletable(ScriptedHandler(world.clock), deleting)):
+        await asyncio.sleep(60)
+        assert (await status(world))["phase"] == "Deleting"
+    assert deleting.times == []
+
+
+def test_deletion_reaches_the_same_end_under_any_disturbance(widgets: Resource) -> None:
+    def setup(manager: Manager) -> None:
+        configs = manager.informer(CONFIGMAPS)
+
+        async def working(widget: Object) -> Next:
+            await ensure_owned(manager.client, configs, widget, {"data": {}})
+            return Next("Done", status={"made": "yes"})
+
+        async def deleting(widget: Object) -> Next:
+            await manager.client.delete_if_exists(CONFIGMAPS, owned_object(widget, CONFIGMAPS, {}))
+            return Next("Deleted")
+
+        PhaseMachine(widgets, "Pending", deletable(working, deleting)).controller(manager, "machine")
+
+    async def users(client: Client) -> None:
+        await client.create(widgets, specimen(widgets, "w", "default"))
+        await wait_for(client, widgets, "w", "default", until=lambda obj: value_at(obj, "status", "phase") == "Done")
+        await client.delete(widgets, object_named("w", "default"))
+        await wait_for(client, widgets, "w", "default", until=lambda obj: obj is None)
+
+    report = perturb(Scenario("deletion", [widgets, CONFIGMAPS], setup, users))
+    report.check()
+    assert report.cases > 50
 
 
 # -- illegal transitions
@@ -241,11 +334,15 @@ async def test_phase_fails_at_its_timeout(answer: Any, world: Any) -> None:
     async with running(world, phase_table(working, timeout=60, on_failure="Failed")):
         await world.add(world.widgets, "w")
         await asyncio.sleep(59)
-        assert (await status(world))["phase"] == "Working"
+        found = await status(world)
+        assert (found["phase"], found["deadline"]) == ("Working", timestamp(START + timedelta(seconds=61)))
+        assert found.get("lastError") == (str(answer) if isinstance(answer, Exception) else None)
         await asyncio.sleep(2)
         found = await status(world)
     assert found["phase"] == "Failed"
     assert condition(found, "Failed")["message"] == "not done within 60 s"
+    assert condition(found, "Failed")["reason"] == "TimedOut"
+    assert "deadline" not in found
     assert condition(found, "Failed")["lastTransitionTime"] == timestamp(START + timedelta(seconds=61))
 
 
@@ -286,7 +383,8 @@ async def test_timeout_of_first_phase_starts_at_creation(world: Any) -> None:
     await asyncio.sleep(50)
     async with running(world, phases):
         await asyncio.sleep(48)
-        assert await status(world) == {}
+        found = await status(world)
+        assert (found["phase"], found["deadline"]) == ("Pending", timestamp(START + timedelta(seconds=100)))
         await asyncio.sleep(2)
         assert (await status(world))["phase"] == "Failed"
 
@@ -296,20 +394,31 @@ async def test_timeout_of_first_phase_starts_at_creation(world: Any) -> None:
 
 async def test_failed_attempts_are_counted_with_backoff(world: Any) -> None:
     working = ScriptedHandler(world.clock, *[RuntimeError("no luck")] * 10)
-    attempts: list[int] = []
+    attempts: list[tuple[Any, ...]] = []
 
     async def noted(obj: Object) -> Any:
-        attempts.append(value_at(obj, "status", "attempts", default=0))
+        attempts.append(tuple(value_at(obj, "status", field) for field in ("attempts", "retries", "lastError")))
         return await working(obj)
 
     async with running(world, phase_table(noted, retries=3, on_failure="Failed")):
         await world.add(world.widgets, "w")
         await asyncio.sleep(60)
         found = await status(world)
-    assert attempts == [0, 1, 2, 3]
+    assert attempts == [(0, 3, None), (1, 3, "no luck"), (2, 3, "no luck"), (3, 3, "no luck")]
     assert working.times == [0, 0.01, 0.03, 0.07]
-    assert (found["phase"], found["attempts"]) == ("Failed", 0)
+    assert (found["phase"], found["attempts"], found.get("lastError")) == ("Failed", 0, None)
+    assert condition(found, "Failed")["reason"] == "RetriesExhausted"
     assert condition(found, "Failed")["message"] == "failed 4 times, the last error: no luck"
+
+
+async def test_long_error_is_truncated_in_status(world: Any) -> None:
+    working = ScriptedHandler(world.clock, *[RuntimeError("x" * 3_000_000)] * 10)
+    async with running(world, phase_table(working, retries=1, on_failure="Failed")):
+        await world.add(world.widgets, "w")
+        await asyncio.sleep(1)
+        found = await status(world)
+    assert found["phase"] == "Failed"
+    assert len(condition(found, "Failed")["message"]) < 1100
 
 
 async def test_attempt_count_survives_a_restart(world: Any) -> None:

@@ -59,6 +59,22 @@ async def test_add_to_manager_runs_nothing_yet(registry: Registry, set_ups: Setu
     assert set_ups.called == ["widgets", "gadgets"]
 
 
+async def test_late_setup_waits_for_the_caches(registry: Registry, set_ups: SetupRecorder, world: Any) -> None:
+    async def reconcile(key: str) -> None: ...
+
+    def late(manager: Manager) -> None:
+        manager.controller("late", reconcile)
+        set_ups.called.append("late")
+
+    registry.register("late", late, after_sync=True)
+    manager = world.manager()
+    registry.add_to_manager(manager)
+    manager.setup()
+    assert set_ups.called == ["widgets", "gadgets"]
+    async with world.running(manager):
+        assert set_ups.called == ["widgets", "gadgets", "late"]
+
+
 async def test_single_reconciler_can_be_added(registry: Registry, set_ups: SetupRecorder, world: Any) -> None:
     manager = world.manager()
     registry.add_to_manager(manager, only="gadgets")

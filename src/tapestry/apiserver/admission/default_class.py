@@ -1,5 +1,6 @@
 """DefaultStorageClass and DefaultIngressClass admission: the class of claims and ingresses that name none."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -7,6 +8,12 @@ import msgspec
 from tapestry.apiserver.core.requests import WriteRequest
 from tapestry.apiserver.core.store import Store
 from tapestry.kube.objects import Object, annotations_of, name_of
+
+STORAGE_CLASS_MARKS = (
+    "storageclass.kubernetes.io/is-default-class",
+    "storageclass.beta.kubernetes.io/is-default-class",
+)
+"""Annotations that mark the default storage class."""
 
 
 @dataclass(frozen=True)
@@ -30,21 +37,22 @@ class DefaultClass:
         if spec.get(self.field) is not None or self.old_annotation in annotations_of(new):
             return new
         listed: list[Object] = [msgspec.json.decode(version.raw) for version in self.store.list_objects(self.classes)]
-        defaults = [each for each in listed if self.is_default(each)]
-        if not defaults:
-            return new
-        newest = max(each["metadata"]["creationTimestamp"] for each in defaults)
-        name = min(name_of(each) for each in defaults if each["metadata"]["creationTimestamp"] == newest)
-        return {**new, "spec": {**spec, self.field: name}}
+        name = newest_default(listed, self.default_annotations)
+        return new if name is None else {**new, "spec": {**spec, self.field: name}}
 
-    def is_default(self, obj: Object) -> bool:
-        return any(annotations_of(obj).get(key) == "true" for key in self.default_annotations)
+
+def newest_default(classes: Iterable[Object], marks: Iterable[str]) -> str | None:
+    """Return the name of the newest class with one of the annotations `marks`, the first by name of equals."""
+    defaults = [each for each in classes if any(annotations_of(each).get(key) == "true" for key in marks)]
+    if not defaults:
+        return None
+    newest = max(each["metadata"]["creationTimestamp"] for each in defaults)
+    return min(name_of(each) for each in defaults if each["metadata"]["creationTimestamp"] == newest)
 
 
 def default_storage_class(store: Store) -> DefaultClass:
-    marks = "storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class"
     old = "volume.beta.kubernetes.io/storage-class"
-    return DefaultClass(store, "storageClassName", old, "storageclasses.storage.k8s.io", marks)
+    return DefaultClass(store, "storageClassName", old, "storageclasses.storage.k8s.io", STORAGE_CLASS_MARKS)
 
 
 def default_ingress_class(store: Store) -> DefaultClass:

@@ -161,13 +161,21 @@ def unauthorized() -> Unauthorized:
     return Unauthorized(401, "Unauthorized", "Unauthorized")
 
 
-def kubectl_disabled() -> Forbidden:
-    return Forbidden(403, "Forbidden", "this server does not serve kubectl (--kubectl-disabled)")
+class KubectlForbidden(Forbidden):
+    """A rejection of kubectl.  It is sent as text: kubectl ignores a Status in the response to API discovery."""
 
 
-def ephemeral_token_required() -> Forbidden:
-    why = "kubectl must use a token that expires (--kubectl-ephemeral-token); run `tapestry token create`"
-    return Forbidden(403, "Forbidden", why)
+def kubectl_disabled() -> KubectlForbidden:
+    why = "this server does not serve kubectl (--kubectl-disabled); use `tapestry k` or another client"
+    return KubectlForbidden(403, "Forbidden", why)
+
+
+def ephemeral_token_required() -> KubectlForbidden:
+    why = (
+        "kubectl must use a token that expires (--kubectl-ephemeral-token): run `tapestry token create --user NAME` "
+        "on the machine of the server, and pass its output to kubectl with --token"
+    )
+    return KubectlForbidden(403, "Forbidden", why)
 
 
 def too_many_requests() -> TooManyRequests:

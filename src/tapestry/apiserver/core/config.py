@@ -62,7 +62,7 @@ class ApiServerConfig(Section, frozen=True):
     pod_accounts: bool = True
     """Assign a service account and its token to each pod. Requires service accounts in every namespace."""
     unrestricted_update: bool = False
-    """Allow writes to an object to change its status too."""
+    """Allow creates and updates of an object to set its status too, except for CertificateSigningRequests."""
     managed_fields: Literal["Always", "AfterApply"] = "Always"
     """Track field owners of every object, or only of objects that were applied at least once."""
     kubectl_disabled: bool = False

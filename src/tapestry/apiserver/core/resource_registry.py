@@ -120,12 +120,6 @@ def published_api() -> PublishedApi:
     )
 
 
-def type_descriptions() -> Mapping[str, Mapping[str, str]]:
-    """Return the descriptions of types (under the empty key) and of their fields."""
-    result: Mapping[str, Mapping[str, str]] = load_data_file("descriptions.json.gz")["types"]
-    return result
-
-
 def load_data_file(name: str) -> Any:
     return msgspec.json.decode(
         gzip.decompress(resources.files("tapestry.apiserver").joinpath("data", name).read_bytes())

@@ -124,4 +124,6 @@ def status_response(error: ApiError) -> ApiResponse:
         headers["Retry-After"] = str(int(error.retry_after))
     if error.warning:
         headers["Warning"] = warning_header(error.warning)
+    if isinstance(error, api_errors.KubectlForbidden):
+        return ApiResponse(error.code, error.message.encode(), "text/plain", headers)
     return ApiResponse(error.code, msgspec.json.encode({"metadata": {}, **error.status()}), headers=headers)

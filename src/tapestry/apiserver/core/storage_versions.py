@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from tapestry.apiserver.core import api_errors
+from tapestry.kube.autoscalers import DEFAULT_UTILIZATION, cpu_metric
 from tapestry.kube.objects import Object, annotations_of, value_at, without_field
 
 Conversion = Callable[[Object], Object]
@@ -63,7 +64,7 @@ def autoscaler_v2(obj: Object) -> Object:
     metrics = [cpu_metric(cpu)] if (cpu := spec.pop("targetCPUUtilizationPercentage", None)) is not None else []
     metrics += pop_annotation(annotations, "metrics", list[dict[str, Any]]) or []
     status.pop("currentCPUUtilizationPercentage", None)
-    return with_parts(obj, annotations, spec | ({"metrics": metrics} if metrics else {}), status)
+    return with_parts(obj, annotations, spec | {"metrics": metrics or [cpu_metric(DEFAULT_UTILIZATION)]}, status)
 
 
 def pop_annotation(annotations: dict[str, str], suffix: str, expected_type: Any) -> Any:
@@ -98,11 +99,6 @@ def autoscaler_v1(obj: Object) -> Object:
 def with_parts(obj: Object, annotations: Object, spec: Object, status: Object) -> Object:
     metadata = without_field(obj["metadata"], "annotations") | ({"annotations": annotations} if annotations else {})
     return {**obj, "metadata": metadata, "spec": spec} | ({"status": status} if status else {})
-
-
-def cpu_metric(percent: int) -> Object:
-    target = {"type": "Utilization", "averageUtilization": percent}
-    return {"type": "Resource", "resource": {"name": "cpu", "target": target}}
 
 
 def is_cpu_metric(metric: Object) -> bool:

@@ -1,10 +1,10 @@
 """Defaults of kinds with few default values."""
 
 from tapestry.apiserver.defaults.field_updates import map_items, with_field
+from tapestry.kube.autoscalers import DEFAULT_UTILIZATION, cpu_metric, default_behavior
 from tapestry.kube.objects import Object
 
 AFFINITY_SECONDS = 10800
-DEFAULT_UTILIZATION = 80
 
 
 def default_service(obj: Object) -> Object:
@@ -116,9 +116,12 @@ def default_autoscaler(obj: Object) -> Object:
     """Both versions are supported."""
     if obj["apiVersion"] == "autoscaling/v1":
         return with_field(obj, "spec", lambda spec: {"minReplicas": 1, **spec})
-    target = {"type": "Utilization", "averageUtilization": DEFAULT_UTILIZATION}
-    metric = {"type": "Resource", "resource": {"name": "cpu", "target": target}}
-    return with_field(obj, "spec", lambda spec: {"minReplicas": 1, **spec, "metrics": spec.get("metrics") or [metric]})
+
+    def default_spec(spec: Object) -> Object:
+        spec = {"minReplicas": 1, **spec, "metrics": spec.get("metrics") or [cpu_metric(DEFAULT_UTILIZATION)]}
+        return with_field(spec, "behavior", default_behavior)
+
+    return with_field(obj, "spec", default_spec)
 
 
 def default_endpoints(obj: Object) -> Object:

@@ -29,7 +29,7 @@ def prepare_namespace(obj: Object, old: Object | None) -> Object:
     if old is None:
         finalizers = value_at(obj, "spec", "finalizers", default=[])
         spec = {**(obj.get("spec") or {}), "finalizers": list(dict.fromkeys([*finalizers, "kubernetes"]))}
-        return {**named, "spec": spec, "status": {"phase": "Active"}}
+        return {**named, "spec": spec, "status": created_status(obj, phase="Active")}
     return {**named, "status": {**(named.get("status") or {}), "phase": "Terminating"}} if is_deleting(obj) else named
 
 
@@ -40,6 +40,7 @@ def prepare_pod(obj: Object, old: Object | None) -> Object:
     status: Object = {"phase": "Pending", "qosClass": memoized_qos_class(spec)}
     if spec.get("schedulingGates"):
         status["conditions"] = [{"type": "PodScheduled", **SCHEDULING_GATED, "lastTransitionTime": creation_time(obj)}]
+    status.update(obj.get("status") or {})  # only with `unrestricted_update`
     if (spec.get("terminationGracePeriodSeconds") or 0) < 0:
         spec = {**spec, "terminationGracePeriodSeconds": 1}
     return {**obj, "spec": spec, "status": status}
@@ -70,13 +71,14 @@ def prepare_job(obj: Object, old: Object | None) -> Object:
 
 
 def prepare_claim(obj: Object, old: Object | None) -> Object:
-    return obj if old is not None else {**obj, "status": {"phase": "Pending"}}
+    return obj if old is not None else {**obj, "status": created_status(obj, phase="Pending")}
 
 
 def prepare_persistent_volume(obj: Object, old: Object | None) -> Object:
     if old is not None:
         return obj
-    return {**obj, "status": {"phase": "Pending", "lastPhaseTransitionTime": creation_time(obj)}}
+    status = created_status(obj, phase="Pending", lastPhaseTransitionTime=creation_time(obj))
+    return {**obj, "status": status}
 
 
 def prepare_daemon_set(obj: Object, old: Object | None) -> Object:
@@ -86,6 +88,11 @@ def prepare_daemon_set(obj: Object, old: Object | None) -> Object:
     if not changed and not count:
         return obj
     return with_value(obj, ("metadata", "annotations", TEMPLATE_GENERATION), str(count + changed))
+
+
+def created_status(obj: Object, **initial: str) -> Object:
+    """Return the initial status of a new object, and the given one, which it has only with `unrestricted_update`."""
+    return {**initial, **(obj.get("status") or {})}
 
 
 def creation_time(obj: Object) -> str:

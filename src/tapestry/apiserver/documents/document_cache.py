@@ -1,21 +1,22 @@
 """Cache of discovery and OpenAPI documents, which are built on first use after a change.
 
-Clients revalidate a document with its ETag.
+Clients revalidate a document with its ETag. OpenAPI documents are held only in compressed form. Those of built-in
+kinds are recorded, and read from their file.
 """
 
-from collections.abc import Callable, Mapping
+import gzip
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from hashlib import sha512
 from operator import is_
-from typing import Any
 
 import msgspec
 
 from tapestry.apiserver.aggregation.remote_documents import RemoteGroupVersion, RemoteOpenApi, merged_v2
-from tapestry.apiserver.core.resource_registry import ResourceInfo, ResourceRegistry, type_descriptions
+from tapestry.apiserver.core.resource_registry import ResourceInfo, ResourceRegistry
 from tapestry.apiserver.core.workers import LARGE_BYTES, run_if_large
 from tapestry.apiserver.documents import discovery, openapi_v2, openapi_v2_protobuf, openapi_v3
+from tapestry.apiserver.documents.openapi_archive import recorded_document, recorded_etags
 from tapestry.kube.objects import Object
 from tapestry.process.logs import logger
 
@@ -26,12 +27,27 @@ log = logger(__name__)
 class Document:
     body: bytes
     etag: str
-    """A hash of the body."""
+    """A hash of the body before compression."""
+    is_compressed: bool = False
+    """True if the body is compressed with gzip."""
 
 
-def with_etag(value: Object | bytes) -> Document:
+def with_etag(value: Object) -> Document:
+    body = msgspec.json.encode(value)
+    return Document(body, etag_of(body))
+
+
+def compressed_document(value: Object | bytes) -> Document:
     body = value if isinstance(value, bytes) else msgspec.json.encode(value)
-    return Document(body, sha512(body).hexdigest().upper())
+    return Document(gzip.compress(body, 6, mtime=0), etag_of(body), is_compressed=True)
+
+
+def etag_of(body: bytes) -> str:
+    return sha512(body).hexdigest().upper()
+
+
+def read_recorded(name: str) -> Document:
+    return Document(recorded_document(name), recorded_etags()[name], is_compressed=True)
 
 
 Remotes = tuple[RemoteGroupVersion, ...] | tuple[RemoteOpenApi, ...]
@@ -41,63 +57,59 @@ Remotes = tuple[RemoteGroupVersion, ...] | tuple[RemoteOpenApi, ...]
 class DocumentCache:
     """The OpenAPI and discovery documents of the served resources."""
 
-    def __init__(self, registry: ResourceRegistry, types: Mapping[str, Any]) -> None:
+    def __init__(self, registry: ResourceRegistry) -> None:
         self._registry = registry
-        self._types = types
-        self._groups: dict[tuple[str, str], tuple[list[ResourceInfo], Document]] = {}
+        self._groups: dict[str, tuple[list[ResourceInfo], Document]] = {}
+        """The OpenAPI v3 documents with custom resources by name, and these resources."""
         self._generation = -1
         self._documents: dict[str, tuple[Remotes, Document]] = {}
 
-    @cached_property
-    def _described(self) -> dict[str, Any]:
-        return openapi_v3.with_descriptions(self._types, type_descriptions())
-
-    @cached_property
-    def _definitions(self) -> dict[str, Any]:
-        return openapi_v2.built_in_definitions(self._described)
-
     async def openapi_v3_index(self, remotes: tuple[RemoteOpenApi, ...] = ()) -> Document:
-        return await self._cached_large("index", lambda: self._index(remotes), remotes)
+        return await self._cached_large("index", lambda: with_etag(self._index(remotes)), remotes)
 
-    async def openapi_v3_group(self, group: str, version: str) -> Document:
-        """The document of /openapi/v3/apis/<group>/<version>. Raises KeyError if it is not served."""
-        rows = self._registry.groups()[group][version]
-        cached = self._groups.get((group, version))
-        if cached is not None and cached[0] == rows:
+    async def openapi_v3(self, path: str) -> Document:
+        """The document of a path below /openapi/v3. Raises KeyError if there is none."""
+        name = f"v3/{path}"
+        custom = custom_resources(self._registry).get(name)
+        if custom is None:
+            return read_recorded(name)
+        cached = self._groups.get(name)
+        if cached is not None and cached[0] == custom:
             return cached[1]
-        return await run_if_large(LARGE_BYTES, self._group, group, version, rows)
+        return await run_if_large(LARGE_BYTES, self._group, name, custom)
 
     async def openapi_v2(self, remotes: tuple[RemoteOpenApi, ...] = ()) -> Document:
-        return await self._cached_large("swagger", lambda: self._openapi_v2(remotes), remotes)
+        remotes = tuple(each for each in remotes if each.v2 is not None)
+        if not remotes and not custom_resources(self._registry):
+            return read_recorded("v2")
+        return await self._cached_large("swagger", lambda: compressed_document(self._openapi_v2(remotes)), remotes)
 
     async def openapi_v2_protobuf(self, remotes: tuple[RemoteOpenApi, ...] = ()) -> Document:
         """The OpenAPI v2 document in protobuf, for Go clients."""
-        return await self._cached_large("swagger protobuf", lambda: self._openapi_v2_protobuf(remotes), remotes)
+        remotes = tuple(each for each in remotes if each.v2 is not None)
+        return await self._cached_large(
+            "swagger protobuf", lambda: compressed_document(self._openapi_v2_protobuf(remotes)), remotes
+        )
 
     def aggregated_discovery(self, remotes: tuple[RemoteGroupVersion, ...] = (), *, legacy: bool) -> Document:
         """The aggregated documents of /api and /apis."""
         name = "api" if legacy else "apis"
-        return self._cached(
-            name, lambda: discovery.aggregated_discovery(self._registry, remotes, legacy=legacy), remotes
-        )
+        self._drop_stale()
+        if (cached := self._current(name, remotes)) is not None:
+            return cached
+        document = with_etag(discovery.aggregated_discovery(self._registry, remotes, legacy=legacy))
+        self._documents[name] = remotes, document
+        return document
 
-    async def _cached_large(self, name: str, make: Callable[[], Object | bytes], remotes: Remotes) -> Document:
+    async def _cached_large(self, name: str, make: Callable[[], Document], remotes: Remotes) -> Document:
         """Build a large document in a worker thread. If it is outdated by then, it is returned but not cached."""
         self._drop_stale()
         if (cached := self._current(name, remotes)) is not None:
             return cached
         generation = self._generation
-        document = await run_if_large(LARGE_BYTES, lambda: with_etag(make()))
+        document = await run_if_large(LARGE_BYTES, make)
         if self._generation == generation == self._registry.generation:
             self._documents[name] = remotes, document
-        return document
-
-    def _cached(self, name: str, make: Callable[[], Object | bytes], remotes: Remotes) -> Document:
-        self._drop_stale()
-        if (cached := self._current(name, remotes)) is not None:
-            return cached
-        document = with_etag(make())
-        self._documents[name] = remotes, document
         return document
 
     def _current(self, name: str, remotes: Remotes) -> Document | None:
@@ -109,45 +121,50 @@ class DocumentCache:
     def _drop_stale(self) -> None:
         if self._generation != self._registry.generation:
             self._documents, self._generation = {}, self._registry.generation
-            served = self._registry.groups()
-            self._groups = {
-                key: entry for key, entry in self._groups.copy().items() if key[1] in served.get(key[0], ())
-            }
+            served = custom_resources(self._registry)
+            self._groups = {name: entry for name, entry in self._groups.copy().items() if name in served}
 
-    def _group(self, group: str, version: str, rows: list[ResourceInfo]) -> Document:
-        """Build the document of a group. It is reused until the resources of the group change."""
-        cached = self._groups.get((group, version))
-        if cached is None or cached[0] != rows:
-            cached = self._groups[group, version] = rows, with_etag(openapi_v3.document_of(rows, self._described))
+    def _group(self, name: str, custom: list[ResourceInfo]) -> Document:
+        """Build the document of a group version. It is reused until its custom resources change."""
+        cached = self._groups.get(name)
+        if cached is None or cached[0] != custom:
+            cached = self._groups[name] = custom, compressed_document(openapi_v3.document_of(name, custom))
         return cached[1]
 
     def _index(self, remotes: tuple[RemoteOpenApi, ...]) -> Object:
-        paths = {}
-        for group, versions in self._registry.groups().items():
-            for version, rows in versions.items():
-                path = f"apis/{group}/{version}" if group else f"api/{version}"
-                tag = self._group(group, version, rows).etag
-                paths[path] = {"serverRelativeURL": f"/openapi/v3/{path}?hash={tag}"}
-        for remote in remotes:
-            if remote.v3_hash is not None:
-                path, query = (
-                    f"apis/{remote.group}/{remote.version}",
-                    f"?hash={remote.v3_hash}" if remote.v3_hash else "",
-                )
-                paths[path] = {"serverRelativeURL": f"/openapi/v3/{path}{query}"}
-        return {"paths": paths}
+        etags = {name: etag for name, etag in recorded_etags().items() if name.startswith("v3/")}
+        etags |= {name: self._group(name, rows).etag for name, rows in custom_resources(self._registry).items()}
+        etags |= {f"v3/apis/{each.group}/{each.version}": each.v3_hash for each in remotes if each.v3_hash is not None}
+        paths = {name.removeprefix("v3/"): f"/openapi/{name}?hash={etag}" for name, etag in etags.items()}
+        return {"paths": {path: {"serverRelativeURL": url} for path, url in paths.items()}}
 
     def _openapi_v2(self, remotes: tuple[RemoteOpenApi, ...]) -> Object:
-        document = openapi_v2.document_of(self._registry, self._described, self._definitions)
-        return merged_v2(document, remotes) if remotes else document
+        document = openapi_v2.document_of([info for info in self._registry if info.is_custom])
+        return merged_v2(decoded(document), remotes) if remotes else document
 
     def _openapi_v2_protobuf(self, remotes: tuple[RemoteOpenApi, ...]) -> bytes:
+        """The OpenAPI v2 document without paths."""
+        document = decoded({**self._openapi_v2(()), "paths": {}})
         try:
-            return openapi_v2_protobuf.encode_document(self._openapi_v2(remotes))
+            return openapi_v2_protobuf.encode_document({**merged_v2(document, remotes), "paths": {}})
         except (LookupError, TypeError, ValueError, AttributeError):
             if not remotes:
                 raise
-            log.warning(
-                "OpenAPI v2 documents of aggregated APIs cannot be encoded", groups=[each.group for each in remotes]
-            )
-            return openapi_v2_protobuf.encode_document(self._openapi_v2(()))
+            groups = [each.group for each in remotes]
+            log.warning("OpenAPI v2 documents of aggregated APIs cannot be encoded", groups=groups)
+            return openapi_v2_protobuf.encode_document(document)
+
+
+def decoded(document: Object) -> Object:
+    """Return a document without encoded parts."""
+    result: Object = msgspec.json.decode(msgspec.json.encode(document))
+    return result
+
+
+def custom_resources(registry: ResourceRegistry) -> dict[str, list[ResourceInfo]]:
+    """The custom resources by the name of their OpenAPI v3 document."""
+    found: dict[str, list[ResourceInfo]] = {}
+    for info in registry:
+        if info.is_custom:
+            found.setdefault(f"v3/apis/{info.resource.api_version}", []).append(info)
+    return found

@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from gzip import decompress
+
+from msgspec.structs import replace
 
 from tapestry.apiserver.aggregation.aggregator import Aggregator
 from tapestry.apiserver.core import api_errors
@@ -9,6 +12,7 @@ from tapestry.apiserver.core.codec import JSON, accepted_types, negotiated_form
 from tapestry.apiserver.core.requests import Call
 from tapestry.apiserver.core.resource_registry import ResourceRegistry
 from tapestry.apiserver.core.responses import ApiResponse, PathHandler, json_response
+from tapestry.apiserver.core.workers import LARGE_BYTES, run_if_large
 from tapestry.apiserver.documents import discovery
 from tapestry.apiserver.documents.document_cache import Document, DocumentCache
 from tapestry.apiserver.documents.openapi_v2_protobuf import CONTENT_TYPE, MEDIA_TYPES
@@ -35,20 +39,20 @@ class DocumentHandler:
         try:
             match call.path.strip("/").split("/")[1:]:
                 case ["v2"] if any(each.type in MEDIA_TYPES for each in accepted_types(accept)):
-                    return etag_response(call, await self.documents.openapi_v2_protobuf(await remotes()), CONTENT_TYPE)
+                    return await openapi_response(
+                        call, await self.documents.openapi_v2_protobuf(await remotes()), CONTENT_TYPE
+                    )
                 case ["v2"]:
                     negotiated_form(accept, frozenset())
-                    return etag_response(call, await self.documents.openapi_v2(await remotes()))
+                    return await openapi_response(call, await self.documents.openapi_v2(await remotes()))
                 case ["v3"]:
-                    return etag_response(call, await self.documents.openapi_v3_index(await remotes()))
-                case ["v3", "api", version]:
-                    return etag_response(call, await self.documents.openapi_v3_group("", version))
+                    return await openapi_response(call, await self.documents.openapi_v3_index(await remotes()))
                 case ["v3", "apis", _, _] if (
                     remote := self.aggregator.services.for_path(call.path.removeprefix("/openapi/v3"))
                 ) is not None:
                     return await self.aggregator.proxy.forward(call, remote)
-                case ["v3", "apis", group, version]:
-                    return etag_response(call, await self.documents.openapi_v3_group(group, version))
+                case ["v3", *path]:
+                    return await openapi_response(call, await self.documents.openapi_v3("/".join(path)))
         except KeyError:
             pass  # the group or version is not served
         raise api_errors.path_not_found()
@@ -90,11 +94,30 @@ class DocumentHandler:
         return json_response(200, discovery.api_group(group, [*versions, *remotes]))
 
 
+async def openapi_response(call: Call, document: Document, content_type: str = JSON) -> ApiResponse:
+    """Return a document, compressed if it is stored so and the client accepts it."""
+    response = etag_response(call, document, content_type)
+    if not document.is_compressed or response.status != 200:
+        return response
+    if accepts_gzip(call.headers.get("accept-encoding", "")):
+        return replace(response, headers={**response.headers, "Content-Encoding": "gzip"})
+    return replace(response, body=await run_if_large(LARGE_BYTES, decompress, document.body))
+
+
 def etag_response(call: Call, document: Document, content_type: str = JSON) -> ApiResponse:
     """Return a document, or 304 if the client has it. A document requested by its hash is cacheable forever."""
-    headers = {"ETag": f'"{document.etag}"', "Vary": "Accept"}
+    headers = {"ETag": f'"{document.etag}"', "Vary": "Accept, Accept-Encoding"}
     if call.query.get("hash") == document.etag:
         headers["Cache-Control"] = "public, immutable, max-age=31536000"
     if document.etag in call.headers.get("if-none-match", ""):
         return ApiResponse(304, b"", content_type, headers)
     return ApiResponse(200, document.body, content_type, headers)
+
+
+def accepts_gzip(accept_encoding: str) -> bool:
+    """Return whether the header names gzip with a weight other than 0."""
+    for each in accept_encoding.lower().split(","):
+        coding, _, weight = each.replace(" ", "").partition(";q=")
+        if coding == "gzip":
+            return weight == "" or weight.strip("0.") != ""
+    return False

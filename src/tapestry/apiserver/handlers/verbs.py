@@ -44,6 +44,8 @@ DELETE_COLLECTION_WORKERS = 16
 """Number of objects of a collection that are deleted concurrently."""
 MAX_ATTEMPTS = 200
 """Maximum number of attempts of a write without resourceVersion; concurrent writes may come first."""
+APPROVED_IN_STATUS = frozenset({"certificatesigningrequests.certificates.k8s.io"})
+"""Resources whose status grants credentials: writing it always requires the right to approve or to sign."""
 Apply = Callable[[WriteRequest, Object | None, Any], Object]
 """Server-side apply: (current object, applied configuration) to the desired object."""
 
@@ -66,7 +68,7 @@ class Verbs:
     server_side_apply: Apply
     random: Random
     unrestricted: bool = False
-    """Allow writes to an object to change its status too."""
+    """Allow writes to an object to set its status too, except for an approval."""
     admission_validate: Step = object_unchanged
     """The part of `validate` that also runs for writes without changes: policies and webhooks."""
     authorize: Authorize = allow_all
@@ -89,7 +91,9 @@ class Verbs:
             named_object = desired if given_name else with_value(desired, ("metadata", "name"), name)
             admitted = await self.admit(request, None, named_object)
             request.name = name = name_of(admitted)  # admission may have changed it
-            created = writes.created_object(info, admitted, uid=self.new_uid(), now=self.now())
+            created = writes.created_object(
+                info, admitted, uid=self.new_uid(), now=self.now(), unrestricted=self.is_unrestricted(info)
+            )
             validated = await self.validate(request, None, created)
             key = Key(info.storage, target.namespace, name)
             if (head := self.store.head(*key)) is not None:
@@ -180,7 +184,7 @@ class Verbs:
                 changed = await run_if_large(request.size, change, current)
             admitted = await self.admit(request, current, changed)
             new = writes.updated_object(
-                info, current, admitted, target.subresource, unrestricted=unrestricted or self.unrestricted
+                info, current, admitted, target.subresource, unrestricted=unrestricted or self.is_unrestricted(info)
             )
             validated = await (self.validate if new is not current else self.admission_validate)(request, current, new)
             if validated == current:
@@ -287,6 +291,9 @@ class Verbs:
         except ApiError as error:
             if error.code != 404:
                 raise
+
+    def is_unrestricted(self, info: ResourceInfo) -> bool:
+        return self.unrestricted and info.resource.name not in APPROVED_IN_STATUS
 
     def new_uid(self) -> str:
         return uid_from_bits(self.random.getrandbits(128))

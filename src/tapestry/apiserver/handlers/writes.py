@@ -44,14 +44,18 @@ FOREGROUND, ORPHAN = "foregroundDeletion", "orphan"
 PROPAGATION_FINALIZERS = {"Foreground": FOREGROUND, "Orphan": ORPHAN}
 
 
-def created_object(info: ResourceInfo, desired: Object, *, uid: str, now: datetime) -> Object:
+def created_object(
+    info: ResourceInfo, desired: Object, *, uid: str, now: datetime, unrestricted: bool = False
+) -> Object:
+    """Return the object to store.  It has the status of the request only if `unrestricted`."""
     if expected_version(desired):
         raise ServerError(500, "InternalError", "resourceVersion should not be set on objects to be created")
     metadata = {**client_metadata(desired), "uid": uid, "creationTimestamp": timestamp(now)}
     if info.has_generation:
         metadata["generation"] = 1
     result = {**desired, "metadata": metadata}
-    if info.has_status and info.resource.plural != "nodes":  # a kubelet registers its Node together with the status
+    # A kubelet registers its Node together with the status.
+    if info.has_status and not unrestricted and info.resource.plural != "nodes":
         result = without_field(result, "status")
     if info.initial_status is None:
         return result

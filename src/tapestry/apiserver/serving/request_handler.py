@@ -86,8 +86,10 @@ class RequestHandler:
     def is_long_running(self, call: Call) -> bool:
         """Return whether a call is a watch or follows a log, and so lasts as long as its client wants."""
         attributes = self.attributes_of(call)
-        if call.method != "GET" or attributes.target is None:
+        if call.method != "GET":
             return False
+        if attributes.target is None:
+            return first_segment(call.path) in self.mounted_handlers and call.query.get("watch") in TRUE_VALUES
         subresource = attributes.target.subresource
         if subresource:
             return subresource == "log" and call.query.get("follow") in TRUE_VALUES

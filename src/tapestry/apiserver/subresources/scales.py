@@ -1,12 +1,12 @@
 """Scale subresource of built-in workloads and custom resources."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from tapestry.apiserver.admission.matching import admission_attributes
-from tapestry.apiserver.admission.webhooks import AdmissionWebhooks
+from tapestry.apiserver.admission.matching import AdmissionAttributes, admission_attributes
 from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.codec import JSON, media_type
 from tapestry.apiserver.core.request_bodies import decoded_body
@@ -34,7 +34,8 @@ class ScaleHandler:
 
     reader: Reader
     verbs: Verbs
-    webhooks: AdmissionWebhooks
+    admit: Callable[[WriteRequest, AdmissionAttributes], Awaitable[Object | None]]
+    """Calls the admission webhooks and returns the admitted Scale."""
 
     async def handle(self, call: Call, target: Target) -> ApiResponse:
         if call.method == "GET":
@@ -81,7 +82,7 @@ class ScaleHandler:
         desired = patched_scale(before, sent, request.content_type) if is_patch else sent
         check_scale(desired, info, target.name, is_patch=is_patch)
         new = {**old, **desired, "metadata": {**old["metadata"], **(desired.get("metadata") or {})}}
-        scale = await self.webhooks.admit(request, admission_attributes(request, old, new)) or {}
+        scale = await self.admit(request, admission_attributes(request, old, new)) or {}
         version = value_at(scale, "metadata", "resourceVersion", default="")
         replicas = value_at(scale, "spec", "replicas", default=0)
 

@@ -7,6 +7,7 @@ from tapestry.apiserver.core import names
 from tapestry.apiserver.core.faults import (
     IMMUTABLE_MESSAGE,
     Fault,
+    Validator,
     at_least,
     duplicate_value,
     duplicates,
@@ -32,6 +33,7 @@ from tapestry.apiserver.validation.resources import (
     QUOTA_RESOURCES,
     is_overcommit_allowed,
     validate_container_resource_name,
+    validate_nonnegative_quantity,
     validate_resource_list,
     validate_resource_name,
     validate_resource_quantity,
@@ -317,6 +319,8 @@ def validate_runtime_class_update(old: Object, new: Object) -> Iterator[Fault]:
 # -- autoscalers
 
 METRIC_TYPES = ("ContainerResource", "External", "Object", "Pods", "Resource")
+TARGET_TYPES = ("Utilization", "Value", "AverageValue")
+MAX_STABILIZATION_SECONDS, MAX_PERIOD_SECONDS = 3600, 1800
 
 
 def validate_replica_bounds(spec: Any, path: str) -> Iterator[Fault]:
@@ -339,10 +343,73 @@ def validate_metric(value: Any, path: str) -> Iterator[Fault]:
     field = f"{kind[0].lower()}{kind[1:]}"
     if value.get(field) is None:
         yield required_value(f"{path}.{field}", "must populate information for the given metric source")
+    elif field in ("resource", "containerResource"):
+        yield from validate_resource_metric(value[field], f"{path}.{field}")
     for other in METRIC_TYPES:
         name = f"{other[0].lower()}{other[1:]}"
         if name != field and value.get(name) is not None:
             yield forbidden_field(f"{path}.{name}", "must populate the given metric source only")
+
+
+def validate_resource_metric(value: Any, path: str) -> Iterator[Fault]:
+    target, target_path = value.get("target") or {}, f"{path}.target"
+    name, container = value.get("name"), value.get("container")
+    if not name:
+        yield required_value(f"{path}.name", "must specify a resource name")
+    elif path.endswith(".containerResource"):
+        yield from validate_container_resource_name(name, f"{path}.name")
+    if path.endswith(".containerResource"):
+        if not container:
+            yield required_value(f"{path}.container", "must specify a container")
+        else:
+            yield from format_validator(names.dns_label_errors)(container, f"{path}.container")
+    yield from validate_metric_target(target, target_path)
+    has_utilization, has_value = (target.get(each) is not None for each in ("averageUtilization", "averageValue"))
+    if not has_utilization and not has_value:
+        message = "must set either a target raw value or a target utilization"
+        yield required_value(f"{target_path}.averageUtilization", message)
+    if has_utilization and has_value:
+        message = "may not set both a target raw value and a target utilization"
+        yield forbidden_field(f"{target_path}.averageValue", message)
+
+
+def validate_metric_target(value: Any, path: str) -> Iterator[Fault]:
+    kind = value.get("type", "")
+    if not kind:
+        yield required_value(f"{path}.type", "must specify a metric target type")
+    if kind not in TARGET_TYPES:
+        yield invalid_value(f"{path}.type", kind, "must be either Utilization, Value, or AverageValue")
+    for field in ("value", "averageValue"):
+        if value.get(field) is not None and (amount := parse_quantity(value[field])).nano <= 0:
+            yield invalid_value(f"{path}.{field}", str(amount), "must be positive")
+    if (percent := value.get("averageUtilization")) is not None and percent < 1:
+        yield invalid_value(f"{path}.averageUtilization", percent, "must be greater than 0")
+
+
+def at_most(maximum: int) -> Validator:
+    def faults(value: Any, path: str) -> Iterator[Fault]:
+        if value > maximum:
+            yield invalid_value(path, value, f"must be less than or equal to {maximum}")
+
+    return faults
+
+
+def validate_scaling_policy(value: Any, path: str) -> Iterator[Fault]:
+    yield from one_of("Percent", "Pods")(value.get("type", ""), f"{path}.type")
+    for field in ("value", "periodSeconds"):
+        yield from at_least(1, "must be greater than zero")(value.get(field, 0), f"{path}.{field}")
+    yield from at_most(MAX_PERIOD_SECONDS)(value.get("periodSeconds", 0), f"{path}.periodSeconds")
+
+
+validate_scaling_rules = struct_validator(
+    ("stabilizationWindowSeconds", at_least(0, "must be greater than or equal to zero")),
+    ("stabilizationWindowSeconds", at_most(MAX_STABILIZATION_SECONDS)),
+    ("selectPolicy", one_of("Disabled", "Max", "Min")),
+    required_fields("policies", detail="must specify at least one Policy"),
+    ("policies", item_validator(validate_scaling_policy)),
+    ("tolerance", validate_nonnegative_quantity),
+)
+validate_behavior = struct_validator(("scaleUp", validate_scaling_rules), ("scaleDown", validate_scaling_rules))
 
 
 def validate_scale_target_group(value: Any, path: str) -> Iterator[Fault]:
@@ -369,5 +436,8 @@ validate_scale_target = struct_validator(
     ("", validate_scale_target_group),
 )
 validate_autoscaler_spec = struct_validator(
-    ("", validate_replica_bounds), ("scaleTargetRef", validate_scale_target), ("", validate_metrics)
+    ("", validate_replica_bounds),
+    ("scaleTargetRef", validate_scale_target),
+    ("", validate_metrics),
+    ("behavior", validate_behavior),
 )

@@ -1,9 +1,9 @@
 """Assembly of the in-process API server for tests from parts of the real one.
 
 Included: paths, verbs, decoding by type, defaults, validation, server-side apply, CustomResourceDefinitions, evictions,
-bindings, and addresses of Services.  Omitted: authorization, admission (namespaces need not exist), scale subresources,
-connections to kubelets, and all work of controllers, for example garbage collection.  The test supplies the status of
-reviews.  Tokens are not signed.
+bindings, scales, and addresses of Services.  Omitted: authorization, admission (namespaces need not exist), connections
+to kubelets, and all work of controllers, for example garbage collection.  The test supplies the status of reviews.
+Tokens are not signed.
 """
 
 import ipaddress
@@ -18,6 +18,7 @@ from zlib import crc32
 from tapestry.apiserver.access.reviews import created_response, review_body
 from tapestry.apiserver.access.service_account_tokens import ServiceAccountTokens
 from tapestry.apiserver.access.token_keys import TokenKeys
+from tapestry.apiserver.admission.matching import AdmissionAttributes
 from tapestry.apiserver.aggregation.aggregator import build_aggregator
 from tapestry.apiserver.aggregation.proxy import AggregationProxy
 from tapestry.apiserver.core.requests import Call, Target, WriteRequest
@@ -47,6 +48,7 @@ from tapestry.apiserver.handlers.server import Server
 from tapestry.apiserver.handlers.verbs import Verbs
 from tapestry.apiserver.service_allocator import ServiceAllocator
 from tapestry.apiserver.subresources.evictions import EvictionHandler
+from tapestry.apiserver.subresources.scales import ScaleHandler
 from tapestry.apiserver.subresources.tokens_and_bindings import TokensAndBindings
 from tapestry.apiserver.validation import strategies as validation
 from tapestry.controller.testing.storage import InstantStore
@@ -132,13 +134,12 @@ def new_server(
         **TokensAndBindings(
             reader, verbs, shared.registry, ServiceAccountTokens(store, UnsignedKeys(random), "", now)
         ).handlers(),
+        ("*", "scale"): ScaleHandler(reader, verbs, admit_unchanged).handle,
         ("pods", "eviction"): EvictionHandler(reader, verbs, shared.registry.info_for(DISRUPTION_BUDGETS)).evict,
     }
     proxy = AggregationProxy(store, random, no_front_proxy_certificate, timeout=30.0, allows_host=False)
     aggregator = build_aggregator(store, registry, proxy)
-    documents = DocumentHandler(
-        registry, DocumentCache(registry, shared.table.schemas), server_version(shared.table), aggregator
-    )
+    documents = DocumentHandler(registry, DocumentCache(registry), server_version(shared.table), aggregator)
     return Server(
         *(registry, reader, verbs, documents, aggregator),
         special_handlers=special,
@@ -168,6 +169,10 @@ def definition_of(resource: Resource) -> Object:
     scope = "Namespaced" if resource.namespaced else "Cluster"
     spec = {"group": resource.group, "scope": scope, "names": names, "versions": [version]}
     return {"metadata": {"name": resource.name}, "spec": spec}
+
+
+async def admit_unchanged(_: WriteRequest, attributes: AdmissionAttributes) -> Object | None:
+    return attributes.new
 
 
 def review_handler(review: Callable[[Object], Object]) -> ResourceHandler:

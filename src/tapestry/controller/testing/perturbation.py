@@ -13,9 +13,11 @@ Everything runs on virtual time against the in-process API, so a few hundred rep
 
 import asyncio
 import re
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import sys
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -29,7 +31,7 @@ from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controller.controller import Controller, Reconcile, Result
 from tapestry.controller.manager import Manager
 from tapestry.controller.testing.api import InProcessApi
-from tapestry.controller.testing.clock import run, running_clock
+from tapestry.controller.testing.clock import Spinning, run, running_clock
 from tapestry.kube.errors import ApiError, Conflict, TransportError
 from tapestry.kube.objects import Object, key_of
 from tapestry.kube.resources import EVENTS, LEASES, Resource
@@ -37,14 +39,25 @@ from tapestry.kube.resources import EVENTS, LEASES, Resource
 STALE_SECONDS = 20
 LIMIT_SECONDS = 24 * 3600.0
 """Limit of virtual seconds for one replay."""
-MAX_RECONCILES = 20_000
-"""Reconciles of one key after which a run counts as endless."""
+# Limits after which a run counts as endless.  All are reached within seconds of real time.
+MAX_RECONCILES = 10_000
+"""Reconciles of one controller."""
+MAX_RECONCILE_CALLS = 5_000
+"""Equal calls in the reconciles of one key."""
+MAX_CALLS = 20_000
+"""Equal calls of a background task, which may send heartbeats, or of the world."""
+MAX_LOOP_TURNS = 200_000
+"""Iterations of the event loop."""
+WORLD = "the world function"
+ADVICE = "wait for a change instead of polling, or poll less often"
 VOLATILE = frozenset({"resourceVersion", "generation", "observedGeneration", "managedFields"})
 UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 
 
 Rejection = Callable[[int, Request], ApiError | None]
+RECONCILING: ContextVar[tuple[str, str] | None] = ContextVar("reconciling", default=None)
+"""Controller and key of the reconcile that the running code is part of."""
 
 
 class Disturbance(StrEnum):
@@ -115,7 +128,11 @@ class Report:
 
 
 class Endless(AssertionError):
-    """A run that did not end.  The message names the controller and key that were reconciled most."""
+    """A run that did not end.  The message names the controller and key that did most, and the calls."""
+
+
+class EndlessPolling(Endless):
+    """A run that would go on for minutes of real time."""
 
 
 class ProcessDied(BaseException):
@@ -137,6 +154,10 @@ class FaultInjector:
         self.is_over = False
         self.reconciles: Counter[tuple[str, str]] = Counter()
         """Number of reconciles by controller and key."""
+        self.unfinished: set[tuple[str, str]] = set()
+        self._controllers: Counter[str] = Counter()
+        self._calls_of: defaultdict[tuple[str, str] | str, Counter[str]] = defaultdict(Counter)
+        """Number of calls by the reconcile or task that made them."""
         self.endless = asyncio.Event()
         self._disturbance = disturbance
         self._at = at
@@ -145,23 +166,52 @@ class FaultInjector:
     def disturbance_for(self, call: str) -> Disturbance | None:
         if self._dead:
             raise ProcessDied
+        self.count_call(call)
         if not self._counts(call):
             return None
         self.calls.append(call)
         return self._disturbance if len(self.calls) == self._at else None
 
-    def count_reconcile(self, controller: str, key: str) -> None:
+    @contextmanager
+    def count_reconcile(self, controller: str, key: str) -> Iterator[None]:
         self.reconciles[controller, key] += 1
-        if self.reconciles[controller, key] >= MAX_RECONCILES:
+        self._controllers[controller] += 1
+        if self._controllers[controller] >= MAX_RECONCILES:
+            self.endless.set()
+        self.unfinished.add((controller, key))
+        token = RECONCILING.set((controller, key))
+        try:
+            yield
+        finally:
+            RECONCILING.reset(token)
+            if not isinstance(sys.exception(), asyncio.CancelledError):  # the end of the run cancels the unfinished
+                self.unfinished.discard((controller, key))
+
+    def count_call(self, call: str, caller: str = "") -> None:
+        task, reconcile = asyncio.current_task(), RECONCILING.get()
+        calls = self._calls_of[caller or reconcile or (f"task {task.get_name()!r}" if task else "a callback")]
+        calls[call] += 1
+        if calls[call] >= (MAX_RECONCILE_CALLS if reconcile else MAX_CALLS):
             self.endless.set()
 
     def explanation(self) -> str:
-        """Return the key that was reconciled most, how often, and the last call."""
-        calls = f"the last call was {self.calls[-1]}" if self.calls else "no call was made"
-        if not self.reconciles:
-            return f"no key was reconciled; {calls}"
-        ((controller, key), count), *_ = self.reconciles.most_common(1)
-        return f"controller {controller!r} reconciled {key!r} {count:,} times; {calls}"
+        """Return the reconcile or task that did most, its calls, and the reconciles that did not finish."""
+        work = Counter({caller: calls.total() for caller, calls in self._calls_of.items()})
+        work.update(self.reconciles)
+        if not work:
+            return "no key was reconciled; no call was made"
+        caller = max(work, key=lambda each: (work[each], each in self.unfinished))
+        calls = [f"{call} ({plural(count, 'time')})" for call, count in self._calls_of[caller].most_common(3)]
+        unfinished = " and did not finish" if caller in self.unfinished else ""
+        parts = [f"{self._name(caller)}{unfinished}; its calls: {', '.join(calls) or 'none'}"]
+        parts += [f"{self._name(each)} and did not finish" for each in sorted(self.unfinished - {caller})]
+        return "; ".join(parts)
+
+    def _name(self, caller: tuple[str, str] | str) -> str:
+        if isinstance(caller, str):
+            return f"{caller} made {plural(self._calls_of[caller].total(), 'call')}"
+        controller, key = caller
+        return f"controller {controller!r} reconciled {key!r} {plural(self.reconciles[caller], 'time')}"
 
     def die(self) -> None:
         self._dead = True
@@ -169,6 +219,7 @@ class FaultInjector:
 
     def revive(self) -> None:
         self._dead = False
+        self.unfinished.clear()
 
     def fall_behind(self, disturbance: Disturbance, called: int) -> None:
         """Make the caches of some clusters fall behind, after a call to cluster number `called`."""
@@ -269,13 +320,18 @@ class DelayedStream:
             yield chunk
 
 
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def perturb(scenario: Scenario) -> Report:
     """Run the scenario without faults, then once for each call and disturbance.
 
-    Raise Endless if the run without faults does not end.
+    Raise Endless if the run without faults does not end.  A replay that polls endlessly is the last one: others would
+    poll too, and take minutes.
     """
     try:
-        expected, calls = run(_final_state(scenario, None, 0))
+        expected, calls = _replay(scenario, None, 0)
     except BaseExceptionGroup as group:
         if isinstance(error := first_error(group), Endless):
             raise error from None
@@ -285,9 +341,11 @@ def perturb(scenario: Scenario) -> Report:
         for disturbance in disturbances_of(call, one_sided=bool(scenario.others)):
             cases += 1
             try:
-                actual, _ = run(_final_state(scenario, disturbance, at))
+                actual, _ = _replay(scenario, disturbance, at)
             except Exception as error:  # noqa: BLE001  any error of a replay is a finding
                 failures.append(Failure(disturbance, at, f"{call}: {first_error(error)!r}"))
+                if isinstance(first_error(error), EndlessPolling):
+                    return Report(scenario.name, len(calls), cases, failures)
                 continue
             if actual != expected:
                 failures.append(Failure(disturbance, at, f"{call}: {difference(expected, actual)}"))
@@ -303,23 +361,32 @@ def disturbances_of(call: str, *, one_sided: bool) -> list[Disturbance]:
     return [each for each in Disturbance if each not in omitted]
 
 
-async def _final_state(
-    scenario: Scenario, disturbance: Disturbance | None, at: int
-) -> tuple[dict[str, Any], list[str]]:
+def _replay(scenario: Scenario, disturbance: Disturbance | None, at: int) -> tuple[dict[str, Any], list[str]]:
     """Return the final state of one run and its calls."""
+    faults = FaultInjector(disturbance, at, scenario.counts, 1 + len(scenario.others))
+    try:
+        return run(_final_state(scenario, faults), turns=MAX_LOOP_TURNS), faults.calls
+    except Spinning:
+        raise EndlessPolling(f"{scenario.name}: {faults.explanation()}; {ADVICE}") from None
+
+
+async def _final_state(scenario: Scenario, faults: FaultInjector) -> dict[str, Any]:
     served = [[*resources, EVENTS, LEASES] for resources in (scenario.resources, *scenario.others)]
     # Names of twins contain UIDs, which must be the same in each replay.
     apis = [InProcessApi(resources, now=running_clock().now, seed=number) for number, resources in enumerate(served)]
-    faults = FaultInjector(disturbance, at, scenario.counts, len(apis))
     transports = [
         FaultyTransport(RejectingTransport(api.connect(), scenario.rejection, number), faults, number)
         for number, api in enumerate(apis)
     ]
+
+    def count_call(_: int, request: Request) -> None:
+        faults.count_call(str(request), WORLD)
+
     try:
         async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:
             process = group.create_task(_process(scenario, transports, faults))
             limit = group.create_task(_stop_endless(scenario, faults))
-            await scenario.world(*(Client(api.connect()) for api in apis))
+            await scenario.world(*(Client(RejectingTransport(api.connect(), count_call, 0)) for api in apis))
             faults.is_over = True
             process.cancel()
             limit.cancel()
@@ -327,14 +394,13 @@ async def _final_state(
         limit_hours = f"{LIMIT_SECONDS / 3600:g} hours of virtual time"
         message = f"{scenario.name}: the world function did not return within {limit_hours}: {faults.explanation()}"
         raise Endless(message) from None
-    return comparable_state([api.dump() for api in apis]), faults.calls
+    return comparable_state([api.dump() for api in apis])
 
 
 async def _stop_endless(scenario: Scenario, faults: FaultInjector) -> None:
     """Stop a run that reconciles a key endlessly: reaching the time limit would take minutes."""
     await faults.endless.wait()
-    advice = "wait for a change instead of polling, or poll less often"
-    raise Endless(f"{scenario.name}: at {running_clock().now().isoformat()} {faults.explanation()}; {advice}")
+    raise EndlessPolling(f"{scenario.name}: at {running_clock().now().isoformat()} {faults.explanation()}; {ADVICE}")
 
 
 class ReconcileCounter(Manager):
@@ -344,8 +410,8 @@ class ReconcileCounter(Manager):
 
     def controller(self, name: str, reconcile: Reconcile, **options: Any) -> Controller:
         async def counted(key: str) -> Result | None:
-            self.faults.count_reconcile(name, key)
-            return await reconcile(key)
+            with self.faults.count_reconcile(name, key):
+                return await reconcile(key)
 
         return super().controller(name, counted, **options)
 

@@ -94,6 +94,8 @@ class SchedulerCache:
         self.counts_by_group: dict[PodGroupKey, NodeCounts] = {}
         self.existing_affinity: dict[AffinityTerms, NodeCounts] = {}
         """Affinity terms of pods on nodes, with their number by node."""
+        self.claim_users: dict[str, set[str]] = {}
+        """Keys of the pods on nodes that use a claim, by the key of the claim."""
         self._domains: dict[Hashable, Mapping[str, str]] = {}
 
     def __iter__(self) -> Iterator[NodeInfo]:
@@ -140,6 +142,8 @@ class SchedulerCache:
         adjust_count(self.counts_by_group, pod_info.group, node, 1)
         if pod_info.affinity_terms.has_affinity:
             adjust_count(self.existing_affinity, pod_info.affinity_terms, node, 1)
+        for claim in pod_info.claims:
+            self.claim_users.setdefault(claim, set()).add(pod_info.key)
         if (info := self.nodes.get(node)) is not None:
             info.add_pod(pod_info)
 
@@ -152,6 +156,11 @@ class SchedulerCache:
         adjust_count(self.counts_by_group, pod.group, node, -1)
         if pod.affinity_terms.has_affinity:
             adjust_count(self.existing_affinity, pod.affinity_terms, node, -1)
+        for claim in pod.claims:
+            users = self.claim_users.get(claim, set())
+            users.discard(key)
+            if not users:
+                self.claim_users.pop(claim, None)
         if (info := self.nodes.get(node)) is not None:
             info.remove_pod(pod)
         return True

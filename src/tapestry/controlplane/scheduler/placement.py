@@ -98,7 +98,7 @@ def volume_or_topology_rejection(
 ) -> Rejection | None:
     """Return the rejection because of volumes or of pods on other nodes."""
     if context.volume_plan is not volumes.NO_VOLUMES and (reasons := context.volume_plan.rejection_reasons(node_info)):
-        return Rejection(reasons, reasons != (volumes.EXCLUSIVE_CLAIM_IN_USE,))
+        return Rejection(reasons, reasons not in volumes.RESOLVABLE_REASONS)
     return topology.rejection(node_info)
 
 

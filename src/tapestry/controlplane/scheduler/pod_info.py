@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import msgspec
 
+from tapestry.controlplane.volume_matching import claim_names
 from tapestry.kube.objects import Object, controller_of, is_deleting, labels_of, namespace_of, value_at
 from tapestry.kube.pod_requests import container_requests, effective_requests
 from tapestry.kube.pods import TERMINAL_PHASES, is_sidecar
@@ -143,6 +144,8 @@ class PodInfo:
     priority: int
     requirements: PodRequirements
     affinity_terms: AffinityTerms
+    claims: tuple[str, ...] = ()
+    """Keys of the claims that it mounts."""
 
 
 class InvalidPod(ValueError):
@@ -158,7 +161,8 @@ def pod_info_of(pod: Object) -> PodInfo:
         requirements, affinity_terms = requirements_of(pod), affinity_terms_of(spec, group)
     except (ValueError, LookupError, TypeError, AttributeError) as error:  # may contain anything
         raise InvalidPod(f"pod {key}: invalid scheduling constraints: {error!r}") from error
-    return PodInfo(pod, key, group, spec.get("priority") or 0, requirements, affinity_terms)
+    claims = tuple(f"{group.namespace}/{name}" for name, _ in claim_names(pod))
+    return PodInfo(pod, key, group, spec.get("priority") or 0, requirements, affinity_terms, claims)
 
 
 # -- groups

@@ -14,7 +14,6 @@ from tapestry.client.client import Client
 from tapestry.client.options import PatchType
 from tapestry.controller import Informer, Manager
 from tapestry.controller.events import Recorder
-from tapestry.controlplane.scheduler import volumes
 from tapestry.controlplane.scheduler.cache import SchedulerCache
 from tapestry.controlplane.scheduler.node_fit import NodeFitCache
 from tapestry.controlplane.scheduler.placement import ScheduleResult, SchedulingContext, select_node
@@ -40,10 +39,10 @@ from tapestry.controlplane.scheduler.volumes import (
     StorageLister,
     UnresolvableClaim,
     VolumePlan,
-    claim_names,
-    storage_class_of,
+    selected_node_patch,
     volume_plan_of,
 )
+from tapestry.controlplane.volume_matching import SELECTED_NODE, claim_ref_patch, storage_class_of
 from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import Conflict, NotFound
 from tapestry.kube.objects import (
@@ -60,6 +59,7 @@ from tapestry.kube.objects import (
 from tapestry.kube.pods import is_pod_terminal
 from tapestry.kube.quantity import QuantityError
 from tapestry.kube.resources import (
+    CSI_NODES,
     DISRUPTION_BUDGETS,
     NAMESPACES,
     NODES,
@@ -83,7 +83,7 @@ UNSCHEDULABLE_TIMEOUT = 300.0
 """Seconds after which unschedulable pods are retried without a change."""
 UNSCHEDULABLE, SCHEDULER_ERROR, SCHEDULING_GATED = "Unschedulable", "SchedulerError", "SchedulingGated"
 GATED_MESSAGE = "Scheduling is blocked due to non-empty scheduling gates"
-CLASS_INDEX, CLAIM_INDEX = "class", "claim"
+CLASS_INDEX = "class"
 
 
 @dataclass
@@ -294,10 +294,10 @@ class Scheduler:
         try:
             for volume, claim in plan.static_bindings:
                 if not value_at(volume, "spec", "claimRef", "uid"):
-                    await self.client.patch(PERSISTENT_VOLUMES, volume, volumes.claim_ref_patch(claim))
+                    await self.client.patch(PERSISTENT_VOLUMES, volume, claim_ref_patch(claim))
             for claim in plan.dynamic_provisions:
-                if volumes.SELECTED_NODE not in annotations_of(claim):
-                    await self.client.patch(PERSISTENT_VOLUME_CLAIMS, claim, volumes.selected_node_patch(node))
+                if SELECTED_NODE not in annotations_of(claim):
+                    await self.client.patch(PERSISTENT_VOLUME_CLAIMS, claim, selected_node_patch(node))
         except NotFound:
             self.unassume_pod(pod)
         return False
@@ -456,32 +456,28 @@ def storage_class_index(volume: Object) -> Iterable[str]:
     return (storage_class_of(volume),)
 
 
-def claims_in_use(pod: Object) -> Iterable[str]:
-    """Return the claims that a pod uses while it is bound and not terminated."""
-    if not value_at(pod, "spec", "nodeName") or is_pod_terminal(pod):
-        return ()
-    return [f"{namespace_of(pod)}/{name}" for name, _ in claim_names(pod)]
-
-
 def install(manager: Manager) -> None:
     """Add the scheduler to `manager`."""
-    pods, nodes = manager.informer(PODS, indexers={CLAIM_INDEX: claims_in_use}), manager.informer(NODES)
+    cache, pods, nodes = SchedulerCache(), manager.informer(PODS), manager.informer(NODES)
     claims, storage_classes = manager.informer(PERSISTENT_VOLUME_CLAIMS), manager.informer(STORAGE_CLASSES)
+    csi_nodes = manager.informer(CSI_NODES)
     persistent_volumes = manager.informer(PERSISTENT_VOLUMES, indexers={CLASS_INDEX: storage_class_index})
     storage = StorageLister(
         claims.store.get,
         persistent_volumes.store.get,
         lambda name: persistent_volumes.store.by(CLASS_INDEX, name),
         storage_classes.store.get,
-        lambda key: [key_of(each) for each in pods.store.by(CLAIM_INDEX, key)],
+        csi_nodes.store.get,
+        lambda key: cache.claim_users.get(key, ()),
     )
     events = Recorder(manager.client, DEFAULT_SCHEDULER, manager.identity, manager.now)
     manager.run_while_leading("scheduler events", events.run)
-    scheduler = Scheduler(manager.client, events, manager.now, pods, manager.informer(DISRUPTION_BUDGETS), storage)
+    budgets = manager.informer(DISRUPTION_BUDGETS)
+    scheduler = Scheduler(manager.client, events, manager.now, pods, budgets, storage, cache=cache)
     controller = manager.controller("scheduler", scheduler.reconcile, workers=WORKERS)
     scheduler.enqueue_key = controller.queue.add
     pods.on_change(scheduler.pod_changed)
     nodes.on_change(scheduler.node_changed)
     manager.informer(NAMESPACES).on_change(scheduler.namespace_changed)
-    for informer in (claims, persistent_volumes, storage_classes):
+    for informer in (claims, persistent_volumes, storage_classes, csi_nodes):
         informer.on_change(scheduler.storage_changed)

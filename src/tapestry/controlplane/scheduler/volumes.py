@@ -4,10 +4,23 @@ A bound claim restricts the pod to nodes that can access its volume. A claim tha
 for the selected node: to an existing volume, or to one that a provisioner creates for that node.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 from tapestry.controlplane.scheduler.cache import NodeInfo
+from tapestry.controlplane.volume_matching import (
+    NO_PROVISIONER,
+    SELECTED_NODE,
+    best_volume,
+    claim_names,
+    is_bound,
+    requested_storage,
+    storage_class_of,
+    waits_for_consumer,
+)
 from tapestry.kube.objects import (
     Object,
     annotations_of,
@@ -17,16 +30,10 @@ from tapestry.kube.objects import (
     labels_of,
     name_of,
     namespace_of,
-    uid_of,
     value_at,
 )
-from tapestry.kube.quantity import parse_quantity
-from tapestry.kube.selectors import EVERY_NODE, NodeSelector, label_selector, node_selector
+from tapestry.kube.selectors import EVERY_NODE, NodeSelector, node_selector
 
-SELECTED_NODE = "volume.kubernetes.io/selected-node"
-BIND_COMPLETED = "pv.kubernetes.io/bind-completed"
-BOUND_BY_CONTROLLER = "pv.kubernetes.io/bound-by-controller"
-NO_PROVISIONER = "kubernetes.io/no-provisioner"
 ZONE_LABELS = {
     "topology.kubernetes.io/zone": "topology.kubernetes.io/zone",
     "topology.kubernetes.io/region": "topology.kubernetes.io/region",
@@ -43,6 +50,9 @@ VOLUME_ZONE_CONFLICT = "node(s) had no available volume zone"
 EXCLUSIVE_CLAIM_IN_USE = (
     "node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod"
 )
+TOO_MANY_VOLUMES = "node(s) exceed max volume count"
+RESOLVABLE_REASONS = ((EXCLUSIVE_CLAIM_IN_USE,), (TOO_MANY_VOLUMES,))
+"""Reasons that preemption can remove."""
 
 Get = Callable[[str], Object | None]
 
@@ -53,13 +63,14 @@ class UnresolvableClaim(Exception):
 
 @dataclass(frozen=True)
 class StorageLister:
-    """Lookup functions for claims, volumes and storage classes."""
+    """Lookup functions for claims, volumes, storage classes and the CSI drivers of nodes."""
 
     claim: Get
     volume: Get
     volumes_of_class: Callable[[str], Sequence[Object]]
     storage_class: Get
-    claim_users: Callable[[str], Sequence[str]]
+    csi_node: Get
+    claim_users: Callable[[str], Collection[str]]
     """Keys of pods on nodes that use a claim."""
 
 
@@ -71,6 +82,13 @@ class PodVolumes:
     """Existing volumes with the claims to bind to them."""
     dynamic_provisions: tuple[Object, ...] = ()
     """Claims for which a volume must be provisioned."""
+
+
+class Attachment(NamedTuple):
+    """A volume that a CSI driver attaches to a node."""
+
+    driver: str
+    handle: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +115,18 @@ class VolumePlan:
     has_missing_volume: bool = False
     unbound_claims: tuple[tuple[Object, Object, tuple[Object, ...]], ...] = ()
     """Claims to bind, the smallest first, with their storage class and candidate volumes."""
-    is_claim_in_use: bool = False
-    """True if another pod uses a ReadWriteOncePod claim of this pod."""
+    exclusive_claims: tuple[str, ...] = ()
+    """Keys of its ReadWriteOncePod claims."""
+    attachments: frozenset[Attachment] = frozenset()
+    """Volumes of CSI drivers, which can limit their number per node."""
+    pod_key: str = ""
+    storage: StorageLister | None = None
 
     def rejection_reasons(self, node_info: NodeInfo) -> tuple[str, ...]:
-        if self.is_claim_in_use:
+        if self.is_claim_in_use():
             return (EXCLUSIVE_CLAIM_IN_USE,)
+        if self.exceeds_limit(node_info):
+            return (TOO_MANY_VOLUMES,)
         reasons = []
         if not all(each.node_affinity.matches(node_info.node) for each in self.bound_volumes):
             reasons.append(VOLUME_NODE_CONFLICT)
@@ -114,6 +138,29 @@ class VolumePlan:
             reasons.append(VOLUME_ZONE_CONFLICT)
         return tuple(reasons)
 
+    def is_claim_in_use(self) -> bool:
+        """Return whether another pod uses a ReadWriteOncePod claim of this pod."""
+        return self.storage is not None and any(
+            user != self.pod_key for claim in self.exclusive_claims for user in self.storage.claim_users(claim)
+        )
+
+    def exceeds_limit(self, node_info: NodeInfo) -> bool:
+        """Return whether a driver could not attach the pod's volumes in addition to those of other pods."""
+        if self.storage is None or not self.attachments:
+            return False
+        limits = volume_limits(self.storage.csi_node(node_info.name))
+        if not any(each.driver in limits for each in self.attachments):
+            return False
+        attached = {
+            attachment
+            for pod_info in node_info.pods.values()
+            for key in pod_info.claims
+            if (attachment := attachment_of(self.storage.claim(key), self.storage)) is not None
+        }
+        counts = Counter(each.driver for each in attached | self.attachments)
+        added = {each.driver for each in self.attachments - attached}
+        return any(counts[driver] > limits[driver] for driver in added if driver in limits)
+
     def pod_volumes(self, node_info: NodeInfo) -> PodVolumes | None:
         """Return the actions for that node, or None if the claims cannot be bound there."""
         bound: list[tuple[Object, Object]] = []
@@ -123,11 +170,8 @@ class VolumePlan:
             if selected is not None and selected != node_info.name:
                 return None
             taken = {name_of(volume) for volume, _ in bound}
-            volume = (
-                None
-                if selected
-                else best_volume(claim, (each for each in volumes if name_of(each) not in taken), node_info)
-            )
+            untaken = [each for each in volumes if name_of(each) not in taken]
+            volume = None if selected else best_volume(claim, untaken, untaken, partial(is_reachable, node_info))
             if volume is not None:
                 bound.append((volume, claim))
             elif can_provision(storage_class, node_info):
@@ -154,21 +198,16 @@ def volume_plan_of(pod: Object, storage: StorageLister) -> VolumePlan:
                 topologies.append(volume_topology(volume))
             continue
         storage_class = storage.storage_class(storage_class_of(claim)) if storage_class_of(claim) else None
-        is_delayed = value_at(storage_class, "volumeBindingMode") == "WaitForFirstConsumer"
+        is_delayed = waits_for_consumer(storage_class)
         if storage_class is None or not is_delayed or value_at(claim, "spec", "volumeName"):
             raise UnresolvableClaim(UNBOUND_IMMEDIATE_CLAIMS)
         unbound.append((claim, storage_class, tuple(storage.volumes_of_class(storage_class_of(claim)))))
     unbound.sort(key=lambda each: requested_storage(each[0]))
-    return VolumePlan(tuple(topologies), has_missing, tuple(unbound), is_in_use(pod, claims, storage))
-
-
-def claim_names(pod: Object) -> Iterable[tuple[str, bool]]:
-    """Yield the names of its claims, and whether each is ephemeral."""
-    for volume in value_at(pod, "spec", "volumes", default=()):
-        if name := value_at(volume, "persistentVolumeClaim", "claimName"):
-            yield name, False
-        elif volume.get("ephemeral") is not None:
-            yield f"{name_of(pod)}-{volume['name']}", True
+    exclusive = tuple(key_of(each) for each in claims if "ReadWriteOncePod" in (each["spec"].get("accessModes") or ()))
+    attachments = frozenset(each for claim in claims if (each := attachment_of(claim, storage)) is not None)
+    return VolumePlan(
+        tuple(topologies), has_missing, tuple(unbound), exclusive, attachments, pod_key=key_of(pod), storage=storage
+    )
 
 
 def claims_of(pod: Object, storage: StorageLister) -> Iterable[Object]:
@@ -192,27 +231,25 @@ def claims_of(pod: Object, storage: StorageLister) -> Iterable[Object]:
         yield claim
 
 
-def is_bound(claim: Object) -> bool:
-    is_complete = BIND_COMPLETED in annotations_of(claim) or value_at(claim, "status", "phase") == "Bound"
-    return bool(value_at(claim, "spec", "volumeName")) and is_complete
+def attachment_of(claim: Object | None, storage: StorageLister) -> Attachment | None:
+    """Return the CSI volume of a claim, or a placeholder if it is not provisioned yet."""
+    if claim is None:
+        return None
+    volume = storage.volume(value_at(claim, "spec", "volumeName", default=""))
+    if volume is not None:
+        csi = value_at(volume, "spec", "csi")
+        return Attachment(csi["driver"], csi["volumeHandle"]) if csi else None
+    provisioner = value_at(storage.storage_class(storage_class_of(claim)), "provisioner")
+    return Attachment(provisioner, f"claim {key_of(claim)}") if provisioner not in (None, "", NO_PROVISIONER) else None
 
 
-def is_in_use(pod: Object, claims: Iterable[Object], storage: StorageLister) -> bool:
-    """Return whether another pod uses a ReadWriteOncePod claim."""
-    return any(
-        "ReadWriteOncePod" in (value_at(each, "spec", "accessModes") or ())
-        and any(user != key_of(pod) for user in storage.claim_users(key_of(each)))
-        for each in claims
-    )
-
-
-def storage_class_of(obj: Object) -> str:
-    old: str | None = annotations_of(obj).get("volume.beta.kubernetes.io/storage-class")
-    return old if old is not None else str(value_at(obj, "spec", "storageClassName", default=""))
-
-
-def requested_storage(claim: Object) -> int:
-    return parse_quantity(value_at(claim, "spec", "resources", "requests", "storage", default="0")).nano
+def volume_limits(csi_node: Object | None) -> Mapping[str, int]:
+    """Return the maximum number of volumes by driver."""
+    counts = {
+        each["name"]: value_at(each, "allocatable", "count")
+        for each in value_at(csi_node, "spec", "drivers", default=())
+    }
+    return {driver: count for driver, count in counts.items() if count is not None}
 
 
 def volume_topology(volume: Object) -> VolumeTopology:
@@ -225,6 +262,10 @@ def volume_topology(volume: Object) -> VolumeTopology:
     return VolumeTopology(node_selector(required) if required is not None else EVERY_NODE, zones)
 
 
+def is_reachable(node_info: NodeInfo, volume: Object) -> bool:
+    return volume_topology(volume).node_affinity.matches(node_info.node)
+
+
 def can_provision(storage_class: Object, node_info: NodeInfo) -> bool:
     if storage_class.get("provisioner") in (None, "", NO_PROVISIONER):
         return False
@@ -233,62 +274,6 @@ def can_provision(storage_class: Object, node_info: NodeInfo) -> bool:
         all(node_info.labels.get(each["key"]) in each["values"] for each in term.get("matchLabelExpressions") or ())
         for term in allowed
     )
-
-
-def best_volume(claim: Object, volumes: Iterable[Object], node_info: NodeInfo) -> Object | None:
-    """Return the volume that is prebound to the claim, or else the smallest that satisfies it."""
-    reachable = [each for each in volumes if volume_topology(each).node_affinity.matches(node_info.node)]
-    for each in reachable:
-        if is_prebound_to(each, claim):
-            return each
-    free = [each for each in reachable if is_volume_free(each) and satisfies_claim(each, claim)]
-    return min(free, key=lambda each: (capacity_of(each), name_of(each)), default=None)
-
-
-def is_prebound_to(volume: Object, claim: Object) -> bool:
-    reference = value_at(volume, "spec", "claimRef", default={})
-    return (
-        reference.get("name") == name_of(claim)
-        and reference.get("namespace") == namespace_of(claim)
-        and reference.get("uid") in (None, "", uid_of(claim))
-    )
-
-
-def is_volume_free(volume: Object) -> bool:
-    return (
-        value_at(volume, "spec", "claimRef") is None
-        and not is_deleting(volume)
-        and value_at(volume, "status", "phase") == "Available"
-    )
-
-
-def capacity_of(volume: Object) -> int:
-    return parse_quantity(value_at(volume, "spec", "capacity", "storage", default="0")).nano
-
-
-def satisfies_claim(volume: Object, claim: Object) -> bool:
-    volume_spec, claim_spec = volume["spec"], claim["spec"]
-    selector = claim_spec.get("selector")
-    return (
-        capacity_of(volume) >= requested_storage(claim)
-        and set(claim_spec.get("accessModes") or ()) <= set(volume_spec.get("accessModes") or ())
-        and claim_spec.get("volumeMode", "Filesystem") == volume_spec.get("volumeMode", "Filesystem")
-        and (selector is None or label_selector(selector).matches(labels_of(volume)))
-    )
-
-
-# -- patches
-
-
-def claim_ref_patch(claim: Object) -> Object:
-    reference: Mapping[str, str | None] = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "namespace": namespace_of(claim),
-        "name": name_of(claim),
-        "uid": uid_of(claim),
-    }
-    return {"metadata": {"annotations": {BOUND_BY_CONTROLLER: "yes"}}, "spec": {"claimRef": reference}}
 
 
 def selected_node_patch(node: str) -> Object:

@@ -1,6 +1,7 @@
 """CronJob controller: creates a Job at each scheduled time.
 
-`cron_schedule` computes the times. The name of a Job contains its scheduled minute, so that it is created only once.
+`kube.cron_schedule` computes the times. The name of a Job contains its scheduled minute, so that it is created only
+once.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,9 +15,9 @@ from tapestry.controller import Informer, Manager, Result
 from tapestry.controller.controller import controller_key
 from tapestry.controller.events import Recorder
 from tapestry.controlplane.workloads import owned_pods
-from tapestry.controlplane.workloads.cron_schedule import Schedule, ScheduleError, parse_schedule
 from tapestry.controlplane.workloads.jobs import is_finished
 from tapestry.kube.conditions import is_condition_true
+from tapestry.kube.cron_schedule import Schedule, ScheduleError, parse_schedule
 from tapestry.kube.errors import AlreadyExists, ApiError, NotFound
 from tapestry.kube.objects import (
     Object,

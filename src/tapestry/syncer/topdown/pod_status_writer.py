@@ -57,10 +57,12 @@ class PodStatusWriter:
                 self.count(metrics.REFUSED, "PodSecurity")
 
     async def clear_rejection(self, pod: VirtualPod) -> None:
-        """Remove the Accepted condition if there is one."""
-        if find_condition(pod.object["status"]["conditions"], keys.ACCEPTED_CONDITION) is not None:
-            removal = {"type": keys.ACCEPTED_CONDITION, "$patch": "delete"}
-            await self.patch(pod, {"status": {"conditions": [removal]}})
+        await self.remove_condition(pod, keys.ACCEPTED_CONDITION)
+
+    async def remove_condition(self, pod: VirtualPod, type: str) -> None:
+        """Remove a condition if there is one."""
+        if find_condition(pod.object["status"]["conditions"], type) is not None:
+            await self.patch(pod, {"status": {"conditions": [{"type": type, "$patch": "delete"}]}})
 
     async def set_deferred(self, pod: VirtualPod, reason: str, message: str) -> None:
         """Set Accepted=False: the pod may run later."""

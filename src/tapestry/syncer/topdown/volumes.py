@@ -5,16 +5,23 @@
     not needed   The last such pod is deleted or has ended, as a live list confirms: delete the claim and then
                  the volume. The data stays.
 
-Claims and volumes of the virtual cluster are read live: this is rare, and much depends on it.
+Claims and volumes of the virtual cluster are watched for changes, and then read live: this is rare, and much depends on
+it. What their twins report is synced to the virtual claim, except for its phase, which the virtual cluster decides. A
+twin that is lost or stays pending is reported on the claim and on the pods that mount it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
+from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.names import physical_name
 from tapestry.controller import Informer, Result
+from tapestry.controller.informer import Handler
 from tapestry.controller.store import Indexer
+from tapestry.controller.transforms import Transform
+from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import AlreadyExists, ApiError, Conflict, is_denied_by_policy
 from tapestry.kube.names import dns_subdomain_error
 from tapestry.kube.objects import EMPTY_MAPPING, Object, is_deleting, key_of, name_of, namespace_of, uid_of, value_at
@@ -28,14 +35,16 @@ from tapestry.syncer.identity import Identity
 from tapestry.syncer.topdown.copies import CopyReconciler, source_keys_of
 from tapestry.syncer.topdown.dependencies import DependencyNotReady
 from tapestry.syncer.topdown.namespace_informers import NamespaceInformers, owned_informer
+from tapestry.syncer.topdown.pod_status_writer import PodStatusWriter
 from tapestry.syncer.translate.metadata import source_key
 from tapestry.syncer.translate.pod_status import mapped_uid
 from tapestry.syncer.translate.references import ReferenceKind, references
 from tapestry.syncer.translate.volumes import (
-    expansion_patch,
+    claim_problem,
     is_bound,
     is_twin_of,
     release_patch,
+    resize_patch,
     secrets_of,
     twin_claim,
     twin_volume,
@@ -47,6 +56,8 @@ ACTIVE_PODS_SELECTOR = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Fa
 REFUSED_BY_OWNER = "VolumeRefusedBelow"
 CLUSTER_SCOPE = ""
 """The namespace of cluster-scoped objects in `NamespaceInformers`."""
+PENDING_SECONDS = 30.0
+"""Seconds after which a twin claim that is still pending is reported."""
 
 
 @dataclass
@@ -58,6 +69,8 @@ class VolumeReconciler:
     caches: Caches
     clients: Clients
     copies: CopyReconciler
+    writer: PodStatusWriter
+    now: Callable[[], datetime]
     requeue_claim: Callable[[str], None]
     """Requeues a claim."""
     requeue_pod: Callable[[str], None]
@@ -66,14 +79,25 @@ class VolumeReconciler:
     """Keys of Secrets that volumes need and that may not be copied yet, by claim."""
     deleting: set[str] = field(default_factory=set)
     """UIDs of physical objects that are being deleted, which the cache may not show yet."""
+    pending_since: dict[str, datetime] = field(default_factory=dict)
+    """Times since when twin claims are seen pending, by the key of the virtual claim."""
+    reported: dict[str, str] = field(default_factory=dict)
+    """Reasons of the last events about claims whose twin is not bound, by the key of the virtual claim."""
     claims: NamespaceInformers = field(init=False)
     """Virtual claims, reduced by `identity_only`."""
+    volumes: NamespaceInformers = field(init=False)
+    """Virtual volumes, reduced by `binding_only`."""
     twin_claims: NamespaceInformers = field(init=False)
     twin_volumes: NamespaceInformers = field(init=False)
     """Our physical objects."""
 
     def __post_init__(self) -> None:
-        self.claims = NamespaceInformers(self._virtual_informer)
+        self.claims = NamespaceInformers(
+            lambda _: self._virtual_informer(PERSISTENT_VOLUME_CLAIMS, identity_only, self.on_claim_change)
+        )
+        self.volumes = NamespaceInformers(
+            lambda _: self._virtual_informer(PERSISTENT_VOLUMES, binding_only, self.on_volume_change)
+        )
         self.twin_claims = NamespaceInformers(lambda _: self._physical_informer(PERSISTENT_VOLUME_CLAIMS))
         self.twin_volumes = NamespaceInformers(
             lambda _: self._physical_informer(PERSISTENT_VOLUMES, {"secrets": secrets_of})
@@ -88,13 +112,14 @@ class VolumeReconciler:
         """
         if value_at(binding, "spec", "allowedVolumes", "drivers"):
             self.claims.set_namespaces([CLUSTER_SCOPE])
+            self.volumes.set_namespaces([CLUSTER_SCOPE])
             self.twin_claims.set_namespaces([self.identity.mount_namespace])
             self.twin_volumes.set_namespaces([CLUSTER_SCOPE])
 
-    def _virtual_informer(self, _: str) -> Informer:
-        informer = Informer(self.clients.virtual_reads, PERSISTENT_VOLUME_CLAIMS, transform=identity_only)
-        informer.with_name(f"virtual_{PERSISTENT_VOLUME_CLAIMS.plural}")
-        informer.on_change(self.on_claim_change)
+    def _virtual_informer(self, resource: Resource, transform: Transform, on_change: Handler) -> Informer:
+        informer = Informer(self.clients.virtual_reads, resource, transform=transform)
+        informer.with_name(f"virtual_{resource.plural}")
+        informer.on_change(on_change)
         return informer
 
     def _physical_informer(self, resource: Resource, indexers: Mapping[str, Indexer] = EMPTY_MAPPING) -> Informer:
@@ -117,6 +142,13 @@ class VolumeReconciler:
             if claim is not None:
                 self.requeue_claim(key_of(claim))
                 self.requeue_users([key_of(claim)])
+
+    def on_volume_change(self, old: Object | None, new: Object | None) -> None:
+        """Handle a change of a virtual volume: it was bound, expanded or deleted."""
+        if value_at(old, "spec") != value_at(new, "spec"):
+            for key in {key for volume in (old, new) if volume is not None for key in bound_claim_key(volume)}:
+                self.requeue_claim(key)
+                self.requeue_users([key])
 
     def on_physical_change(self, old: Object | None, new: Object | None) -> None:
         """Handle a change of a twin: pods may wait for its deletion, and a Secret may become unused."""
@@ -181,9 +213,48 @@ class VolumeReconciler:
             claim, volume, twin = await self.ensure_claim(key, binding)
         except DependencyNotReady:
             return None
-        if patch := expansion_patch(claim, volume, twin):
+        if patch := resize_patch(claim, volume, twin):
             await self.clients.virtual.patch(PERSISTENT_VOLUME_CLAIMS, claim, patch, subresource="status")
+        return await self.report_problem(key, claim, twin)
+
+    async def report_problem(self, key: str, claim: Object, twin: Object) -> Result | None:
+        """Report a twin claim that is not bound by an event and a condition of its pods, and withdraw that later."""
+        problem = claim_problem(key, twin)
+        if problem is None:
+            self.pending_since.pop(key, None)
+            self.reported.pop(key, None)
+            for pod in list(self.users(key)):
+                await self.clear_problem(pod, key)
+            return None
+        waited = (self.now() - self.pending_since.setdefault(key, self.now())).total_seconds()
+        if value_at(twin, "status", "phase") == "Pending" and waited < PENDING_SECONDS:
+            return Result(requeue_after=PENDING_SECONDS - waited)
+        reason, message = problem
+        for pod in list(self.users(key)):
+            if reported_claim(pod) in (None, key) and await self.writer.set_condition_false(
+                pod, keys.VOLUMES_CONDITION, reason, message
+            ):
+                self.clients.events.warning(pod.object, reason, message)
+        if self.reported.get(key) != reason:
+            self.reported[key] = reason
+            self.clients.events.warning(claim, reason, message)
         return None
+
+    async def clear_problem(self, pod: VirtualPod, key: str) -> None:
+        """Remove the condition about this claim. Other claims of the pod may have a problem, too."""
+        if reported_claim(pod) == key:
+            await self.writer.remove_condition(pod, keys.VOLUMES_CONDITION)
+            for other in claim_keys(pod.object):
+                self.requeue_claim(other)
+
+    def source_claim(self, name: str, uid: str) -> Object | None:
+        """Return the identity of the virtual claim of a twin that pods mount, or None if it is not provably ours."""
+        twin = self.twin_claims.get(f"{self.identity.mount_namespace}/{name}")
+        if twin is None or uid_of(twin) != uid:
+            return None
+        informer = self.claims.synced_informer(CLUSTER_SCOPE)
+        found = (informer.store.get(key) for key in source_key(twin) if informer and next(self.users(key), None))
+        return next((claim for claim in found if claim is not None and is_twin_of(twin, claim)), None)
 
     async def ensure_claim(self, key: str, binding: Binding) -> tuple[Object, Object, Object]:
         """Ensure the twins or raise DependencyNotReady; return the virtual claim and volume, and the twin claim."""
@@ -255,7 +326,8 @@ class VolumeReconciler:
         informer = claims if claims.store.by("source", key) else volumes
         remaining = [obj for obj in informer.store.by("source", key) if not is_deleting(obj)]
         if not remaining:
-            self.expected_secrets.pop(key, None)
+            for each in (self.expected_secrets, self.pending_since, self.reported):
+                each.pop(key, None)
             return None
         if await self.is_mounted(key) or next(self.users(key), None) is not None:
             return Result(requeue_after=CACHE_LAG_SECONDS)
@@ -294,5 +366,25 @@ def pod_lifetime_changed(old: VirtualPod | None, new: VirtualPod | None) -> bool
 
 def identity_only(claim: Object) -> Object:
     """Reduce a virtual claim to its identity: it is read live, and only its changes are watched."""
-    metadata = claim["metadata"]
-    return {"metadata": {field: metadata[field] for field in ("name", "namespace", "uid", "resourceVersion")}}
+    metadata = {field: claim["metadata"][field] for field in ("name", "namespace", "uid", "resourceVersion")}
+    return {"apiVersion": "v1", "kind": PERSISTENT_VOLUME_CLAIMS.kind, "metadata": metadata}
+
+
+def binding_only(volume: Object) -> Object:
+    """Reduce a virtual volume to its identity, claim and capacity, whose changes matter to its twin."""
+    metadata, spec = volume["metadata"], volume["spec"]
+    return {
+        "metadata": {field: metadata[field] for field in ("name", "uid", "resourceVersion")},
+        "spec": {"claimRef": spec.get("claimRef"), "capacity": spec.get("capacity")},
+    }
+
+
+def bound_claim_key(volume: Object) -> list[str]:
+    reference = value_at(volume, "spec", "claimRef")
+    return [f"{reference.get('namespace')}/{reference.get('name')}"] if reference else []
+
+
+def reported_claim(pod: VirtualPod) -> str | None:
+    """Return the key of the claim that a condition of the pod is about."""
+    condition = find_condition(pod.object["status"]["conditions"], keys.VOLUMES_CONDITION)
+    return str(condition.get("message")).split(" ")[1] if condition is not None else None

@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import AllowedVolumes, Binding
 from tapestry.apis.names import physical_name
-from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import Object, annotations_of, name_of, namespace_of, uid_of, value_at
+from tapestry.kube.quantity import parse_quantity
 from tapestry.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES
 from tapestry.syncer.translate.metadata import source_metadata
+from tapestry.syncer.translate.sanitize import as_list, as_object, sanitized_amount, text_fields, time_fields
 
 CSI_SECRET_FIELDS = (
     *("controllerPublishSecretRef", "nodeStageSecretRef", "nodePublishSecretRef"),
@@ -28,7 +29,8 @@ CSI_SECRET_FIELDS = (
 CSI_COPIED_FIELDS = ("driver", "volumeHandle", "readOnly", "fsType", "volumeAttributes")
 PROVISIONER_ATTRIBUTE_PREFIX = "csi.storage.k8s.io/"
 """Prefix of the attributes in which a provisioner records the virtual claim; they do not apply to the twin."""
-RESIZE_PENDING = "FileSystemResizePending"
+KUBELET_CONDITIONS = ("FileSystemResizePending", "NodeResizeError")
+"""Conditions of a claim that depend on the expansion of the file system by a kubelet."""
 PROVISIONED_BY = "pv.kubernetes.io/provisioned-by"
 """Annotation in which a provisioner records the driver that it created the volume for."""
 
@@ -193,16 +195,53 @@ def release_patch(volume: Object, claim: Object) -> Object | None:
     return {"spec": {"claimRef": {"uid": None, "resourceVersion": None}}}
 
 
-def expansion_patch(claim: Object, volume: Object, twin: Object) -> Object | None:
-    """Return the patch that reports a grown file system to the virtual claim once its twin has the volume's size."""
-    conditions = value_at(claim, "status", "conditions", default=[])
-    size = value_at(volume, "spec", "capacity", "storage")
-    if find_condition(conditions, RESIZE_PENDING) is None or value_at(twin, "status", "capacity", "storage") != size:
+def resize_patch(claim: Object, volume: Object, twin: Object) -> Object | None:
+    """Return the patch that reports the expansion of the file system by the physical kubelet to the virtual claim.
+
+    Of the twin's status, the capacity is used up to that of the virtual volume, and the conditions that a kubelet sets.
+    A condition that the claim has already is not overwritten: syncers of other clusters may report on it, too.
+    """
+    status = claim.get("status") or {}
+    conditions, capacity = status.get("conditions") or [], value_at(status, "capacity", "storage")
+    size_text = value_at(volume, "spec", "capacity", "storage")
+    reached_text = sanitized_amount("storage", value_at(as_object(twin.get("status")), "capacity", "storage"))
+    if not capacity or not size_text or not reached_text:
         return None
-    return {
-        "status": {
-            "capacity": {"storage": size},
-            "conditions": [each for each in conditions if each["type"] != RESIZE_PENDING],
-            "allocatedResourceStatuses": {"storage": None},
-        }
-    }
+    current, size, reached = (parse_quantity(text).nano for text in (capacity, size_text, reached_text))
+    is_pending = any(each["type"] in KUBELET_CONDITIONS for each in conditions)
+    if reached == size and (current < size or is_pending):
+        remaining = [each for each in conditions if each["type"] not in KUBELET_CONDITIONS]
+        unset = {"allocatedResourceStatuses": {"storage": None}}
+        return {"status": {"capacity": {"storage": size_text}, "conditions": remaining, **unset}}
+    patch: Object = {"capacity": {"storage": reached_text}} if current < reached < size else {}
+    if current < size and (added := added_conditions(conditions, twin)):
+        patch["conditions"] = [*conditions, *added]
+    return {"status": patch} if patch else None
+
+
+def added_conditions(conditions: list[Object], twin: Object) -> list[Object]:
+    """Return the conditions of kubelets that the twin has and the virtual claim lacks, sanitized."""
+    known, added = {each["type"] for each in conditions}, []
+    for each in map(as_object, as_list(value_at(as_object(twin.get("status")), "conditions"))):
+        type = each.get("type")
+        if type in KUBELET_CONDITIONS and type not in known and each.get("status") == "True":
+            known.add(type)
+            texts, times = text_fields(each, "reason", "message"), time_fields(each, "lastTransitionTime")
+            added.append({"type": type, "status": "True", **texts, **times})
+    return added
+
+
+def claim_problem(key: str, twin: Object) -> tuple[str, str] | None:
+    """Return reason and message if the twin of the claim `key` is not bound."""
+    phase = value_at(as_object(twin.get("status")), "phase")
+    if phase == "Lost":
+        return "ClaimLostBelow", (
+            f"claim {key} has lost its volume in the physical cluster; delete the pods that mount it, and new ones get "
+            "the volume again"
+        )
+    if phase == "Pending":
+        return "ClaimPendingBelow", (
+            f"claim {key} is not bound in the physical cluster yet; its owner can see why with kubectl describe "
+            f"persistentvolumeclaim {name_of(twin)} --namespace {namespace_of(twin)}"
+        )
+    return None

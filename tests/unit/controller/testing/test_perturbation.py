@@ -1,6 +1,8 @@
 """The perturbation driver must find reconcilers whose final state depends on a disturbance."""
 
 import asyncio
+import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,10 +79,58 @@ def poller(seconds: float) -> Scenario:
     return Scenario("poller", [CONFIGMAPS], setup, world)
 
 
-def test_polling_controller_is_named_with_key_and_call() -> None:
-    with pytest.raises(Endless, match="controller 'poller' reconciled 'default/source' 20,000 times") as raised:
+def test_polling_controller_is_named_with_key_and_calls_within_ten_seconds() -> None:
+    start = time.monotonic()
+    with pytest.raises(Endless, match="controller 'poller' reconciled 'default/source' 5,000 times") as raised:
         perturb(poller(0.1))
-    assert "GET /api/v1/namespaces/default/configmaps/source" in str(raised.value)
+    assert "its calls: GET /api/v1/namespaces/default/configmaps/source (5,000 times); wait" in str(raised.value)
+    assert time.monotonic() - start < 10
+
+
+def test_reconcile_that_polls_without_calls_is_named() -> None:
+    def setup(manager: Manager) -> None:
+        async def reconcile(key: str) -> Result | None:
+            while True:  # noqa: ASYNC110  it is about polling
+                await asyncio.sleep(0)
+
+        manager.controller("spinner", reconcile).watch(manager.informer(CONFIGMAPS))
+
+    with pytest.raises(Endless, match="controller 'spinner' reconciled 'default/source' 1 time and did not finish"):
+        perturb(replace(poller(1), setup=setup))
+
+
+def test_polling_world_is_named() -> None:
+    async def world(client: Client) -> None:
+        while True:
+            await client.find(SECRETS, "missing", "default")
+            await asyncio.sleep(0.01)
+
+    with pytest.raises(Endless, match=r"the world function made 20,000 calls; its calls: GET /api/v1/.*missing"):
+        perturb(replace(poller(3600), resources=[CONFIGMAPS, SECRETS], world=world))
+
+
+def test_replay_that_polls_is_the_last_one() -> None:
+    """The reconciler polls for a mark that it believes to have set before its first write."""
+
+    def setup(manager: Manager) -> None:
+        sources = manager.informer(CONFIGMAPS)
+        attempted: set[str] = set()
+
+        async def reconcile(key: str) -> Result | None:
+            source = sources.store.get(key)
+            if source is None or value_at(source, "data", "copied"):
+                return None
+            if key in attempted:
+                return Result(requeue_after=0.1)
+            attempted.add(key)
+            await manager.client.patch(CONFIGMAPS, source, {"data": {"copied": "yes"}})
+            return None
+
+        manager.controller("forgetful", reconcile).watch(sources)
+
+    report = perturb(replace(copier({}), setup=setup))
+    (failure,) = report.failures
+    assert "controller 'forgetful' reconciled 'default/source' 10,000 times; its calls: PATCH" in failure.what
 
 
 def test_endless_world_error_describes_last_calls() -> None:

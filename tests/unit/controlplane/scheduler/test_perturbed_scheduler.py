@@ -8,10 +8,11 @@ from tapestry.client.client import Client
 from tapestry.client.watch import Watch, wait_for
 from tapestry.controller.testing import Scenario, perturb, specimen
 from tapestry.controlplane.scheduler import scheduler
-from tapestry.controlplane.scheduler.volumes import SELECTED_NODE
+from tapestry.controlplane.volume_matching import SELECTED_NODE
 from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import Object, annotations_of, name_of, object_named, value_at, with_value
 from tapestry.kube.resources import (
+    CSI_NODES,
     DISRUPTION_BUDGETS,
     NAMESPACES,
     NODES,
@@ -23,7 +24,16 @@ from tapestry.kube.resources import (
 
 from .scheduling_reference import HOST, REQUIRED, a_node, a_pod
 
-SERVED = [PODS, NODES, NAMESPACES, DISRUPTION_BUDGETS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, STORAGE_CLASSES]
+SERVED = [
+    PODS,
+    NODES,
+    NAMESPACES,
+    DISRUPTION_BUDGETS,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    STORAGE_CLASSES,
+    CSI_NODES,
+]
 A_DAY = 24 * 3600.0
 
 

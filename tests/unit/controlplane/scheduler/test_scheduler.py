@@ -16,11 +16,12 @@ from tapestry.controller import Manager
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controller.testing import Connection, InProcessApi, in_virtual_time, run, running_clock, specimen
 from tapestry.controlplane.scheduler import scheduler
-from tapestry.controlplane.scheduler.volumes import SELECTED_NODE
+from tapestry.controlplane.volume_matching import SELECTED_NODE
 from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import TransportError
 from tapestry.kube.objects import Object, annotations_of, name_of, object_named, value_at, with_value
 from tapestry.kube.resources import (
+    CSI_NODES,
     DISRUPTION_BUDGETS,
     EVENTS,
     LEASES,
@@ -34,7 +35,16 @@ from tapestry.kube.resources import (
 
 from .scheduling_reference import HOST, REQUIRED, a_node, a_pod
 
-SERVED = [PODS, NODES, NAMESPACES, DISRUPTION_BUDGETS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, STORAGE_CLASSES]
+SERVED = [
+    PODS,
+    NODES,
+    NAMESPACES,
+    DISRUPTION_BUDGETS,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    STORAGE_CLASSES,
+    CSI_NODES,
+]
 CONFIG = ManagerConfig(name="scheduling", metrics=Metrics(address=""), probes=Probes(address=""))
 AN_HOUR = 3600.0
 

@@ -10,15 +10,15 @@ from tapestry.controlplane.scheduler.volumes import (
     MISSING_VOLUME,
     NO_AVAILABLE_VOLUME,
     NO_VOLUMES,
-    SELECTED_NODE,
+    TOO_MANY_VOLUMES,
     VOLUME_NODE_CONFLICT,
     VOLUME_ZONE_CONFLICT,
     PodVolumes,
     StorageLister,
     UnresolvableClaim,
-    storage_class_of,
     volume_plan_of,
 )
+from tapestry.controlplane.volume_matching import SELECTED_NODE, storage_class_of
 from tapestry.kube.objects import Object, key_of, name_of
 
 from .scheduling_reference import HOST, ZONE, a_node, a_pod, cache_of
@@ -65,13 +65,18 @@ STATIC = a_class("late", provisioner="kubernetes.io/no-provisioner")
 
 
 def storage(
-    claims: list[Object], volumes: Sequence[Object] = (), classes: Sequence[Object] = (LATE, NOW), users: Any = ()
+    claims: list[Object],
+    volumes: Sequence[Object] = (),
+    classes: Sequence[Object] = (LATE, NOW),
+    users: Any = (),
+    csi_nodes: Sequence[Object] = (),
 ) -> StorageLister:
     return StorageLister(
         {key_of(each): each for each in claims}.get,
         {name_of(each): each for each in volumes}.get,
         lambda name: [each for each in volumes if storage_class_of(each) == name],
         {name_of(each): each for each in classes}.get,
+        {name_of(each): each for each in csi_nodes}.get,
         lambda _: users,
     )
 
@@ -183,6 +188,52 @@ def test_unsuitable_volume_is_not_bound(volume: Object) -> None:
     assert reasons(storage([a_claim()], [volume], [STATIC]))["n1"] == (NO_AVAILABLE_VOLUME,)
 
 
-def test_prebound_volume_is_preferred() -> None:
-    volume = a_volume("v", size="1Mi", claimRef={"name": "c", "namespace": "x"})
-    assert reasons(storage([a_claim()], [volume], [STATIC]))["n1"] == ()
+def test_reserved_volume_is_preferred() -> None:
+    volume = a_volume("v", size="9Gi", claimRef={"name": "c", "namespace": "x"})
+    plan = volume_plan_of(using("c"), storage([a_claim()], [a_volume("small"), volume], [STATIC]))
+    assert plan.pod_volumes(CACHE.nodes["n1"]) == PodVolumes(((volume, a_claim()),))
+
+
+def test_unreachable_reserved_volume_excludes_node() -> None:
+    volume = a_volume("v", "n2", claimRef={"name": "c", "namespace": "x"})
+    lister = storage([a_claim()], [a_volume("free"), volume], [STATIC])
+    assert reasons(lister) == {"n1": (NO_AVAILABLE_VOLUME,), "n2": (), "n3": (NO_AVAILABLE_VOLUME,)}
+
+
+# -- limits of CSI drivers
+
+
+def csi(name: str, handle: str) -> Object:
+    return a_volume(name, csi={"driver": "d", "volumeHandle": handle})
+
+
+def limit(node: str, count: int | None) -> Object:
+    allocatable = {} if count is None else {"allocatable": {"count": count}}
+    return {"metadata": {"name": node}, "spec": {"drivers": [{"name": "d", "nodeID": node, **allocatable}]}}
+
+
+def reasons_beside(pods: list[Object], lister: StorageLister, pod: Object) -> tuple[str, ...]:
+    cache = cache_of([a_node("n1")], [{**each, "spec": {**each["spec"], "nodeName": "n1"}} for each in pods])
+    return volume_plan_of(pod, lister).rejection_reasons(cache.nodes["n1"])
+
+
+@pytest.mark.parametrize(("count", "is_rejected"), [(1, True), (2, False), (None, False)])
+def test_driver_limits_volumes_of_node(count: int | None, is_rejected: bool) -> None:
+    claims, volumes = [a_claim("c", volume="v"), a_claim("o", volume="w")], [csi("v", "h1"), csi("w", "h2")]
+    lister = storage(claims, volumes, csi_nodes=[limit("n1", count)])
+    other = {**using("o"), "metadata": {**using("o")["metadata"], "name": "other"}}
+    assert reasons_beside([other], lister, using("c")) == ((TOO_MANY_VOLUMES,) if is_rejected else ())
+    assert reasons_beside([], lister, using("c")) == ()
+
+
+def test_volume_counts_once_for_all_pods() -> None:
+    lister = storage([a_claim("c", volume="v")], [csi("v", "h")], csi_nodes=[limit("n1", 1)])
+    other = {**using("c"), "metadata": {**using("c")["metadata"], "name": "other"}}
+    assert reasons_beside([other], lister, using("c")) == ()
+
+
+def test_unprovisioned_volume_counts() -> None:
+    late = a_class("late", provisioner="d")
+    lister = storage([a_claim("c"), a_claim("o")], classes=[late], csi_nodes=[limit("n1", 1)])
+    other = {**using("o"), "metadata": {**using("o")["metadata"], "name": "other"}}
+    assert reasons_beside([other], lister, using("c")) == (TOO_MANY_VOLUMES,)

@@ -17,9 +17,10 @@ from tapestry.controller.testing import Scenario, in_virtual_time, perturb, runn
 from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import Invalid
 from tapestry.kube.objects import Object, name_of, object_named, uid_of, value_at
-from tapestry.kube.resources import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, SECRETS
+from tapestry.kube.resources import EVENTS, NAMESPACES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, SECRETS
 from tapestry.syncer.app import build_syncer
 from tapestry.syncer.config import SyncerConfig
+from tapestry.syncer.topdown.volumes import PENDING_SECONDS
 from tapestry.syncer.translate.volumes import name_in_physical, twin_claim
 
 from ..world import A_DAY, MOUNT, SERVED, Clusters, World, a_world, accept_all, has_condition, phase, rejecting
@@ -478,6 +479,105 @@ async def test_volume_expansion_is_synced_and_reported() -> None:
         assert not claim["status"].get("conditions")
         assert not claim["status"].get("allocatedResourceStatuses")
         assert len(world.up.writes("persistentvolumeclaims")) == 1
+
+
+@in_virtual_time
+async def test_failed_expansion_is_reported() -> None:
+    world = await a_world_with_a_claim()
+    async with world.syncer():
+        await mount(world)
+        await expand_volume(world.virtual)
+        failed = {"type": "NodeResizeError", "status": "True", "reason": "no", "message": "disk full"}
+        await set_twin_status(world, conditions=[failed], capacity={"storage": "1Gi"}, phase="Bound")
+        await asyncio.sleep(5)
+        claim = await world.virtual.get(PERSISTENT_VOLUME_CLAIMS, "data", "default")
+        assert failed in claim["status"]["conditions"]
+        assert claim["status"]["phase"] == "Bound"
+
+
+# -- phases of the twin
+
+
+async def set_twin_status(world: Clusters, **status: Any) -> None:
+    [twin] = await claims(world)
+    await world.physical.patch(PERSISTENT_VOLUME_CLAIMS, twin, {"status": status}, subresource="status")
+
+
+async def reasons_of_events(world: Clusters, kind: str) -> set[str]:
+    return {each["reason"] for each in await world.virtual.list(EVENTS) if each["involvedObject"]["kind"] == kind}
+
+
+@in_virtual_time
+async def test_lost_twin_is_reported_until_bound() -> None:
+    world = await a_world_with_a_claim()
+    async with world.syncer():
+        await mount(world)
+        await set_twin_status(world, phase="Lost")
+        await world.wait_for_pod(has_condition(keys.VOLUMES_CONDITION, "False", "ClaimLostBelow"), name="work")
+        await asyncio.sleep(5)
+        assert "ClaimLostBelow" in await reasons_of_events(world, "Pod")
+        assert "ClaimLostBelow" in await reasons_of_events(world, "PersistentVolumeClaim")
+        claim = await world.virtual.get(PERSISTENT_VOLUME_CLAIMS, "data", "default")
+        assert claim["status"]["phase"] == "Bound"
+        await set_twin_status(world, phase="Bound")
+        await world.wait_for_pod(lacks_volumes_condition, name="work")
+
+
+def lacks_volumes_condition(pod: Object | None) -> bool:
+    return find_condition(value_at(pod, "status", "conditions"), keys.VOLUMES_CONDITION) is None
+
+
+@in_virtual_time
+async def test_pending_twin_is_reported_after_a_while() -> None:
+    world = await a_world_with_a_claim()
+    async with world.syncer():
+        await mount(world)
+        await set_twin_status(world, phase="Pending")
+        await asyncio.sleep(PENDING_SECONDS / 2)
+        await world.wait_for_pod(lacks_volumes_condition, name="work")
+        await world.wait_for_pod(has_condition(keys.VOLUMES_CONDITION, "False", "ClaimPendingBelow"), name="work")
+
+
+@in_virtual_time
+async def test_changed_volume_lets_waiting_pod_run() -> None:
+    world = await a_world_with_a_claim()
+    unbound = {"spec": {"claimRef": {"uid": "other"}}}
+    await world.virtual.patch(PERSISTENT_VOLUMES, object_named("pv-data"), unbound)
+    async with world.syncer():
+        await world.add_pod(volumes=MOUNTED)
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "ClaimNotBound"))
+        claim = await world.virtual.get(PERSISTENT_VOLUME_CLAIMS, "data", "default")
+        bound = {"spec": {"claimRef": {"uid": uid_of(claim)}}}
+        await world.virtual.patch(PERSISTENT_VOLUMES, object_named("pv-data"), bound)
+        await world.wait_for_twin()
+
+
+@in_virtual_time
+async def test_events_about_twin_claims_are_forwarded() -> None:
+    world = await a_world_with_a_claim()
+    async with world.syncer():
+        await mount(world)
+        await asyncio.sleep(5)
+        [twin] = await claims(world)
+        for reason in ("FileSystemResizeSuccessful", "Bogus"):
+            involved = {"namespace": MOUNT, "name": name_of(twin), "uid": uid_of(twin)}
+            event = {
+                **object_named(f"e-{reason.lower()}", MOUNT),
+                "involvedObject": {"kind": "PersistentVolumeClaim", **involved},
+                "reason": reason,
+                "message": f"about {name_of(twin)}",
+                "type": "Normal",
+            }
+            await world.physical.create(EVENTS, event)
+        await asyncio.sleep(5)
+        [forwarded] = [
+            each
+            for each in await world.virtual.list(EVENTS)
+            if each["involvedObject"]["kind"] == "PersistentVolumeClaim"
+        ]
+        assert forwarded["reason"] == "FileSystemResizeSuccessful"
+        assert forwarded["message"] == "about data"
+        assert forwarded["involvedObject"]["name"] == "data"
 
 
 # -- faults

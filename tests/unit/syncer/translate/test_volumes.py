@@ -14,11 +14,12 @@ from tapestry.manager.volume_policies import glob_to_regex
 from tapestry.syncer.translate.metadata import source_key
 from tapestry.syncer.translate.volumes import (
     CSI_SECRET_FIELDS,
-    expansion_patch,
+    claim_problem,
     is_bound,
     is_twin_of,
     matches,
     release_patch,
+    resize_patch,
     secrets_of,
     twin_claim,
     twin_volume,
@@ -300,22 +301,59 @@ def test_volume_of_deleted_claim_is_released() -> None:
 PENDING = {"type": "FileSystemResizePending", "status": "True"}
 
 
+def a_claim_with(capacity: str, *conditions: Object) -> Object:
+    return {**a_claim(), "status": {"phase": "Bound", "capacity": {"storage": capacity}, "conditions": [*conditions]}}
+
+
+def a_twin_with(capacity: Any, *conditions: Any) -> Object:
+    return {"status": {"phase": "Bound", "capacity": {"storage": capacity}, "conditions": [*conditions]}}
+
+
 def test_expansion_is_reported_after_the_twin_grows() -> None:
     other = {"type": "ModifyingVolume", "status": "True"}
-    claim = {**a_claim(), "status": {"phase": "Bound", "capacity": {"storage": "1Gi"}, "conditions": [PENDING, other]}}
+    claim, volume = a_claim_with("1Gi", PENDING, other), a_volume(capacity={"storage": "2Gi"})
+    assert resize_patch(claim, volume, a_twin_with("1Gi")) is None
+    done = {"capacity": {"storage": "2Gi"}, "conditions": [other], "allocatedResourceStatuses": {"storage": None}}
+    assert resize_patch(claim, volume, a_twin_with("2Gi")) == {"status": done}
+    assert resize_patch(a_claim_with("1Gi", other), volume, a_twin_with("2Gi")) == {"status": done}
+    assert resize_patch(a_claim_with("2Gi", other), volume, a_twin_with("2Gi")) is None
+
+
+def test_partial_expansion_is_reported() -> None:
+    claim, volume = a_claim_with("1Gi", PENDING), a_volume(capacity={"storage": "3Gi"})
+    assert resize_patch(claim, volume, a_twin_with("2Gi")) == {"status": {"capacity": {"storage": "2Gi"}}}
+
+
+def test_only_conditions_of_kubelets_are_added() -> None:
+    claim, volume = a_claim_with("1Gi", PENDING), a_volume(capacity={"storage": "2Gi"})
+    failed = {"type": "NodeResizeError", "status": "True", "message": "disk \x1b[31mfull"}
+    hostile = [failed, {"type": "Bound", "status": "True"}, {**PENDING, "message": "mine"}, {"type": []}, "x", None]
+    added = {"type": "NodeResizeError", "status": "True", "message": "disk [31mfull"}
+    patch = resize_patch(claim, volume, a_twin_with("1Gi", *hostile))
+    assert patch == {"status": {"conditions": [PENDING, added]}}
+    assert resize_patch(a_claim_with("1Gi", PENDING, added), volume, a_twin_with("1Gi", *hostile)) is None
+    assert resize_patch(a_claim_with("2Gi"), volume, a_twin_with("1Gi", *hostile)) is None
+
+
+@pytest.mark.parametrize("size", ["900Ti", "0", "-1", "much", "512Mi", 7, [], None])
+def test_safety_rule_9_claim_size_is_limited_by_volume(size: Any) -> None:
     volume = a_volume(capacity={"storage": "2Gi"})
-    assert expansion_patch(claim, volume, {"status": {"capacity": {"storage": "1Gi"}}}) is None
-    assert expansion_patch(claim, volume, {"status": {"capacity": {"storage": "2Gi"}}}) == {
-        "status": {
-            "capacity": {"storage": "2Gi"},
-            "conditions": [other],
-            "allocatedResourceStatuses": {"storage": None},
-        }
-    }
+    assert resize_patch(a_claim_with("1Gi", PENDING), volume, a_twin_with(size)) is None
+    assert resize_patch(a_claim(), volume, a_twin_with("1Gi")) is None
 
 
-@pytest.mark.parametrize("size", ["900Ti", "0", "-1", "much", None])
-def test_safety_rule_9_claim_size_is_not_read_from_twin(size: str | None) -> None:
-    claim = {**a_claim(), "status": {"phase": "Bound", "conditions": [PENDING]}}
-    assert expansion_patch(claim, a_volume(), {"status": {"capacity": {"storage": size}}}) is None
-    assert expansion_patch(a_claim(), a_volume(), {"status": {"capacity": {"storage": "1Gi"}}}) is None
+@pytest.mark.parametrize("status", [None, [], {}, {"capacity": 7}, {"capacity": {"storage": {}}, "conditions": {}}])
+def test_safety_rule_9_invalid_twin_status_is_ignored(status: Any) -> None:
+    twin = {"metadata": {"name": "t", "namespace": "m"}, "status": status}
+    assert resize_patch(a_claim_with("1Gi"), a_volume(capacity={"storage": "2Gi"}), twin) is None
+    assert claim_problem("a/b", twin) is None
+
+
+def test_twin_that_is_not_bound_is_a_problem() -> None:
+    twin = {"metadata": {"name": "t", "namespace": "m"}}
+    lost, pending = (claim_problem("a/b", {**twin, "status": {"phase": each}}) for each in ("Lost", "Pending"))
+    assert lost is not None
+    assert lost[0] == "ClaimLostBelow"
+    assert pending is not None
+    assert pending[0] == "ClaimPendingBelow"
+    assert claim_problem("a/b", {**twin, "status": {"phase": "Bound"}}) is None

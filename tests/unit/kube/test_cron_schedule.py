@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tapestry.controlplane.workloads.cron_schedule import ScheduleError, parse_schedule
+from tapestry.kube.cron_schedule import ScheduleError, parse_schedule
 
 NOON = datetime(2024, 1, 31, 12, 0, tzinfo=UTC)
 ZONES = ("UTC", "America/New_York", "Europe/Berlin", "Australia/Lord_Howe", "America/St_Johns", "Africa/Cairo")

@@ -1,0 +1,1 @@
+"""HorizontalPodAutoscaler controller: scales workloads by the resource usage of their pods."""
