@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import cycle, islice
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
+from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -231,7 +231,7 @@ async def watch_memory(run: Run, pid: int) -> None:
         await asyncio.sleep(0.05)
 
 
-async def measured(server: OwnServer, *, is_quick: bool, at_once: int) -> Run:
+async def measured(server: OwnServer, folder: Path, *, is_quick: bool, at_once: int) -> Run:
     run = Run()
     connector = aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=server.ca), limit=0)
     timeout = aiohttp.ClientTimeout(total=120)
@@ -250,7 +250,8 @@ async def measured(server: OwnServer, *, is_quick: bool, at_once: int) -> Run:
             cases = [*islice(cycle(harmful), HOSTILE), *islice(cycle(harmless), LARGE)]
         await attack(client, harmless[:1], 1)  # the first list fills the caches
         command = [sys.executable, "-m", "benchmarks.sides.poller", server.url, server.ca, server.token]
-        output = stack.enter_context(TemporaryFile())  # uvloop may lose the end of a pipe when the process ends
+        # A file, because uvloop may lose the end of a pipe when the process ends.
+        output = stack.enter_context((folder / "samples").open("w+b"))
         poller = await asyncio.create_subprocess_exec(
             *map(str, command),
             f"{NAMESPACE_PATH}/configmaps/small",
@@ -334,7 +335,7 @@ def runs(backends: Sequence[str], *, is_quick: bool, at_once: int) -> Iterator[t
     for backend in backends:
         with TemporaryDirectory() as name, ExitStack() as stack:
             server = served(backend, Path(name), stack)
-            yield backend, uvloop.run(measured(server, is_quick=is_quick, at_once=at_once))
+            yield backend, uvloop.run(measured(server, Path(name), is_quick=is_quick, at_once=at_once))
 
 
 def main() -> int:

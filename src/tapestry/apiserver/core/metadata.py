@@ -98,6 +98,13 @@ def validate_label_selector(value: Any, path: str) -> Iterator[Fault]:
 
 
 def validate_selector_requirement(value: Any, path: str) -> Iterator[Fault]:
+    yield from validate_operator_and_key(value, path)
+    for number, each in enumerate(value.get("values") or ()):
+        for msg in names.label_value_errors(each):
+            yield invalid_value(f"{path}.values[{number}]", each, msg)
+
+
+def validate_operator_and_key(value: Any, path: str) -> Iterator[Fault]:
     operator, values = value.get("operator", ""), value.get("values") or ()
     if operator in ("In", "NotIn"):
         if not values:
@@ -111,6 +118,3 @@ def validate_selector_requirement(value: Any, path: str) -> Iterator[Fault]:
         yield invalid_value(f"{path}.operator", operator, "not a valid selector operator")
     for msg in names.qualified_name_errors(value.get("key", "")):
         yield invalid_value(f"{path}.key", value.get("key", ""), msg)
-    for number, each in enumerate(values):
-        for msg in names.label_value_errors(each):
-            yield invalid_value(f"{path}.values[{number}]", each, msg)

@@ -48,14 +48,19 @@ def default_stateful_set(obj: Object) -> Object:
             "revisionHistoryLimit": 10,
             "podManagementPolicy": "OrderedReady",
             "updateStrategy": {},
-            "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Retain", "whenScaled": "Retain"},
+            "persistentVolumeClaimRetentionPolicy": {},
             **spec,
         }
+        spec = with_field(spec, "persistentVolumeClaimRetentionPolicy", default_retention_policy)
         spec = with_field(spec, "updateStrategy", default_stateful_strategy)
         spec = with_field(spec, "volumeClaimTemplates", map_items(default_claim_template))
         return with_field(spec, "template", default_template)
 
     return with_field(obj, "spec", default_spec)
+
+
+def default_retention_policy(policy: Object) -> Object:
+    return {**policy, **{each: policy.get(each) or "Retain" for each in ("whenDeleted", "whenScaled")}}
 
 
 def default_claim_template(obj: Object) -> Object:

@@ -19,7 +19,7 @@ from tapestry.apiserver.core.faults import (
     unsupported_value,
     validate_positive,
 )
-from tapestry.apiserver.core.metadata import validate_label_selector, validate_selector_requirement
+from tapestry.apiserver.core.metadata import validate_label_selector, validate_operator_and_key
 
 EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 REQUIRED, PREFERRED = (f"{each}DuringSchedulingIgnoredDuringExecution" for each in ("required", "preferred"))
@@ -84,7 +84,7 @@ def validate_taints(value: Any, path: str) -> Iterator[Fault]:
 
 def validate_node_requirement(value: Any, path: str) -> Iterator[Fault]:
     if value.get("operator") not in ("Gt", "Lt"):
-        yield from validate_selector_requirement(value, path)
+        yield from validate_operator_and_key(value, path)
         return
     if len(value.get("values") or ()) != 1:
         yield required_value(f"{path}.values", "must be specified single value when `operator` is 'Lt' or 'Gt'")

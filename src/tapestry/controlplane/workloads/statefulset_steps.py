@@ -192,6 +192,8 @@ def claim_owner_references(
     policy = stateful_set["spec"].get("persistentVolumeClaimRetentionPolicy") or {}
     own_uids = {uid_of(each) for each in (stateful_set, pod) if each is not None}
     owners = [each for each in claim["metadata"].get("ownerReferences") or () if each["uid"] not in own_uids]
+    if any(each.get("controller") for each in owners):
+        return owners  # an object can have only one controller
     if not is_retained and policy.get("whenScaled") == "Delete":
         return [*owners, owner_reference(pod)] if pod is not None else owners
     if policy.get("whenDeleted") == "Delete":

@@ -150,6 +150,19 @@ def test_scaling_down_waits_five_minutes() -> None:
     autoscaled(act)
 
 
+def test_policies_count_earlier_changes() -> None:
+    async def act(client: Client) -> None:
+        await create_workload(client, cpu="1")
+        policies = [{"type": "Pods", "value": 1, "periodSeconds": 60}]
+        await client.create(AUTOSCALERS, an_autoscaler(behavior={"scaleUp": {"policies": policies}}))
+        await wait_for_replicas(client, 3)
+        begin = now()
+        await wait_for_replicas(client, 4)
+        assert now() - begin == timedelta(seconds=60)
+
+    autoscaled(act)
+
+
 def test_unchanged_usage_writes_nothing() -> None:
     async def act(client: Client) -> None:
         await create_workload(client)
@@ -187,8 +200,10 @@ def test_two_autoscalers_of_the_same_pods_change_nothing() -> None:
         await set_usage(client, "900m", now())
         await asyncio.sleep(60)
         assert (await client.get(REPLICA_SETS, "web", "default"))["spec"]["replicas"] == 2
+        begin = now()
         await client.delete(AUTOSCALERS, await client.get(AUTOSCALERS, "two", "default"))
         await wait_for_replicas(client, 4)
+        assert now() - begin <= timedelta(seconds=15)
 
     autoscaled(act)
 

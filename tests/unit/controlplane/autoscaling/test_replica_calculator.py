@@ -85,6 +85,17 @@ def test_pods_without_metrics_limit_changes(usage: str, third: Object, expected:
     assert required(cpu(50), [*TWO, third], metrics(a=usage, b=usage)) == expected
 
 
+def test_pending_pods_count_as_idle_when_scaling_up() -> None:
+    pods = [a_pod(f"p{number}") for number in range(10)]
+    items = metrics(**{f"p{number}": "560m" for number in range(10)})
+    assert required(cpu(50), pods, items) == 12
+    assert required(cpu(50), [*pods, a_pod("q", "Pending")], items) == 11
+
+
+def test_missing_pods_count_with_target_above_requests() -> None:
+    assert required(cpu(150), [*TWO, a_pod("c")], metrics(a="100m", b="100m")) == 2
+
+
 @pytest.mark.parametrize(
     ("pod", "counts"),
     [

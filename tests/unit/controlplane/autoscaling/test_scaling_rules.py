@@ -104,6 +104,12 @@ def test_policies_limit_rate(rules: Object, up: int, down: int) -> None:
     assert reasons(decline)[1] == (WITHIN if down == 1 else ("True", "ScaleDownLimit"))
 
 
+def test_percentages_are_rounded_to_larger_change() -> None:
+    rules = {"stabilizationWindowSeconds": 0, "policies": [PERCENT_50]}
+    obj = autoscaler(scaleUp=rules, scaleDown=rules)
+    assert (limited(obj, 5, 50).replicas, limited(obj, 5, 1).replicas) == (8, 2)
+
+
 def test_changes_of_the_period_count() -> None:
     rules = {"stabilizationWindowSeconds": 0, "policies": [PODS_2]}
     obj = autoscaler(scaleUp=rules, scaleDown=rules)

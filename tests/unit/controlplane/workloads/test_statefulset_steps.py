@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapestry.controlplane.workloads import owned_pods, statefulset_steps
-from tapestry.controlplane.workloads.statefulset_steps import RevisionNames, StatefulStep
+from tapestry.controlplane.workloads.statefulset_steps import RevisionNames, StatefulStep, claim_owner_references
 from tapestry.kube.objects import Object, is_deleting, labels_of, name_of
 from tapestry.kube.times import timestamp
 
@@ -162,3 +162,13 @@ def test_claims_replace_volumes_of_same_name() -> None:
         {"name": "data", "persistentVolumeClaim": {"claimName": "data-db-3"}},
         {"name": "tmp"},
     ]
+
+
+def test_claim_of_another_controller_gets_no_owner() -> None:
+    policy = {"whenDeleted": "Delete", "whenScaled": "Delete"}
+    stateful_set = {"metadata": {"name": "s", "uid": "set"}, "spec": {"persistentVolumeClaimRetentionPolicy": policy}}
+    ours, other = {"uid": "set", "controller": True}, {"uid": "other", "controller": True}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "s-0", "uid": "pod"}}
+    for is_retained in (True, False):
+        claim = {"metadata": {"name": "c", "ownerReferences": [ours, other]}}
+        assert claim_owner_references(stateful_set, claim, pod, is_retained=is_retained) == [other]
