@@ -30,7 +30,7 @@ class ResourceMapper:
 
     async def all(self, api: Transport) -> ServedResources:
         """Discover the resources again; return them with their verbs and short names."""
-        found = await discovered_resources(Client(api))
+        found = await discovered_resources(Client(api), skip_unavailable=True)
         self._served = {
             each: served for each, served in found.items() if served.verbs >= REQUIRED_VERBS and self._matches(each)
         }

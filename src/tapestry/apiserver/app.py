@@ -26,7 +26,7 @@ from tapestry.apiserver.access.authentication import (
     load_token_file,
 )
 from tapestry.apiserver.access.bootstrap_roles import BOOTSTRAP_CHECK, check_bootstrap_roles
-from tapestry.apiserver.access.certificates import CertificateAuthority, server_ssl_context
+from tapestry.apiserver.access.certificates import CertificateAuthority, front_proxy_ca, server_ssl_context
 from tapestry.apiserver.access.client_certificates import request_client_certificates
 from tapestry.apiserver.access.ephemeral_tokens import TOKENS_FILE as TOKENS
 from tapestry.apiserver.access.ephemeral_tokens import EphemeralTokenAuthenticator, load_tokens, remove_expired_tokens
@@ -53,6 +53,8 @@ from tapestry.apiserver.admission.service_account import ServiceAccountAdmission
 from tapestry.apiserver.admission.storage_object_in_use_protection import PROTECTION_FINALIZERS, protect_storage_object
 from tapestry.apiserver.admission.validating_policies import ValidatingPolicies
 from tapestry.apiserver.admission.webhooks import AdmissionWebhooks
+from tapestry.apiserver.aggregation.aggregator import build_aggregator
+from tapestry.apiserver.aggregation.proxy import AggregationProxy
 from tapestry.apiserver.core.certificate_requests import SIGNING_REQUESTS
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.requests import Attributes, Authorize, allow_all, no_denial_reason
@@ -180,8 +182,7 @@ async def run_apiserver(
                         server, service_range(config), *http_servers["secure"].addresses[0][:2]
                     )
                     client_cas = "".join(each.read_text() for each in client_ca_files(config, folder))
-                    front_proxy_ca = CertificateAuthority(folder / "pki", "front-proxy-ca")
-                    await bootstrap.publish_client_cas(server, client_cas, front_proxy_ca.certificate_pem())
+                    await bootstrap.publish_client_cas(server, client_cas, front_proxy_ca(folder).certificate_pem())
                 log.info("API server started", objects=sum(map(store.count, store.resources())), **addresses)
                 yield RunningServer(server, request_handler, store, account_tokens, addresses, folder)
             finally:
@@ -320,11 +321,17 @@ def build_server(
         ("pods", "log"): kubelets.pod_log,
         ("*", "scale"): typed(ScaleHandler(reader, verbs, webhooks.admit).handle),
     }
-    documents = DocumentHandler(registry, DocumentCache(registry), version_info(api.version))
+    certificate = partial(
+        front_proxy_ca(Path(config.file_rootpath)).client_certificate, bootstrap.FRONT_PROXY_CLIENT, ()
+    )
+    allows_host = config.aggregation_allow_host
+    proxy = AggregationProxy(store, rng, certificate, config.request_timeout, allows_host=allows_host)
+    aggregator = build_aggregator(store, registry, proxy)
+    documents = DocumentHandler(registry, DocumentCache(registry), version_info(api.version), aggregator)
     return Server(
-        *(registry, reader, verbs, documents, authorize, denial_reason, special),
+        *(registry, reader, verbs, documents, aggregator, authorize, denial_reason, special),
         path_handlers=documents.path_handlers(),
-        close_callbacks=(webhook_client.close, kubelets.close),
+        close_callbacks=(webhook_client.close, kubelets.close, proxy.close),
     )
 
 

@@ -17,8 +17,10 @@ from tapestry.apiserver.handlers.verbs import Verbs
 from tapestry.kube.errors import AlreadyExists
 from tapestry.kube.objects import Object
 
+FRONT_PROXY_CLIENT = "front-proxy-client"
+"""Common name of the certificate with which the server calls aggregated API servers."""
 REQUEST_HEADERS = {
-    "requestheader-allowed-names": '["front-proxy-client"]',
+    "requestheader-allowed-names": f'["{FRONT_PROXY_CLIENT}"]',
     "requestheader-extra-headers-prefix": '["X-Remote-Extra-"]',
     "requestheader-group-headers": '["X-Remote-Group"]',
     "requestheader-username-headers": '["X-Remote-User"]',

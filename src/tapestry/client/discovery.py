@@ -4,13 +4,14 @@ All functions raise TransportError if the response is not a discovery document. 
 from it proves nothing.
 """
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from tapestry.client.client import Client
 from tapestry.client.responses import OBJECT_DECODER, decode_response
 from tapestry.client.retries import send_with_retries
 from tapestry.client.transport import SMALL_RESPONSE_BYTES, Request
-from tapestry.kube.errors import TransportError
+from tapestry.kube.errors import TransportError, Unavailable
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import Resource
 
@@ -27,17 +28,29 @@ class Served(NamedTuple):
     short_names: tuple[str, ...] = ()
 
 
-async def served_resources(client: Client) -> dict[Resource, frozenset[str]]:
+async def served_resources(client: Client, skip: Collection[str] = ()) -> dict[Resource, frozenset[str]]:
     """Return the served resources, each in the server's preferred version, with their verbs."""
-    return {resource: served.verbs for resource, served in (await discovered_resources(client)).items()}
+    return {resource: served.verbs for resource, served in (await discovered_resources(client, skip)).items()}
 
 
-async def discovered_resources(client: Client) -> dict[Resource, Served]:
-    """Return the served resources, each in the server's preferred version, with their verbs and short names."""
+async def discovered_resources(
+    client: Client, skip: Collection[str] = (), *, skip_unavailable: bool = False
+) -> dict[Resource, Served]:
+    """Return the served resources, each in the server's preferred version, with their verbs and short names.
+
+    The group versions in `skip` are ignored; with `skip_unavailable`, also those of aggregated APIs that are down.
+    """
     preferred: dict[tuple[str, str], tuple[Resource, Served]] = {}
-    for path, prefix in [("/api/v1", "v1"), *((f"/apis/{entry}", entry) for entry in await group_versions(client))]:
+    included = [each for each in await group_versions(client) if each not in skip]
+    for path, prefix in [("/api/v1", "v1"), *((f"/apis/{entry}", entry) for entry in included)]:
         group, _, version = prefix.rpartition("/")
-        for entry in (await discovery_document(client, path, "APIResourceList"))["resources"]:
+        try:
+            document = await discovery_document(client, path, "APIResourceList")
+        except Unavailable:
+            if skip_unavailable:
+                continue
+            raise
+        for entry in document["resources"]:
             resource = Resource(group, version, entry["kind"], entry["name"], entry["namespaced"])
             if "/" not in resource.plural:
                 served = Served(frozenset(entry["verbs"]), tuple(entry.get("shortNames") or ()))

@@ -12,6 +12,7 @@ from tapestry.controller import Manager
 from tapestry.controller.app import new_identity
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controlplane import (
+    api_services,
     certificates,
     cluster_role_aggregation,
     crd_finalizer,
@@ -53,8 +54,8 @@ OPTIONAL_CONTROLLERS = {
 """Modules of controllers for clusters with nodes. They are imported and run only if their name is given."""
 WILDCARD = "*"
 NONE = "none"
-ALWAYS_ENABLED = "definitions"
-"""Kubernetes runs this controller in its API server. It must run beside a kube-controller-manager, too."""
+ALWAYS_ENABLED = ("definitions", "apiservices")
+"""Kubernetes runs these controllers in its API server. They must run beside a kube-controller-manager, too."""
 
 
 def register_controllers(manager: Manager, ca_bundle: str, signing_ca: CertificateAuthority | None = None) -> None:
@@ -65,6 +66,7 @@ def register_controllers(manager: Manager, ca_bundle: str, signing_ca: Certifica
     """
     informers = cache(partial(MetadataInformers, manager))  # created on first use: it watches every resource
     manager.register("definitions", crd_finalizer.install)
+    manager.register("apiservices", api_services.install)
     manager.register("namespaces", lambda each: namespaces.install(each, informers()))
     manager.register("garbage", lambda each: garbage_collector.install(each, informers()))
     manager.register("quota", lambda each: quota.install(each, informers()))
@@ -103,7 +105,7 @@ def control_plane_manager(
     """Return a manager with the controllers that match `patterns`, for a server in this process."""
     config = ManagerConfig(
         name="controlplane",
-        controllers=[*expanded_patterns(patterns), ALWAYS_ENABLED],
+        controllers=[*expanded_patterns(patterns), *ALWAYS_ENABLED],
         metrics=Metrics(address=""),
         probes=Probes(address=""),
     )

@@ -37,7 +37,7 @@ class InProcessTransport:
         assert source is not None
         try:
             async with self._limit_time(request, None), aclosing(source.chunks()) as chunks:
-                yield ChunkStream(chunks)
+                yield ChunkStream(chunks, response.status if isinstance(response, ApiResponse) else 200)
         finally:
             source.end()
 

@@ -1,19 +1,21 @@
 """Metadata informers for every resource that can be listed, watched, patched and deleted.
 
 Discovery runs at the start and whenever a CustomResourceDefinition is created, deleted, or serves other versions.
-Events are excluded: they are numerous, have no owners and own nothing.
+Events are excluded: they are numerous, have no owners and own nothing. Aggregated APIs are excluded, too: one that is
+unavailable would stop every controller that uses these informers.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
+from tapestry.client.client import Client
 from tapestry.client.discovery import served_resources
 from tapestry.controller import Informer, Manager
 from tapestry.controlplane.crd_finalizer import without_schemas
-from tapestry.kube.errors import KubeError
+from tapestry.kube.errors import KubeError, NotFound
 from tapestry.kube.objects import Object, namespace_of, uid_of
-from tapestry.kube.resources import CRDS, Resource
+from tapestry.kube.resources import API_SERVICES, CRDS, Resource
 from tapestry.process.logs import logger
 
 log = logger(__name__)
@@ -68,7 +70,7 @@ class MetadataInformers:
                 await self._outdated.wait()
                 generation = self._generation
                 try:
-                    self.resources = await served_resources(self._client)
+                    self.resources = await served_resources(self._client, await remote_group_versions(self._client))
                 except KubeError as error:
                     log.warning("API discovery failed, retrying", error=str(error), pause=DISCOVERY_RETRY_INTERVAL)
                     await asyncio.sleep(DISCOVERY_RETRY_INTERVAL)
@@ -110,6 +112,16 @@ class MetadataInformers:
             self.synced.set()
         else:
             self.synced.clear()
+
+
+async def remote_group_versions(client: Client) -> set[str]:
+    """Return the group versions that other servers serve."""
+    try:
+        services = await client.list(API_SERVICES)
+    except NotFound:
+        return set()
+    specs = [each["spec"] for each in services]
+    return {f"{spec['group']}/{spec['version']}" for spec in specs if spec.get("service")}
 
 
 def is_watchable(resource: Resource, verbs: frozenset[str]) -> bool:

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from tapestry.local import process_kubelet, simulated_kubelet, simulated_storage
 from tapestry.local.container_commands import ProcessPolicy
 from tapestry.local.control_planes import RunningCluster, kubernetes_control_plane, tapestry_control_plane
 from tapestry.local.kubelet_api import KubeletServer, kubelet_tls, loopback_socket, serve_kubelet
+from tapestry.local.metrics_api import MetricsServer, serve_metrics_api
 from tapestry.process.logs import logger
 from tapestry.process.system import stop_event
 
@@ -74,11 +75,15 @@ async def run_kubelets(plan: ClusterPlan, cluster: RunningCluster) -> AsyncItera
     await ensure_nodes(cluster.client, plan)
     simulated_storage.install(cluster.manager)
     async with AsyncExitStack() as stack:
-        for install in (
-            simulated_kubelet.install,
-            *([process_kubelet_installer(plan, cluster.server)] if plan.process_node else []),
-        ):
+        process_kubelets = [process_kubelet_installer(plan, cluster.server)] if plan.process_node else []
+        kubelets = [
             await stack.enter_async_context(serve_kubelets(install, cluster, plan))
+            for install in (simulated_kubelet.install, *process_kubelets)
+        ]
+        metrics = MetricsServer(kubelets, cluster.manager.now)
+        await stack.enter_async_context(
+            serve_metrics_api(metrics, cluster.client, plan.folder / "metrics", cluster.front_proxy_ca)
+        )
         async with asyncio.TaskGroup() as group:
             group.create_task(cluster.manager.run(), name="controllers")
             try:
@@ -97,12 +102,14 @@ def process_kubelet_installer(plan: ClusterPlan, server: str) -> KubeletInstalle
     return lambda manager, port: process_kubelet.install(manager, port, settings)
 
 
-def serve_kubelets(
+@asynccontextmanager
+async def serve_kubelets(
     install: KubeletInstaller, cluster: RunningCluster, plan: ClusterPlan
-) -> AbstractAsyncContextManager[int]:
+) -> AsyncIterator[KubeletServer]:
     sock = loopback_socket()
     kubelet = install(cluster.manager, lambda: sock.getsockname()[1])
-    return serve_kubelet(kubelet, sock, kubelet_tls(plan.folder / "kubelets", [cluster.kubelet_client_ca]))
+    async with serve_kubelet(kubelet, sock, kubelet_tls(plan.folder / "kubelets", [cluster.kubelet_client_ca])):
+        yield kubelet
 
 
 async def ensure_nodes(client: Client, plan: ClusterPlan, created: Callable[[int], None] = lambda _: None) -> int:

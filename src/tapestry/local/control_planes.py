@@ -15,8 +15,9 @@ from pathlib import Path
 
 import yaml
 
-from tapestry.apiserver.access.certificates import CertificateAuthority
+from tapestry.apiserver.access.certificates import CertificateAuthority, front_proxy_ca
 from tapestry.apiserver.app import run_apiserver
+from tapestry.apiserver.bootstrap import FRONT_PROXY_CLIENT
 from tapestry.apiserver.core.config import ApiServerConfig, KubeletClientConfig
 from tapestry.apiserver.core.requests import APISERVER_USER
 from tapestry.client.client import Client
@@ -49,6 +50,8 @@ class RunningCluster:
     """Controllers of this process; the caller must run them."""
     kubelet_client_ca: Path
     """CA of clients that may call the kubelets."""
+    front_proxy_ca: Path
+    """CA of the certificate with which the API server calls aggregated API servers."""
 
 
 # -- ours
@@ -65,7 +68,10 @@ async def tapestry_control_plane(folder: Path) -> AsyncIterator[RunningCluster]:
         manager = control_plane_manager(
             served.request_handler, authority.certificate_pem(), settings.controllers, authority
         )
-        yield RunningCluster(f"https://{settings.secure_address}", client, manager, authority.certificate_file)
+        proxy_ca = front_proxy_ca(folder)
+        proxy_ca.certificate_pem()
+        server = f"https://{settings.secure_address}"
+        yield RunningCluster(server, client, manager, authority.certificate_file, proxy_ca.certificate_file)
 
 
 def api_server_config(folder: Path) -> ApiServerConfig:
@@ -83,6 +89,7 @@ def api_server_config(folder: Path) -> ApiServerConfig:
         secure_address=f"127.0.0.1:{port}",
         token_auth_file=str(tokens),
         controllers=["*", *OPTIONAL_CONTROLLERS],
+        aggregation_allow_host=True,  # the metrics API of this process
         kubelet=KubeletClientConfig(client_certificate=str(certificate), client_key=str(key)),
     )
 
@@ -114,7 +121,7 @@ async def kubernetes_control_plane(folder: Path) -> AsyncIterator[RunningCluster
         find_assets(os.environ, COMPONENTS),
         controller_manager=True,
         scheduler=True,
-        flags=kubelet_flags(folder),
+        flags={**kubelet_flags(folder), **front_proxy_flags(folder)},
     )
     try:
         await asyncio.to_thread(plane.start)
@@ -138,6 +145,21 @@ def kubelet_flags(folder: Path) -> dict[str, str]:
     }
 
 
+def front_proxy_flags(folder: Path) -> dict[str, str]:
+    """Return the flags that let kube-apiserver call the metrics API of this process."""
+    authority = front_proxy_ca(folder)
+    certificate, key = authority.client_certificate(FRONT_PROXY_CLIENT, ())
+    return {
+        "requestheader-client-ca-file": str(authority.certificate_file),
+        "requestheader-allowed-names": FRONT_PROXY_CLIENT,
+        "requestheader-extra-headers-prefix": "X-Remote-Extra-",
+        "requestheader-group-headers": "X-Remote-Group",
+        "requestheader-username-headers": "X-Remote-User",
+        "proxy-client-cert-file": str(certificate),
+        "proxy-client-key-file": str(key),
+    }
+
+
 @asynccontextmanager
 async def kubelet_manager(plane: ControlPlane) -> AsyncIterator[RunningCluster]:
     """Yield a manager in this process for a running control plane."""
@@ -148,7 +170,8 @@ async def kubelet_manager(plane: ControlPlane) -> AsyncIterator[RunningCluster]:
     manager = Manager(config, lambda: HttpTransport(access), identity=new_identity())
     manager.register("kubelets", lambda _: None)  # filled by the caller
     try:
-        yield RunningCluster(plane.url, client, manager, authority.certificate_file)
+        proxy_ca = front_proxy_ca(plane.folder).certificate_file
+        yield RunningCluster(plane.url, client, manager, authority.certificate_file, proxy_ca)
     finally:
         await client.close()
 

@@ -41,7 +41,7 @@ from tapestry.local.statuses import (
     status_differs,
     waiting_state,
 )
-from tapestry.local.usage import ContainerUsage, PodUsage
+from tapestry.local.usage import ContainerUsage, CpuRates, CpuSample, PodUsage
 from tapestry.local.volume_sources import MissingSource, SourceReferences, Sources, source_references
 from tapestry.process.logs import logger
 
@@ -79,6 +79,7 @@ class ProcessKubelet:
     """Reconciles a pod again."""
     workers: dict[str, PodWorker] = field(default_factory=dict)
     launchers: dict[str, PodLauncher] = field(default_factory=dict)
+    cpu_rates: CpuRates = field(default_factory=CpuRates)
     group: asyncio.TaskGroup = field(init=False)
     session: aiohttp.ClientSession = field(init=False)
     started: asyncio.Event = field(default_factory=asyncio.Event)
@@ -243,10 +244,13 @@ class ProcessKubelet:
         found = []
         for pod in self.pods.on_node(node):
             worker = self.workers.get(key_of(pod))
-            containers = worker.containers.values() if worker is not None else ()
-            used = [use for each in containers if each.pid and (use := process_usage(each.name, each.pid, self.now()))]
+            running = [each for each in worker.containers.values() if each.pid] if worker is not None else []
+            used = [use for each in running if (use := process_usage(each.name, each.pid, self.now(), self.cpu_rates))]
             if used:
                 found.append(PodUsage(pod, used))
+        self.cpu_rates.forget_others(
+            {each.pid for worker in self.workers.values() for each in worker.containers.values()}
+        )
         return found
 
 
@@ -264,16 +268,15 @@ def status_of_container(pod: Object, container: str) -> Object:
     return next((each for each in statuses if each["name"] == container), {})
 
 
-def process_usage(container: str, pid: int, now: datetime) -> ContainerUsage | None:
+def process_usage(container: str, pid: int, now: datetime, rates: CpuRates) -> ContainerUsage | None:
     """Return the usage of a process; None if it is gone."""
     try:
         found = process_stat(pid)
     except OSError:
         return None
     age = max(uptime() - found.start_seconds, 0.01)
-    return ContainerUsage(
-        container, now - timedelta(seconds=age), found.cpu_seconds / age, found.cpu_seconds, found.memory
-    )
+    cores = rates.cores(pid, CpuSample(now, found.cpu_seconds), found.cpu_seconds / age)
+    return ContainerUsage(container, now - timedelta(seconds=age), cores, found.cpu_seconds, found.memory)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
-"""Resource usage of nodes and pods in the two formats of kubelets (pure).
+"""Resource usage of nodes and pods in the formats of kubelets and of the metrics API (pure).
 
 `requested_usage` is the usage of simulated pods: their requests, all the time.  `metrics_page` is `/metrics/resource`
-for Prometheus and metrics-server.  `stats_summary` is `/stats/summary`.
+for Prometheus and metrics-server.  `stats_summary` is `/stats/summary`.  `node_metrics` and `pod_metrics` are objects
+of `metrics.k8s.io`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -56,6 +57,41 @@ def container_usages(pod: Object, now: datetime) -> Iterator[ContainerUsage]:
         cores = requests.get("cpu", ZERO).nano / NANOS
         seconds = cores * max((now - since).total_seconds(), 0)
         yield ContainerUsage(container["name"], since, cores, seconds, requests.get("memory", ZERO).value())
+
+
+class CpuSample(NamedTuple):
+    """CPU time of a process up to some time."""
+
+    time: datetime
+    core_seconds: float
+
+
+class CpuRates:
+    """CPU usage of processes since an earlier reading, because the average since the start hides changes.
+
+    That reading is at least `MIN_RATE_SECONDS` old.  Until there is one, the average since the start is used.
+    """
+
+    def __init__(self) -> None:
+        self._samples: dict[int, tuple[CpuSample, CpuSample]] = {}  # pid -> the sample to compare with, the next one
+
+    def cores(self, pid: int, now: CpuSample, since_start: float) -> float:
+        base, following = self._samples.get(pid, (now, now))
+        if now.core_seconds < following.core_seconds:  # another process with the same PID
+            base = following = now
+        if (now.time - following.time).total_seconds() >= MIN_RATE_SECONDS:
+            base, following = following, now
+        self._samples[pid] = base, following
+        seconds = (now.time - base.time).total_seconds()
+        return (now.core_seconds - base.core_seconds) / seconds if seconds >= MIN_RATE_SECONDS else since_start
+
+    def forget_others(self, pids: Collection[int]) -> None:
+        """Drop the samples of all other processes."""
+        self._samples = {pid: samples for pid, samples in self._samples.items() if pid in pids}
+
+
+MIN_RATE_SECONDS = 10.0
+"""Minimum time between two readings of the CPU usage of a process."""
 
 
 # -- for Prometheus
@@ -167,3 +203,37 @@ def cpu_stats(usage: ContainerUsage, now: datetime) -> Object:
 
 def memory_stats(usage: ContainerUsage, now: datetime) -> Object:
     return {"time": timestamp(now), **dict.fromkeys(("usageBytes", "workingSetBytes", "rssBytes"), usage.memory)}
+
+
+# -- as objects of the metrics API
+
+NODE_METRICS, POD_METRICS = "NodeMetrics", "PodMetrics"
+METRICS_API_VERSION = "metrics.k8s.io/v1beta1"
+METRICS_WINDOW = "10s"
+
+
+def node_metrics(node: Object, usages: Sequence[PodUsage], now: datetime) -> Object:
+    """The usage of a node is that of its pods."""
+    used = [each for usage in usages for each in usage.containers]
+    return {**metrics_object(NODE_METRICS, node, now), "usage": usage_amounts(used)}
+
+
+def pod_metrics(usage: PodUsage, now: datetime) -> Object:
+    containers = [{"name": each.container, "usage": usage_amounts([each])} for each in usage.containers]
+    return {**metrics_object(POD_METRICS, usage.pod, now), "containers": containers}
+
+
+def metrics_object(kind: str, obj: Object, now: datetime) -> Object:
+    metadata = {key: obj["metadata"][key] for key in ("name", "namespace", "labels") if obj["metadata"].get(key)}
+    return {
+        "kind": kind,
+        "apiVersion": METRICS_API_VERSION,
+        "metadata": {**metadata, "creationTimestamp": timestamp(now)},
+        "timestamp": timestamp(now),
+        "window": METRICS_WINDOW,
+    }
+
+
+def usage_amounts(usages: Sequence[ContainerUsage]) -> Object:
+    cores, memory = sum(each.cores for each in usages), sum(each.memory for each in usages)
+    return {"cpu": f"{round(cores * NANOS)}n", "memory": f"{memory >> 10}Ki"}

@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 
 from tapestry.client.client import Client
-from tapestry.client.discovery import is_served, served_resources
+from tapestry.client.discovery import discovered_resources, is_served, served_resources
 from tapestry.client.transport import Request, Response
 from tapestry.controller.testing import InProcessApi
 from tapestry.controller.testing.clock import START
-from tapestry.kube.errors import TransportError
+from tapestry.kube.errors import TransportError, Unavailable
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import CONFIGMAPS, DEPLOYMENTS, PODS, Resource
 
-from .script import BINDINGS, ScriptedTransport, response_of
+from .script import BINDINGS, ScriptedTransport, error_response, response_of
 
 OLD, NEW = (Resource("example.com", version, "Widget", "widgets") for version in ("v1", "v2"))
 
@@ -21,12 +21,13 @@ OLD, NEW = (Resource("example.com", version, "Widget", "widgets") for version in
 class ScriptedDiscovery(ScriptedTransport):
     """A server with a scripted response for each path."""
 
-    def __init__(self, accounts: dict[str, Object]) -> None:
+    def __init__(self, accounts: dict[str, Any]) -> None:
         super().__init__()
         self.accounts = accounts
 
     async def send(self, request: Request) -> Response:
-        return response_of(self.accounts[request.path])
+        found = self.accounts[request.path]
+        return found if isinstance(found, Response) else response_of(found)
 
 
 def groups(**versions: list[str]) -> Object:
@@ -64,6 +65,20 @@ async def test_served_resources_lists_preferred_versions_without_subresources() 
     found = await served_resources(Client(ScriptedDiscovery(accounts)))
     assert set(found) == {PODS, NEW, Resource("example.com", "v1", "Gadget", "gadgets")}
     assert set(found.values()) == {frozenset({"get", "list"})}
+
+
+async def test_unavailable_aggregated_api_can_be_skipped() -> None:
+    accounts: dict[str, Any] = {
+        "/api/v1": resources(("pods", "Pod")),
+        "/apis": groups(widgets=["v2", "v1"]),
+        "/apis/example.com/v1": resources(("widgets", "Widget")),
+        "/apis/example.com/v2": error_response(Unavailable(503, "ServiceUnavailable", "down")),
+    }
+    client = Client(ScriptedDiscovery(accounts))
+    with pytest.raises(Unavailable):
+        await served_resources(client)
+    assert set(await discovered_resources(client, skip_unavailable=True)) == {PODS, OLD}
+    assert set(await served_resources(client, skip={"example.com/v2"})) == {PODS, OLD}
 
 
 @pytest.mark.parametrize("resource", [PODS, DEPLOYMENTS], ids=str)

@@ -12,10 +12,10 @@ from tapestry.controlplane.app import ALWAYS_ENABLED, DEFAULT_CONTROLLERS, check
 @pytest.mark.parametrize(
     ("patterns", "expected"),
     [
-        (["*"], {*DEFAULT_CONTROLLERS, ALWAYS_ENABLED}),
-        (["*", "-garbage"], {*DEFAULT_CONTROLLERS, ALWAYS_ENABLED} - {"garbage"}),
-        (["-*"], {ALWAYS_ENABLED}),
-        (["none"], {ALWAYS_ENABLED}),
+        (["*"], {*DEFAULT_CONTROLLERS, *ALWAYS_ENABLED}),
+        (["*", "-garbage"], {*DEFAULT_CONTROLLERS, *ALWAYS_ENABLED} - {"garbage"}),
+        (["-*"], {*ALWAYS_ENABLED}),
+        (["none"], {*ALWAYS_ENABLED}),
     ],
 )
 async def test_patterns_select_controllers_besides_the_mandatory_one(

@@ -133,6 +133,11 @@ class CertificateAuthority:
         )
 
 
+def front_proxy_ca(folder: Path) -> CertificateAuthority:
+    """Return the CA of the certificate with which a server with this data folder calls aggregated API servers."""
+    return CertificateAuthority(folder / "pki", "front-proxy-ca")
+
+
 def hash_for(key: CertificateIssuerPrivateKeyTypes) -> hashes.SHA256 | None:
     """Return the hash for signatures with this key; None for key types with a built-in hash."""
     return None if isinstance(key, ed25519.Ed25519PrivateKey | ed448.Ed448PrivateKey) else hashes.SHA256()

@@ -104,6 +104,8 @@ class ApiServerConfig(Section, frozen=True):
     kube-controller-manager."""
     history_seconds: Annotated[float, Meta(gt=0)] = 300.0
     """Seconds for which watches and paginated lists can read past revisions."""
+    aggregation_allow_host: bool = False
+    """Allow APIServices to forward requests to addresses of this machine, including loopback."""
     tls: Tls = Tls()
     kubelet: KubeletClientConfig = KubeletClientConfig()
     log_level: Level = "info"

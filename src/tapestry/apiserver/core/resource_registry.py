@@ -84,6 +84,11 @@ class ResourceInfo:
         return not self.schema_name
 
     @cached_property
+    def is_remote(self) -> bool:
+        """True if another server serves the resource, so that this one knows nothing about it."""
+        return not self.verbs
+
+    @cached_property
     def is_plain(self) -> bool:
         """True if objects are stored in the form in which they are served."""
         return not self.is_custom and self.storage_version is None

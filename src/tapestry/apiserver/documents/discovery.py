@@ -1,9 +1,10 @@
 """Discovery documents, in the legacy and the aggregated form."""
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 
+from tapestry.apiserver.aggregation.remote_documents import RemoteGroupVersion
 from tapestry.apiserver.core.resource_registry import ResourceInfo, ResourceRegistry
 from tapestry.kube.objects import Object
 
@@ -20,9 +21,12 @@ def api_versions() -> Object:
     return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": [address]}
 
 
-def api_groups(registry: ResourceRegistry) -> Object:
-    """The document of /apis."""
-    groups = [group_versions(name, list(versions)) for name, versions in registry.groups().items() if name]
+def api_groups(registry: ResourceRegistry, remotes: Iterable[tuple[str, str]] = ()) -> Object:
+    """The document of /apis. `remotes` are group versions of other servers."""
+    versions = {name: list(versions) for name, versions in registry.groups().items() if name}
+    for group, version in remotes:
+        versions.setdefault(group, []).append(version)
+    groups = [group_versions(name, each) for name, each in versions.items()]
     return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
 
 
@@ -85,10 +89,17 @@ def storage_version_hash(info: ResourceInfo) -> str:
     return b64encode(digest[:8]).decode()
 
 
-def aggregated_discovery(registry: ResourceRegistry, *, legacy: bool) -> Object:
+def aggregated_discovery(
+    registry: ResourceRegistry, remotes: Iterable[RemoteGroupVersion] = (), *, legacy: bool
+) -> Object:
     """The aggregated document of /api or /apis, with all resources."""
     groups = {name: versions for name, versions in registry.groups().items() if (name == "") is legacy}
-    items = [aggregated_group(name, versions) for name, versions in groups.items()]
+    by_name = {name: aggregated_group(name, versions) for name, versions in groups.items()}
+    for remote in remotes:
+        freshness = "Stale" if remote.is_stale else "Current"
+        entry = {"version": remote.version, "resources": remote.resources, "freshness": freshness}
+        by_name.setdefault(remote.group, aggregated_group(remote.group, {}))["versions"].append(entry)
+    items = list(by_name.values())
     return {"kind": AGGREGATED, "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}, "items": items}
 
 

@@ -8,14 +8,19 @@ import gzip
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha512
+from operator import is_
 
 import msgspec
 
+from tapestry.apiserver.aggregation.remote_documents import RemoteGroupVersion, RemoteOpenApi, merged_v2
 from tapestry.apiserver.core.resource_registry import ResourceInfo, ResourceRegistry
 from tapestry.apiserver.core.workers import LARGE_BYTES, run_if_large
 from tapestry.apiserver.documents import discovery, openapi_v2, openapi_v2_protobuf, openapi_v3
 from tapestry.apiserver.documents.openapi_archive import recorded_document, recorded_etags
 from tapestry.kube.objects import Object
+from tapestry.process.logs import logger
+
+log = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,10 @@ def read_recorded(name: str) -> Document:
     return Document(recorded_document(name), recorded_etags()[name], is_compressed=True)
 
 
+Remotes = tuple[RemoteGroupVersion, ...] | tuple[RemoteOpenApi, ...]
+"""Documents of other servers that are merged into one of ours."""
+
+
 class DocumentCache:
     """The OpenAPI and discovery documents of the served resources."""
 
@@ -53,10 +62,10 @@ class DocumentCache:
         self._groups: dict[str, tuple[list[ResourceInfo], Document]] = {}
         """The OpenAPI v3 documents with custom resources by name, and these resources."""
         self._generation = -1
-        self._documents: dict[str, Document] = {}
+        self._documents: dict[str, tuple[Remotes, Document]] = {}
 
-    async def openapi_v3_index(self) -> Document:
-        return await self._cached_large("index", lambda: with_etag(self._index()))
+    async def openapi_v3_index(self, remotes: tuple[RemoteOpenApi, ...] = ()) -> Document:
+        return await self._cached_large("index", lambda: with_etag(self._index(remotes)), remotes)
 
     async def openapi_v3(self, path: str) -> Document:
         """The document of a path below /openapi/v3. Raises KeyError if there is none."""
@@ -69,37 +78,45 @@ class DocumentCache:
             return cached[1]
         return await run_if_large(LARGE_BYTES, self._group, name, custom)
 
-    async def openapi_v2(self) -> Document:
-        if not custom_resources(self._registry):
+    async def openapi_v2(self, remotes: tuple[RemoteOpenApi, ...] = ()) -> Document:
+        remotes = tuple(each for each in remotes if each.v2 is not None)
+        if not remotes and not custom_resources(self._registry):
             return read_recorded("v2")
-        return await self._cached_large("swagger", lambda: compressed_document(self._openapi_v2()))
+        return await self._cached_large("swagger", lambda: compressed_document(self._openapi_v2(remotes)), remotes)
 
-    async def openapi_v2_protobuf(self) -> Document:
+    async def openapi_v2_protobuf(self, remotes: tuple[RemoteOpenApi, ...] = ()) -> Document:
         """The OpenAPI v2 document in protobuf, for Go clients."""
+        remotes = tuple(each for each in remotes if each.v2 is not None)
         return await self._cached_large(
-            "swagger protobuf",
-            lambda: compressed_document(openapi_v2_protobuf.encode_document(self._openapi_v2_definitions())),
+            "swagger protobuf", lambda: compressed_document(self._openapi_v2_protobuf(remotes)), remotes
         )
 
-    def aggregated_discovery(self, *, legacy: bool) -> Document:
+    def aggregated_discovery(self, remotes: tuple[RemoteGroupVersion, ...] = (), *, legacy: bool) -> Document:
         """The aggregated documents of /api and /apis."""
         name = "api" if legacy else "apis"
         self._drop_stale()
-        if name not in self._documents:
-            self._documents[name] = with_etag(discovery.aggregated_discovery(self._registry, legacy=legacy))
-        return self._documents[name]
+        if (cached := self._current(name, remotes)) is not None:
+            return cached
+        document = with_etag(discovery.aggregated_discovery(self._registry, remotes, legacy=legacy))
+        self._documents[name] = remotes, document
+        return document
 
-    async def _cached_large(self, name: str, make: Callable[[], Document]) -> Document:
+    async def _cached_large(self, name: str, make: Callable[[], Document], remotes: Remotes) -> Document:
         """Build a large document in a worker thread. If it is outdated by then, it is returned but not cached."""
         self._drop_stale()
-        cached = self._documents.get(name)
-        if cached is not None:
+        if (cached := self._current(name, remotes)) is not None:
             return cached
         generation = self._generation
         document = await run_if_large(LARGE_BYTES, make)
         if self._generation == generation == self._registry.generation:
-            self._documents[name] = document
+            self._documents[name] = remotes, document
         return document
+
+    def _current(self, name: str, remotes: Remotes) -> Document | None:
+        """Return a cached document if it was built from the same documents of other servers."""
+        before, document = self._documents.get(name, ((), None))
+        is_same = len(before) == len(remotes) and all(map(is_, before, remotes))
+        return document if is_same else None
 
     def _drop_stale(self) -> None:
         if self._generation != self._registry.generation:
@@ -114,19 +131,34 @@ class DocumentCache:
             cached = self._groups[name] = custom, compressed_document(openapi_v3.document_of(name, custom))
         return cached[1]
 
-    def _index(self) -> Object:
+    def _index(self, remotes: tuple[RemoteOpenApi, ...]) -> Object:
         etags = {name: etag for name, etag in recorded_etags().items() if name.startswith("v3/")}
         etags |= {name: self._group(name, rows).etag for name, rows in custom_resources(self._registry).items()}
+        etags |= {f"v3/apis/{each.group}/{each.version}": each.v3_hash for each in remotes if each.v3_hash is not None}
         paths = {name.removeprefix("v3/"): f"/openapi/{name}?hash={etag}" for name, etag in etags.items()}
         return {"paths": {path: {"serverRelativeURL": url} for path, url in paths.items()}}
 
-    def _openapi_v2(self) -> Object:
-        return openapi_v2.document_of([info for info in self._registry if info.is_custom])
+    def _openapi_v2(self, remotes: tuple[RemoteOpenApi, ...]) -> Object:
+        document = openapi_v2.document_of([info for info in self._registry if info.is_custom])
+        return merged_v2(decoded(document), remotes) if remotes else document
 
-    def _openapi_v2_definitions(self) -> Object:
+    def _openapi_v2_protobuf(self, remotes: tuple[RemoteOpenApi, ...]) -> bytes:
         """The OpenAPI v2 document without paths."""
-        document: Object = msgspec.json.decode(msgspec.json.encode({**self._openapi_v2(), "paths": {}}))
-        return document
+        document = decoded({**self._openapi_v2(()), "paths": {}})
+        try:
+            return openapi_v2_protobuf.encode_document({**merged_v2(document, remotes), "paths": {}})
+        except (LookupError, TypeError, ValueError, AttributeError):
+            if not remotes:
+                raise
+            groups = [each.group for each in remotes]
+            log.warning("OpenAPI v2 documents of aggregated APIs cannot be encoded", groups=groups)
+            return openapi_v2_protobuf.encode_document(document)
+
+
+def decoded(document: Object) -> Object:
+    """Return a document without encoded parts."""
+    result: Object = msgspec.json.decode(msgspec.json.encode(document))
+    return result
 
 
 def custom_resources(registry: ResourceRegistry) -> dict[str, list[ResourceInfo]]:

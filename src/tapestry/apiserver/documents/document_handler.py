@@ -6,6 +6,7 @@ from gzip import decompress
 
 from msgspec.structs import replace
 
+from tapestry.apiserver.aggregation.aggregator import Aggregator
 from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.codec import JSON, accepted_types, negotiated_form
 from tapestry.apiserver.core.requests import Call
@@ -23,6 +24,7 @@ class DocumentHandler:
     registry: ResourceRegistry
     documents: DocumentCache
     version: Object
+    aggregator: Aggregator
 
     def path_handlers(self) -> Mapping[str, PathHandler]:
         return {"openapi": self.openapi, "version": self.server_version}
@@ -33,50 +35,63 @@ class DocumentHandler:
         return json_response(200, self.version)
 
     async def openapi(self, call: Call) -> ApiResponse:
-        accept = call.headers.get("accept", "")
+        accept, remotes = call.headers.get("accept", ""), self.aggregator.documents.openapi
         try:
             match call.path.strip("/").split("/")[1:]:
                 case ["v2"] if any(each.type in MEDIA_TYPES for each in accepted_types(accept)):
-                    return await openapi_response(call, await self.documents.openapi_v2_protobuf(), CONTENT_TYPE)
+                    return await openapi_response(
+                        call, await self.documents.openapi_v2_protobuf(await remotes()), CONTENT_TYPE
+                    )
                 case ["v2"]:
                     negotiated_form(accept, frozenset())
-                    return await openapi_response(call, await self.documents.openapi_v2())
+                    return await openapi_response(call, await self.documents.openapi_v2(await remotes()))
                 case ["v3"]:
-                    return await openapi_response(call, await self.documents.openapi_v3_index())
+                    return await openapi_response(call, await self.documents.openapi_v3_index(await remotes()))
+                case ["v3", "apis", _, _] if (
+                    remote := self.aggregator.services.for_path(call.path.removeprefix("/openapi/v3"))
+                ) is not None:
+                    return await self.aggregator.proxy.forward(call, remote)
                 case ["v3", *path]:
                     return await openapi_response(call, await self.documents.openapi_v3("/".join(path)))
         except KeyError:
             pass  # the group or version is not served
         raise api_errors.path_not_found()
 
-    def discovery(self, call: Call) -> ApiResponse | None:
+    async def discovery(self, call: Call) -> ApiResponse | None:
         """Return a discovery document, or None if the path may name a resource."""
         match call.path.strip("/").split("/"):
             case ["api" | "apis" as root]:
-                return self.root_discovery(call, legacy=root == "api")
+                return await self.root_discovery(call, legacy=root == "api")
             case ["api", version]:
                 return self.group_discovery("", version)
             case ["apis", group, *rest] if len(rest) < 2:
                 return self.group_discovery(group, *rest)
         return None
 
-    def root_discovery(self, call: Call, *, legacy: bool) -> ApiResponse:
+    async def root_discovery(self, call: Call, *, legacy: bool) -> ApiResponse:
         for each in accepted_types(call.headers.get("accept", "")):
             if each.form == discovery.AGGREGATED and each.parameters.get("v") == "v2":
                 content_type = f"{JSON};g=apidiscovery.k8s.io;v=v2;as={discovery.AGGREGATED}"
-                return etag_response(call, self.documents.aggregated_discovery(legacy=legacy), content_type)
+                remotes = () if legacy else await self.aggregator.documents.discovery()
+                document = self.documents.aggregated_discovery(remotes, legacy=legacy)
+                return etag_response(call, document, content_type)
             if not each.form:
                 break
-        return json_response(200, discovery.api_versions() if legacy else discovery.api_groups(self.registry))
+        if legacy:
+            return json_response(200, discovery.api_versions())
+        return json_response(200, discovery.api_groups(self.registry, self.aggregator.documents.group_versions()))
 
     def group_discovery(self, group: str, version: str = "") -> ApiResponse | None:
         """Return the unaggregated discovery document of a group or a version, or None if it is not served."""
-        versions = self.registry.groups().get(group)
-        if versions is None or (version and version not in versions):
-            return None
+        versions = self.registry.groups().get(group, {})
         if version:
+            if version not in versions:
+                return None
             return json_response(200, discovery.api_resources(group, version, versions[version]))
-        return json_response(200, discovery.api_group(group, list(versions)))
+        remotes = [each for name, each in self.aggregator.documents.group_versions() if name == group]
+        if not versions and not remotes:
+            return None
+        return json_response(200, discovery.api_group(group, [*versions, *remotes]))
 
 
 async def openapi_response(call: Call, document: Document, content_type: str = JSON) -> ApiResponse:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from msgspec import structs
 
+from tapestry.apiserver.aggregation.aggregator import Aggregator
 from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.codec import JSON, media_type
 from tapestry.apiserver.core.field_validation import report_duplicate_keys
@@ -74,6 +75,7 @@ class Server:
     reader: Reader
     verbs: Verbs
     documents: DocumentHandler
+    aggregator: Aggregator
     authorize: Authorize = allow_all
     denial_reason: Callable[[Attributes], str] = no_denial_reason
     """Explains why `authorize` denies a call; empty if there is nothing to add."""
@@ -102,6 +104,8 @@ class Server:
             await self.verbs.store.wait_for_latest()
         verb = verb_of(call, target)
         self.authorize_call(call, target, verb)
+        if target.info.is_remote:
+            return await self.aggregator.forward(call)
         if call.method not in METHODS or not is_verb_supported(target, verb):
             raise api_errors.method_not_allowed()
         if call.method in WRITE_VERBS and has_pending_body(call):
@@ -115,7 +119,12 @@ class Server:
         if (handler := self.path_handlers.get(first_segment(call.path))) is not None:
             self.authorize_path(call)
             return await handler(call)
-        if (document := self.documents.discovery(call)) is not None:
+        if self.aggregator.is_group_version(call.path):
+            self.authorize_path(call)
+            return await self.aggregator.forward(call)
+        if call.path.strip("/") == "apis":
+            self.authorize_path(call)  # before documents of other servers are read
+        if (document := await self.documents.discovery(call)) is not None:
             self.authorize_path(call)
         return document
 
@@ -126,6 +135,8 @@ class Server:
         try:
             return target_of(call.path, self.registry)
         except NotFound:
+            if (remote := self.aggregator.services.target_of(call.path)) is not None:
+                return remote
             missing = unserved_target(call.path)
             self.authorize_call(call, missing, verb_of(call, missing) if missing is not None else call.method.lower())
             raise

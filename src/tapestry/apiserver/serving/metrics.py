@@ -83,6 +83,8 @@ def metrics_for_call(call: Call, attributes: Attributes) -> RequestMetrics:
     verb = METRIC_VERBS.get(attributes.verb, "other")
     if verb == "PATCH" and call.headers.get("content-type", "").startswith("application/apply-patch"):
         verb = "APPLY"
+    if target.info.is_remote:  # clients may send any name
+        return request_metrics(verb, dry_run, resource.group, resource.version, "", "", "", COMPONENT)
     labels = (resource.group, resource.version, resource.plural, target.subresource, scope_of(attributes.verb, target))
     return request_metrics(verb, dry_run, *labels, COMPONENT)
 

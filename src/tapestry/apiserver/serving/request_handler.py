@@ -100,7 +100,10 @@ class RequestHandler:
         try:
             target = target_of(call.path, self.server.registry)
         except NotFound:
-            return Attributes(call.user, call.method.lower(), path=call.path)
+            remote = self.server.aggregator.services.target_of(call.path)
+            if remote is None:
+                return Attributes(call.user, call.method.lower(), path=call.path)
+            target = remote
         return Attributes(call.user, verb_of(call, target), target)
 
     async def respond(

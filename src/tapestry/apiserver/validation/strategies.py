@@ -20,6 +20,7 @@ from tapestry.apiserver.core.faults import (
 from tapestry.apiserver.core.requests import WriteRequest
 from tapestry.apiserver.core.resource_registry import ResourceInfo
 from tapestry.apiserver.validation import (
+    api_services,
     certificates,
     configmaps_secrets,
     events,
@@ -228,7 +229,11 @@ STRATEGIES: Mapping[str, ValidationStrategy] = {
         webhooks.validate_validating_configuration
     ),
     "customresourcedefinitions.apiextensions.k8s.io": ValidationStrategy(webhooks.validate_conversion),
-    "apiservices.apiregistration.k8s.io": ValidationStrategy(name_check=names.path_segment_errors),
+    "apiservices.apiregistration.k8s.io": ValidationStrategy(
+        api_services.validate_api_service,
+        validate_status_update=api_services.validate_api_service_status,
+        name_check=names.path_segment_errors,
+    ),
 }
 GROUPS_WITH_FREE_FINALIZERS = frozenset(
     {"apiextensions.k8s.io", "apiregistration.k8s.io", "admissionregistration.k8s.io", "coordination.k8s.io"}

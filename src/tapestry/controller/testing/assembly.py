@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
+from pathlib import Path
 from random import Random
 from zlib import crc32
 
@@ -18,6 +19,8 @@ from tapestry.apiserver.access.reviews import created_response, review_body
 from tapestry.apiserver.access.service_account_tokens import ServiceAccountTokens
 from tapestry.apiserver.access.token_keys import TokenKeys
 from tapestry.apiserver.admission.matching import AdmissionAttributes
+from tapestry.apiserver.aggregation.aggregator import build_aggregator
+from tapestry.apiserver.aggregation.proxy import AggregationProxy
 from tapestry.apiserver.core.requests import Call, Target, WriteRequest
 from tapestry.apiserver.core.resource_registry import PublishedApi, ResourceRegistry, published_api
 from tapestry.apiserver.core.responses import ApiResponse, ResourceHandler
@@ -134,8 +137,18 @@ def new_server(
         ("*", "scale"): ScaleHandler(reader, verbs, admit_unchanged).handle,
         ("pods", "eviction"): EvictionHandler(reader, verbs, shared.registry.info_for(DISRUPTION_BUDGETS)).evict,
     }
-    documents = DocumentHandler(registry, DocumentCache(registry), server_version(shared.table))
-    return Server(registry, reader, verbs, documents, special_handlers=special, path_handlers=documents.path_handlers())
+    proxy = AggregationProxy(store, random, no_front_proxy_certificate, timeout=30.0, allows_host=False)
+    aggregator = build_aggregator(store, registry, proxy)
+    documents = DocumentHandler(registry, DocumentCache(registry), server_version(shared.table), aggregator)
+    return Server(
+        *(registry, reader, verbs, documents, aggregator),
+        special_handlers=special,
+        path_handlers=documents.path_handlers(),
+    )
+
+
+def no_front_proxy_certificate() -> tuple[Path, Path]:
+    raise ValueError("this API forwards no requests")
 
 
 def server_version(table: PublishedApi) -> Object:

@@ -1,0 +1,1 @@
+"""Aggregated APIs: groups that other API servers serve, registered by APIServices."""

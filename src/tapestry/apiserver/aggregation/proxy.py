@@ -1,0 +1,225 @@
+"""Proxy for the servers of APIServices.
+
+The server authenticates with the front proxy certificate and sends the user in headers, as kube-apiserver does. The
+request was authenticated and authorized before. Credentials of the user and connection headers are not forwarded.
+Redirects are rejected, certificates are verified, and some addresses are never called (`core.egress`).
+"""
+
+import asyncio
+import re
+import ssl
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from urllib.parse import quote, urlencode
+
+import aiohttp
+from yarl import URL
+
+from tapestry.apiserver.aggregation.api_services import ApiService
+from tapestry.apiserver.core import api_errors, egress
+from tapestry.apiserver.core.codec import JSON
+from tapestry.apiserver.core.requests import TRUE_VALUES, Call, User
+from tapestry.apiserver.core.responses import ApiResponse
+from tapestry.apiserver.core.store import Store
+from tapestry.apiserver.core.webhook_client import (
+    MAX_TLS_CONTEXTS,
+    ServiceResolver,
+    WebhookCallError,
+    connection_error_text,
+    read_bounded,
+    tls_context,
+)
+from tapestry.kube.errors import Unavailable
+
+AGGREGATOR_USER = User("system:kube-aggregator", ("system:masters",))
+"""The user that reads the documents of other servers."""
+CONNECT_SECONDS = 10.0
+DOCUMENT_SECONDS = 5.0
+"""Maximum seconds to read a document."""
+MAX_DOCUMENT_BYTES = 8 << 20
+MAX_BUFFERED_BYTES = 1 << 20
+"""Size in bytes up to which a response is read completely before it is sent."""
+TLS_CONTEXT_SECONDS = 3600.0
+"""Age at which a TLS context is replaced, because the front proxy certificate may have been renewed."""
+SAFE_PATH_CHARACTERS = "/:@!$&'()*+,;=~"
+REQUEST_HEADERS_NOT_FORWARDED = frozenset(
+    {
+        *("authorization", "cookie", "host", "content-length", "expect", "accept-encoding", "x-forwarded-for"),
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer"),
+        *("transfer-encoding", "upgrade"),
+    }
+)
+PREFIXES_NOT_FORWARDED = ("x-remote-", "impersonate-")
+"""Headers that state a user; servers may read underscores as hyphens."""
+FORWARDED_RESPONSE_HEADERS = ("ETag", "Vary", "Last-Modified", "Cache-Control", "Warning", "Retry-After")
+CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")
+BODYLESS_STATUSES = (204, 304)
+
+FrontProxyCertificate = Callable[[], tuple[Path, Path]]
+"""Returns the files of the front proxy certificate and its key, and renews them if needed."""
+
+
+@dataclass(slots=True)
+class ProxiedBody:
+    """A response that is passed on as it arrives."""
+
+    response: aiohttp.ClientResponse
+    timeout: float | None
+    """Seconds for the rest of the response; None for a watch."""
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        try:
+            async with asyncio.timeout(self.timeout):
+                async for chunk in self.response.content.iter_any():
+                    yield chunk
+        except aiohttp.ClientError as error:  # the rest will not arrive: the connection to the client is aborted
+            raise TimeoutError from error
+
+    def end(self) -> None:
+        self.response.close()
+
+
+class AggregationProxy:
+    """Sends requests to the servers of APIServices. Close it in the event loop in which it was used."""
+
+    def __init__(
+        self, store: Store, random: Random, certificate: FrontProxyCertificate, timeout: float, *, allows_host: bool
+    ) -> None:
+        self._resolver = ServiceResolver(store, random)
+        self._certificate = certificate
+        self._timeout = timeout
+        self._check = egress.check_host if allows_host else egress.check_remote_host
+        self._contexts: dict[tuple[str, bool], tuple[float, ssl.SSLContext]] = {}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def forward(self, call: Call, service: ApiService) -> ApiResponse:
+        """Return the response of the server. Raises Unavailable if there is none."""
+        headers = [*forwarded_headers(call), *user_headers(call.user)]
+        is_watch = call.method == "GET" and call.query.get("watch") in TRUE_VALUES
+        try:
+            async with asyncio.timeout(self._timeout):
+                response = await self._send(service, call.method, request_target(call), headers, call.body)
+                return await self._forwarded_response(call, response, is_watch=is_watch)
+        except TimeoutError as error:
+            raise api_errors.request_timed_out() from error
+
+    async def document(self, service: ApiService, path: str) -> bytes:
+        """Return a JSON document of the server. Raises Unavailable."""
+        headers = [("Accept", JSON), *user_headers(AGGREGATOR_USER)]
+        try:
+            async with asyncio.timeout(DOCUMENT_SECONDS):
+                response = await self._send(service, "GET", path, headers, b"")
+                try:
+                    if response.status != 200:
+                        raise unreachable(f"GET {path} returned {response.status}")
+                    return await read_bounded(response.content, MAX_DOCUMENT_BYTES)
+                finally:
+                    response.release()
+        except TimeoutError as error:
+            raise unreachable("context deadline exceeded") from error
+        except (aiohttp.ClientError, WebhookCallError) as error:
+            raise unreachable(str(error)) from error
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _send(
+        self, service: ApiService, method: str, target: str, headers: list[tuple[str, str]], body: bytes
+    ) -> aiohttp.ClientResponse:
+        if self._session is None:
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+            self._session = egress.checked_session(self._resolver, timeout=timeout, check=self._check)
+        try:
+            return await self._session.request(
+                *(method, URL(f"{service.url}{target}", encoded=True)),
+                data=body or None,
+                headers=headers,
+                ssl=self._context(service),
+                allow_redirects=False,
+            )
+        except aiohttp.ClientError as error:
+            raise unreachable(connection_error_text(error)) from error
+        except (WebhookCallError, ValueError, OSError) as error:  # a certificate or an address that cannot be used
+            raise unreachable(str(error)) from error
+
+    async def _forwarded_response(self, call: Call, response: aiohttp.ClientResponse, *, is_watch: bool) -> ApiResponse:
+        is_streamed = False
+        try:
+            if 300 <= response.status < 400 and response.status != 304:
+                raise unreachable("the backend attempted to redirect this request, which is not permitted")
+            content_type = response.headers.get("Content-Type", JSON)
+            headers = {name: response.headers[name] for name in FORWARDED_RESPONSE_HEADERS if name in response.headers}
+            if call.method == "HEAD" or response.status in BODYLESS_STATUSES:
+                return ApiResponse(response.status, b"", content_type, headers)
+            length = response.content_length
+            if not is_watch and length is not None and length <= MAX_BUFFERED_BYTES:
+                return ApiResponse(response.status, await response.read(), content_type, headers)
+            is_streamed = True
+            stream = ProxiedBody(response, None if is_watch else self._timeout)
+            return ApiResponse(response.status, b"", content_type, headers, stream)
+        except aiohttp.ClientError as error:
+            raise unreachable(connection_error_text(error)) from error
+        finally:
+            if not is_streamed:
+                response.release()
+
+    def _context(self, service: ApiService) -> ssl.SSLContext:
+        key, now = (service.ca_bundle, service.skips_verification), time.monotonic()
+        created, context = self._contexts.get(key, (0.0, None))
+        if context is not None and now - created < TLS_CONTEXT_SECONDS:
+            return context
+        if len(self._contexts) >= MAX_TLS_CONTEXTS:
+            self._contexts.clear()
+        context = tls_context(service.ca_bundle)
+        if service.skips_verification:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        context.load_cert_chain(*self._certificate())
+        self._contexts[key] = now, context
+        return context
+
+
+def unreachable(why: str) -> Unavailable:
+    return Unavailable(503, "ServiceUnavailable", f"error trying to reach service: {why}")
+
+
+def request_target(call: Call) -> str:
+    """Return the path and query to request. The path is the authorized one, not the one that the client encoded."""
+    query = call.uri.partition("?")[2] if call.uri else urlencode(call.query)
+    path = quote(call.path, safe=SAFE_PATH_CHARACTERS)
+    return f"{path}?{quote(query, safe='%' + SAFE_PATH_CHARACTERS + '?')}" if query else path
+
+
+def forwarded_headers(call: Call) -> Iterator[tuple[str, str]]:
+    """Yield the headers of a request that are passed on, and the address of the client."""
+    dropped = {each.strip().lower() for each in call.headers.get("connection", "").split(",")}
+    for name, value in call.headers.items():
+        if name in REQUEST_HEADERS_NOT_FORWARDED or name in dropped or not value:
+            continue
+        if not name.replace("_", "-").startswith(PREFIXES_NOT_FORWARDED) and not CONTROL_CHARACTERS.search(value):
+            yield name, value
+    if call.source_ip:
+        yield "X-Forwarded-For", call.source_ip
+
+
+def user_headers(user: User) -> list[tuple[str, str]]:
+    """Return the headers that state the user. Raises BadRequest if a header cannot contain a part of it."""
+    extra = [
+        (f"X-Remote-Extra-{quote(key.lower(), safe='')}", value)
+        for key, values in user.extra.items()
+        for value in values
+    ]
+    headers = [
+        ("X-Remote-User", user.name),
+        *([("X-Remote-Uid", user.uid)] if user.uid else []),
+        *(("X-Remote-Group", group) for group in user.groups),
+        *extra,
+    ]
+    if any(CONTROL_CHARACTERS.search(value) for _, value in headers):
+        raise api_errors.bad_request("the name or a group of the user contains control characters")
+    return headers

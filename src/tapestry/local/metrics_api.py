@@ -1,0 +1,180 @@
+"""The metrics API (`metrics.k8s.io/v1beta1`) of a local cluster, for `kubectl top` and autoscalers.
+
+It serves the usage of the nodes whose kubelets run in this process, as an aggregated API server behind an APIService.
+Only the API server can connect, with its front proxy certificate. It has authorized each request.
+"""
+
+import base64
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from aiohttp import web
+
+from tapestry.apiserver.access.certificates import CertificateAuthority, server_ssl_context
+from tapestry.client.client import Client
+from tapestry.kube.objects import Object, labels_of, name_of, namespace_of
+from tapestry.kube.resources import API_SERVICES, CLUSTER_ROLES, SERVICES
+from tapestry.kube.selectors import SelectorError, parse_field_selector, parse_label_selector
+from tapestry.local.kubelet_api import KubeletServer
+from tapestry.local.usage import NODE_METRICS, POD_METRICS, PodUsage, node_metrics, pod_metrics
+from tapestry.process.addresses import Address
+from tapestry.process.logs import logger
+from tapestry.process.probes import bound_socket, serve_app
+
+log = logger(__name__)
+
+GROUP, VERSION = "metrics.k8s.io", "v1beta1"
+API_VERSION, ROOT = f"{GROUP}/{VERSION}", f"/apis/{GROUP}/{VERSION}"
+SERVICE, NAMESPACE = "tapestry-metrics", "kube-system"
+API_SERVICE = f"{VERSION}.{GROUP}"
+READER_ROLE = "system:aggregated-metrics-reader"
+VERBS = ["get", "list"]
+RESOURCES = [
+    {"name": "nodes", "singularName": "", "namespaced": False, "kind": NODE_METRICS, "verbs": VERBS},
+    {"name": "pods", "singularName": "", "namespaced": True, "kind": POD_METRICS, "verbs": VERBS},
+]
+
+
+@dataclass(frozen=True)
+class MetricsServer:
+    """HTTP handlers of the metrics API for the nodes of some kubelets."""
+
+    kubelets: Sequence[KubeletServer]
+    now: Callable[[], datetime]
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get(ROOT, self.discovery)
+        app.router.add_get(f"{ROOT}/nodes", self.list_nodes)
+        app.router.add_get(f"{ROOT}/nodes/{{name}}", self.get_node)
+        app.router.add_get(f"{ROOT}/pods", self.list_pods)
+        app.router.add_get(f"{ROOT}/namespaces/{{namespace}}/pods", self.list_pods)
+        app.router.add_get(f"{ROOT}/namespaces/{{namespace}}/pods/{{name}}", self.get_pod)
+        return app
+
+    async def discovery(self, _: web.Request) -> web.Response:
+        kind = {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": API_VERSION}
+        return web.json_response({**kind, "resources": RESOURCES})
+
+    async def list_nodes(self, request: web.Request) -> web.Response:
+        now, selected = self.now(), selection(request)
+        nodes = [each for each in self.nodes() if selected(each[1])]
+        items = [node_metrics(node, kubelet.runtime.usage(node), now) for kubelet, node in nodes]
+        return list_response(NODE_METRICS, items)
+
+    async def get_node(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        for kubelet in self.kubelets:
+            if (node := kubelet.nodes.store.get(name)) is not None:
+                return web.json_response(node_metrics(node, kubelet.runtime.usage(node), self.now()))
+        return not_found("nodes", name)
+
+    async def list_pods(self, request: web.Request) -> web.Response:
+        now, namespace, selected = self.now(), request.match_info.get("namespace"), selection(request)
+        usages = (use for kubelet, node in self.nodes() for use in kubelet.runtime.usage(node))
+        items = [pod_metrics(each, now) for each in in_namespace(usages, namespace) if selected(each.pod)]
+        return list_response(POD_METRICS, items)
+
+    async def get_pod(self, request: web.Request) -> web.Response:
+        namespace, name = request.match_info["namespace"], request.match_info["name"]
+        for kubelet in self.kubelets:
+            pod = kubelet.pods.store.get(f"{namespace}/{name}")
+            node = kubelet.nodes.store.get(pod["spec"]["nodeName"]) if pod is not None else None
+            if node is not None:
+                for usage in kubelet.runtime.usage(node):
+                    if (namespace_of(usage.pod), name_of(usage.pod)) == (namespace, name):
+                        return web.json_response(pod_metrics(usage, self.now()))
+        return not_found("pods", f"{namespace}/{name}")
+
+    def nodes(self) -> Iterator[tuple[KubeletServer, Object]]:
+        for kubelet in self.kubelets:
+            for node in kubelet.nodes.store.list():
+                yield kubelet, node
+
+
+def in_namespace(usages: Iterable[PodUsage], namespace: str | None) -> Iterator[PodUsage]:
+    return (each for each in usages if namespace in (None, namespace_of(each.pod)))
+
+
+def selection(request: web.Request) -> Callable[[Object], bool]:
+    """Return whether the selectors of a request match an object. Raise an HTTP error if one is invalid."""
+    try:
+        labels = parse_label_selector(request.query.get("labelSelector", ""))
+        fields = parse_field_selector(request.query.get("fieldSelector", ""))
+    except SelectorError as error:
+        raise web.HTTPBadRequest(text=str(error)) from error
+
+    def matches(obj: Object) -> bool:
+        identity = {"metadata.name": name_of(obj), "metadata.namespace": namespace_of(obj) or ""}
+        return labels.matches(labels_of(obj)) and fields.matches(identity)
+
+    return matches
+
+
+def list_response(kind: str, items: list[Object]) -> web.Response:
+    return web.json_response({"kind": f"{kind}List", "apiVersion": API_VERSION, "metadata": {}, "items": items})
+
+
+def not_found(plural: str, name: str) -> web.Response:
+    details = {"name": name, "group": GROUP, "kind": plural}
+    message = f'{plural}.{GROUP} "{name}" not found'
+    status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": message}
+    return web.json_response({**status, "reason": "NotFound", "details": details, "code": 404}, status=404)
+
+
+# -- registration
+
+
+@asynccontextmanager
+async def serve_metrics_api(
+    server: MetricsServer, client: Client, folder: Path, front_proxy_ca: Path
+) -> AsyncIterator[None]:
+    """Serve the API on a loopback port while the context is open, and register it with the API server."""
+    authority = CertificateAuthority(folder)
+    tls = server_ssl_context(*authority.server_certificate([f"{SERVICE}.{NAMESPACE}.svc"]), [front_proxy_ca])
+    tls.verify_mode = ssl.CERT_REQUIRED
+    async with serve_app(server.app(), bound_socket(Address("127.0.0.1", 0)), tls) as port:
+        await register(client, port, authority.certificate_pem())
+        yield
+
+
+async def register(client: Client, port: int, ca: str) -> None:
+    """Create or update the objects of this API. An APIService that names another Service is left alone."""
+    desired = api_service_object(port, base64.b64encode(ca.encode()).decode())
+    current = await client.find(API_SERVICES, API_SERVICE)
+    if current is not None and (current["spec"].get("service") or {}).get("name") != SERVICE:
+        log.info("metrics API not registered: the cluster has another one", api_service=API_SERVICE)
+        return
+    for resource, obj in ((SERVICES, service_object()), (CLUSTER_ROLES, reader_role())):
+        existing = await client.find(resource, name_of(obj), namespace_of(obj))
+        await client.converge(resource, existing, obj)
+    await client.converge(API_SERVICES, current, desired)
+
+
+def service_object() -> Object:
+    return {
+        "metadata": {"name": SERVICE, "namespace": NAMESPACE},
+        "spec": {"type": "ExternalName", "externalName": "localhost"},
+    }
+
+
+def api_service_object(port: int, ca_bundle: str) -> Object:
+    spec = {
+        "group": GROUP,
+        "version": VERSION,
+        "groupPriorityMinimum": 100,
+        "versionPriority": 100,
+        "service": {"name": SERVICE, "namespace": NAMESPACE, "port": port},
+        "caBundle": ca_bundle,
+    }
+    return {"metadata": {"name": API_SERVICE}, "spec": spec}
+
+
+def reader_role() -> Object:
+    labels = {f"rbac.authorization.k8s.io/aggregate-to-{role}": "true" for role in ("view", "edit", "admin")}
+    rules = [{"apiGroups": [GROUP], "resources": ["nodes", "pods"], "verbs": VERBS}]
+    return {"metadata": {"name": READER_ROLE, "labels": labels}, "rules": rules}
