@@ -80,10 +80,9 @@ async def run_kubelets(plan: ClusterPlan, cluster: RunningCluster) -> AsyncItera
             await stack.enter_async_context(serve_kubelets(install, cluster, plan))
             for install in (simulated_kubelet.install, *process_kubelets)
         ]
-        metrics = MetricsServer(kubelets, cluster.manager.now)
-        await stack.enter_async_context(
-            serve_metrics_api(metrics, cluster.client, plan.folder / "metrics", cluster.front_proxy_ca)
-        )
+        if cluster.front_proxy_ca is not None:
+            metrics, folder = MetricsServer(kubelets, cluster.manager.now), plan.folder / "metrics"
+            await stack.enter_async_context(serve_metrics_api(metrics, cluster.client, folder, cluster.front_proxy_ca))
         async with asyncio.TaskGroup() as group:
             group.create_task(cluster.manager.run(), name="controllers")
             try:

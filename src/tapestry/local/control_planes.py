@@ -50,8 +50,8 @@ class RunningCluster:
     """Controllers of this process; the caller must run them."""
     kubelet_client_ca: Path
     """CA of clients that may call the kubelets."""
-    front_proxy_ca: Path
-    """CA of the certificate with which the API server calls aggregated API servers."""
+    front_proxy_ca: Path | None
+    """CA of the certificate with which the API server calls aggregated API servers; None if it has no certificate."""
 
 
 # -- ours
@@ -171,7 +171,8 @@ async def kubelet_manager(plane: ControlPlane) -> AsyncIterator[RunningCluster]:
     manager.register("kubelets", lambda _: None)  # filled by the caller
     try:
         proxy_ca = front_proxy_ca(plane.folder).certificate_file
-        yield RunningCluster(plane.url, client, manager, authority.certificate_file, proxy_ca)
+        has_proxy = proxy_ca.exists()
+        yield RunningCluster(plane.url, client, manager, authority.certificate_file, proxy_ca if has_proxy else None)
     finally:
         await client.close()
 
