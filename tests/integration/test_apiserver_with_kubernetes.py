@@ -25,8 +25,9 @@ status:
 """
 INFORMERS = 18
 """Number of informers of kube-scheduler 1.34."""
-EXPECTED = "legacy_serviceaccount_token_cleaner"
-"""Controller that logs one error because an object that only kube-apiserver creates is missing."""
+EXPECTED = ("legacy_serviceaccount_token_cleaner", "the object has been modified", "unexpected items still remain")
+"""Parts of errors that these programs log with kube-apiserver too, before they try again: a conflict, a namespace that
+is not yet empty. The first names a controller that misses an object which only kube-apiserver creates."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,12 @@ def cluster(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         for name in ("n1", "n2"):
             found.kubectl("apply", "-f", "-", input=NODE.format(name=name))
         yield found
-        assert complaints(found.scheduler) == complaints(found.controllers) == []
+        assert [*complaints(found.scheduler), *complaints(found.controllers)] == []
 
 
 def complaints(log: Path) -> list[str]:
-    return [line for line in log.read_text().splitlines() if line.startswith("E") and EXPECTED not in line]
+    errors = [line for line in log.read_text().splitlines() if line.startswith("E")]
+    return [line for line in errors if not any(part in line for part in EXPECTED)]
 
 
 def test_deployment_creates_scheduled_pods_and_deletion_removes_them(cluster: Cluster) -> None:

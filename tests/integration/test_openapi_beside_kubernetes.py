@@ -63,15 +63,16 @@ async def custom_kinds(ours: Ours, theirs: Theirs) -> Any:
             status, found = await side("POST", CRDS, each, JSON, {})
             assert status == 201, found
     async with asyncio.timeout(TIMEOUT):
-        while custom_paths(await document(theirs, "/openapi/v2")) != custom_paths(await document(ours, "/openapi/v2")):
-            await document(theirs, "/openapi/v3")
+        for index in ("/openapi/v2", "/openapi/v3"):
+            while custom_paths(await document(theirs, index)) != custom_paths(await document(ours, index)):
+                await asyncio.sleep(0.1)
     yield
     for each in DEFINITIONS:
         await theirs("DELETE", f"{CRDS}/{each['metadata']['name']}", None, JSON, {})
 
 
-def custom_paths(swagger: Any) -> set[str]:
-    return {path for path in swagger["paths"] if path.startswith(f"/{PATH}")}
+def custom_paths(index: Any) -> set[str]:
+    return {path for path in index["paths"] if path.lstrip("/").startswith(f"apis/{GROUP}")}
 
 
 @pytest.mark.usefixtures("custom_kinds")
