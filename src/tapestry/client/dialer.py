@@ -19,14 +19,12 @@ from tapestry.client.access import Access
 from tapestry.client.credentials import basic_header
 from tapestry.client.http_connection import HttpConnection, ResponseError
 from tapestry.client.tls import client_context
+from tapestry.streams.connection import enable_keepalive
 
 CONNECT_SECONDS = 10.0
 NEXT_ADDRESS_SECONDS = 0.25
 """Seconds after which the next address of a host is tried as well."""
 PORTS = {"http": 80, "https": 443}
-
-KEEPALIVE_OPTIONS = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
-"""TCP keep-alive options: a vanished peer is detected within 30 s.  Options that the platform lacks are skipped."""
 
 
 class ProxyError(OSError):
@@ -110,10 +108,7 @@ class Dialer:
             raise PermissionError(errno.EACCES, f"{ip} is {problem}, which a kubeconfig from a Secret may not lead to")
         sock = socket.socket(address[0], address[1], address[2])
         sock.setblocking(False)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in KEEPALIVE_OPTIONS.items():
-            if hasattr(socket, name):
-                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        enable_keepalive(sock)
         self._sockets.add(sock)
         return sock
 

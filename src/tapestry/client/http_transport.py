@@ -6,7 +6,7 @@ request is sent any more, whether it was queued or connecting.
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from urllib.parse import urlencode, urlsplit
 
@@ -17,6 +17,8 @@ from tapestry.client.http_connection import BodyTooLarge, HttpConnection, Respon
 from tapestry.client.metrics import SENT
 from tapestry.client.transport import Request, Response
 from tapestry.kube.errors import ResponseTooLarge, TransportError
+from tapestry.streams.connection import SocketConnection
+from tapestry.streams.upgrade import Headers, UpgradeResponse, request_upgrade
 
 IDLE_SECONDS = 30.0
 """Seconds after which an unused connection is closed, at the next check: after at most twice this time."""
@@ -91,6 +93,28 @@ class HttpTransport:
         finally:
             if connection is not None:
                 self._release(connection)
+
+    async def upgrade(self, request: Request, query: Sequence[tuple[str, str]], headers: Headers) -> UpgradeResponse:
+        """Send an upgrade request on a new connection.  `query` may contain a name several times.
+
+        `abort` also cuts upgraded connections.  The method, path and timeout are those of `request`.
+        """
+        credentials, abort_count = self._access.credentials, self._dialer.abort_count
+        own = [(name, value) for name, _, value in (each.partition(": ") for each in self._headers)]
+        own += await credentials.headers()
+        try:
+            async with asyncio.timeout(request.timeout):
+                dialed = await self._dial(request, credentials.ssl_context(), abort_count)
+                connection = SocketConnection.take_over(dialed.transport)
+                target = f"{self._target_prefix}{request.path}{f'?{urlencode(query)}' if query else ''}"
+                response = await request_upgrade(connection, request.method, target, [*own, *headers])
+        except TimeoutError as error:
+            raise self._timeout_error(request) from error
+        except ConnectionError as error:
+            raise TransportError(f"{request} to {self._base}: {error}", maybe_sent=True) from error
+        if response.status == 401:
+            credentials.handle_unauthorized()
+        return response
 
     def _timeout_error(self, request: Request) -> TransportError:
         return TransportError(f"{request} to {self._base}: no response in {request.timeout:g} s", maybe_sent=True)

@@ -31,7 +31,6 @@ from tapestry.client.credentials import (
     TokenFile,
     basic_header,
 )
-from tapestry.client.dialer import KEEPALIVE_OPTIONS
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.metrics import RECEIVED, SENT
 from tapestry.client.tls import KeyPair, Pem, ServerVerification, TlsContextSource, temporary_file
@@ -40,6 +39,7 @@ from tapestry.kube.errors import ResponseTooLarge, TransportError
 from tapestry.kube.objects import name_of
 from tapestry.kube.resources import CONFIGMAPS
 from tapestry.process import metrics
+from tapestry.streams.connection import KEEPALIVE_OPTIONS
 
 TOKEN = "the-token-of-the-administrator"
 PASSWORD = "the-password-of-the-proxy"

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
-from functools import lru_cache
+from functools import lru_cache, partial
 from http import HTTPStatus
 from time import time
 from typing import cast
@@ -20,6 +20,7 @@ import httptools
 
 from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter
 from tapestry.process.logs import logger
+from tapestry.streams.connection import SocketConnection, enable_keepalive
 
 log = logger(__name__)
 
@@ -45,7 +46,8 @@ class Exchange:
 
     __slots__ = (
         *("_is_chunked", "_pieces", "_waiter", "connection"),
-        *("headers", "is_response_started", "is_complete", "keep_alive", "method", "header_pairs", "target", "version"),
+        *("headers", "is_response_started", "is_complete", "is_upgrade", "keep_alive", "method", "header_pairs"),
+        *("target", "version"),
     )
 
     def __init__(self, connection: "HttpConnection") -> None:
@@ -64,6 +66,8 @@ class Exchange:
         """True if the response has started."""
         self.keep_alive = True
         """True if the connection is kept open afterwards."""
+        self.is_upgrade = False
+        """True if the client requests an upgrade and `upgrade` can accept it: nothing follows the head."""
 
     @property
     def is_write_blocked(self) -> bool:
@@ -149,6 +153,13 @@ class Exchange:
         if self._is_chunked:
             self.connection.write(b"0\r\n\r\n")
 
+    def upgrade(self, headers: Mapping[str, str]) -> SocketConnection:
+        """Accept the requested upgrade, and return the connection, which is no longer HTTP."""
+        self.keep_alive = True  # the client's Connection header is the answer's
+        head = self._head(101, headers, b"Connection: Upgrade\r\n")
+        self.keep_alive = False
+        return self.connection.upgrade(head)
+
     def abort(self) -> None:
         """Close the connection in the middle of the response."""
         self.keep_alive = False
@@ -220,6 +231,7 @@ class HttpConnection(asyncio.Protocol):
         """Set while the client does not read."""
         self._ignores_input = False
         """True after the last response, while input is drained."""
+        self._is_upgraded = False
         self._idle_since = 0.0
         self._idle_timer: asyncio.TimerHandle | None = None
 
@@ -245,7 +257,7 @@ class HttpConnection(asyncio.Protocol):
         self._listener.connection_limiter.remove(self)
         if self._idle_timer is not None:
             self._idle_timer.cancel()
-        if self.task is not None:
+        if self.task is not None and not self._is_upgraded:
             self.task.cancel()  # also if it waits for the client to read
 
     def data_received(self, data: bytes) -> None:
@@ -278,11 +290,15 @@ class HttpConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            request = self._pending[-1]  # upgrades are not supported; a body is read as usual
-            if request.method != "CONNECT" and not BODY_HEADERS.isdisjoint(request.headers):
-                self._pending.pop()
-                self._parser = httptools.HttpRequestParser(self)
-                self._parser.feed_data(request.without_upgrade() + data[upgrade.args[0] :])
+            request, rest = self._pending[-1], data[upgrade.args[0] :]
+            if request.method == "CONNECT":
+                return
+            if BODY_HEADERS.isdisjoint(request.headers):
+                request.is_upgrade = not rest  # a client that sends before the answer hides a request from a proxy
+                return
+            self._pending.pop()  # an upgrade with a body is a plain request, whose body is read as usual
+            self._parser = httptools.HttpRequestParser(self)
+            self._parser.feed_data(request.without_upgrade() + rest)
 
     # -- parser callbacks
 
@@ -400,6 +416,20 @@ class HttpConnection(asyncio.Protocol):
 
     def resume_reading(self) -> None:
         self._transport.resume_reading()
+
+    def upgrade(self, head: bytes) -> SocketConnection:
+        """Send the head of the response, and hand over the connection.
+
+        The end of the connection no longer cancels the task: the last bytes of the client may still be unread.
+        """
+        if self._transport.is_closing():
+            raise ConnectionResetError("the client has disconnected")
+        self._is_upgraded = True
+        if (sock := self._transport.get_extra_info("socket")) is not None:
+            enable_keepalive(sock)
+        upgraded = SocketConnection.take_over(self._transport, partial(self.connection_lost, None))
+        self._transport.write(head)
+        return upgraded
 
     def close(self) -> None:
         self._transport.close()
