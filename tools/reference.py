@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+import charts
 import tapestry.apis.keys
 from at.controller import AT
 from redismigration.controller import REDIS_MIGRATION
@@ -52,6 +53,7 @@ def pages() -> dict[str, str]:
         "docs/reference/labels.md": labels_page(),
         "ARCHITECTURE.md": architecture_page(),
         **{f"manifests/crds/{name}": text for name, text in crd_files(MANIFESTS).items()},
+        **charts.generated_files(),
     }
 
 

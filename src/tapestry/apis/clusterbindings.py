@@ -97,6 +97,60 @@ class VirtualEndpoints(ApiStruct):
     dns: Annotated[str, Meta(description="IP address of the virtual DNS server.")] | None = None
 
 
+class ContainerResources(ApiStruct):
+    """Requests and limits of a container."""
+
+    requests: Annotated[dict[str, str], Meta(description="Amounts that are reserved, by resource.")] = field(
+        default_factory=dict
+    )
+    limits: Annotated[dict[str, str], Meta(description="Amounts that may be used at most, by resource.")] = field(
+        default_factory=dict
+    )
+
+
+class Toleration(ApiStruct):
+    """Toleration of a pod for a taint."""
+
+    key: Annotated[str, Meta(max_length=317, description="Key of the taint. Empty: all.")] = ""
+    operator: Annotated[Literal["Exists", "Equal"], Meta(description="Comparison of the value.")] = "Equal"
+    value: Annotated[str, Meta(max_length=63, description="Value of the taint.")] = ""
+    effect: Annotated[
+        Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"], Meta(description="Effect of the taint. Empty: all.")
+    ] = ""
+
+
+class SyncerPods(ApiStruct):
+    """Pods of the binding's syncer.  Fields that are not set have the values of the manager's configuration."""
+
+    image: Annotated[str, Meta(min_length=1, max_length=512, description="Image of the syncer.")] | None = None
+    replicas: (
+        Annotated[
+            int,
+            Meta(ge=0, le=10, description="Number of pods; one is active. Not set: `kubectl scale` may change it."),
+        ]
+        | None
+    ) = None
+    profile: (
+        Annotated[
+            Literal["small", "medium", "large"],
+            Meta(description="Resources by the size of the cluster: up to 100 nodes, up to 1,000 nodes, more nodes."),
+        ]
+        | None
+    ) = None
+    resources: Annotated[ContainerResources, Meta(description="Resources that override the profile.")] | None = None
+    args: Annotated[
+        tuple[str, ...], Meta(max_length=64, description="Arguments after those of the template, which they override.")
+    ] = ()
+    node_selector: Annotated[dict[str, str], Meta(description="Labels of the nodes that the pods may run on.")] = field(
+        default_factory=dict
+    )
+    tolerations: Annotated[tuple[Toleration, ...], Meta(max_length=32, description="Tolerations of the pods.")] = ()
+    autoscale: Annotated[
+        Literal["none", "vertical"],
+        Meta(description="`vertical` lets a VerticalPodAutoscaler set the resources."),
+    ] = "none"
+
+
 class ClusterBindingSpec(ApiStruct):
     """Access to a physical cluster and the rules for using it."""
 
@@ -152,6 +206,7 @@ class ClusterBindingSpec(ApiStruct):
     ] = 30
     virtual_endpoints: VirtualEndpoints = VirtualEndpoints()
     sync_back: SyncBack = SyncBack()
+    syncer: SyncerPods = SyncerPods()
 
 
 class ClusterBindingStatus(ApiStruct):

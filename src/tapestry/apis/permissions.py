@@ -19,6 +19,7 @@ from tapestry.kube.resources import (
     CONFIGMAPS,
     CSI_NODES,
     DEPLOYMENTS,
+    DISRUPTION_BUDGETS,
     ENDPOINT_SLICES,
     EVENTS,
     LEASES,
@@ -34,6 +35,7 @@ from tapestry.kube.resources import (
     SERVICES,
     SUBJECT_ACCESS_REVIEWS,
     TOKEN_REVIEWS,
+    VERTICAL_AUTOSCALERS,
     Resource,
 )
 
@@ -180,6 +182,8 @@ MANAGER_PERMISSIONS = (
     Permission(EVENTS, ("create", "patch")),
     *CALLER_REVIEWS,
     Permission(DEPLOYMENTS, READ_WRITE, Placeholder.MANAGER_NAMESPACE),
+    Permission(DISRUPTION_BUDGETS, READ_WRITE, Placeholder.MANAGER_NAMESPACE),
+    Permission(VERTICAL_AUTOSCALERS, ("get", "create", "patch", "delete"), Placeholder.MANAGER_NAMESPACE),
     Permission(SERVICE_ACCOUNTS, READ_WRITE, Placeholder.MANAGER_NAMESPACE),
     Permission(LEASES, ("get", "list", "watch", "create", "update"), Placeholder.MANAGER_NAMESPACE),
     Permission(ROLES, READ_WRITE, Placeholder.KUBECONFIG_NAMESPACE),

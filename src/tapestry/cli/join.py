@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import yaml
 
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.mount_labels import LEVELS
@@ -20,7 +21,7 @@ from tapestry.cli.cluster_access import (
 from tapestry.cli.help_text import command
 from tapestry.client.http_transport import HttpTransport
 from tapestry.manager.join_steps import Cluster, Step
-from tapestry.manager.joining import Plan
+from tapestry.manager.joining import Plan, worker_values
 from tapestry.manager.joining import join as join_clusters
 from tapestry.manager.offers import Offer, parse_percent, parse_windows
 from tapestry.manager.safeguards import Safeguards
@@ -30,10 +31,26 @@ from tapestry.manager.unjoining import unjoin as unjoin_cluster
 @command(
     "tapestry join east --cluster-kubeconfig east.yaml --lease 50%",
     'tapestry join east --cluster-kubeconfig east.yaml --window "22:00-06:00 Mon,Tue" --time-zone Asia/Shanghai',
+    "tapestry join east --print-worker-values > values.yaml",
+    "tapestry join east --cluster-kubeconfig east.yaml --prepared",
 )
 @click.argument("name", shell_complete=name_completer(CLUSTER_BINDINGS))
-@click.option("--cluster-kubeconfig", type=FILE_PATH, required=True, help="Admin kubeconfig of the physical cluster.")
+@click.option(
+    "--cluster-kubeconfig",
+    type=FILE_PATH,
+    help="Admin kubeconfig of the physical cluster. Required unless --print-worker-values is given.",
+)
 @click.option("--cluster-context", help="Context of --cluster-kubeconfig. [default: its current context]")
+@click.option(
+    "--print-worker-values",
+    is_flag=True,
+    help="Print the values for the owner's chart tapestry-worker, and do nothing else.",
+)
+@click.option(
+    "--prepared",
+    is_flag=True,
+    help="Create nothing in the physical cluster: its owner has installed the chart tapestry-worker.",
+)
 @click.option("--cluster-id", help="Prefix of the names of the cluster's virtual nodes. [default: NAME]")
 @click.option(
     "--mount-namespace",
@@ -76,12 +93,33 @@ from tapestry.manager.unjoining import unjoin as unjoin_cluster
     help="Allow volumes even if the cluster has no admission policies that restrict them.",
 )
 @with_virtual_cluster
-def join(name: str, cluster_kubeconfig: Path, cluster_context: str | None, **options: Any) -> None:
+def join(name: str, cluster_kubeconfig: Path | None, cluster_context: str | None, **options: Any) -> None:
     """Join a physical cluster under NAME: its idle capacity becomes virtual nodes.
 
     Run it again at any time to change the offer or to renew the token.
     """
+    if options["print_worker_values"]:
+        run_async(print_worker_values(name, options))
+        return
+    if cluster_kubeconfig is None:
+        raise click.UsageError("--cluster-kubeconfig is required: the kubeconfig of the physical cluster")
+    if options["prepared"] and (given := [each for each in OWNER_OPTIONS if options[each] not in (None, (), False)]):
+        flags = ", ".join(f"--{each.replace('_', '-')}" for each in given)
+        raise click.UsageError(f"{flags}: the owner sets this in the values of the chart tapestry-worker")
     run_async(run_join(name, cluster_kubeconfig, cluster_context, options))
+
+
+OWNER_OPTIONS = (
+    *("lease", "window", "time_zone", "force_reclaim", "grace", "pod_security", "max_cpu", "max_memory", "max_pods"),
+    *("network_policy", "ingress_from", "trust_volumes"),
+)
+"""Options about objects in the physical cluster, which a prepared cluster has already."""
+
+
+async def print_worker_values(name: str, options: dict[str, Any]) -> None:
+    async with open_client(virtual_access(options["kubeconfig"], options["context"])) as virtual:
+        uid = await Cluster("virtual", virtual, print_step).identity()
+    click.echo(yaml.safe_dump(worker_values(name, uid), sort_keys=False), nl=False)
 
 
 async def run_join(name: str, file: Path, context: str | None, options: dict[str, Any]) -> None:
@@ -93,6 +131,7 @@ async def run_join(name: str, file: Path, context: str | None, options: dict[str
         offer_from_options(options),
         safeguards_from_options(options),
         namespace=options["namespace"] or "",
+        is_prepared=options["prepared"],
     )
     access = physical_access(file, context)
     async with (

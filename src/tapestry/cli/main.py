@@ -32,6 +32,7 @@ GROUPS = {
     },
     "Physical clusters": {
         "manifests": Entry("tapestry.cli.manifests", "Print the objects to install in a virtual cluster."),
+        "uninstall-check": Entry("tapestry.cli.manifests", "Fail while ClusterBindings exist."),
         "join": Entry("tapestry.cli.join", "Join a physical cluster and lease its idle capacity."),
         "unjoin": Entry("tapestry.cli.join", "Remove a physical cluster and end its lease."),
         "repair": Entry("tapestry.cli.doctor", "Find inconsistencies between clusters and delete garbage."),
@@ -91,7 +92,7 @@ class LazyGroup(click.Group):
         entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
-        command: click.Command = getattr(load_module(entry.module), cmd_name)
+        command: click.Command = getattr(load_module(entry.module), cmd_name.replace("-", "_"))
         return command
 
     def resolve_command(

@@ -1,22 +1,68 @@
-"""`tapestry manifests`: objects that install Tapestry in a virtual cluster."""
+"""`tapestry manifests` and `tapestry uninstall-check`: installation of Tapestry in a virtual cluster."""
+
+from typing import Any
 
 import click
 import yaml
 
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.keys import SYSTEM_NAMESPACE
+from tapestry.cli.cluster_access import open_client, run_async, virtual_access, with_virtual_cluster
 from tapestry.cli.help_text import command
-from tapestry.manager.config import DEFAULT_IMAGE
+from tapestry.kube.errors import NotFound
+from tapestry.kube.objects import name_of
+from tapestry.manager.config import DEFAULT_IMAGE, DEFAULT_REPLICAS, PROFILES
 from tapestry.manager.installation import installation_objects
+from tapestry.manager.join_steps import JoinError
 
 
 @command("tapestry manifests | kubectl apply -f -", "tapestry manifests --replicas 1 -n tapestry")
 @click.option("--image", default=DEFAULT_IMAGE, show_default=True, help="Image of the manager and the syncers.")
-@click.option("--replicas", default=2, show_default=True, type=click.IntRange(1, 10), help="Number of manager pods.")
+@click.option(
+    "--replicas",
+    default=DEFAULT_REPLICAS,
+    show_default=True,
+    type=click.IntRange(1, 10),
+    help="Number of manager pods; one is active.",
+)
+@click.option(
+    "--profile",
+    default="small",
+    show_default=True,
+    type=click.Choice(tuple(PROFILES)),
+    help="Resources of the manager: small up to 100 nodes, medium up to 1,000, large above.",
+)
 @click.option("--namespace", "-n", default=SYSTEM_NAMESPACE, show_default=True, help="Namespace for Tapestry's pods.")
 @click.option("--kubeconfig-namespace", multiple=True, help="Another namespace to read kubeconfig Secrets from.")
-def manifests(image: str, replicas: int, namespace: str, kubeconfig_namespace: tuple[str, ...]) -> None:
+def manifests(image: str, replicas: int, profile: str, namespace: str, kubeconfig_namespace: tuple[str, ...]) -> None:
     """Print the objects that install Tapestry in a virtual cluster, for `kubectl apply -f -`."""
     found = installation_objects(
-        image=image, replicas=replicas, namespace=namespace, kubeconfig_namespaces=kubeconfig_namespace
+        image=image,
+        replicas=replicas,
+        namespace=namespace,
+        kubeconfig_namespaces=kubeconfig_namespace,
+        profile=profile,
     )
     click.echo(yaml.safe_dump_all(found, sort_keys=False, allow_unicode=True, explicit_start=True), nl=False)
+
+
+@command("tapestry uninstall-check")
+@with_virtual_cluster
+def uninstall_check(**options: Any) -> None:
+    """Fail while ClusterBindings exist: without Tapestry, nobody would end their leases.
+
+    The chart runs this before it is uninstalled.
+    """
+    run_async(check_bindings(options))
+
+
+async def check_bindings(options: dict[str, Any]) -> None:
+    async with open_client(virtual_access(options["kubeconfig"], options["context"])) as client:
+        try:
+            names = sorted(map(name_of, await client.list(CLUSTER_BINDINGS)))
+        except NotFound:  # the CustomResourceDefinition is not installed
+            names = []
+    if names:
+        listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+        raise JoinError(f"{len(names)} ClusterBindings exist: {listed}; run `tapestry unjoin` for each first")
+    click.echo("no ClusterBinding exists: Tapestry can be uninstalled")

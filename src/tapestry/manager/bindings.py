@@ -107,6 +107,8 @@ class BindingReconciler:
                 error = error or raised
         now = self.manager.now()
         conditions = [*binding_conditions(error, probe, deployment, now), *self.no_policy_condition(binding, error)]
+        if deployment is not None and (autoscaled := await self.deployer.ensure_autoscaler(binding, deployment)):
+            conditions.append(autoscaled)
         facts = status_facts(probe) if error is None and probe is not None else {}
         await self.update_status(binding, "Failed" if error else "Ready", conditions, facts)
         if is_accepted(binding) and "identity" in facts and [facts["identity"]] != identity_of(binding):

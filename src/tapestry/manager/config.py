@@ -12,11 +12,21 @@ from tapestry.process.config import Section
 
 DEFAULT_IMAGE = f"tapestry:{__version__}"
 
+DEFAULT_REPLICAS = 3
+"""Number of manager pods.  One is active."""
+
 ContainerResources = dict[str, dict[str, str]]
+
+PROFILES: dict[str, ContainerResources] = {
+    "small": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "500m", "memory": "512Mi"}},
+    "medium": {"requests": {"cpu": "200m", "memory": "256Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}},
+    "large": {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"cpu": "2", "memory": "2Gi"}},
+}
+"""Resources of one container by the size of a cluster: up to 100 nodes, up to 1,000 nodes, more nodes."""
 
 
 def default_resources() -> ContainerResources:
-    return {"requests": {"cpu": "50m", "memory": "96Mi"}, "limits": {"memory": "512Mi"}}
+    return PROFILES["small"]
 
 
 class SyncerSettings(Section, frozen=True):

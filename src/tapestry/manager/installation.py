@@ -28,19 +28,30 @@ from tapestry.kube.resources import (
     SERVICE_ACCOUNTS,
     Resource,
 )
-from tapestry.manager.config import DEFAULT_IMAGE
-from tapestry.manager.manifests import rendered_objects
+from tapestry.manager.config import DEFAULT_IMAGE, DEFAULT_REPLICAS, PROFILES
+from tapestry.manager.manifests import Values, rendered_objects
 from tapestry.manager.syncers import load_templates, packaged_templates
 
 INSTALL_NAME = "tapestry-manager"
 
 
+OPTIONAL_VALUES: Values = dict.fromkeys(
+    (
+        *("podAnnotations", "priorityClassName", "imagePullSecrets", "nodeSelector", "extraArgs", "extraEnv"),
+        *("volumeMounts", "volumes"),
+    )
+)
+"""Values of the manager's Deployment that only the chart sets."""
+
+
 def installation_objects(
     *,
     image: str = DEFAULT_IMAGE,
-    replicas: int = 2,
+    replicas: int = DEFAULT_REPLICAS,
     namespace: str = keys.SYSTEM_NAMESPACE,
     kubeconfig_namespaces: Sequence[str] = (),
+    profile: str = "small",
+    deployment_values: Values = OPTIONAL_VALUES,
 ) -> Iterator[Object]:
     """Yield the namespaces, CRDs, roles and the manager, in the order to apply them.
 
@@ -71,6 +82,8 @@ def installation_objects(
         "image": image,
         "replicas": replicas,
         "kubeconfigNamespaces": ",".join(dict.fromkeys((namespace, *kubeconfig_namespaces))),
+        "resources": PROFILES[profile],
+        **deployment_values,
     }
     for file, text in load_templates(packaged_templates("manager")).items():
         yield from rendered_objects(file, text, values)

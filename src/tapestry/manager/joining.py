@@ -23,7 +23,7 @@ import yaml
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDING, CLUSTER_BINDINGS, AllowedVolumes, SecretReference
-from tapestry.apis.mount_labels import enforced_level
+from tapestry.apis.mount_labels import enforced_level, virtual_cluster_of
 from tapestry.apis.names import virtual_cluster_label
 from tapestry.apis.permissions import (
     Permission,
@@ -47,6 +47,7 @@ from tapestry.kube.names import hashed_name, safe_label_value
 from tapestry.kube.objects import (
     Object,
     is_deleting,
+    key_of,
     labels_of,
     name_of,
     namespace_of,
@@ -113,6 +114,13 @@ class Plan:
     """Entries for `allowedMetadata` of the binding.  Empty leaves it unchanged."""
     namespace: str = ""
     """Namespace of the Secret in the virtual cluster.  Empty means the manager's namespace."""
+    is_prepared: bool = False
+    """The owner has prepared the physical cluster with the chart tapestry-worker: create nothing there."""
+
+
+def worker_values(name: str, uid: str) -> Object:
+    """Return the values for the chart tapestry-worker.  `uid` is that of the virtual kube-system namespace."""
+    return {"virtualCluster": virtual_cluster_label(uid), "binding": name}
 
 
 async def join(
@@ -136,7 +144,7 @@ async def join(
     if AddressPolicy().denial_reason(urlsplit(access.server).hostname or ""):
         note = "loopback; syncers reach it only on that machine, and the manager rejects it without --allow-loopback"
         physical.report(Step(StepResult.WARNING, physical.role, access.server, note))
-    namespace, account = await prepare(plan, uid, physical)
+    namespace, account = await (prepared_objects if plan.is_prepared else prepare)(plan, uid, physical)
     secret = await apply_kubeconfig_secret(plan, uid, virtual, physical, account, access, now)
     desired = desired_binding(plan)
     if binding is None and enforced_level(namespace) == "restricted":
@@ -178,7 +186,11 @@ def allowed_volumes(plan: Plan, binding: Object | None) -> AllowedVolumes:
 
 async def allowed_metadata(plan: Plan, binding: Object | None, physical: Cluster) -> tuple[str, ...]:
     """Return the allowed metadata.  If nodes are simulated, add the keys that their kubelets read."""
-    if not await physical.client.list(NODES, labels=keys.SIMULATED_NODE):
+    try:
+        simulated = await physical.client.list(NODES, labels=keys.SIMULATED_NODE)
+    except Forbidden:  # the kubeconfig of a prepared cluster may only request a token
+        simulated = []
+    if not simulated:
         return plan.metadata
     listed = decode_spec(CLUSTER_BINDING, binding).allowed_metadata if binding is not None else ()
     return tuple(dict.fromkeys((*listed, *plan.metadata, f"{keys.SIMULATED_PREFIX}*")))
@@ -256,6 +268,20 @@ async def prepare(plan: Plan, uid: str, physical: Cluster) -> tuple[Object, Obje
     ]
     await record_safeguards(namespace, installed, physical)
     return namespace, account
+
+
+async def prepared_objects(plan: Plan, uid: str, physical: Cluster) -> tuple[Object, Object]:
+    """Return the mount namespace and the syncer's account that the owner has created with the chart."""
+    namespace = await physical.client.find(NAMESPACES, plan.mount_namespace)
+    accounts = await physical.client.list(
+        SERVICE_ACCOUNTS, plan.mount_namespace, labels=selector(owner_labels(uid, plan.name))
+    )
+    if namespace is None or virtual_cluster_of(namespace) != virtual_cluster_label(uid) or not accounts:
+        values = f"`tapestry join {plan.name} --print-worker-values`"
+        problem = f"namespace {plan.mount_namespace} of the physical cluster is not prepared for this binding"
+        raise JoinError(f"{problem}; its owner installs the chart tapestry-worker with the values of {values}")
+    physical.report(Step(StepResult.UNCHANGED, physical.role, f"ServiceAccount {key_of(accounts[0])}", "of the chart"))
+    return namespace, accounts[0]
 
 
 async def apply_policy(plan: Plan, uid: str, physical: Cluster) -> None:

@@ -18,6 +18,7 @@ from tapestry.kube.objects import Object, key_of, value_at
 from tapestry.kube.resources import (
     CLUSTER_ROLE_BINDINGS,
     DEPLOYMENTS,
+    DISRUPTION_BUDGETS,
     ROLE_BINDINGS,
     ROLES,
     SERVICE_ACCOUNTS,
@@ -25,7 +26,7 @@ from tapestry.kube.resources import (
 )
 
 PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
-KINDS = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS, DEPLOYMENTS)
+KINDS = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS, DISRUPTION_BUDGETS, DEPLOYMENTS)
 """Kinds of objects that a syncer may consist of."""
 
 Values = Mapping[str, Any]
@@ -158,5 +159,7 @@ def with_list_additions(desired: Any, current: Any) -> Any:
         return [with_list_additions(*pair) for pair in zip(desired, current, strict=True)]
     if isinstance(desired, dict) and isinstance(current, dict):
         merged = {**current, **{key: with_list_additions(value, current.get(key)) for key, value in desired.items()}}
+        if "resources" in desired:  # a limit that is no longer wanted must go
+            merged["resources"] = desired["resources"]
         return {key: value for key, value in merged.items() if value is not None}
     return desired

@@ -64,13 +64,9 @@ async def apply_mount_namespace(name: str, uid: str, safeguards: Safeguards, phy
     label = virtual_cluster_label(uid)
     current = await physical.wait_for_stable(NAMESPACES, object_named(name))
     level = level_for(current, safeguards.pod_security)
-    labels = {
-        keys.OWNER_POLICY: keys.OWNER_POLICY_REQUIRED,
-        keys.POD_SECURITY_ENFORCE: level,
-        keys.VIRTUAL_CLUSTER: label,
-    }
-    if current is None:
-        labels[keys.MANAGED_BY] = keys.TAPESTRY
+    labels = mount_namespace_labels(label, level)
+    if current is not None:
+        del labels[keys.MANAGED_BY]
     note = f"Pod Security level {level}"
     if safeguards.pod_security not in (None, level):
         note += f", which is stricter than {safeguards.pod_security} and stays; to relax it, change the label"
@@ -78,6 +74,16 @@ async def apply_mount_namespace(name: str, uid: str, safeguards: Safeguards, phy
         del labels[keys.VIRTUAL_CLUSTER]
         note += "; not labelled, because another virtual cluster has objects there: see the guide on upgrading"
     return await physical.apply(NAMESPACES, {"metadata": {"name": name, "labels": labels}}, adopt=True, note=note)
+
+
+def mount_namespace_labels(virtual_cluster: str, level: str) -> dict[str, str]:
+    """Return the labels of a new mount namespace, with a Pod Security level."""
+    return {
+        keys.OWNER_POLICY: keys.OWNER_POLICY_REQUIRED,
+        keys.POD_SECURITY_ENFORCE: level,
+        keys.VIRTUAL_CLUSTER: virtual_cluster,
+        keys.MANAGED_BY: keys.TAPESTRY,
+    }
 
 
 async def record_safeguards(namespace: Object, names: list[str], physical: Cluster) -> None:

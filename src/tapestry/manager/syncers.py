@@ -41,8 +41,10 @@ from tapestry.kube.objects import (
     value_at,
 )
 from tapestry.kube.quantity import parse_quantity
-from tapestry.kube.resources import DEPLOYMENTS, SERVICE_ACCOUNTS, Resource
-from tapestry.manager.config import BindingsConfig, SyncerSettings
+from tapestry.kube.resources import DEPLOYMENTS, DISRUPTION_BUDGETS, SERVICE_ACCOUNTS, Resource
+from tapestry.kube.schemas import to_unstructured
+from tapestry.manager.autoscaling import ensure_autoscaler
+from tapestry.manager.config import PROFILES, BindingsConfig, ContainerResources
 from tapestry.manager.manifests import (
     KINDS,
     Manifest,
@@ -55,7 +57,7 @@ from tapestry.manager.manifests import (
 )
 from tapestry.manager.validation import BindingError, RetryPolicy
 
-DEPLOYED_RESOURCES = (SERVICE_ACCOUNTS, DEPLOYMENTS)
+DEPLOYED_RESOURCES = (SERVICE_ACCOUNTS, DISRUPTION_BUDGETS, DEPLOYMENTS)
 """Resources in the cluster that syncers run in.  All others are in the virtual cluster."""
 KUBECONFIG_FOLDER = "/etc/tapestry/kubeconfig"
 
@@ -100,6 +102,11 @@ class SyncerDeployer:
             if (resource, key_of(obj)) not in names and not is_deleting(obj):
                 await self.remove(resource, obj)
         return next(obj for each, obj in zip(desired, current, strict=True) if each.resource is DEPLOYMENTS)
+
+    async def ensure_autoscaler(self, binding: Object, deployment: Object) -> Object | None:
+        """Apply what the binding says about autoscaling.  Return the condition that reports it, if any."""
+        spec = decode_spec(CLUSTER_BINDING, binding)
+        return await ensure_autoscaler(self.clients[DEPLOYMENTS], binding, spec, deployment)
 
     def has_missing(self, desired: Sequence[Manifest]) -> bool:
         """Return whether an object is missing in the caches."""
@@ -148,6 +155,8 @@ class SyncerDeployer:
             if not self.is_ours(current, binding):
                 problem = f"{resource.kind} {key_of(desired)} does not belong to this binding"
                 raise syncer_error(f"{problem}; delete it, or recreate the binding with another clusterID", "NameTaken")
+            if resource is DEPLOYMENTS and value_at(binding, "spec", "syncer", "replicas") is None:
+                desired = without_replicas(desired)
             return await client.converge(resource, current, with_server_additions(desired, current))
         except (Invalid, Forbidden, BadRequest) as error:
             raise syncer_error(str(error)) from error
@@ -189,6 +198,12 @@ def syncer_error(message: str, reason: str = "SyncerFailed") -> BindingError:
     return BindingError(reason, message, condition="SyncerReady", retry=RetryPolicy.ON_RECHECK)
 
 
+def without_replicas(deployment: Object) -> Object:
+    """Return the Deployment without `replicas`, which other clients may set through `scale`."""
+    spec = {name: value for name, value in deployment["spec"].items() if name != "replicas"}
+    return {**deployment, "spec": spec}
+
+
 def binding_uid_of(obj: Object) -> list[str]:
     uid = labels_of(obj).get(keys.CLUSTER_BINDING_UID)
     return [uid] if uid else []
@@ -208,7 +223,7 @@ def scopes(config: BindingsConfig) -> list[Scope]:
 
 
 def template_values(binding: Object, spec: ClusterBindingSpec, config: BindingsConfig) -> Values:
-    name, settings = name_of(binding), config.syncer
+    name, settings, pods = name_of(binding), config.syncer, spec.syncer
     places = {
         Placeholder.MANAGER_NAMESPACE: config.namespace,
         Placeholder.SYNCER_LEASE: syncer_lease_name(name),
@@ -227,21 +242,37 @@ def template_values(binding: Object, spec: ClusterBindingSpec, config: BindingsC
         "clusterRole": SYNCER_ROLE,
         "homeRules": policy_rules(with_names(SYNCER_LEADER_ELECTION, places)),
         "kubeconfigRules": policy_rules(with_names(SYNCER_KUBECONFIG, places)),
-        "image": settings.image,
-        "replicas": settings.replicas,
-        "resources": canonical_resources(settings),
+        "image": pods.image or settings.image,
+        "replicas": settings.replicas if pods.replicas is None else pods.replicas,
+        "resources": canonical_resources(syncer_resources(spec, settings.resources)),
         "priorityClassName": settings.priority_class_name or None,
+        "nodeSelector": pods.node_selector or None,
+        "tolerations": [tolerated(to_unstructured(each)) for each in pods.tolerations],
         "loopbackArgs": ["--allow-loopback"] if config.allow_loopback else None,
-        "extraArgs": settings.args,
+        "extraArgs": [*settings.args, *pods.args],
         **kubeconfig_values(settings.kubeconfig_secret),
     }
 
 
-def canonical_resources(settings: SyncerSettings) -> dict[str, dict[str, str]]:
+def tolerated(toleration: Object) -> Object:
+    """Return a toleration without empty fields, as the server stores it."""
+    return {name: value for name, value in toleration.items() if value}
+
+
+def syncer_resources(spec: ClusterBindingSpec, default: ContainerResources) -> ContainerResources:
+    """Return the resources of a syncer: those of its binding, of the binding's profile, or the default."""
+    pods = spec.syncer
+    if pods.resources is not None:
+        return {"requests": pods.resources.requests, "limits": pods.resources.limits}
+    return PROFILES[pods.profile] if pods.profile is not None else default
+
+
+def canonical_resources(resources: ContainerResources) -> ContainerResources:
     """Return requests and limits in canonical form, so that they compare equal to the server's."""
     return {
         part: {name: str(parse_quantity(amount)) for name, amount in amounts.items()}
-        for part, amounts in settings.resources.items()
+        for part, amounts in resources.items()
+        if amounts
     }
 
 

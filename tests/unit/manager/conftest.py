@@ -31,6 +31,7 @@ from tapestry.kube.objects import Object, object_named, value_at
 from tapestry.kube.resources import (
     CLUSTER_ROLE_BINDINGS,
     DEPLOYMENTS,
+    DISRUPTION_BUDGETS,
     EVENTS,
     LEASES,
     NAMESPACES,
@@ -45,7 +46,7 @@ from tapestry.manager.app import SyncerCluster, install, with_election_namespace
 from tapestry.manager.config import BindingsConfig
 
 SYSTEM = keys.SYSTEM_NAMESPACE
-OF_SYNCERS = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS, DEPLOYMENTS)
+OF_SYNCERS = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS, DISRUPTION_BUDGETS, DEPLOYMENTS)
 VIRTUAL = (CLUSTER_BINDINGS, POLICIES, NAMESPACES, SECRETS, NODES, PODS, EVENTS, LEASES, *OF_SYNCERS)
 PHYSICAL = (NAMESPACES, *BELONGINGS)
 

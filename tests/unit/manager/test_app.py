@@ -28,6 +28,7 @@ from tapestry.kube.objects import Object, annotations_of, name_of, object_named,
 from tapestry.kube.resources import (
     CLUSTER_ROLE_BINDINGS,
     DEPLOYMENTS,
+    DISRUPTION_BUDGETS,
     NAMESPACES,
     NODES,
     PODS,
@@ -41,7 +42,7 @@ from tapestry.manager.config import BindingsConfig
 
 VIRTUAL = [
     *(CLUSTER_BINDINGS, POLICIES, NAMESPACES, SECRETS, NODES, PODS),
-    *(SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS, DEPLOYMENTS),
+    *(SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS, DISRUPTION_BUDGETS, DEPLOYMENTS),
 ]
 CONFIG = BindingsConfig(leader_election=LeaderElection(enabled=False))
 SYSTEM = keys.SYSTEM_NAMESPACE

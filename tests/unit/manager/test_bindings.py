@@ -19,10 +19,18 @@ from tapestry.client.watch import wait_for
 from tapestry.controller.testing import InProcessApi, specimen
 from tapestry.kube.errors import TransportError
 from tapestry.kube.objects import is_owned_by, object_named, uid_of, version_of
-from tapestry.kube.resources import DEPLOYMENTS, EVENTS, NAMESPACES, ROLES, SECRETS, SERVICE_ACCOUNTS
+from tapestry.kube.resources import (
+    DEPLOYMENTS,
+    DISRUPTION_BUDGETS,
+    EVENTS,
+    NAMESPACES,
+    ROLES,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+)
 from tapestry.kube.times import timestamp
 from tapestry.manager.app import SyncerCluster
-from tapestry.manager.config import BindingsConfig, SyncerSettings
+from tapestry.manager.config import PROFILES, BindingsConfig, SyncerSettings
 
 EAST = "https://east.example"
 SYSTEM = keys.SYSTEM_NAMESPACE
@@ -56,9 +64,37 @@ async def test_valid_binding_becomes_ready_and_gets_a_syncer(world: World) -> No
             "RoleBinding tapestry-syncer-east",
             "RoleBinding tapestry-syncer-east-kubeconfig",
             "ClusterRoleBinding tapestry-syncer-east",
+            "PodDisruptionBudget tapestry-syncer-east",
             "Deployment tapestry-syncer-east",
         ]
         assert await world.reasons() == ["Initializing", "Ready"]
+
+
+async def test_binding_sets_the_pods_of_its_syncer(world: World) -> None:
+    toleration = {"key": "dedicated", "operator": "Exists"}
+    pods = {
+        "image": "registry.example/tapestry:2",
+        "replicas": 3,
+        "profile": "large",
+        "args": ["--time-zone=UTC"],
+        "nodeSelector": {"disk": "ssd"},
+        "tolerations": [toleration],
+    }
+    async with world.running():
+        await world.join("east", syncer=pods)
+        spec = (await world.deployment())["spec"]
+        pod, container = spec["template"]["spec"], spec["template"]["spec"]["containers"][0]
+        assert (spec["replicas"], container["image"], container["args"][-1]) == (3, pods["image"], "--time-zone=UTC")
+        assert container["resources"] == PROFILES["large"]
+        assert pod["nodeSelector"] == {"disk": "ssd"}
+        assert toleration in pod["tolerations"]
+        await world.client.patch(DEPLOYMENTS, await world.deployment(), {"spec": {"replicas": 1}})
+        await world.wait(1)
+        assert (await world.deployment())["spec"]["replicas"] == 3
+        await world.patch("east", {"spec": {"syncer": {"resources": {"limits": {"memory": "1Gi"}}}}})
+        await world.wait(1)
+        (container,) = (await world.deployment())["spec"]["template"]["spec"]["containers"]
+        assert container["resources"]["limits"] == {"memory": "1Gi"}
 
 
 async def test_unchanged_binding_is_not_written(world: World) -> None:
@@ -112,7 +148,7 @@ async def test_changed_fields_are_restored_and_additions_kept(world: World) -> N
         await world.client.patch(DEPLOYMENTS, deployment, {"spec": spec})
         await world.wait(1)
         spec = (await world.deployment())["spec"]
-        assert spec["replicas"] == 2
+        assert spec["replicas"] == 7  # by `kubectl scale`: the binding does not set it
         assert spec["template"]["spec"]["containers"] == [{**containers[0], "tty": True}]
         assert spec["minReadySeconds"] == 3
 
@@ -428,7 +464,7 @@ async def test_custom_templates_replace_packaged_ones(world: World, tmp_path: Pa
 
 
 async def test_syncers_may_run_in_a_remote_cluster(world: World) -> None:
-    management = InProcessApi([DEPLOYMENTS, SERVICE_ACCOUNTS], now=world.clock.now)
+    management = InProcessApi([DEPLOYMENTS, DISRUPTION_BUDGETS, SERVICE_ACCOUNTS], now=world.clock.now)
     there = Client(management.connect())
     async with world.running(ELSEWHERE, SyncerCluster(management.connect(), management.connect())):
         binding = await world.join("east")
@@ -447,10 +483,11 @@ async def test_syncers_may_run_in_a_remote_cluster(world: World) -> None:
         await world.unbind("east")
         await world.is_gone("east")
         assert await there.list(DEPLOYMENTS) == await there.list(SERVICE_ACCOUNTS) == []
+        assert await there.list(DISRUPTION_BUDGETS) == []
 
 
 async def test_former_leader_writes_nothing_to_remote_cluster(world: World) -> None:
-    management = InProcessApi([DEPLOYMENTS, SERVICE_ACCOUNTS], now=world.clock.now)
+    management = InProcessApi([DEPLOYMENTS, DISRUPTION_BUDGETS, SERVICE_ACCOUNTS], now=world.clock.now)
     elsewhere = SyncerCluster(management.connect(), management.connect())
     async with world.running(ELSEWHERE, elsewhere) as manager:
         await world.join("east")
@@ -468,7 +505,7 @@ async def cut_off(transport: Transport, cut: Callable[[], None]) -> None:
 
 
 async def test_binding_only_in_cache_creates_nothing(world: World) -> None:
-    management = InProcessApi([DEPLOYMENTS, SERVICE_ACCOUNTS], now=world.clock.now)
+    management = InProcessApi([DEPLOYMENTS, DISRUPTION_BUDGETS, SERVICE_ACCOUNTS], now=world.clock.now)
     there = Client(management.connect())
     async with world.running(ELSEWHERE, SyncerCluster(management.connect(), management.connect())):
         await world.join("east")

@@ -12,7 +12,7 @@ from tapestry.apis.clusterbindings import CLUSTER_BINDING
 from tapestry.kube.crds import decode_spec
 from tapestry.kube.objects import Object
 from tapestry.kube.patches import owned_patch
-from tapestry.kube.resources import DEPLOYMENTS, SERVICE_ACCOUNTS
+from tapestry.kube.resources import DEPLOYMENTS, DISRUPTION_BUDGETS, SERVICE_ACCOUNTS
 from tapestry.manager.config import BindingsConfig, SyncerSettings
 from tapestry.manager.manifests import TemplateError, rendered_objects, syncer_manifests, with_server_additions
 from tapestry.manager.syncers import load_templates, packaged_templates, scopes, template_values
@@ -163,10 +163,11 @@ def test_syncers_may_use_loopback_if_manager_may() -> None:
     assert "--allow-loopback" in args(BindingsConfig(allow_loopback=True))
 
 
-def test_remote_cluster_gets_only_account_and_deployment() -> None:
+def test_remote_cluster_gets_no_roles() -> None:
     config = BindingsConfig(deploy_kubeconfig="f", syncer=SyncerSettings(kubeconfig_secret="s"))
-    assert {resource for resource, _ in scopes(config)} == {DEPLOYMENTS, SERVICE_ACCOUNTS}
-    assert set(rendered(config)) == {"ServiceAccount tapestry-syncer-east-1", "Deployment tapestry-syncer-east-1"}
+    assert {resource for resource, _ in scopes(config)} == {DEPLOYMENTS, DISRUPTION_BUDGETS, SERVICE_ACCOUNTS}
+    kinds = ("ServiceAccount", "PodDisruptionBudget", "Deployment")
+    assert set(rendered(config)) == {f"{kind} tapestry-syncer-east-1" for kind in kinds}
 
 
 TREES = st.recursive(

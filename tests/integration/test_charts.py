@@ -1,0 +1,203 @@
+"""The Helm charts: rendered objects equal those of `tapestry manifests` and `tapestry join`; life of both releases."""
+
+import asyncio
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.kube.objects import Object, name_of, namespace_of
+from tapestry.kube.resources import NAMESPACES, SECRETS, SERVICE_ACCOUNTS
+from tapestry.manager.installation import installation_objects
+
+from .forked import completed
+from .lending import client_of
+from .planes import Plane, Start
+
+ROOT = Path(__file__).parents[2]
+HASH = "0123456789abcdef0123456789abcdef"
+IMAGE = "--set=image.repository=registry.example/tapestry,image.tag=v1"
+
+
+@pytest.fixture(scope="session")
+def helm(kube_assets: Path) -> Path:
+    program = kube_assets / "helm"
+    if not program.exists():
+        pytest.skip("helm is not there: make client-assets builds it")
+    return program
+
+
+def run(helm: Path, *arguments: str, kubeconfig: Path | None = None, check: bool = True) -> str:
+    environ = {**os.environ, **({"KUBECONFIG": str(kubeconfig)} if kubeconfig else {})}
+    done = subprocess.run([helm, *arguments], capture_output=True, text=True, env=environ, cwd=ROOT, check=False)
+    assert (done.returncode == 0) == check, done.stderr
+    return done.stdout if check else done.stderr
+
+
+def rendered(helm: Path, chart: str, *options: str) -> dict[tuple[str, str, str], Object]:
+    """Return the objects of a release by kind, namespace and name."""
+    text = run(
+        helm,
+        "template",
+        "t",
+        f"charts/{chart}",
+        "--kube-version=1.34",
+        "--namespace=tapestry-system",
+        "--api-versions=admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy",
+        *options,
+    )
+    return by_key(each for each in yaml.safe_load_all(text) if each)
+
+
+def by_key(objects: Any) -> dict[tuple[str, str, str], Object]:
+    return {(each["kind"], namespace_of(each) or "", name_of(each)): each for each in objects}
+
+
+@pytest.mark.parametrize(
+    ("chart", "values"), [("tapestry", IMAGE), ("tapestry-worker", f"--set=virtualCluster={HASH},binding=east")]
+)
+def test_chart_passes_lint(helm: Path, chart: str, values: str) -> None:
+    assert "0 chart(s) failed" in run(helm, "lint", "--strict", f"charts/{chart}", values)
+
+
+def test_chart_installs_what_manifests_prints(helm: Path) -> None:
+    found = rendered(helm, "tapestry", IMAGE, "--set=kubeconfigNamespaces={tenant}")
+    expected = by_key(
+        installation_objects(image="registry.example/tapestry:v1", kubeconfig_namespaces=["tenant"], replicas=3)
+    )
+    del expected["Namespace", "", keys.SYSTEM_NAMESPACE]  # helm creates it
+    for key, wanted in expected.items():
+        if key[0] in ("Deployment", "CustomResourceDefinition"):
+            found[key]["metadata"].pop("annotations", None)  # helm's
+        if key[0] != "Deployment":
+            assert found[key] == wanted, key
+    manager, wanted = (each["Deployment", keys.SYSTEM_NAMESPACE, "tapestry-manager"] for each in (found, expected))
+    container, plain = (each["spec"]["template"]["spec"]["containers"][0] for each in (manager, wanted))
+    assert {**container, "args": None, "env": None, "volumeMounts": None} == {
+        **plain,
+        "args": None,
+        "env": None,
+        "volumeMounts": None,
+    }
+    assert container["args"][: len(plain["args"])] == plain["args"]
+    assert [each for each in container["env"] if each in plain["env"]] == plain["env"]
+
+
+@pytest.mark.parametrize(
+    ("option", "kinds"),
+    [
+        ("metrics.serviceMonitor.enabled=true", {"ServiceMonitor"}),
+        ("verticalPodAutoscaler.enabled=true", {"VerticalPodAutoscaler"}),
+    ],
+)
+def test_optional_objects_are_off_by_default(helm: Path, option: str, kinds: set[str]) -> None:
+    default = {kind for kind, _, _ in rendered(helm, "tapestry", IMAGE)}
+    assert {kind for kind, _, _ in rendered(helm, "tapestry", IMAGE, f"--set={option}")} - default == kinds
+
+
+@pytest.mark.parametrize(
+    ("chart", "options", "message"),
+    [
+        ("tapestry", [], "image.repository is required"),
+        ("tapestry", [IMAGE, "--set=profile=huge"], "profile"),
+        ("tapestry", [IMAGE, "--set=manager.replicas=0"], "replicas"),
+        ("tapestry", [IMAGE, "--set=managers.replicas=1"], "managers"),
+        ("tapestry-worker", [], "virtualCluster"),
+        ("tapestry-worker", [f"--set=virtualCluster={HASH},binding=East"], "binding"),
+        ("tapestry-worker", [f"--set=virtualCluster={HASH},binding=e,lease.percent=101"], "percent"),
+        ("tapestry-worker", [f"--set=virtualCluster={HASH},binding=e,allowedVolumes.drivers={{a'b}}"], "drivers"),
+    ],
+)
+def test_invalid_values_are_rejected_by_name(helm: Path, chart: str, options: list[str], message: str) -> None:
+    assert message in run(helm, "template", "t", f"charts/{chart}", "--kube-version=1.34", *options, check=False)
+
+
+def test_volume_policies_contain_drivers_and_handles(helm: Path) -> None:
+    volumes = "allowedVolumes.drivers={disk.example},allowedVolumes.volumeHandles={shared/*}"
+    found = rendered(helm, "tapestry-worker", f"--set=virtualCluster={HASH},binding=east,{volumes}")
+    text = json.dumps([each for (kind, _, _), each in found.items() if kind == "ValidatingAdmissionPolicy"])
+    assert r"driver in [\"disk.example\"]" in text
+    assert r"matches(\"(?s)^shared/.*$\")" in text
+
+
+# -- releases on real servers
+
+
+@pytest.fixture
+def worker(start: Start, helm: Path, virtual_plane: Plane, tmp_path: Path) -> Iterator[Plane]:
+    """A physical cluster in which its owner has installed the worker chart."""
+    values = tmp_path / "values.yaml"
+    with start("worker") as plane:
+        values.write_text(tapestry(virtual_plane, "join", "charted", "--print-worker-values"))
+        install = "install", "worker", "charts/tapestry-worker", "-f", str(values), "--set=quota.pods=5"
+        run(helm, *install, kubeconfig=plane.kubeconfig)
+        yield plane
+
+
+def tapestry(plane: Plane, *arguments: object, check: bool = True) -> str:
+    done = completed(arguments, {**os.environ, "KUBECONFIG": str(plane.kubeconfig)})
+    assert (done.returncode == 0) == check, done.stderr
+    return done.stdout if check else done.stderr
+
+
+def test_prepared_cluster_joins_without_writes_below(virtual_plane: Plane, worker: Plane, helm: Path) -> None:
+    before = asyncio.run(versions(worker))
+    output = tapestry(virtual_plane, "join", "charted", "--cluster-kubeconfig", worker.kubeconfig, "--prepared")
+    assert "permissions, checked as the syncer" in output
+    assert asyncio.run(versions(worker)) == before
+    assert asyncio.run(joined_cluster(virtual_plane)) == "tapestry-leased"
+    again = tapestry(virtual_plane, "join", "charted", "--cluster-kubeconfig", worker.kubeconfig, "--prepared")
+    assert "created" not in again
+    run(
+        helm,
+        "upgrade",
+        "worker",
+        "charts/tapestry-worker",
+        "--reuse-values",
+        "--set=reclaimNow=true",
+        kubeconfig=worker.kubeconfig,
+    )
+    assert asyncio.run(reclaim_mark(worker)) == "now"
+    assert "exist: charted" in tapestry(virtual_plane, "uninstall-check", check=False)
+    tapestry(virtual_plane, "unjoin", "charted", "--force")
+    assert "can be uninstalled" in tapestry(virtual_plane, "uninstall-check")
+
+
+async def versions(plane: Plane) -> dict[str, str]:
+    async with client_of(plane) as client:
+        return {
+            f"{kind.kind} {name_of(each)}": each["metadata"]["resourceVersion"]
+            for kind in (NAMESPACES, SERVICE_ACCOUNTS, SECRETS)
+            for each in await client.list(kind)
+        }
+
+
+async def joined_cluster(plane: Plane) -> str:
+    async with client_of(plane) as client:
+        binding = await client.get(CLUSTER_BINDINGS, "charted")
+        assert await client.get(SECRETS, "charted", keys.SYSTEM_NAMESPACE)
+        mount: str = binding["spec"]["mountNamespace"]
+        return mount
+
+
+async def reclaim_mark(plane: Plane) -> str | None:
+    async with client_of(plane) as client:
+        namespace = await client.get(NAMESPACES, "tapestry-leased")
+        mark: str | None = namespace["metadata"]["annotations"].get(keys.RECLAIM)
+        return mark
+
+
+def test_unprepared_cluster_is_named(virtual_plane: Plane, start: Start) -> None:
+    with start("unprepared") as plane:
+        message = tapestry(
+            virtual_plane, "join", "other", "--cluster-kubeconfig", plane.kubeconfig, "--prepared", check=False
+        )
+    assert "is not prepared for this binding" in message
+    assert "--print-worker-values" in message
