@@ -15,6 +15,7 @@ from pathlib import Path
 from tapestry.apiserver.serving.request_handler import MountedHandler
 from tapestry.client.client import Client
 from tapestry.controller import Manager
+from tapestry.controlplane.labeled_pods import LabeledPods
 from tapestry.kube.errors import AlreadyExists
 from tapestry.kube.names import dns_label_error
 from tapestry.kube.objects import EMPTY_MAPPING
@@ -85,7 +86,8 @@ async def run_kubelets(plan: ClusterPlan, cluster: RunningCluster) -> AsyncItera
             for install in (simulated_kubelet.install, *process_kubelets)
         ]
         if cluster.front_proxy_ca is not None:
-            metrics, folder = MetricsServer(kubelets, cluster.manager.now), plan.folder / "metrics"
+            pods, folder = LabeledPods(kubelets[0].pods), plan.folder / "metrics"  # all kubelets watch the same pods
+            metrics = MetricsServer(kubelets, pods, cluster.manager.now)
             await stack.enter_async_context(serve_metrics_api(metrics, cluster.client, folder, cluster.front_proxy_ca))
         async with asyncio.TaskGroup() as group:
             group.create_task(cluster.manager.run(), name="controllers")
