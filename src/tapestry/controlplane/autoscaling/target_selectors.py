@@ -14,7 +14,7 @@ class TargetSelectors:
     """Selectors by key of the autoscaler, and by a label that they require."""
 
     selectors: dict[str, tuple[LabelSelector, Label | None]] = field(default_factory=dict)
-    by_label: dict[tuple[str, Label | None], set[str]] = field(default_factory=dict)
+    by_label: dict[tuple[str | None, Label | None], set[str]] = field(default_factory=dict)
     """Keys of autoscalers by namespace and label; None if a selector requires no value of any label."""
 
     def put(self, key: str, selector: LabelSelector) -> None:
@@ -42,7 +42,7 @@ class TargetSelectors:
         for pod in pods:
             labels = labels_of(pod)
             for label in (None, *labels.items()):
-                for other in self.by_label.get((namespace_of(pod) or "", label), ()):
+                for other in self.by_label.get((namespace_of(pod), label), ()):
                     if other != key and other not in found and self.selectors[other][0].matches(labels):
                         found.add(other)
         return found
