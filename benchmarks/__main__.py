@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks import cached_pods, events, leases, list_decode, overhead, placing
+from benchmarks import cached_pods, controllers, events, leases, list_decode, overhead, placing
 from benchmarks.table import table
 
 QUESTIONS = {
@@ -15,6 +15,7 @@ QUESTIONS = {
     "leases": leases,
     "overhead": overhead,
     "placing": placing,
+    "controllers": controllers,
 }
 
 

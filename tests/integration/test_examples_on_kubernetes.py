@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+import aiohttp
 import pytest
 import yaml
 
@@ -15,6 +16,7 @@ from tapestry.client.client import Client
 from tapestry.client.watch import wait_for
 from tapestry.kube.objects import Object, is_owned_by, value_at
 from tapestry.kube.resources import JOBS, PODS, Resource
+from tapestry.local.kubernetes import free_ports
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CRDS = EXAMPLES.parent / "manifests" / "crds"
@@ -119,14 +121,20 @@ async def test_hub_runs_the_controllers_that_its_configuration_enables(
     kinds: None, client: Client, kubectl: Kubectl, kubeconfig: Path, namespace: str, tmp_path: Path
 ) -> None:
     shipped, without, log = EXAMPLES / "hub.yaml", tmp_path / "without.yaml", tmp_path / "log"
-    disabling = {"controllers": ["*", "-redismigration"]}
-    without.write_text(yaml.safe_dump({**yaml.safe_load(shipped.read_text()), **disabling}))
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    changes = {"controllers": ["*", "-redismigration"], "apiext": {"listen": address, "ownIdentity": True}}
+    without.write_text(yaml.safe_dump({**yaml.safe_load(shipped.read_text()), **changes}))
     with process(kubeconfig, namespace, "hub", "--config", without, log=log):
         for name in ("redismigration", "at"):
             sample = (EXAMPLES / name / "sample.yaml").read_text()
             kubectl("apply", "-f", "-", stdin=sample.replace("namespace: default", f"namespace: {namespace}"))
         await wait_for(client, ATS, "hello", namespace, until=in_phase("Pending"))
         assert "status" not in await client.get(MIGRATIONS, "rmtest", namespace)
+        async with (
+            aiohttp.ClientSession(f"http://{address}") as session,
+            session.get(f"/apiext/v1/ats/hello?namespace={namespace}") as response,
+        ):
+            assert (await response.json())["phase"] == "Pending"
     lines = map(json.loads, log.read_text().splitlines())
     selected = next(line for line in lines if line["message"] == "controllers selected")
     assert "at" in selected["enabled"]

@@ -147,3 +147,8 @@ def test_sets_are_printed_as_in_kubernetes(kubectl: Kubectl) -> None:
     assert rows(kubectl("get", "daemonset", "agent"))[1][:7] == ["agent", "2", "2", "2", "2", "2", "<none>"]
     assert "create Pod db-0 in StatefulSet db successful" in kubectl("describe", "statefulset", "db")
     assert sorted(kubectl("get", "pods", "-l", "app=db", "-o", "name").split()) == ["pod/db-0", "pod/db-1"]
+
+
+def test_plain_rest_is_served_beside_the_kubernetes_api(kubectl: Kubectl) -> None:
+    nodes = json.loads(kubectl("get", "--raw", "/apiext/v1/nodes?sort=name"))
+    assert [node["name"] for node in nodes["items"]] == ["mine-1", "mine-2"]

@@ -168,11 +168,3 @@ def test_guides_contain_objects_of_our_kinds() -> None:
         obj["kind"] for document in GUIDES for obj in objects_in(document) if isinstance(obj, dict) and "kind" in obj
     }
     assert {"ClusterBinding", "ResourceLeasingPolicy", "Job", "Pod"} <= kinds
-
-
-def test_example_test_in_the_controller_guide_passes() -> None:
-    text = (DOCS / "guides" / "testing-controllers.md").read_text()
-    (snippet,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(compile(snippet, "testing-controllers.md", "exec"), names)
-    assert names["test_examples_reach_the_same_end_under_any_disturbance"]() is None

@@ -1,4 +1,4 @@
-"""Configuration of `tapestry apiext`."""
+"""Configuration of the plain REST API, in `tapestry apiext` and in `tapestry hub`."""
 
 from msgspec import field
 
@@ -16,9 +16,9 @@ class Tls(Section, frozen=True):
             raise ValueError("certificate and key belong together")
 
 
-class ApiExtConfig(Section, frozen=True):
-    kubeconfig: str = ""
-    context: str = ""
+class ServerConfig(Section, frozen=True):
+    """Address and callers of the server."""
+
     listen: str = "127.0.0.1:6090"
     """Address to serve on; any address other than loopback requires TLS because callers send tokens."""
     kinds: list[str] = field(default_factory=lambda: ["*"])
@@ -28,8 +28,6 @@ class ApiExtConfig(Section, frozen=True):
     own_identity: bool = False
     """Serve callers without credentials with those of the kubeconfig; on loopback only."""
     tls: Tls = Tls()
-    log_level: Level = "info"
-    log_format: Format = "auto"
 
     def __post_init__(self) -> None:
         address = parse_address(self.listen)
@@ -46,3 +44,12 @@ class ApiExtConfig(Section, frozen=True):
         for origin in self.allow_origins:
             if "://" not in origin or origin.endswith("/"):
                 raise ValueError(f"allowOrigins: {origin!r} is not an origin; write it as https://example.com:8443")
+
+
+class ApiExtConfig(ServerConfig, frozen=True):
+    """Configuration of `tapestry apiext`."""
+
+    kubeconfig: str = ""
+    context: str = ""
+    log_level: Level = "info"
+    log_format: Format = "auto"

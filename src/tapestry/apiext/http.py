@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import hdrs, web
 
 from tapestry.apiext.actions import routes_of
-from tapestry.apiext.config import ApiExtConfig
+from tapestry.apiext.config import ApiExtConfig, ServerConfig
 from tapestry.apiext.requests import ROOT, RestRequest, RestResponse, error_response
 from tapestry.apiext.resource_mapper import ResourceMapper
 from tapestry.apiext.rest_api import RestApi
@@ -187,7 +187,7 @@ class ApiExtServer:
 
     name = "apiext"
 
-    def __init__(self, config: ApiExtConfig, access: Access, kinds: Iterable[Kind[Any]] = ()) -> None:
+    def __init__(self, config: ServerConfig, access: Access, kinds: Iterable[Kind[Any]] = ()) -> None:
         """Serve all objects, and the HTTP interfaces of `kinds`.
 
         `access` is our own; it is used for callers only with `own_identity`.

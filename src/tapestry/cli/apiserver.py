@@ -3,8 +3,6 @@
 import asyncio
 import gc
 import os
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +10,13 @@ import click
 import uvloop
 import yaml
 
-from tapestry.apiext.actions import Routes, routes_of
-from tapestry.apiext.requests import ROOT, RestRequest
-from tapestry.apiext.resource_mapper import ResourceMapper
-from tapestry.apiext.rest_api import RestApi
 from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.apiserver.app import RunningServer, run_apiserver
-from tapestry.apiserver.core.codec import JSON
 from tapestry.apiserver.core.config import ApiServerConfig
-from tapestry.apiserver.core.requests import Call
-from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.apiserver.core.store import StorageError
-from tapestry.apiserver.handlers.server import CallHandler
-from tapestry.apiserver.serving.request_handler import MountedHandler
 from tapestry.cli import apiserver_data
-from tapestry.cli.controllers import load_registry
 from tapestry.cli.help_text import STOPPED, help_epilog
+from tapestry.cli.mounted_apiext import installed_apiext_handlers
 from tapestry.cli.process_runner import (
     CONFIG,
     SWITCH,
@@ -41,7 +30,6 @@ from tapestry.cli.process_runner import (
 from tapestry.client.kubeconfig_entries import kubeconfig_document
 from tapestry.controller.app import GC_THRESHOLDS
 from tapestry.controlplane.app import check_patterns, control_plane_manager
-from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.times import parse_duration
 from tapestry.process import logs
 from tapestry.process.config import load_config
@@ -185,9 +173,8 @@ for command in apiserver_data.COMMANDS:
 
 async def serve(settings: ApiServerConfig) -> None:
     stopping = stop_event()
-    routes = installed_routes()
     async with (
-        run_apiserver(settings, mounted_handlers={"apiext": apiext_handler(routes)}) as served,
+        run_apiserver(settings, mounted_handlers=installed_apiext_handlers()) as served,
         asyncio.TaskGroup() as group,
     ):
         authority, signing = ca_certificate(settings, served), CertificateAuthority(served.folder / "pki")
@@ -204,52 +191,6 @@ def write_kubeconfig(file: Path, address: str) -> None:
     """Write a kubeconfig without credentials for clients on this machine."""
     document = kubeconfig_document("here", {"server": f"http://{address}"}, {})
     file.write_text(yaml.safe_dump(document, sort_keys=False))
-
-
-def installed_routes() -> Routes:
-    """Return the HTTP interfaces of the kinds of installed packages."""
-    try:
-        return routes_of(load_registry().kinds)
-    except Exception:  # the code of other packages; the API server must start without them
-        log.exception("installed controllers failed to load; their HTTP interfaces are not served")
-        return {}
-
-
-def apiext_handler(routes: Routes | None = None) -> MountedHandler:
-    """Return the plain REST handler at /apiext; it acts as the calling user."""
-    plain = RestApi(ResourceMapper(), routes)
-
-    async def handle(api: CallHandler, call: Call) -> ApiResponse:
-        headers = call.headers
-        request = RestRequest(
-            call.method,
-            call.path.removeprefix(ROOT),
-            call.query,
-            headers.get("content-type", ""),
-            call.body,
-            headers.get("last-event-id", ""),
-        )
-        found = await plain.handle(request, InProcessTransport(api, call.user))
-        content_type = found.headers.get("Content-Type", JSON)
-        rest = {name: value for name, value in found.headers.items() if name != "Content-Type"}
-        return ApiResponse(
-            found.status, found.body, content_type, rest, stream=EventStream(found.stream) if found.stream else None
-        )
-
-    return handle
-
-
-@dataclass(frozen=True)
-class EventStream:
-    """Chunks of a watch, as the body of a response."""
-
-    source: AsyncGenerator[bytes, None]
-
-    def chunks(self) -> AsyncGenerator[bytes, None]:
-        return self.source
-
-    def end(self) -> None:
-        """Do nothing: the source is closed with its chunks."""
 
 
 def ca_certificate(settings: ApiServerConfig, served: RunningServer) -> str:

@@ -9,6 +9,7 @@ import uvloop
 
 from tapestry.apiserver.core.store import StorageError
 from tapestry.cli.help_text import STOPPED, command
+from tapestry.cli.mounted_apiext import installed_apiext_handlers
 from tapestry.cli.process_runner import single_exception
 from tapestry.controller.app import GC_THRESHOLDS
 from tapestry.local.cluster import MAX_NODES, ClusterPlan, run_cluster
@@ -54,7 +55,7 @@ def cluster(data: Path, nodes: int, gpus: int, process_node: bool, run_pods: boo
     gc.set_threshold(*GC_THRESHOLDS)
     return_large_blocks_to_system()
     try:
-        uvloop.run(run_cluster(plan))
+        uvloop.run(run_cluster(plan, installed_apiext_handlers()))
     except (*EXPECTED_ERRORS, ExceptionGroup) as error:
         raise click.ClickException(cluster_error_message(error, plan.folder)) from error
 

@@ -8,11 +8,13 @@ from typing import Any
 import click
 import yaml
 
+from tapestry.apiext.config import ServerConfig
+from tapestry.apiext.http import ApiExtServer
 from tapestry.apis.clusterbindings import CLUSTER_BINDING
 from tapestry.apis.policies import POLICY
 from tapestry.cli.help_text import STOPPED, command
-from tapestry.cli.process_runner import run_process, with_process_flags
-from tapestry.controller.app import App, manager_for
+from tapestry.cli.process_runner import Flags, run_process, with_options, with_process_flags
+from tapestry.controller.app import App, configured_access, manager_for
 from tapestry.controller.config import ManagerConfig
 from tapestry.controller.registry import Registry
 from tapestry.kube.crds import Kind
@@ -37,18 +39,39 @@ def run(name: str, **flags: Any) -> None:
     run_process(ManagerConfig, flags, {}, lambda config: run_controllers(config, name))
 
 
-@command("tapestry hub --config hub.yaml --leader-elect", zero=STOPPED)
+class HubConfig(ManagerConfig, frozen=True):
+    """Configuration of `tapestry hub`."""
+
+    apiext: ServerConfig | None = None
+    """Plain REST API to serve beside the controllers.  Without this section, it is not served."""
+
+
+HUB_FLAGS: Flags = {"--apiext-listen": ("apiext.listen", "Address to serve the plain REST API on. [default: none]")}
+
+
+@command(
+    "tapestry hub --config hub.yaml --leader-elect",
+    "tapestry hub --kubeconfig kubeconfig --apiext-listen 127.0.0.1:6090",
+    zero=STOPPED,
+)
+@with_options(HUB_FLAGS)
 @with_process_flags
 def hub(**flags: Any) -> None:
-    """Run every installed controller that the configuration enables."""
-    run_process(ManagerConfig, flags, {}, lambda config: run_controllers(config, None))
+    """Run every installed controller that the configuration enables.
+
+    With --apiext-listen, also serve the plain REST API of `tapestry apiext`, in every replica.
+    """
+    run_process(HubConfig, flags, HUB_FLAGS, lambda config: run_controllers(config, None, config.apiext))
 
 
-async def run_controllers(config: ManagerConfig, name: str | None) -> None:
-    manager = manager_for(config, os.environ, Path.home())
-    load_registry().add_to_manager(manager, only=name)
+async def run_controllers(config: ManagerConfig, name: str | None, apiext: ServerConfig | None = None) -> None:
+    """Run the controller `name`, or all that are enabled, and the plain REST API if it is configured."""
+    environ, home, registry = os.environ, Path.home(), load_registry()
+    manager = manager_for(config, environ, home)
+    registry.add_to_manager(manager, only=name)
     manager.setup()
-    await App(manager).run()
+    servers = [] if apiext is None else [ApiExtServer(apiext, configured_access(config, environ, home), registry.kinds)]
+    await App(manager, *servers).run()
 
 
 @command("tapestry crd | kubectl apply -f -", "tapestry crd At", "tapestry crd --output manifests/crds")

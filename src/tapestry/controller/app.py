@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import uvloop
 
 from tapestry import __version__
+from tapestry.client.access import Access
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import default_access
 from tapestry.controller.config import DEFAULT_NAME, ManagerConfig
@@ -80,11 +81,15 @@ def run_app(start: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 def manager_for(config: ManagerConfig, environ: Mapping[str, str], home: Path) -> Manager:
-    """Return a manager for the cluster in the configuration, the environment or the pod's service account."""
-    access = default_access(
-        Path(config.kubeconfig) if config.kubeconfig else None, config.context or None, environ=environ, home=home
-    )
+    """Return a manager for the configured cluster."""
+    access = configured_access(config, environ, home)
     return Manager(config, lambda: HttpTransport(access), identity=new_identity())
+
+
+def configured_access(config: ManagerConfig, environ: Mapping[str, str], home: Path) -> Access:
+    """Return access to the cluster in the configuration, the environment or the pod's service account."""
+    kubeconfig = Path(config.kubeconfig) if config.kubeconfig else None
+    return default_access(kubeconfig, config.context or None, environ=environ, home=home)
 
 
 def new_identity() -> str:

@@ -23,7 +23,13 @@ from tapestry.controlplane.volume_binding import (
     volume_patch,
     volume_step,
 )
-from tapestry.controlplane.volume_matching import BIND_COMPLETED, is_volume_free, storage_class_of
+from tapestry.controlplane.volume_index import FreeVolumes, UnboundClaims
+from tapestry.controlplane.volume_matching import (
+    BIND_COMPLETED,
+    is_volume_free,
+    storage_class_of,
+    waits_for_consumer,
+)
 from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, annotations_of, is_deleting, key_of, name_of, uid_of, value_at
 from tapestry.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, STORAGE_CLASSES
@@ -31,10 +37,10 @@ from tapestry.kube.times import timestamp
 
 CLAIM, VOLUME, STORAGE_CLASS = "claim", "volume", "class"
 """Kinds of keys, and names of indexes: volumes by the claim that they name, claims by the volume that they name."""
-FREE, UNBOUND = "free", "unbound"
-"""Names of indexes by storage class: volumes without a claim, claims without a volume."""
+UNBOUND = "unbound"
+"""Name of the index of claims without a volume, by storage class."""
 RETRY_INTERVAL = 1.0
-"""Seconds between a new volume and the search for a claim that matches it."""
+"""Seconds between a changed storage class or a failed binding and a retry of the unbound claims."""
 RETRIES_PER_SECOND = 200
 """Number of unbound claims that can be retried every second."""
 
@@ -50,6 +56,11 @@ class VolumeBinder:
     volumes: Informer
     storage_classes: Informer
     queue: Queue = field(default_factory=Queue)
+    free_volumes: FreeVolumes = field(default_factory=FreeVolumes)
+    unbound_claims: UnboundClaims = field(default_factory=UnboundClaims)
+    """Claims that were reconciled without a result, and are not queued because of a free volume."""
+    offers: dict[str, str] = field(default_factory=dict)
+    """Names of free volumes by the key of the claim that is queued for each."""
     pending_bindings: dict[str, str] = field(default_factory=dict)
     """UIDs of claims by the name of a volume whose binding is not in the cache yet."""
     retried_claims: dict[str, int] = field(default_factory=dict)
@@ -78,7 +89,10 @@ class VolumeBinder:
         for key in reserved_for | {key_of(claim) for claim in self.claims.store.by(VOLUME, name)}:
             self.queue.add(f"{CLAIM} {key}")
         if new is not None and is_volume_free(new):
-            self.retry_claims(storage_class_of(new))
+            self.free_volumes.put(new)
+            self.offer(new)
+        else:
+            self.free_volumes.remove(name)
 
     def storage_class_changed(self, old: Object | None, new: Object | None) -> None:
         if new is None and old is not None:
@@ -86,6 +100,18 @@ class VolumeBinder:
         elif new is not None:
             self.retry_claims(name_of(new))
             self.retry_claims("")  # it may be the default
+
+    def offer(self, volume: Object) -> None:
+        """Reconcile the largest unbound claim that a free volume matches."""
+        if name_of(volume) in self.pending_bindings:
+            return
+        if waits_for_consumer(self.storage_classes.store.get(storage_class_of(volume))):
+            return  # the scheduler selects the volumes of these claims
+        key = self.unbound_claims.largest_match(volume)
+        if key is not None:
+            self.unbound_claims.remove(key)
+            self.offers[key] = name_of(volume)
+            self.queue.add(f"{CLAIM} {key}")
 
     def retry_claims(self, storage_class: str) -> None:
         """Reconcile the unbound claims of a storage class soon, once for all changes until then."""
@@ -113,6 +139,7 @@ class VolumeBinder:
     async def reconcile_claim(self, key: str) -> None:
         claim = self.claims.store.get(key)
         step = claim_step(claim, self.lookup()) if claim is not None else None
+        self.update_unbound_claims(key, claim, step.volume if step is not None else None)
         if claim is None or step is None:
             self.reported.pop(f"{CLAIM} {key}", None)
             return
@@ -129,6 +156,15 @@ class VolumeBinder:
             await self.client.patch(PERSISTENT_VOLUME_CLAIMS, claim, patch, subresource="status")
         self.report(f"{CLAIM} {key}", claim, step.event)
 
+    def update_unbound_claims(self, key: str, claim: Object | None, volume: Object | None) -> None:
+        """Record whether a claim has got a volume; offer the volume that it was queued for to another if it has not."""
+        self.unbound_claims.remove(key)
+        offered = self.volumes.store.get(self.offers.pop(key, ""))
+        if offered is not None and is_volume_free(offered) and (volume is None or name_of(volume) != name_of(offered)):
+            self.offer(offered)
+        if claim is not None and volume is None and is_unbound(claim):
+            self.unbound_claims.put(claim)
+
     async def is_volume_uncached(self, claim: Object) -> bool:
         name = value_at(claim, "spec", "volumeName")
         if not name or name in self.volumes.store:
@@ -142,6 +178,7 @@ class VolumeBinder:
                 volume = await self.client.patch(PERSISTENT_VOLUMES, volume, patch)
             except BaseException:
                 self.pending_bindings.pop(name_of(volume), None)
+                self.retry_claims(storage_class_of(volume))
                 raise
         volume = await self.set_phase(volume, VolumeStep("Bound"))
         if (patch := claim_patch(claim, volume)) is not None:
@@ -198,13 +235,13 @@ class VolumeBinder:
         return Volumes(
             self.volumes.store.get,
             lambda claim: self.volumes.store.iter_by(CLAIM, key_of(claim)),
-            self.free_volumes,
+            self.matching_volumes,
             self.storage_classes.store.get,
             lambda: newest_default(self.storage_classes.store.list(), STORAGE_CLASS_MARKS),
         )
 
-    def free_volumes(self, claim: Object) -> Iterable[Object]:
-        for volume in self.volumes.store.iter_by(FREE, storage_class_of(claim)):
+    def matching_volumes(self, claim: Object) -> Iterable[Object]:
+        for volume in self.free_volumes.matches(claim):
             if self.pending_bindings.get(name_of(volume)) in (None, uid_of(claim)):
                 yield volume
 
@@ -219,18 +256,18 @@ def reserving_claim(volume: Object) -> Iterable[str]:
     return (f"{reference.get('namespace')}/{reference.get('name')}",) if reference else ()
 
 
-def free_class(volume: Object) -> Iterable[str]:
-    return (storage_class_of(volume),) if is_volume_free(volume) else ()
-
-
 def named_volume(claim: Object) -> Iterable[str]:
     name = value_at(claim, "spec", "volumeName")
     return (name,) if name else ()
 
 
 def unbound_class(claim: Object) -> Iterable[str]:
-    is_unbound = BIND_COMPLETED not in annotations_of(claim) and not is_deleting(claim)
-    return (storage_class_of(claim),) if is_unbound and not value_at(claim, "spec", "volumeName") else ()
+    return (storage_class_of(claim),) if is_unbound(claim) else ()
+
+
+def is_unbound(claim: Object) -> bool:
+    has_volume = BIND_COMPLETED in annotations_of(claim) or value_at(claim, "spec", "volumeName")
+    return not has_volume and not is_deleting(claim)
 
 
 def install(manager: Manager) -> None:
@@ -240,7 +277,6 @@ def install(manager: Manager) -> None:
     claims.store.add_index(VOLUME, named_volume)
     claims.store.add_index(UNBOUND, unbound_class)
     volumes.store.add_index(CLAIM, reserving_claim)
-    volumes.store.add_index(FREE, free_class)
     events = Recorder(manager.client, "persistentvolume-controller", manager.identity, manager.now)
     manager.run_while_leading("volume binder events", events.run)
     binder = VolumeBinder(manager.client, events, manager.now, claims, volumes, storage_classes)

@@ -14,11 +14,11 @@ from tapestry.controlplane.volume_matching import (
     PROVISIONED_BY,
     SELECTED_NODE,
     STORAGE_PROVISIONER,
-    best_volume,
     claim_ref_patch,
     claim_reference,
     is_reserved_for,
     mismatch,
+    reserved_volume,
     storage_class_of,
     volume_mode_of,
     waits_for_consumer,
@@ -46,7 +46,7 @@ class Volumes:
     reserved: Callable[[Object], Iterable[Object]]
     """Volumes that name a claim."""
     free: Callable[[Object], Iterable[Object]]
-    """Free volumes of the storage class of a claim."""
+    """Free volumes that match a claim, the best first."""
     storage_class: Get
     default_class: Callable[[], str | None]
 
@@ -85,7 +85,9 @@ def claim_step(claim: Object, volumes: Volumes) -> ClaimStep | None:
     storage_class = volumes.storage_class(storage_class_of(claim))
     is_delayed = waits_for_consumer(storage_class)
     # The scheduler selects the volume of a claim that waits for its first consumer, and reserves it.
-    volume = best_volume(claim, volumes.reserved(claim), () if is_delayed else volumes.free(claim))
+    volume = reserved_volume(claim, volumes.reserved(claim))
+    if volume is None and not is_delayed:
+        volume = next(iter(volumes.free(claim)), None)
     if volume is not None:
         return ClaimStep(volume)
     has_class = value_at(claim, "spec", "storageClassName") is not None or OLD_STORAGE_CLASS in annotations_of(claim)
@@ -193,7 +195,8 @@ def released_step(volume: Object) -> VolumeStep:
     policy, name = reclaim_policy_of(volume), name_of(volume)
     is_external = value_at(volume, "spec", "csi") is not None or PROVISIONED_BY in annotations_of(volume)
     if policy == "Recycle":
-        return VolumeStep("Failed", event=EventText("Warning", "VolumeFailedRecycle", "No recycler plugin found!"))
+        message = "No recycler plugin found for the volume!"
+        return VolumeStep("Failed", event=EventText("Warning", "VolumeFailedRecycle", message))
     if policy == "Delete" and not is_external:
         message = f'error getting deleter volume plugin for volume "{name}": no deletable volume plugin matched'
         return VolumeStep("Failed", event=EventText("Warning", "VolumeFailedDelete", message))

@@ -110,10 +110,9 @@ def best_volume(
 
     A reserved volume that is not reachable excludes all others.
     """
+    if (volume := reserved_volume(claim, reserved)) is not None:
+        return volume if is_reachable(volume) else None
     requested = requested_storage(claim)
-    for volume in reserved:
-        if is_reserved_for(volume, claim) and capacity_of(volume) >= requested and is_suitable(volume, claim):
-            return volume if is_reachable(volume) else None
     best, best_capacity, selector = None, 0, claim_selector(claim)
     for volume in others:
         capacity = capacity_of(volume)
@@ -126,6 +125,15 @@ def best_volume(
             if capacity == requested:
                 break
     return best
+
+
+def reserved_volume(claim: Object, volumes: Iterable[Object]) -> Object | None:
+    """Return the suitable volume that is reserved for the claim."""
+    for volume in volumes:
+        is_sufficient = is_reserved_for(volume, claim) and capacity_of(volume) >= requested_storage(claim)
+        if is_sufficient and is_suitable(volume, claim):
+            return volume
+    return None
 
 
 def is_suitable(volume: Object, claim: Object) -> bool:

@@ -116,6 +116,14 @@ class LabelSelector:
             return self._index.matches(labels)
         return all(requirement.matches(labels) for requirement in self.requirements)
 
+    def required_labels(self) -> Sequence[tuple[str, str]]:
+        """Return labels that every matching object has. Requirements that allow several values are omitted."""
+        return [
+            (each.key, each.values[0])
+            for each in self.requirements
+            if each.operator is Operator.IN and len(each.values) == 1
+        ]
+
     def __str__(self) -> str:
         return ",".join(map(str, self.requirements))
 

@@ -7,15 +7,18 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tapestry.apiserver.serving.request_handler import MountedHandler
 from tapestry.client.client import Client
 from tapestry.controller import Manager
+from tapestry.controlplane.labeled_pods import LabeledPods
 from tapestry.kube.errors import AlreadyExists
 from tapestry.kube.names import dns_label_error
+from tapestry.kube.objects import EMPTY_MAPPING
 from tapestry.kube.resources import NODES
 from tapestry.local import process_kubelet, simulated_kubelet, simulated_storage
 from tapestry.local.container_commands import ProcessPolicy
@@ -57,13 +60,15 @@ class ClusterPlan:
         return name if dns_label_error(name) is None else "cluster"
 
 
-async def run_cluster(plan: ClusterPlan) -> None:
-    """Run until stopped."""
+async def run_cluster(plan: ClusterPlan, mounted_handlers: Mapping[str, MountedHandler] = EMPTY_MAPPING) -> None:
+    """Run until stopped.  `mounted_handlers` are added to our API server, by the first segment of the path."""
     stopping = stop_event()
-    async with (
-        (kubernetes_control_plane if plan.real_kubernetes else tapestry_control_plane)(plan.folder) as served,
-        run_kubelets(plan, served),
-    ):
+    control_plane = (
+        kubernetes_control_plane(plan.folder)
+        if plan.real_kubernetes
+        else tapestry_control_plane(plan.folder, mounted_handlers)
+    )
+    async with control_plane as served, run_kubelets(plan, served):
         log.info("cluster ready", folder=str(plan.folder), nodes=plan.nodes)
         await stopping.wait()
 
@@ -81,7 +86,8 @@ async def run_kubelets(plan: ClusterPlan, cluster: RunningCluster) -> AsyncItera
             for install in (simulated_kubelet.install, *process_kubelets)
         ]
         if cluster.front_proxy_ca is not None:
-            metrics, folder = MetricsServer(kubelets, cluster.manager.now), plan.folder / "metrics"
+            pods, folder = LabeledPods(kubelets[0].pods), plan.folder / "metrics"  # all kubelets watch the same pods
+            metrics = MetricsServer(kubelets, pods, cluster.manager.now)
             await stack.enter_async_context(serve_metrics_api(metrics, cluster.client, folder, cluster.front_proxy_ca))
         async with asyncio.TaskGroup() as group:
             group.create_task(cluster.manager.run(), name="controllers")

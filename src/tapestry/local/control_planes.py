@@ -8,7 +8,7 @@ import asyncio
 import json
 import os
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.bootstrap import FRONT_PROXY_CLIENT
 from tapestry.apiserver.core.config import ApiServerConfig, KubeletClientConfig
 from tapestry.apiserver.core.requests import APISERVER_USER
+from tapestry.apiserver.serving.request_handler import MountedHandler
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import load_access
@@ -29,6 +30,7 @@ from tapestry.controller.app import new_identity
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controlplane.app import OPTIONAL_CONTROLLERS, control_plane_manager
 from tapestry.controlplane.in_process_transport import InProcessTransport
+from tapestry.kube.objects import EMPTY_MAPPING
 from tapestry.local.child_processes import exit_future
 from tapestry.local.kubernetes import COMPONENTS, Component, ControlPlane, find_assets, free_ports, write_private
 from tapestry.process.logs import logger
@@ -58,10 +60,12 @@ class RunningCluster:
 
 
 @asynccontextmanager
-async def tapestry_control_plane(folder: Path) -> AsyncIterator[RunningCluster]:
+async def tapestry_control_plane(
+    folder: Path, mounted_handlers: Mapping[str, MountedHandler] = EMPTY_MAPPING
+) -> AsyncIterator[RunningCluster]:
     """Run our API server, controllers and scheduler in this process while the context is open."""
     settings = api_server_config(folder)
-    async with run_apiserver(settings) as served:
+    async with run_apiserver(settings, mounted_handlers=mounted_handlers) as served:
         authority = CertificateAuthority(folder / "pki")
         write_kubeconfig(folder, settings)
         client = Client(InProcessTransport(served.request_handler, APISERVER_USER))

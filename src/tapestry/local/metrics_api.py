@@ -6,7 +6,7 @@ Only the API server can connect, with its front proxy certificate. It has author
 
 import base64
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,11 +16,18 @@ from aiohttp import web
 
 from tapestry.apiserver.access.certificates import CertificateAuthority, server_ssl_context
 from tapestry.client.client import Client
-from tapestry.kube.objects import Object, labels_of, name_of, namespace_of
+from tapestry.controlplane.labeled_pods import LabeledPods
+from tapestry.kube.objects import Object, key_of, labels_of, name_of, namespace_of
 from tapestry.kube.resources import API_SERVICES, CLUSTER_ROLES, SERVICES
-from tapestry.kube.selectors import SelectorError, parse_field_selector, parse_label_selector
+from tapestry.kube.selectors import (
+    FieldSelector,
+    LabelSelector,
+    SelectorError,
+    parse_field_selector,
+    parse_label_selector,
+)
 from tapestry.local.kubelet_api import KubeletServer
-from tapestry.local.usage import NODE_METRICS, POD_METRICS, PodUsage, node_metrics, pod_metrics
+from tapestry.local.usage import NODE_METRICS, POD_METRICS, node_metrics, pod_metrics
 from tapestry.process.addresses import Address
 from tapestry.process.logs import logger
 from tapestry.process.probes import bound_socket, serve_app
@@ -44,6 +51,8 @@ class MetricsServer:
     """HTTP handlers of the metrics API for the nodes of some kubelets."""
 
     kubelets: Sequence[KubeletServer]
+    pods: LabeledPods
+    """Pods on nodes."""
     now: Callable[[], datetime]
 
     def app(self) -> web.Application:
@@ -61,22 +70,25 @@ class MetricsServer:
         return web.json_response({**kind, "resources": RESOURCES})
 
     async def list_nodes(self, request: web.Request) -> web.Response:
-        now, selected = self.now(), selection(request)
-        nodes = [each for each in self.nodes() if selected(each[1])]
+        now, (labels, fields) = self.now(), selectors_of(request)
+        nodes = [each for each in self.nodes() if is_selected(each[1], labels, fields)]
         items = [node_metrics(node, kubelet.runtime.usage(node), now) for kubelet, node in nodes]
         return list_response(NODE_METRICS, items)
 
     async def get_node(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
-        for kubelet in self.kubelets:
-            if (node := kubelet.nodes.store.get(name)) is not None:
-                return web.json_response(node_metrics(node, kubelet.runtime.usage(node), self.now()))
+        for kubelet, node in self.nodes(name):
+            return web.json_response(node_metrics(node, kubelet.runtime.usage(node), self.now()))
         return not_found("nodes", name)
 
     async def list_pods(self, request: web.Request) -> web.Response:
-        now, namespace, selected = self.now(), request.match_info.get("namespace"), selection(request)
-        usages = (use for kubelet, node in self.nodes() for use in kubelet.runtime.usage(node))
-        items = [pod_metrics(each, now) for each in in_namespace(usages, namespace) if selected(each.pod)]
+        now, namespace, (labels, fields) = self.now(), request.match_info.get("namespace"), selectors_of(request)
+        pods = self.pods.matching(namespace, labels)
+        keys = {key_of(pod) for pod in pods if is_selected(pod, labels, fields)}
+        items = []
+        for name in {pod["spec"]["nodeName"] for pod in pods}:
+            for kubelet, node in self.nodes(name):
+                items += [pod_metrics(each, now) for each in kubelet.runtime.usage(node) if key_of(each.pod) in keys]
         return list_response(POD_METRICS, items)
 
     async def get_pod(self, request: web.Request) -> web.Response:
@@ -90,29 +102,26 @@ class MetricsServer:
                         return web.json_response(pod_metrics(usage, self.now()))
         return not_found("pods", f"{namespace}/{name}")
 
-    def nodes(self) -> Iterator[tuple[KubeletServer, Object]]:
+    def nodes(self, name: str | None = None) -> Iterator[tuple[KubeletServer, Object]]:
+        """Yield all nodes, or the one of that name."""
         for kubelet in self.kubelets:
-            for node in kubelet.nodes.store.list():
-                yield kubelet, node
+            for node in kubelet.nodes.store.list() if name is None else (kubelet.nodes.store.get(name),):
+                if node is not None:
+                    yield kubelet, node
 
 
-def in_namespace(usages: Iterable[PodUsage], namespace: str | None) -> Iterator[PodUsage]:
-    return (each for each in usages if namespace in (None, namespace_of(each.pod)))
-
-
-def selection(request: web.Request) -> Callable[[Object], bool]:
-    """Return whether the selectors of a request match an object. Raise an HTTP error if one is invalid."""
+def selectors_of(request: web.Request) -> tuple[LabelSelector, FieldSelector]:
+    """Return the selectors of a request. Raise an HTTP error if one is invalid."""
     try:
         labels = parse_label_selector(request.query.get("labelSelector", ""))
-        fields = parse_field_selector(request.query.get("fieldSelector", ""))
+        return labels, parse_field_selector(request.query.get("fieldSelector", ""))
     except SelectorError as error:
         raise web.HTTPBadRequest(text=str(error)) from error
 
-    def matches(obj: Object) -> bool:
-        identity = {"metadata.name": name_of(obj), "metadata.namespace": namespace_of(obj) or ""}
-        return labels.matches(labels_of(obj)) and fields.matches(identity)
 
-    return matches
+def is_selected(obj: Object, labels: LabelSelector, fields: FieldSelector) -> bool:
+    identity = {"metadata.name": name_of(obj), "metadata.namespace": namespace_of(obj) or ""}
+    return labels.matches(labels_of(obj)) and fields.matches(identity)
 
 
 def list_response(kind: str, items: list[Object]) -> web.Response:

@@ -12,7 +12,7 @@ import pytest
 
 from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.core.config import ApiServerConfig
-from tapestry.cli.apiserver import apiext_handler
+from tapestry.cli.mounted_apiext import apiext_handler
 
 TOKENS = 'of-ann,ann,1,"system:masters"\nof-bob,bob,2\n'
 BOB = {"Authorization": "Bearer of-bob"}

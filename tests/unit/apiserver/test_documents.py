@@ -11,6 +11,7 @@ import pytest
 from tapestry.apiserver.core.requests import Call, target_of
 from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.apiserver.documents.openapi_v2 import v2_structural_schema
+from tapestry.apiserver.documents.openapi_v2_protobuf import CONTENT_TYPE, encode_document
 from tapestry.kube.objects import Object
 
 from .conftest import ADMIN, Hand
@@ -138,6 +139,28 @@ async def test_v3_index_has_hashes_of_documents(call: Hand) -> None:
     assert isinstance(document, ApiResponse)
     assert document.headers["ETag"] == f'"{tag}"'
     assert "immutable" in document.headers["Cache-Control"]
+
+
+async def test_documents_of_custom_resources_follow_their_schemas(call: Hand) -> None:
+    """Parts that are cached are those that would be built now, in each form."""
+    created = await call.made(DEFINITIONS, definition_body())
+    for color in ("green", "yellow"):
+        _, index = await call("GET", "/openapi/v3")
+        path, _, tag = index["paths"]["apis/example.com/v1"]["serverRelativeURL"].partition("?hash=")
+        document = await call.answer("GET", path, hash=tag)
+        assert isinstance(document, ApiResponse)
+        assert document.headers["ETag"] == f'"{tag}"'
+        swagger = await call.answer("GET", "/openapi/v2")
+        assert isinstance(swagger, ApiResponse)
+        protobuf = await call.answer("GET", "/openapi/v2", accept=CONTENT_TYPE)
+        assert isinstance(protobuf, ApiResponse)
+        assert protobuf.body == encode_document(msgspec.json.decode(swagger.body))
+        schema = created["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        schema["properties"]["spec"]["properties"]["color"]["enum"] = [color]
+        status, created = await call("PUT", f"{DEFINITIONS}/widgets.example.com", created)
+        assert status == 200
+        widget = (await definitions(call))["com.example.v1.Widget"]
+        assert widget["properties"]["spec"]["properties"]["color"]["enum"] == [color]
 
 
 async def test_v3_describes_metadata_of_custom_resources(call: Hand) -> None:

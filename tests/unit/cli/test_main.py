@@ -198,13 +198,21 @@ def run_config(tapestry: Tapestry, monkeypatch: pytest.MonkeyPatch, *arguments: 
     """Return the configuration with which a command would run controllers."""
     found: list[ManagerConfig] = []
 
-    async def run_controllers(config: ManagerConfig, _: str | None) -> None:
+    async def run_controllers(config: ManagerConfig, *_: object) -> None:
         found.append(config)
 
     monkeypatch.setattr(controllers, "run_controllers", run_controllers)
     result = tapestry(*arguments)
     assert result.exit_code == 0, result.output
     return found[0]
+
+
+def test_hub_serves_the_rest_api_only_if_configured(tapestry: Tapestry, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_config(tapestry, monkeypatch, "hub").apiext is None
+    assert run_config(tapestry, monkeypatch, "hub", "--apiext-listen", "127.0.0.1:1").apiext.listen == "127.0.0.1:1"
+    result = tapestry("hub", "--apiext-listen", "0.0.0.0:6090")
+    assert result.exit_code == 1
+    assert "apiext: listen: 0.0.0.0:6090 is not on loopback, and tokens need TLS" in result.output
 
 
 def test_every_option_sets_a_setting() -> None:

@@ -1,11 +1,12 @@
 """Objects for tests of the control plane controllers."""
 
+from contextlib import aclosing
 from typing import Any
 
 from tapestry.client.client import Client
-from tapestry.client.watch import wait_for
+from tapestry.client.watch import Changes, ListPage, Watch, wait_for
 from tapestry.kube.objects import Object, owner_reference
-from tapestry.kube.resources import CRDS, Resource
+from tapestry.kube.resources import CRDS, EVENTS, Resource
 
 WIDGETS = Resource("example.com", "v1", "Widget", "widgets")
 FINALIZER = "example.com/test"
@@ -43,3 +44,14 @@ async def define(client: Client) -> Object:
 
 async def wait_until_gone(client: Client, resource: Resource, name: str, namespace: str | None = None) -> None:
     await wait_for(client, resource, name, namespace, until=lambda obj: obj is None, timeout=10)
+
+
+async def wait_for_event(client: Client, reason: str) -> Object:
+    async with aclosing(Watch(client, EVENTS, "default", "", f"reason={reason}").events()) as events:
+        async for event in events:
+            match event:
+                case ListPage([found, *_]):
+                    return found
+                case Changes([(_, found), *_]):
+                    return found
+    raise AssertionError("the watch ended")

@@ -1,16 +1,14 @@
 """Tests of the claims of ephemeral volumes."""
 
-from contextlib import aclosing
-
 from tapestry.client.client import Client
-from tapestry.client.watch import Changes, ListPage, Watch, wait_for
+from tapestry.client.watch import wait_for
 from tapestry.controller.testing import Scenario, perturb
 from tapestry.controlplane import ephemeral_volumes
 from tapestry.kube.objects import Object, uid_of
 from tapestry.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS, PODS
 
 from .conftest import RunControllers
-from .objects import a_pod, wait_until_gone
+from .objects import a_pod, wait_for_event, wait_until_gone
 from .volumes import a_claim
 
 AN_HOUR = 3600.0
@@ -43,20 +41,9 @@ async def test_foreign_claim_is_reported_and_unchanged(client: Client, run_contr
     async with run_controllers("ephemeralvolumes", "accounts"):
         foreign = await client.create(PERSISTENT_VOLUME_CLAIMS, a_claim("p-scratch"))
         await client.create(PODS, a_pod_with_scratch())
-        event = await wait_for_event(client)
+        event = await wait_for_event(client, "FailedBinding")
         assert "pod is not owner" in event["message"]
         assert await client.get(PERSISTENT_VOLUME_CLAIMS, "p-scratch", "default") == foreign
-
-
-async def wait_for_event(client: Client) -> Object:
-    async with aclosing(Watch(client, EVENTS, "default", "", "reason=FailedBinding").events()) as events:
-        async for event in events:
-            match event:
-                case ListPage([found, *_]):
-                    return found
-                case Changes([(_, found), *_]):
-                    return found
-    raise AssertionError("the watch ended")
 
 
 async def created_claim(client: Client) -> None:

@@ -10,7 +10,7 @@ from tapestry.kube.objects import Object, annotations_of, key_of, name_of, uid_o
 from tapestry.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, STORAGE_CLASSES
 
 from .conftest import RunControllers
-from .objects import wait_until_gone
+from .objects import wait_for_event, wait_until_gone
 from .volumes import a_claim, a_class, a_volume, reserved_for
 
 AN_HOUR = 3600.0
@@ -89,6 +89,35 @@ async def test_many_claims_get_one_volume_each(client: Client, run_controllers: 
             assert volumes[claim["spec"]["volumeName"]]["spec"]["claimRef"]["uid"] == uid_of(claim)
 
 
+async def test_new_volumes_are_bound_to_the_largest_claims(client: Client, run_controllers: RunControllers) -> None:
+    """Also if several volumes are created before the first is bound, and if a claim disappears."""
+    async with run_controllers("volumes"):
+        for number in range(1, 21):
+            await client.create(PERSISTENT_VOLUME_CLAIMS, a_claim(f"c{number}", size=f"{number}Gi"))
+        await client.create(PERSISTENT_VOLUME_CLAIMS, a_claim("other", size="20Gi", storageClassName="other"))
+        async with asyncio.TaskGroup() as group:
+            for number in range(20):
+                group.create_task(client.create(PERSISTENT_VOLUMES, a_volume(f"v{number}", "20Gi")))
+        await client.delete(PERSISTENT_VOLUME_CLAIMS, a_claim("c1"))
+        async with asyncio.timeout(20):
+            for number in range(2, 21):
+                await wait_for_phase(client, a_claim(f"c{number}"), "Bound")
+        bound = [each for each in await client.list(PERSISTENT_VOLUME_CLAIMS) if "volumeName" in each["spec"]]
+        assert len({each["spec"]["volumeName"] for each in bound}) == len(bound)
+
+
+async def test_recycled_volume_fails_with_event(client: Client, run_controllers: RunControllers) -> None:
+    async with run_controllers("volumes"):
+        await client.create(PERSISTENT_VOLUMES, a_volume(persistentVolumeReclaimPolicy="Recycle"))
+        claim = await client.create(PERSISTENT_VOLUME_CLAIMS, a_claim())
+        claim = await wait_for_phase(client, claim, "Bound")
+        await client.patch(PERSISTENT_VOLUME_CLAIMS, claim, {"metadata": {"finalizers": None}})
+        await client.delete(PERSISTENT_VOLUME_CLAIMS, a_claim())
+        volume = await wait_for_phase(client, a_volume(), "Failed")
+        assert volume["status"]["message"] == "No recycler plugin found for the volume!"
+        assert (await wait_for_event(client, "VolumeFailedRecycle"))["involvedObject"]["name"] == "v"
+
+
 async def test_class_is_provisioned_and_defaulted(client: Client, run_controllers: RunControllers) -> None:
     async with run_controllers("volumes"):
         claim = await client.create(PERSISTENT_VOLUME_CLAIMS, a_claim(storageClassName=None))
@@ -108,6 +137,16 @@ async def test_class_is_provisioned_and_defaulted(client: Client, run_controller
 
 
 # -- perturbation
+
+
+async def claims_before_volumes(client: Client) -> None:
+    labels = {"disk": "fast"}
+    await client.create(PERSISTENT_VOLUME_CLAIMS, a_claim("a", selector={"matchLabels": labels}))
+    await client.create(PERSISTENT_VOLUME_CLAIMS, a_claim("b", size="2Gi"))
+    for volume in (a_volume("w", "2Gi"), a_volume("v", metadata={"labels": labels})):
+        await client.create(PERSISTENT_VOLUMES, {**volume, "status": {"phase": "Pending"}})
+    for name in ("a", "b"):
+        await wait_for_phase(client, a_claim(name), "Bound", AN_HOUR)
 
 
 async def binding_and_release(client: Client) -> None:
@@ -141,4 +180,5 @@ def is_no_event(call: str) -> bool:
 
 def test_perturbed_claims_are_bound_once() -> None:
     served = [PERSISTENT_VOLUMES, PERSISTENT_VOLUME_CLAIMS, STORAGE_CLASSES, EVENTS]
-    check(Scenario("volumes", served, volume_binder.install, binding_and_release, counts=is_no_event))
+    for world in (binding_and_release, claims_before_volumes):
+        check(Scenario("volumes", served, volume_binder.install, world, counts=is_no_event))

@@ -14,7 +14,8 @@ from tapestry.controlplane.volume_binding import (
     volume_patch,
     volume_step,
 )
-from tapestry.controlplane.volume_matching import BOUND_BY_CONTROLLER, PROVISIONED_BY, SELECTED_NODE
+from tapestry.controlplane.volume_index import FreeVolumes
+from tapestry.controlplane.volume_matching import BOUND_BY_CONTROLLER, PROVISIONED_BY, SELECTED_NODE, is_volume_free
 from tapestry.kube.objects import Object, name_of
 
 from .volumes import DONE, a_claim, a_class, a_volume, reserved_for
@@ -26,12 +27,15 @@ PROVISIONED = {"annotations": {PROVISIONED_BY: "maker"}}
 def step(
     claim: Object, volumes: Sequence[Object] = (), classes: Sequence[Object] = (), default: str | None = None
 ) -> ClaimStep | None:
+    free = FreeVolumes()
+    for volume in filter(is_volume_free, volumes):
+        free.put(volume)
     return claim_step(
         claim,
         Volumes(
             {name_of(each): each for each in volumes}.get,
             lambda _: volumes,
-            lambda _: volumes,
+            free.matches,
             {name_of(each): each for each in classes}.get,
             lambda: default,
         ),

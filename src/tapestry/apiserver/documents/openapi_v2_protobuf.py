@@ -4,11 +4,17 @@ The messages are those of gnostic's OpenAPIv2.proto. Only the definitions are en
 paths.
 """
 
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from gzip import decompress
 from typing import Any
 
 import msgspec
 
+from tapestry.apiserver.core.resource_registry import ResourceInfo
+from tapestry.apiserver.documents.openapi_archive import custom_part, recorded_document
+from tapestry.apiserver.documents.openapi_v2 import CustomParts, custom_definitions
 from tapestry.kube.objects import Object
 
 MEDIA_TYPES = frozenset(f"application/com.github.proto-openapi.spec.v2{sign}v1.0+protobuf" for sign in ("@", "."))
@@ -19,15 +25,37 @@ STRING_FIELDS = {"$ref": 1, "format": 2, "title": 3, "description": 4, "pattern"
 EXTENSION_PREFIX = "x-"
 
 
+def document_of(custom: Sequence[ResourceInfo], parts: CustomParts) -> bytes:
+    """The document with the definitions of all built-in and custom resources."""
+    head, recorded = recorded_parts()
+    definitions = [zlib.decompress(recorded), *(parts.part("protobuf", info, encoded_part) for info in custom)]
+    return head + encode_message(9, b"".join(definitions))
+
+
+@cache
+def recorded_parts() -> tuple[bytes, bytes]:
+    """The part before the definitions, and the compressed definitions of built-in resources."""
+    document = msgspec.json.decode(decompress(recorded_document("v2")))
+    return encode_head(document), zlib.compress(encode_definitions(document["definitions"]))
+
+
+def encoded_part(info: ResourceInfo) -> bytes:
+    part, _ = custom_part("v2", info)
+    definitions = msgspec.json.decode(msgspec.json.encode(custom_definitions(info, part)))  # without encoded values
+    return encode_definitions(definitions)
+
+
 def encode_document(swagger: Object) -> bytes:
+    return encode_head(swagger) + encode_message(9, encode_definitions(swagger["definitions"]))
+
+
+def encode_head(swagger: Object) -> bytes:
     info = encode_string(1, swagger["info"]["title"]) + encode_string(2, swagger["info"]["version"])
-    definitions = b"".join(encode_named(1, name, encode_schema(each)) for name, each in swagger["definitions"].items())
-    return (
-        encode_string(1, swagger["swagger"])
-        + encode_message(2, info)
-        + encode_message(8, b"")
-        + encode_message(9, definitions)
-    )
+    return encode_string(1, swagger["swagger"]) + encode_message(2, info) + encode_message(8, b"")
+
+
+def encode_definitions(definitions: Object) -> bytes:
+    return b"".join(encode_named(1, name, encode_schema(each)) for name, each in definitions.items())
 
 
 def encode_schema(value: Mapping[str, Any]) -> bytes:

@@ -7,14 +7,13 @@ supported and count as invalid.
 Recent recommendations and changes are in memory. After a restart, scaling down waits for a whole window again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from tapestry.client.client import Client
 from tapestry.client.discovery import discovery_document, group_versions
 from tapestry.controller import Manager, Result
-from tapestry.controller.controller import own_namespace
 from tapestry.controller.events import Recorder
 from tapestry.controller.store import Store
 from tapestry.controlplane.autoscaling.replica_calculator import AutoscalerSettings, MetricError
@@ -28,14 +27,15 @@ from tapestry.controlplane.autoscaling.scaling_decision import (
     with_conditions,
 )
 from tapestry.controlplane.autoscaling.scaling_rules import History, Sample
+from tapestry.controlplane.autoscaling.target_selectors import TargetSelectors
+from tapestry.controlplane.labeled_pods import LabeledPods
 from tapestry.kube.conditions import new_condition
 from tapestry.kube.errors import ApiError, Conflict, NotFound
-from tapestry.kube.objects import Object, key_of, labels_of, namespace_of, split_key, value_at
+from tapestry.kube.objects import Object, key_of, namespace_of, value_at
 from tapestry.kube.patches import merge_patch
 from tapestry.kube.resources import AUTOSCALERS, POD_METRICS, PODS, Resource
-from tapestry.kube.selectors import LabelSelector, SelectorError, parse_label_selector
+from tapestry.kube.selectors import SelectorError, parse_label_selector
 
-NAMESPACE_INDEX = "namespace"
 WORKERS = 5
 MAX_RATE = 50.0
 """Average reconciles per second of all autoscalers. With many of them, each waits longer than a sync period."""
@@ -53,15 +53,14 @@ class AutoscalerReconciler:
     """Scales the target of each HorizontalPodAutoscaler and updates its status."""
 
     autoscalers: Store
-    pods: Store
+    pods: LabeledPods
     reads: Client
     client: Client
     events: Recorder
     now: Callable[[], datetime]
     settings: AutoscalerSettings
     histories: dict[str, History] = field(default_factory=dict)
-    selectors: dict[str, LabelSelector] = field(default_factory=dict)
-    """Selectors of the targets, by key of the autoscaler."""
+    selectors: TargetSelectors = field(default_factory=TargetSelectors)
     resources: dict[tuple[str, str], Resource] = field(default_factory=dict)
     """Resources of target kinds, by group and kind. An entry is removed if its scale is not found."""
 
@@ -69,7 +68,7 @@ class AutoscalerReconciler:
         autoscaler = self.autoscalers.get(key)
         if autoscaler is None:
             self.histories.pop(key, None)
-            self.selectors.pop(key, None)
+            self.selectors.remove(key)
             return None
         await self.sync(autoscaler)
         return Result(requeue_after=max(self.settings.sync_period, len(self.autoscalers) / MAX_RATE))
@@ -130,9 +129,9 @@ class AutoscalerReconciler:
             message = f"couldn't convert selector into a corresponding internal selector object: {error}"
             return selector_decision("InvalidSelector", "InvalidSelector", message, message, history)
         key, namespace = key_of(autoscaler), namespace_of(autoscaler) or ""
-        self.selectors[key] = selector
-        pods = [pod for pod in self.pods.by(NAMESPACE_INDEX, namespace) if selector.matches(labels_of(pod))]
-        if others := self.competing_autoscalers(key, namespace, pods):
+        self.selectors.put(key, selector)
+        pods = self.pods.matching(namespace, selector)
+        if others := [each for each in self.selectors.competitors(key, pods) if each in self.autoscalers]:
             names = " ".join(sorted([key, *others]))
             message = f"pods by selector {text} are controlled by multiple HPAs: [{names}]"
             return selector_decision("AmbiguousSelector", "AmbiguousSelector", message, message, history)
@@ -142,17 +141,6 @@ class AutoscalerReconciler:
         except ApiError as error:
             items = MetricError(f"unable to fetch metrics from resource metrics API: {error.message}")
         return decision_by_metrics(autoscaler, current, pods, items, history, self.settings, self.now())
-
-    def competing_autoscalers(self, key: str, namespace: str, pods: Sequence[Object]) -> list[str]:
-        """Return the other autoscalers whose selectors match one of these pods."""
-        return [
-            other
-            for other, selector in self.selectors.items()
-            if other != key
-            and split_key(other)[0] == namespace
-            and self.autoscalers.get(other) is not None
-            and any(selector.matches(labels_of(pod)) for pod in pods)
-        ]
 
     async def rescale(
         self, autoscaler: Object, resource: Resource, scale: Object, decision: Decision
@@ -204,9 +192,9 @@ async def scalable_resource(client: Client, group: str, kind: str) -> Resource:
 
 def install(manager: Manager, settings: AutoscalerSettings = DEFAULT_SETTINGS) -> None:
     autoscalers = manager.informer(AUTOSCALERS)
-    pods = manager.informer(PODS, indexers={NAMESPACE_INDEX: own_namespace})
+    pods = LabeledPods(manager.informer(PODS))
     reconciler = AutoscalerReconciler(
-        autoscalers.store, pods.store, manager.reads, manager.client, manager.events, manager.now, settings
+        autoscalers.store, pods, manager.reads, manager.client, manager.events, manager.now, settings
     )
     controller = manager.controller("horizontalpodautoscalers", reconciler.reconcile, workers=WORKERS)
     controller.watch(autoscalers, when=spec_changed, after=settings.sync_period)
