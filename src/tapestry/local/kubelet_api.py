@@ -24,6 +24,7 @@ from tapestry.kube.pods import CONTAINER_FIELDS, containers_of
 from tapestry.kube.times import parse_time
 from tapestry.local.nodes import BY_ADDRESS
 from tapestry.local.usage import PodUsage, metrics_page, stats_summary
+from tapestry.nodeproxy.kubelet import authorize
 from tapestry.process.probes import serve_app
 
 TRUE_VALUES = ("true", "1", "")
@@ -113,7 +114,7 @@ class KubeletServer:
     async def authorize(self, request: web.Request, subresource: str) -> Object:
         """Return the called node; raise an HTTP error if the caller is not authorized."""
         node = self.requested_node(request)
-        await DelegatedAuth(self.client).authorize_request(request, subresource, name_of(node))
+        await authorize(DelegatedAuth(self.client), request, subresource, name_of(node))
         return node
 
     def requested_node(self, request: web.Request) -> Object:
