@@ -6,12 +6,11 @@ certificate or a token, and the API server authorizes them, as for any kubelet.
 
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Protocol
 
 from aiohttp import web
 
@@ -23,40 +22,14 @@ from tapestry.kube.objects import Object, name_of
 from tapestry.kube.pods import CONTAINER_FIELDS, containers_of
 from tapestry.kube.times import parse_time
 from tapestry.local.nodes import BY_ADDRESS
-from tapestry.local.usage import PodUsage, metrics_page, stats_summary
+from tapestry.local.runtime import LogNotFound, LogQuery, Runtime
+from tapestry.local.usage import metrics_page, stats_summary
 from tapestry.nodeproxy.kubelet import authorize
 from tapestry.process.probes import serve_app
 
 TRUE_VALUES = ("true", "1", "")
 LOOPBACK = b"lo"
 PROMETHEUS = "text/plain; version=0.0.4"
-
-
-@dataclass(frozen=True, slots=True)
-class LogQuery:
-    """Requested part of a log."""
-
-    follow: bool = False
-    previous: bool = False
-    timestamps: bool = False
-    tail: int | None = None
-    limit: int | None = None
-    """Limit in bytes."""
-    since: datetime | None = None
-
-
-class LogNotFound(Exception):
-    """There is no such log; the message says why."""
-
-
-class Runtime(Protocol):
-    """Container runtime of some nodes."""
-
-    def log(self, pod: Object, container: str, query: LogQuery, /) -> AsyncIterator[bytes]:
-        """Yield the log of a container as it is written; raise LogNotFound."""
-        ...
-
-    def usage(self, node: Object) -> Sequence[PodUsage]: ...
 
 
 @dataclass(frozen=True)
