@@ -6,7 +6,7 @@ them, so they are not supported.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -284,12 +284,13 @@ class ResizeParser:
     def __init__(self) -> None:
         self._unparsed = b""
 
-    def feed(self, data: bytes) -> list[tuple[int, int]]:
-        """Return the sizes (width, height) that are complete; raise ValueError for other input."""
+    def feed(self, data: bytes) -> Iterator[tuple[int, int]]:
+        """Yield the sizes (width, height) that are complete; raise ValueError for other input."""
         *complete, self._unparsed = (self._unparsed + data).split(b"}")
+        for each in complete:
+            yield terminal_size(each + b"}")
         if len(self._unparsed) > MAX_RESIZE_BYTES:
             raise ValueError("the size of a terminal is too long")
-        return [terminal_size(each + b"}") for each in complete]
 
 
 def terminal_size(text: bytes) -> tuple[int, int]:

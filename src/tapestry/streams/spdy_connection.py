@@ -127,9 +127,10 @@ class SpdyConnection:
 
     async def ping_regularly(self) -> None:
         """Send pings, so that no proxy on the way closes an idle connection."""
-        while True:
-            await asyncio.sleep(PING_SECONDS)
-            await self.send(self.protocol.ping_frame())
+        with suppress(ConnectionError):
+            while True:
+                await asyncio.sleep(PING_SECONDS)
+                await self.send(self.protocol.ping_frame())
 
     async def send(self, frames: bytes) -> None:
         """Send frames, and wait while the peer does not read."""

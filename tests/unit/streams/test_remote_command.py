@@ -195,7 +195,7 @@ async def test_lost_spdy_connection_is_not_an_end() -> None:
 async def test_terminal_has_a_resize_stream() -> None:
     async with spdy_session(TERMINAL) as (server, client):
         await client.write(Channel.RESIZE, b'{"Width":80,"Height":24}\n')
-        assert ResizeParser().feed(await server.read(Channel.RESIZE)) == [(80, 24)]
+        assert [*ResizeParser().feed(await server.read(Channel.RESIZE))] == [(80, 24)]
 
 
 async def test_unexpected_streams_are_reset(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,4 +254,4 @@ def test_resizes_arrive_in_any_pieces(sizes: list[tuple[int, int]], step: int) -
 def test_invalid_resize_is_rejected(text: bytes) -> None:
     parser = ResizeParser()
     with pytest.raises(ValueError):
-        parser.feed(text)
+        list(parser.feed(text))

@@ -441,6 +441,12 @@ class HttpConnection(asyncio.Protocol):
     def abort(self) -> None:
         self._transport.abort()
 
+    @property
+    def local_address(self) -> str:
+        """IP address to which the client has connected."""
+        name = self._transport.get_extra_info("sockname")
+        return str(name[0]) if isinstance(name, tuple) else ""
+
     # -- idle timeout
 
     def _become_idle(self) -> None:
