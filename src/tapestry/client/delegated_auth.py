@@ -4,17 +4,26 @@ This is the method of kubelets.  A user is identified by a client certificate, w
 token that the API server reviews.  The API server authorizes both.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from aiohttp import web
-
 from tapestry.client.client import Client
-from tapestry.kube.errors import KubeError
+from tapestry.kube.errors import Forbidden, KubeError, Unauthorized, Unavailable
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import SUBJECT_ACCESS_REVIEWS, TOKEN_REVIEWS
 from tapestry.process.logs import logger
 
 log = logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Credentials of a request, as the connection and its headers state them."""
+
+    certificate: Mapping[str, Sequence[str]]
+    """Values of the subject of the client certificate by name; empty without a verified certificate."""
+    token: str = ""
+    """Bearer token."""
 
 
 @dataclass(frozen=True)
@@ -35,38 +44,31 @@ class DelegatedAuth:
         review = await self.client.review(SUBJECT_ACCESS_REVIEWS, {**subject, **optional, **attributes})
         return bool((review.get("status") or {}).get("allowed"))
 
-    async def authorize_request(self, request: web.Request, subresource: str, node: str) -> None:
-        """Check that the sender of a request to the kubelet of `node` may use that subresource of the node.
+    async def authorize(self, caller: Caller, verb: str, subresource: str, node: str) -> Object:
+        """Return the user of a request to the kubelet of `node`, who may use that subresource of the node.
 
-        Raise the HTTP error to send otherwise.  Without a `node`, require permission on all nodes.
+        Raise the error to respond with otherwise: Unauthorized, Forbidden or Unavailable. Without a `node`, require
+        permission on all nodes.
         """
-        verb = "get" if request.method in ("GET", "HEAD") else "create"
         attributes = {"verb": verb, "version": "v1", "resource": "nodes", "subresource": subresource, "name": node}
+        user = certificate_user(caller.certificate)
         try:
-            user = certificate_user(request) or await self.user_for_token(bearer_token(request))
-            if user is None:
-                raise web.HTTPUnauthorized(text="Unauthorized")
-            allowed = await self.is_allowed(user, {"resourceAttributes": attributes})
+            if user is None and caller.token:
+                user = await self.user_for_token(caller.token)
+            allowed = user is not None and await self.is_allowed(user, {"resourceAttributes": attributes})
         except KubeError as error:
             log.warning("caller review failed", error=str(error))
-            raise web.HTTPServiceUnavailable(text="the API server cannot authenticate the request now") from error
+            message = "the API server cannot authenticate the request now"
+            raise Unavailable(503, "ServiceUnavailable", message) from error
+        if user is None:
+            raise Unauthorized(401, "Unauthorized", "Unauthorized")
         if not allowed:
             details = f"user={user.get('username')}, verb={verb}, resource=nodes, subresource={subresource}"
-            raise web.HTTPForbidden(text=f"Forbidden ({details})")
+            raise Forbidden(403, "Forbidden", f"Forbidden ({details})")
+        return user
 
 
-def certificate_user(request: web.Request) -> Object | None:
-    """Return the user of the client certificate, which the handshake has verified."""
-    certificate = request.transport.get_extra_info("peercert") if request.transport else None
-    if not certificate:
-        return None
-    names = [pair for part in certificate["subject"] for pair in part]
-    groups = [value for key, value in names if key == "organizationName"]
-    return {"username": next((value for key, value in names if key == "commonName"), ""), "groups": groups}
-
-
-def bearer_token(request: web.Request) -> str:
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not token:
-        raise web.HTTPUnauthorized(text="Unauthorized")
-    return token
+def certificate_user(subject: Mapping[str, Sequence[str]]) -> Object | None:
+    """Return the user that the subject of a client certificate names, or None if it names none."""
+    names = subject.get("commonName")
+    return {"username": names[0], "groups": list(subject.get("organizationName") or [])} if names else None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tapestry.kube.times import micro_timestamp
-from tapestry.local.kubelet_api import LogQuery
+from tapestry.local.runtime import LogQuery
 from tapestry.process.logs import logger
 
 log = logger(__name__)

@@ -29,10 +29,11 @@ from tapestry.local.child_processes import PAGE_BYTES, process_stat, uptime
 from tapestry.local.container_commands import ProcessPolicy, rejection_reason
 from tapestry.local.container_logs import read_log
 from tapestry.local.container_setup import PodLauncher, TokenCache
-from tapestry.local.kubelet_api import KubeletServer, LogNotFound, LogQuery
+from tapestry.local.kubelet_api import KubeletServer
 from tapestry.local.nodes import PROCESS_POD_NETWORK, NodeType, new_node
 from tapestry.local.pod_folders import pod_folder, remove_orphaned
 from tapestry.local.pod_worker import PodWorker
+from tapestry.local.runtime import LogNotFound, LogQuery
 from tapestry.local.statuses import (
     ContainerStatuses,
     PodAddresses,

@@ -16,8 +16,9 @@ from tapestry.kube.objects import Object, is_deleting, key_of
 from tapestry.kube.resources import PODS
 from tapestry.local import nodes
 from tapestry.local.bound_pods import BoundPods, bound_pods
-from tapestry.local.kubelet_api import KubeletServer, LogQuery
+from tapestry.local.kubelet_api import KubeletServer
 from tapestry.local.nodes import SIMULATED_POD_NETWORK, NodeType, new_node
+from tapestry.local.runtime import LogQuery
 from tapestry.local.simulated_pods import deletion_time, final_status, status_update
 from tapestry.local.statuses import PodAddresses
 from tapestry.local.usage import PodUsage, requested_usage

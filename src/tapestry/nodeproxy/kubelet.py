@@ -15,8 +15,8 @@ from aiohttp import web
 
 from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.client.client import Client
-from tapestry.client.delegated_auth import DelegatedAuth
-from tapestry.kube.errors import Forbidden, NotFound
+from tapestry.client.delegated_auth import Caller, DelegatedAuth
+from tapestry.kube.errors import ApiError, Forbidden, NotFound
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import CONFIGMAPS
 from tapestry.nodeproxy.logs import LogRelay
@@ -61,10 +61,27 @@ class KubeletServer:
         """Return the requested pod.  Authorize first, so that other users cannot learn whether it exists."""
         names = request.match_info
         pod = self.logs.twins.pod(f"{names['namespace']}/{names['pod']}")
-        await self.callers.authorize_request(request, "proxy", pod["spec"]["nodeName"] if pod is not None else "")
+        await authorize(self.callers, request, "proxy", pod["spec"]["nodeName"] if pod is not None else "")
         if pod is None:
             raise web.HTTPNotFound(text=f'pod "{names["pod"]}" does not exist')
         return pod
+
+
+async def authorize(callers: DelegatedAuth, request: web.Request, subresource: str, node: str) -> None:
+    """Raise the HTTP error to respond with if the sender of a request may not use that subresource of the node."""
+    certificate = request.transport.get_extra_info("peercert") if request.transport else None
+    subject: dict[str, list[str]] = {}
+    for part in (certificate or {}).get("subject", ()):
+        for name, value in part:
+            subject.setdefault(name, []).append(value)
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    caller = Caller(subject, token if scheme.lower() == "bearer" else "")
+    try:
+        await callers.authorize(caller, "get" if request.method in ("GET", "HEAD") else "create", subresource, node)
+    except ApiError as error:
+        response = web.HTTPException(text=error.message)
+        response.set_status(error.code)
+        raise response from error
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tapestry.local.container_logs import ContainerLog, read_log
-from tapestry.local.kubelet_api import LogQuery
+from tapestry.local.runtime import LogQuery
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 

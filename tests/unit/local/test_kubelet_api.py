@@ -50,10 +50,28 @@ async def test_missing_pod_or_container_is_not_found(world: World, path: str, co
     assert (await world.call_kubelet(path, certificate=True))[0] == code
 
 
-@pytest.mark.parametrize("verb", ["exec", "attach", "portForward"])
-async def test_exec_is_not_implemented(world: World, verb: str) -> None:
-    code, text = await world.call_kubelet(f"/{verb}/default/web/c?command=sh", certificate=True)
-    assert (code, "only logs" in text) == (501, True)
+STREAMS = ["/exec/default/web/c?command=sh&output=1", "/attach/default/web/c?output=1", "/portForward/default/web"]
+
+
+@pytest.mark.parametrize("path", STREAMS)
+async def test_streams_need_an_upgrade(world: World, path: str) -> None:
+    assert await world.call_kubelet(path, certificate=True) == (400, "Upgrade request required")
+
+
+@pytest.mark.parametrize("path", STREAMS)
+async def test_streams_need_create_whatever_the_method_is(world: World, path: str) -> None:
+    token = await curious_token(world)
+    await grant(world, "nodes/proxy")
+    assert (await world.call_kubelet("/containerLogs/default/web/c", token=token))[0] == 200
+    code, text = await world.call_kubelet(path, token=token)
+    assert (code, "verb=create, resource=nodes, subresource=proxy" in text) == (403, True)
+    assert (await world.call_kubelet(path.replace("web", "none"), token=token))[0] == 403
+
+
+@pytest.mark.parametrize("path", ["/exec/default/none/c", "/attach/default/web/none", "/portForward/default/none"])
+async def test_streams_of_missing_pods_are_not_found(world: World, path: str) -> None:
+    assert (await world.call_kubelet(path, certificate=True))[0] == 404
+    assert (await world.call_kubelet(path.replace("/web/", "/web/another-uid/"), certificate=True))[0] == 404
 
 
 async def test_anonymous_request_is_unauthorized(world: World) -> None:
@@ -62,9 +80,7 @@ async def test_anonymous_request_is_unauthorized(world: World) -> None:
 
 
 async def test_account_needs_permission(world: World) -> None:
-    account = {"metadata": {"name": "curious", "namespace": "default"}}
-    await world.client.create(SERVICE_ACCOUNTS, account)
-    token = (await world.client.request_token("curious", "default"))["token"]
+    token = await curious_token(world)
     code, text = await world.call_kubelet("/metrics/resource", token=token)
     assert code == 403
     assert "subresource=metrics" in text
@@ -72,6 +88,13 @@ async def test_account_needs_permission(world: World) -> None:
     assert (await world.call_kubelet("/metrics/resource", token=token))[0] == 200
     assert (await world.call_kubelet("/stats/summary", token=token))[0] == 403
     assert (await world.call_kubelet("/containerLogs/default/web/c", token=token))[0] == 403
+
+
+async def curious_token(world: World) -> str:
+    """Return the token of a new account without permissions."""
+    await world.client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "curious", "namespace": "default"}})
+    token: str = (await world.client.request_token("curious", "default"))["token"]
+    return token
 
 
 async def grant(world: World, resource: str) -> None:

@@ -170,6 +170,7 @@ async def test_only_a_request_without_body_and_early_bytes_is_an_upgrade() -> No
     async with serve(note) as (port, _):
         for text in (
             f"{head}\r\n",
+            f"{head}Content-Length: 0\r\n\r\n",
             f"{head}\r\nGET /hidden HTTP/1.1\r\nHost: x\r\n\r\n",
             f"{head}Content-Length: 3\r\n\r\nabc",
             f"{head}Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
@@ -180,7 +181,7 @@ async def test_only_a_request_without_body_and_early_bytes_is_an_upgrade() -> No
             writer.write(text.encode())
             assert (await reader.readuntil(b"\r\n")).split()[1] == b"400"
             writer.close()
-    assert seen == [True, False, False, False, False, False]
+    assert seen == [True, True, False, False, False, False, False]
 
 
 @pytest.mark.parametrize("answer", [b"", b"nonsense\r\n\r\n", b"HTTP/1.1 101 X\r\nA: " + b"a" * (1 << 17)])

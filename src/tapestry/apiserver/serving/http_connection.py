@@ -35,8 +35,6 @@ WRITE_STALL_SECONDS = 60.0
 """Seconds after which a client that does not read its response is disconnected."""
 CHUNK_BYTES = 1 << 17
 """Chunk size in bytes of a long response, to limit copies in memory."""
-
-
 BODY_HEADERS = frozenset({"content-length", "transfer-encoding"})
 """Headers of requests that have a body."""
 
@@ -85,6 +83,11 @@ class Exchange:
         lines = [f"{name}: {value}\r\n" for name, value in self.header_pairs if name not in ("connection", "upgrade")]
         head = f"{''.join(lines)}Connection: close\r\n\r\n".encode()
         return b"%b %b HTTP/%b\r\n%b" % (self.method.encode(), self.target, self.version.encode(), head)
+
+    @property
+    def has_no_body(self) -> bool:
+        """True if the headers announce no body; clients in Go send a length of 0 with a POST."""
+        return self.headers.get("content-length", "0") == "0" and "transfer-encoding" not in self.headers
 
     @property
     def has_duplicate_host(self) -> bool:
@@ -293,8 +296,9 @@ class HttpConnection(asyncio.Protocol):
             request, rest = self._pending[-1], data[upgrade.args[0] :]
             if request.method == "CONNECT":
                 return
-            if BODY_HEADERS.isdisjoint(request.headers):
-                request.is_upgrade = not rest  # a client that sends before the answer hides a request from a proxy
+            # a client that sends before the answer hides a request from a proxy
+            request.is_upgrade = request.has_no_body and not rest
+            if request.is_upgrade or BODY_HEADERS.isdisjoint(request.headers):
                 return
             self._pending.pop()  # an upgrade with a body is a plain request, whose body is read as usual
             self._parser = httptools.HttpRequestParser(self)
@@ -436,6 +440,12 @@ class HttpConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         self._transport.abort()
+
+    @property
+    def local_address(self) -> str:
+        """IP address to which the client has connected."""
+        name = self._transport.get_extra_info("sockname")
+        return str(name[0]) if isinstance(name, tuple) else ""
 
     # -- idle timeout
 

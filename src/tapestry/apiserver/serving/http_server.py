@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
@@ -16,6 +17,7 @@ log = logger(__name__)
 HANDSHAKE_SECONDS = 10.0
 """Seconds that a TLS handshake may take."""
 SHUTDOWN_SECONDS = 1.0
+BACKLOG = 1024
 
 
 class Handshake(asyncio.Protocol):
@@ -91,12 +93,16 @@ class HttpServer(Listener):
     _server: asyncio.Server | None = field(default=None, init=False)
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
-        loop = asyncio.get_running_loop()
+        loop, made = asyncio.get_running_loop(), self._protocol_factory(tls)
+        self._server = await loop.create_server(made, host, port, backlog=BACKLOG)
 
-        def made() -> asyncio.Protocol:
-            return HttpConnection(self) if tls is None else Handshake(self, tls)
+    async def start_on(self, bound: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Listen on a bound socket, which `stop` closes."""
+        loop, made = asyncio.get_running_loop(), self._protocol_factory(tls)
+        self._server = await loop.create_server(made, sock=bound, backlog=BACKLOG)
 
-        self._server = await loop.create_server(made, host, port, backlog=1024)
+    def _protocol_factory(self, tls: ssl.SSLContext | None) -> Callable[[], asyncio.Protocol]:
+        return lambda: HttpConnection(self) if tls is None else Handshake(self, tls)
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
