@@ -1,10 +1,10 @@
 """`tapestry k`: kubectl-like commands for objects of any kind, with kubectl's flags."""
 
 import asyncio
+import math
 import re
 import sys
-from collections.abc import Callable, Coroutine, Sequence
-from functools import wraps
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import click
@@ -13,19 +13,15 @@ from click.exceptions import Exit
 from tapestry.cli.cluster_access import (
     ALL_NAMESPACES_OPTION,
     FORMATS,
-    NAMESPACE_OPTION,
     completer_for,
     completion_client,
     error_message,
     name_completer,
     object_names,
-    open_client,
-    run_async,
-    virtual_access,
     with_output,
-    with_virtual_cluster,
 )
 from tapestry.cli.help_text import command
+from tapestry.cli.kubectl_command import kubectl_command
 from tapestry.client.transport import JSON
 from tapestry.inspect.anykind import manifests, views
 from tapestry.inspect.anykind.kubectl_lite import KubectlLite, kind_rows, split_annotation_arguments
@@ -77,21 +73,6 @@ class Duration(click.ParamType[float]):
         return float(found[1]) * UNIT_SECONDS[found[2]]
 
 
-def kubectl_command(work: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Turn a coroutine that takes a `KubectlLite` and the command's arguments into a command."""
-
-    @wraps(work)
-    def command(kubeconfig: str | None, context: str | None, namespace: str | None, **own: Any) -> None:
-        async def run() -> None:
-            access = virtual_access(kubeconfig, context)
-            async with open_client(access) as client:
-                await work(KubectlLite(client, namespace or access.namespace), **own)
-
-        run_async(run())
-
-    return with_virtual_cluster(NAMESPACE_OPTION(command))
-
-
 class ResultReporter:
     """Prints the result for each object and records failures."""
 
@@ -110,9 +91,25 @@ class ResultReporter:
             raise Exit(1)
 
 
-@click.group()
+POD_COMMANDS = ("attach", "cp", "exec", "port-forward", "top")
+"""Commands in `tapestry.cli.pod_access`, which is imported when one of them is called."""
+
+
+class KubectlGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *POD_COMMANDS])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in POD_COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        from tapestry.cli import pod_access
+
+        return pod_access.COMMANDS[cmd_name]
+
+
+@click.group(cls=KubectlGroup)
 def k() -> None:
-    """Get, apply, create, annotate, delete, describe and wait for objects, and read logs, without kubectl."""
+    """Get, apply, create, annotate, delete, describe and wait for objects, and use pods, without kubectl."""
 
 
 @command("tapestry k kinds", parent=k)
@@ -371,9 +368,20 @@ async def describe(kubectl: KubectlLite, words: tuple[str, ...], labels: str) ->
 @click.option("--follow", "-f", is_flag=True, help="Print new lines until the container ends or Ctrl-C.")
 @click.option("--tail", type=click.IntRange(min=0), help="Number of last lines to print.")
 @click.option("--previous", "-p", is_flag=True, help="Print the log of the container before its last restart.")
+@click.option("--since", type=Duration(), help="Print only lines that are newer than this, for example 5m.")
+@click.option("--timestamps", is_flag=True, help="Print the time of each line.")
+@click.option("--limit-bytes", type=click.IntRange(min=1), help="Number of bytes to print at most.")
 @kubectl_command
 async def logs(
-    kubectl: KubectlLite, pod: str, container: str | None, follow: bool, tail: int | None, previous: bool
+    kubectl: KubectlLite,
+    pod: str,
+    container: str | None,
+    follow: bool,
+    tail: int | None,
+    previous: bool,
+    since: float | None,
+    timestamps: bool,
+    limit_bytes: int | None,
 ) -> None:
     """Print the log of a container."""
     options = {
@@ -381,6 +389,9 @@ async def logs(
         "follow": "true" if follow else None,
         "tailLines": None if tail is None else str(tail),
         "previous": "true" if previous else None,
+        "sinceSeconds": None if since is None else str(max(1, math.ceil(since))),
+        "timestamps": "true" if timestamps else None,
+        "limitBytes": None if limit_bytes is None else str(limit_bytes),
     }
     query = {key: value for key, value in options.items() if value is not None}
     async for chunk in kubectl.logs(await kubectl.pod_name_for([pod]), query):

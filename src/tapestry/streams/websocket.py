@@ -1,4 +1,4 @@
-"""Server side of WebSockets (RFC 6455) on upgraded HTTP connections.
+"""WebSockets (RFC 6455) on upgraded HTTP connections.
 
 The library `websockets` implements the protocol. It rejects unmasked and oversized frames, unknown opcodes, fragmented
 control frames and frames out of order, and it answers pings.
@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from websockets.exceptions import InvalidState
 from websockets.frames import CloseCode, Frame, Opcode
-from websockets.protocol import OPEN, SERVER, Protocol
-from websockets.utils import accept_key
+from websockets.protocol import CLIENT, OPEN, SERVER, Protocol
+from websockets.utils import accept_key, generate_key
 
 from tapestry.streams.connection import Connection
 from tapestry.streams.negotiation import UpgradeRejected, first_common, header_values
@@ -41,11 +41,12 @@ class Fragment(NamedTuple):
 
 
 class WebSocket:
-    """An open WebSocket, at the server. It has one reader and any number of writers."""
+    """An open WebSocket, at either side. It has one reader and any number of writers."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, *, is_client: bool = False) -> None:
         self._connection = connection
-        self._protocol = Protocol(SERVER, max_size=(None, MAX_FRAME_BYTES), logger=LOGGER)
+        side = CLIENT if is_client else SERVER
+        self._protocol = Protocol(side, max_size=(None, MAX_FRAME_BYTES), logger=LOGGER)
         self._unparsed = b""
         self._is_being_read = False
         self._ended = asyncio.Event()
@@ -56,9 +57,9 @@ class WebSocket:
         return self._connection.peer
 
     async def read(self) -> Sequence[Fragment]:
-        """Return the fragments that have arrived, at least one; none when the client has closed the WebSocket.
+        """Return the fragments that have arrived, at least one; none when the peer has closed the WebSocket.
 
-        Raise ConnectionError if the connection is lost, or if the client violates the protocol.
+        Raise ConnectionError if the connection is lost, or if the peer violates the protocol.
         """
         self._is_being_read = True
         try:
@@ -75,7 +76,7 @@ class WebSocket:
             data = self._unparsed or await self._connection.read()
             if not data:
                 self._ended.set()
-                raise ConnectionResetError("the client has disconnected")
+                raise ConnectionResetError("the peer has disconnected")
             self._unparsed = data[SLICE_BYTES:]
             protocol.receive_data(data[:SLICE_BYTES])
             for frame in protocol.events_received():
@@ -182,3 +183,31 @@ def websocket_handshake(
         "Sec-WebSocket-Accept": accept_key(key),
         "Sec-WebSocket-Protocol": subprotocol,
     }
+
+
+# -- clients
+
+
+def websocket_request_headers(subprotocols: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the headers of a request for a WebSocket with one of the subprotocols."""
+    return [
+        ("Connection", "Upgrade"),
+        ("Upgrade", "websocket"),
+        ("Sec-WebSocket-Version", "13"),
+        ("Sec-WebSocket-Key", generate_key()),
+        ("Sec-WebSocket-Protocol", ", ".join(subprotocols)),
+    ]
+
+
+def accepted_subprotocol(request: Sequence[tuple[str, str]], response: Mapping[str, str]) -> str:
+    """Return the subprotocol that the server has chosen; raise ConnectionAbortedError if its answer is not valid.
+
+    `request` are the headers of the request, and `response` those of the answer with names in lower case.
+    """
+    sent = dict(request)
+    chosen = response.get("sec-websocket-protocol", "")
+    if response.get("sec-websocket-accept") != accept_key(sent["Sec-WebSocket-Key"]):
+        raise ConnectionAbortedError("the server did not accept the WebSocket")
+    if chosen not in header_values(sent["Sec-WebSocket-Protocol"]):
+        raise ConnectionAbortedError(f"the server chose the WebSocket subprotocol {chosen or 'none'}")
+    return chosen

@@ -1,0 +1,29 @@
+"""Commands that take a `KubectlLite` for the selected cluster and namespace."""
+
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any
+
+from tapestry.cli.cluster_access import (
+    NAMESPACE_OPTION,
+    open_client,
+    run_async,
+    virtual_access,
+    with_virtual_cluster,
+)
+from tapestry.inspect.anykind.kubectl_lite import KubectlLite
+
+
+def kubectl_command(work: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Turn a coroutine that takes a `KubectlLite` and the command's arguments into a command."""
+
+    @wraps(work)
+    def command(kubeconfig: str | None, context: str | None, namespace: str | None, **own: Any) -> None:
+        async def run() -> None:
+            access = virtual_access(kubeconfig, context)
+            async with open_client(access) as client:
+                await work(KubectlLite(client, namespace or access.namespace), **own)
+
+        run_async(run())
+
+    return with_virtual_cluster(NAMESPACE_OPTION(command))
