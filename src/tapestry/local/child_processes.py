@@ -193,14 +193,19 @@ def process_stat(pid: int) -> ProcessStat:
     return ProcessStat(seconds, int(fields[19]) / TICKS_PER_SECOND, int(fields[21]) * PAGE_BYTES)
 
 
-def process_tree_stat(root: int) -> ProcessStat:
-    """Return the sum of a process and its descendants; raise OSError if the process does not exist."""
-    total, pids = process_stat(root), child_pids(root)
+def process_tree_stat(root: int, levels: int = 0) -> ProcessStat:
+    """Return the sum of a process and its descendants, without the first `levels` generations.
+
+    Raise OSError if the process does not exist.
+    """
+    total, pids = process_stat(root)._replace(cpu_seconds=0.0, memory=0), [root]
+    for _ in range(levels):
+        pids = [each for pid in pids for each in child_pids(pid)]
     for pid in pids:  # grows while it is read
         with contextlib.suppress(OSError):  # it has ended
             found = process_stat(pid)
             total = ProcessStat(total.cpu_seconds + found.cpu_seconds, total.start_seconds, total.memory + found.memory)
-            pids.extend(child_pids(pid)[: MAX_TREE - len(pids)])
+            pids.extend(child_pids(pid)[: max(MAX_TREE - len(pids), 0)])
     return total
 
 

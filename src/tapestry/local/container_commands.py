@@ -211,7 +211,7 @@ def container_launch(
         kubeconfig = Path(KUBECONFIG_PATH) if container_folder.kubeconfig else None
     environment = {
         **given,
-        "HOSTNAME": name_of(pod),
+        "HOSTNAME": pod["spec"].get("hostname") or name_of(pod),
         **({"TERM": "xterm"} if container.get("tty") else {}),
         **({"KUBECONFIG": str(kubeconfig)} if kubeconfig else {}),
         **own,

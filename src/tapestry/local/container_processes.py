@@ -114,6 +114,13 @@ class RunningContainer:
     clients: set["AttachedClient"] = field(default_factory=set)
     commands: set["ExecProcess"] = field(default_factory=set)
 
+    @property
+    def init_levels(self) -> int:
+        """Number of generations of processes of `container_init` above the command."""
+        if self.namespaces:
+            return 2
+        return int(self.launch.terminal and self.streams is not None)
+
     def publish(self, data: bytes) -> None:
         for each in list(self.clients):
             each.feed(data)

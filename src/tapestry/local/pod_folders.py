@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from tapestry.client.kubeconfig_entries import kubeconfig_document
 from tapestry.kube.objects import Object, namespace_of, uid_of
 from tapestry.local.container_commands import TOKEN_MOUNT_PATH
-from tapestry.local.volume_sources import VolumeFiles
+from tapestry.local.volume_sources import VolumeFiles, projected_sources
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class PodFolder:
         }
 
     def kubeconfig(self, pod: Object, container: Object, server: str, *, mounted: bool = False) -> Path | None:
-        """Write a kubeconfig with the pod's token, if the container has that mounted.
+        """Write a kubeconfig with the pod's token of this cluster, if the container has that mounted.
 
         `mounted` says whether the container finds the token by its mount path.
         """
         folder = self.mounts(container).get(TOKEN_MOUNT_PATH)
-        if folder is None:
+        if folder is None or not has_token(pod, container):
             return None
         if mounted:
             folder = Path(TOKEN_MOUNT_PATH)
@@ -89,6 +89,14 @@ class PodFolder:
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def has_token(pod: Object, container: Object) -> bool:
+    """Return whether the token volume is one of this cluster; a leased pod has a Secret of another cluster there."""
+    mounts = container.get("volumeMounts") or ()
+    names = {each["name"] for each in mounts if each["mountPath"].rstrip("/") == TOKEN_MOUNT_PATH}
+    volumes = [each for each in pod["spec"].get("volumes") or () if each["name"] in names]
+    return any("serviceAccountToken" in part for volume in volumes for part in projected_sources(volume))
 
 
 def safe_path(name: str) -> PurePosixPath:

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import aiohttp
 
-from tapestry.apis.keys import NO_SCHEDULE, PROCESS_NODE
+from tapestry.apis.keys import NO_SCHEDULE, PROCESS_NODE, RUN_PODS_NODE
 from tapestry.client.client import Client
 from tapestry.controller import Controller, Manager, Result
 from tapestry.controller.events import Recorder
 from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, uid_of, value_at
 from tapestry.kube.pods import is_pod_terminal
-from tapestry.kube.resources import CONFIGMAPS, PODS, SECRETS
+from tapestry.kube.resources import CONFIGMAPS, PODS, RUNTIME_CLASSES, SECRETS
 from tapestry.local import nodes
 from tapestry.local.bound_pods import BoundPods, bound_pods
 from tapestry.local.child_processes import PAGE_BYTES, process_tree_stat, uptime
@@ -53,6 +53,9 @@ log = logger(__name__)
 
 PROCESS_NODES = NodeType(PROCESS_NODE, "process", "containers are processes of this machine")
 TAINT = {"key": PROCESS_NODE, "effect": NO_SCHEDULE}
+RUN_PODS_TAINT = {"key": RUN_PODS_NODE, "effect": NO_SCHEDULE}
+RUNTIME_CLASS = "process"
+"""Name of the RuntimeClass that selects process nodes for pods of all users."""
 ISOLATED = "ContainersIsolated"
 """Condition of a node: whether its containers run in their own Linux namespaces."""
 WORKERS = 8
@@ -63,9 +66,23 @@ REFRESH_INTERVAL = timedelta(seconds=60)
 RETRY_INTERVAL = timedelta(seconds=2)
 
 
-def process_node(name: str, capacity: Mapping[str, str], labels: Mapping[str, str] | None = None) -> Object:
-    """Return a node to create; only pods that tolerate its taint run there."""
-    return new_node(PROCESS_NODES, name, capacity, labels, [TAINT])
+def process_node(name: str, capacity: Mapping[str, str], *, run_pods: bool = False) -> Object:
+    """Return a node to create; only pods that tolerate its taint run there, with `run_pods` those of all users."""
+    if run_pods:
+        return new_node(PROCESS_NODES, name, capacity, {RUN_PODS_NODE: ""}, [RUN_PODS_TAINT])
+    return new_node(PROCESS_NODES, name, capacity, taints=[TAINT])
+
+
+def process_runtime_class() -> Object:
+    """Return the RuntimeClass of pods that run on nodes with the taint of all users."""
+    toleration = {"key": RUN_PODS_NODE, "operator": "Exists", "effect": NO_SCHEDULE}
+    return {
+        "apiVersion": RUNTIME_CLASSES.api_version,
+        "kind": RUNTIME_CLASSES.kind,
+        "metadata": {"name": RUNTIME_CLASS},
+        "handler": RUNTIME_CLASS,
+        "scheduling": {"nodeSelector": {RUN_PODS_NODE: ""}, "tolerations": [toleration]},
+    }
 
 
 def machine_capacity() -> dict[str, str]:
@@ -263,12 +280,12 @@ class ProcessKubelet:
         found = []
         for pod in self.pods.on_node(node):
             worker = self.workers.get(key_of(pod))
-            pids = container_pids(worker) if worker is not None else {}
-            used = [use for each, pid in pids.items() if (use := process_usage(each, pid, self.now(), self.cpu_rates))]
-            if used:
-                found.append(PodUsage(pod, used))
+            running = running_containers(worker) if worker is not None else {}
+            used = [container_usage(name, each, self.now(), self.cpu_rates) for name, each in running.items()]
+            if known := [each for each in used if each is not None]:
+                found.append(PodUsage(pod, known))
         self.cpu_rates.forget_others(
-            {pid for worker in self.workers.values() for pid in container_pids(worker).values()}
+            {each.process.pid for worker in self.workers.values() for each in running_containers(worker).values()}
         )
         return found
 
@@ -316,10 +333,8 @@ class ProcessKubelet:
         return state, state.running
 
 
-def container_pids(worker: PodWorker) -> dict[str, int]:
-    """Return the processes of the running containers by name."""
-    found = worker.containers.values()
-    return {each.name: each.running.process.pid for each in found if each.running is not None}
+def running_containers(worker: PodWorker) -> dict[str, RunningContainer]:
+    return {each.name: each.running for each in worker.containers.values() if each.running is not None}
 
 
 def waiting_statuses(pod: Object, reason: str, message: str) -> ContainerStatuses:
@@ -337,15 +352,16 @@ def status_of_container(pod: Object, container: str) -> Object:
     return next((each for each in statuses if each["name"] == container), {})
 
 
-def process_usage(container: str, pid: int, now: datetime, rates: CpuRates) -> ContainerUsage | None:
-    """Return the usage of a process with its descendants; None if it is gone."""
+def container_usage(name: str, running: RunningContainer, now: datetime, rates: CpuRates) -> ContainerUsage | None:
+    """Return the usage of a container's processes; None if they are gone."""
+    pid = running.process.pid
     try:
-        found = process_tree_stat(pid)
+        found = process_tree_stat(pid, running.init_levels)
     except OSError:
         return None
     age = max(uptime() - found.start_seconds, 0.01)
     cores = rates.cores(pid, CpuSample(now, found.cpu_seconds), found.cpu_seconds / age)
-    return ContainerUsage(container, now - timedelta(seconds=age), cores, found.cpu_seconds, found.memory)
+    return ContainerUsage(name, now - timedelta(seconds=age), cores, found.cpu_seconds, found.memory)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tapestry.kube.objects import Object, uid_of, value_at
+from tapestry.kube.objects import Object, value_at
 from tapestry.kube.resources import PODS
 from tapestry.local.runtime import ContainerProcess, StreamRejected
 
@@ -259,7 +259,7 @@ ls /proc | grep -c '^[0-9]'
 
 async def test_pid_namespace_ends_with_container(isolated_world: World) -> None:
     marker = f"sleep 97{os.getpid()}"
-    script = f"setsid {marker} & trap 'exit 0' TERM; until ps aux | grep '[0-9] {marker}'; do :; done; {FOR_EVER}"
+    script = f"setsid {marker} & trap 'exit 0' TERM; until grep -ls {marker[-4:]} /proc/*/comm /proc/[3-9]*/cmdline; do :; done; {FOR_EVER}"
     pod = await started(isolated_world, a_pod(script))
     await isolated_world.first_line("p")
     assert running_commands(marker) == 1
@@ -299,7 +299,7 @@ async def test_ephemeral_container_runs_beside_its_target(world: World) -> None:
     await world.client.patch(PODS, pod, body, subresource="ephemeralcontainers")
     pod = await world.wait_for_pod("p", lambda pod: "running" in ephemeral_state(pod))
     client = await world.runtime.attach(pod, "debug", stdin=True, terminal=True)
-    await client.write_stdin(b"ps aux; exit 3\n")
+    await client.write_stdin(b"cat /proc/*/cmdline; exit 3\n")
     output = await asyncio.wait_for(read_all(client.read_stdout), 30)
     assert FOR_EVER.encode() in output
     ended = await world.wait_for_pod("p", lambda pod: "terminated" in ephemeral_state(pod))
