@@ -47,7 +47,7 @@ MASKED_PROC = ("sysrq-trigger", "kcore", "keys", "timer_list")
 OLD_ROOT = "/.old"
 MAX_ENTRIES = 2000
 """Limit of a folder's entries that are mounted one by one."""
-MAX_PROCESSES = 2048
+MAX_PROCESSES = 1024
 """Limit of processes and threads in a container."""
 PID_LIMIT_KERNEL = (6, 14)
 """First kernel in which every PID namespace has its own limit."""
