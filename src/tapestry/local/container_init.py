@@ -17,7 +17,6 @@ import errno
 import fcntl
 import json
 import os
-import platform
 import posixpath
 import resource
 import signal
@@ -44,6 +43,8 @@ REPLACED_FOLDERS = ("dev", "proc", "run", "tmp")
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 READ_ONLY_PROC = ("sys", "bus", "fs", "irq")
 MASKED_PROC = ("sysrq-trigger", "kcore", "keys", "timer_list")
+SANDBOX_SYSCTLS = {"net/ipv4/ip_unprivileged_port_start": "0", "user/max_user_namespaces": "0"}
+"""Settings of a pod's namespaces: containers have no capabilities, and cannot get them in another namespace."""
 OLD_ROOT = "/.old"
 MAX_ENTRIES = 2000
 """Limit of a folder's entries that are mounted one by one."""
@@ -85,7 +86,7 @@ class Command(TypedDict):
     root: Root | None
     """File system to build; None in exec and plain mode."""
     new_pids: bool
-    """Whether to create a PID namespace."""
+    """Request for a new PID namespace."""
 
 
 def main() -> NoReturn:
@@ -150,8 +151,9 @@ def new_sandbox(hostname: str, *, shares_pids: bool) -> list[int]:
         request = struct.pack("16sH14x", b"lo", 0)
         (flags,) = struct.unpack_from("H", fcntl.ioctl(any_socket, SIOCGIFFLAGS, request), 16)
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | IFF_UP))
-    with suppress(OSError):
-        write_file("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")  # containers have no capabilities
+    for name, value in SANDBOX_SYSCTLS.items():
+        with suppress(OSError):  # older kernels do not have it
+            write_file(f"/proc/sys/{name}", value)
     found = [os.open(f"/proc/self/ns/{each}", os.O_RDONLY) for each in ("user", "net", "ipc", "uts")]
     if shares_pids:
         reaper = os.fork()
@@ -330,9 +332,9 @@ def set_attributes(path: str, attributes: int, *, recursive: bool = False) -> No
 
 
 def pivot_root(folder: str) -> None:
-    number = SYS_PIVOT_ROOT.get(platform.machine())
+    number = SYS_PIVOT_ROOT.get(os.uname().machine)
     if number is None:
-        raise OSError(errno.ENOSYS, f"pivot_root: not supported on {platform.machine()}")
+        raise OSError(errno.ENOSYS, f"pivot_root: not supported on {os.uname().machine}")
     call("syscall", ctypes.c_long(number), folder, f"{folder}{OLD_ROOT}")
     os.chdir("/")
 
@@ -366,7 +368,7 @@ def build_devices(folder: str) -> None:
 
 def limit_processes() -> None:
     """Limit the PIDs of this namespace if the kernel has a limit for each; otherwise it is that of the machine."""
-    numbers = platform.release().split(".")[:2]
+    numbers = os.uname().release.split(".")[:2]
     if os.getpid() == 1 and all(map(str.isdecimal, numbers)) and tuple(map(int, numbers)) >= PID_LIMIT_KERNEL:
         write_file("/proc/sys/kernel/pid_max", str(MAX_PROCESSES))
 

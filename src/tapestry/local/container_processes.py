@@ -242,9 +242,9 @@ async def container_process(
 
     `target` is the descriptor of a PID namespace to join.
     """
-    if launch.limits is None:  # our own program
-        async with child(launch.command, launch.environment, launch.folder, write) as process:
-            yield RunningContainer(process, launch)
+    if launch.limits is None:
+        async with own_program(launch, write) as running:
+            yield running
         return
     async with AsyncExitStack() as stack:
         command = init_command(launch)
@@ -271,6 +271,22 @@ async def container_process(
                     await asyncio.wait([emptied], timeout=DRAIN_SECONDS)
                 finally:
                     await running.close()
+
+
+@asynccontextmanager
+async def own_program(launch: Launch, write: Callable[[bytes], None]) -> AsyncIterator[RunningContainer]:
+    """Run our own program: it needs neither limits nor namespaces, and has no input."""
+
+    def publish(data: bytes) -> None:
+        write(data)
+        running.publish(data)
+
+    async with child(launch.command, launch.environment, launch.folder, publish) as process:
+        running = RunningContainer(process, launch)
+        try:
+            yield running
+        finally:
+            await running.close()
 
 
 async def start_command(

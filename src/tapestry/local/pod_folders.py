@@ -4,7 +4,7 @@
 <uid>/kubeconfigs/<name>            kubeconfig with the token that a container has mounted
 <uid>/containers/<name>/            working folder of a container
 <uid>/tmp/<name>/                   /tmp of a container with namespaces
-<uid>/root/                         place where the root of a container with namespaces is built
+<uid>/rootfs/                       place where the root of a container with namespaces is built
 <uid>/containers/<name>-<run>.log   log of a run
 """
 
@@ -39,7 +39,7 @@ class PodFolder:
 
     @property
     def root(self) -> Path:
-        return self.path / "root"
+        return self.path / "rootfs"
 
     def create(self, containers: Iterable[Object]) -> None:
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -112,7 +112,7 @@ class PodWorker:
     on_change: Callable[[], None]
     record_event: RecordEvent
     isolated: bool = False
-    """Whether containers run in namespaces of their own."""
+    """Use of Linux namespaces for the containers."""
     environment: PodEnvironment | None = None
     containers: dict[str, Container] = field(init=False)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)

@@ -59,8 +59,8 @@ RUNTIME_CLASS = "process"
 ISOLATED = "ContainersIsolated"
 """Condition of a node: whether its containers run in their own Linux namespaces."""
 WORKERS = 8
-MAX_COMMANDS = 256
-"""Limit of commands that `exec` runs in one container at a time."""
+MAX_COMMANDS, MAX_CLIENTS = 256, 64
+"""Limits of commands that `exec` runs in one container at a time, and of attached clients."""
 REFRESH_INTERVAL = timedelta(seconds=60)
 """Interval at which ConfigMaps and Secrets are read again."""
 RETRY_INTERVAL = timedelta(seconds=2)
@@ -180,8 +180,10 @@ class ProcessKubelet:
         if not self.settings.policy.run_pods or not pod["spec"].get("ephemeralContainers"):
             return
         worker.pod = pod
+        prepared = self.launchers[uid_of(pod)].launches
         for each in runnable_containers(pod, self.settings.policy, ("ephemeralContainers",)):
-            worker.start_ephemeral(each, container_rejection_reason(each, self.settings.policy))
+            if each["name"] in prepared:
+                worker.start_ephemeral(each, container_rejection_reason(each, self.settings.policy))
 
     async def run_worker(self, key: str, worker: PodWorker) -> None:
         try:
@@ -309,6 +311,8 @@ class ProcessKubelet:
         _, running = self.running_container(pod, container)
         if terminal and not running.launch.terminal:
             raise StreamRejected(f'container "{container}" has no terminal; attach without -t')
+        if len(running.clients) >= MAX_CLIENTS:
+            raise StreamRejected(f'{MAX_CLIENTS} clients are already attached to container "{container}"')
         return running.attach(stdin=stdin)
 
     async def dial(self, pod: Object, port: int) -> Connection:
