@@ -123,6 +123,8 @@ PHYSICAL_NODE_UNSCHEDULABLE_TAINT: Final = PREFIX + "physical-node-unschedulable
 """On a virtual node whose physical node is cordoned by the owner."""
 PROCESS_NODE: Final = PREFIX + "process-node"
 """Also a label: on nodes whose containers are processes of one machine.  Others' pods need a toleration."""
+RUN_PODS_NODE: Final = "process.tapestry.io/node"
+"""Also a label: on process nodes that run the pods of all users, and on their virtual nodes."""
 NO_SCHEDULE: Final = "NoSchedule"
 
 # Keys of simulated nodes, which the simulated kubelets of `tapestry cluster` read.

@@ -36,7 +36,7 @@ EXPECTED_ERRORS = (ValueError, OSError, StorageError, AssetsMissing, ControlPlan
 )
 @click.option("--gpus", type=click.IntRange(min=0), default=0, show_default=True, help="GPUs of each simulated node.")
 @click.option("--process-node", is_flag=True, help="Add a node that runs Tapestry's own pods as processes.")
-@click.option("--run-pods", is_flag=True, help="Let the process node run the commands of any pod, as your user.")
+@click.option("--run-pods", is_flag=True, help="Add a node that runs the commands of all pods as processes of yours.")
 @click.option("--real-kubernetes", is_flag=True, help="Use kube-apiserver, etcd and Kubernetes' own controllers.")
 def cluster(data: Path, nodes: int, gpus: int, process_node: bool, run_pods: bool, real_kubernetes: bool) -> None:
     """Run a cluster until stopped: API server, controllers, scheduler and simulated nodes.
@@ -47,7 +47,7 @@ def cluster(data: Path, nodes: int, gpus: int, process_node: bool, run_pods: boo
         data.absolute(),
         nodes,
         gpus=gpus,
-        process_node=process_node,
+        process_node=process_node or run_pods,
         run_pods=run_pods,
         real_kubernetes=real_kubernetes,
     )

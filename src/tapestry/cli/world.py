@@ -69,8 +69,13 @@ def example_commands(kubeconfig: Path, kubectl: str) -> list[str]:
     is_flag=True,
     help="Run every cluster with kube-apiserver, etcd and Kubernetes' own components.",
 )
+@click.option(
+    "--run-pods",
+    is_flag=True,
+    help="Add a node to the first cluster that runs the commands of pods as processes, as your user.",
+)
 @DATA_OPTION
-def up(clusters: int | None, nodes: int | None, real_kubernetes: bool, data: Path) -> None:
+def up(clusters: int | None, nodes: int | None, real_kubernetes: bool, run_pods: bool, data: Path) -> None:
     """Run a virtual cluster and the physical clusters that it leases from, until Ctrl-C.
 
     An existing world keeps its data; clusters and nodes can be added.
@@ -78,8 +83,8 @@ def up(clusters: int | None, nodes: int | None, real_kubernetes: bool, data: Pat
     logs.configure("error")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            world = World(data.absolute(), clusters, nodes, real_kubernetes, report=click.echo, report_event=click.echo)
-            runner.run(serve(world))
+            world = World(data.absolute(), clusters, nodes, real_kubernetes, run_pods)
+            runner.run(serve(replace(world, report=click.echo, report_event=click.echo)))
     except (WorldError, AssetsMissing, KubeError, JoinError, OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
 

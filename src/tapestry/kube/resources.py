@@ -84,6 +84,7 @@ POD_METRICS = Resource("metrics.k8s.io", "v1beta1", "PodMetrics", "pods")
 LEASES = Resource("coordination.k8s.io", "v1", "Lease", "leases")
 NODE_LEASE_NAMESPACE = "kube-node-lease"
 """Namespace of the Leases that kubelets renew."""
+RUNTIME_CLASSES = Resource("node.k8s.io", "v1", "RuntimeClass", "runtimeclasses", namespaced=False)
 STORAGE_CLASSES = Resource("storage.k8s.io", "v1", "StorageClass", "storageclasses", namespaced=False)
 CSI_DRIVERS = Resource("storage.k8s.io", "v1", "CSIDriver", "csidrivers", namespaced=False)
 CSI_NODES = Resource("storage.k8s.io", "v1", "CSINode", "csinodes", namespaced=False)

@@ -24,6 +24,15 @@ DRAIN_TIMEOUT = 1.0
 GUARD_COMMAND = ("sh", "-c", "read -r _; kill -s KILL 0")
 
 
+class Streams(NamedTuple):
+    """Standard streams of a process, and other descriptors that it inherits."""
+
+    stdout: int | IO[bytes]
+    stderr: int | None = subprocess.STDOUT
+    stdin: int = subprocess.DEVNULL
+    inherited: Sequence[int] = ()
+
+
 @dataclass(frozen=True)
 class ChildProcess:
     process: subprocess.Popen[bytes]
@@ -51,6 +60,8 @@ class ChildProcess:
         """Kill the process and its group."""
         os.killpg(self.group_id, signal.SIGKILL)
         self.process.wait()
+        if not self.ended.done():
+            self.ended.set_result(None)
 
 
 @asynccontextmanager
@@ -58,7 +69,7 @@ async def child(
     command: Sequence[str], environment: Mapping[str, str], folder: Path, write: Callable[[bytes], None]
 ) -> AsyncIterator[ChildProcess]:
     """Run a command while the context is open and pass its output to `write`; then kill it.  Raise OSError."""
-    async with guarded_process(command, environment, folder, subprocess.PIPE) as running:
+    async with guarded_process(command, environment, folder, Streams(subprocess.PIPE)) as running:
         output = running.process.stdout
         assert output is not None
         with output, pump_output(output.fileno(), write) as emptied:
@@ -71,11 +82,11 @@ async def child(
 
 @asynccontextmanager
 async def guarded_process(
-    command: Sequence[str], environment: Mapping[str, str], folder: Path, output: int | IO[bytes]
+    command: Sequence[str], environment: Mapping[str, str], folder: Path, streams: Streams
 ) -> AsyncIterator[ChildProcess]:
     """Run a command while the context is open, then kill it and its group.  Raise OSError."""
     with process_group_guard() as group, exit_future(group) as guard_exit:
-        process = start_process(command, environment, folder, output, group)
+        process = start_process(command, environment, folder, streams, group)
         guard_exit.add_done_callback(lambda _: process.kill())
         with exit_future(process.pid) as ended:
             running = ChildProcess(process, ended, group)
@@ -86,14 +97,15 @@ async def guarded_process(
 
 
 def start_process(
-    command: Sequence[str], environment: Mapping[str, str], folder: Path, output: int | IO[bytes], leader: int
+    command: Sequence[str], environment: Mapping[str, str], folder: Path, streams: Streams, leader: int
 ) -> subprocess.Popen[bytes]:
     # asyncio cannot be used: uvloop cannot set the process group.
     return subprocess.Popen(
         list(command),
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
+        stdin=streams.stdin,
+        stdout=streams.stdout,
+        stderr=streams.stderr,
+        pass_fds=streams.inherited,
         env=dict(environment),
         cwd=folder,
         process_group=leader,
@@ -117,7 +129,13 @@ def pump_output(source: int, write: Callable[[bytes], None]) -> Iterator[asyncio
     emptied: asyncio.Future[None] = loop.create_future()
 
     def readable() -> None:
-        if data := os.read(source, CHUNK):
+        try:
+            data = os.read(source, CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:  # a terminal without processes
+            data = b""
+        if data:
             write(data)
         else:
             loop.remove_reader(source)
@@ -139,7 +157,8 @@ def exit_future(pid: int) -> Iterator[asyncio.Future[None]]:
 
     def exited() -> None:
         loop.remove_reader(descriptor)
-        ended.set_result(None)
+        if not ended.done():
+            ended.set_result(None)
 
     loop.add_reader(descriptor, exited)
     try:
@@ -153,8 +172,13 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
+MAX_TREE = 256
+"""Limit of the processes that are read for one tree."""
+
+
 class ProcessStat(NamedTuple):
     cpu_seconds: float
+    """CPU time of the process and of its children that have ended."""
     start_seconds: float
     """Start time in seconds after boot."""
     memory: int
@@ -165,8 +189,29 @@ def process_stat(pid: int) -> ProcessStat:
     """Read /proc/PID/stat; raise OSError if there is no such process."""
     text = Path(f"/proc/{pid}/stat").read_text()
     fields = text.rpartition(")")[2].split()  # skip the name in parentheses, which may contain anything
-    user, system, began, pages = (int(fields[index]) for index in (11, 12, 19, 21))
-    return ProcessStat((user + system) / TICKS_PER_SECOND, began / TICKS_PER_SECOND, pages * PAGE_BYTES)
+    seconds = sum(map(int, fields[11:15])) / TICKS_PER_SECOND
+    return ProcessStat(seconds, int(fields[19]) / TICKS_PER_SECOND, int(fields[21]) * PAGE_BYTES)
+
+
+def process_tree_stat(root: int, levels: int = 0) -> ProcessStat:
+    """Return the sum of a process and its descendants, without the first `levels` generations.
+
+    Raise OSError if the process does not exist.
+    """
+    total, pids = process_stat(root)._replace(cpu_seconds=0.0, memory=0), [root]
+    for _ in range(levels):
+        pids = [each for pid in pids for each in child_pids(pid)]
+    for pid in pids:  # grows while it is read
+        with contextlib.suppress(OSError):  # it has ended
+            found = process_stat(pid)
+            total = ProcessStat(total.cpu_seconds + found.cpu_seconds, total.start_seconds, total.memory + found.memory)
+            pids.extend(child_pids(pid)[: max(MAX_TREE - len(pids), 0)])
+    return total
+
+
+def child_pids(pid: int) -> list[int]:
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for each in threads for child in (each / "children").read_text().split()]
 
 
 def uptime() -> float:

@@ -18,7 +18,7 @@ from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import load_access
 from tapestry.kube.errors import KubeError
-from tapestry.local.child_processes import guarded_process, process_stat
+from tapestry.local.child_processes import Streams, guarded_process, process_stat
 from tapestry.local.world_folder import WorldError
 
 TAPESTRY_PROGRAM = Path(sys.executable).with_name("tapestry")
@@ -148,7 +148,7 @@ class ClusterProcesses:
     async def run_once(self, member: ClusterProcess) -> None:
         command = [str(TAPESTRY_PROGRAM), "cluster", "--data", str(member.folder), *member.flags]
         with member.log.open("ab") as log:
-            async with guarded_process(command, os.environ, Path.cwd(), log) as process:
+            async with guarded_process(command, os.environ, Path.cwd(), Streams(log)) as process:
                 member.pid = process.pid
                 try:
                     code = await process.wait()

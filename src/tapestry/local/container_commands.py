@@ -2,11 +2,13 @@
 
 `rejection_reason` says why a pod cannot run as processes.  `container_launch` returns what to run for a container.
 
-There are no images and no mounts: a container is its command.  Mounted paths in commands, arguments and variables are
-replaced by the folders that stand for them.  An argument that is an address without a host (`:8080`) with one of the
-container's ports gets the pod's address.
+A container is its command.  An image that is an absolute path is its working folder; any other image has no effect.
+With namespaces, volumes are mounted (`container_mounts`).  Without them, mounted paths in commands, arguments and
+variables are replaced by the folders that stand for them, and an argument that is an address without a host (`:8080`)
+with one of the container's ports gets the pod's address.
 """
 
+import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +26,31 @@ INHERITED_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", 
 """Environment variables that containers inherit; none of them may contain a secret."""
 TOKEN_MOUNT_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
 VARIABLE_PATTERN = re.compile(r"\$(\$|\(([A-Za-z_.-][A-Za-z0-9_.-]*)\))")
+KUBECONFIG_PATH = "/run/kubeconfig"
+"""Path of the kubeconfig in containers with namespaces."""
+DEFAULT_SHELL = ["sh"]
+"""Command of an ephemeral container without one."""
 MAP_FIELD_PATTERN = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """Folders of this machine in containers with namespaces of their own; other folders are read-only there."""
+
+    home: str
+    """Home folder of the user, which is replaced by the folder of the container."""
+    hidden: tuple[str, ...] = ()
+    """Folders that are empty in containers."""
+    visible: tuple[str, ...] = ()
+    """Read-only folders that containers see even if they are below a hidden or replaced one."""
+
+    def hides(self, path: str) -> bool:
+        replaced = (self.home, *self.hidden, "/tmp", "/run", "/dev", "/proc")
+        return any(is_below(path, each) for each in replaced)
+
+
+def is_below(path: str, folder: str) -> bool:
+    return posixpath.normpath(path) == folder or posixpath.normpath(path).startswith(folder.rstrip("/") + "/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +62,10 @@ class ProcessPolicy:
     namespaces: frozenset[str] = frozenset({"tapestry-system"})
     run_pods: bool = False
     """Allow any pod and any command."""
+    user: int = 0
+    """ID of the user as whom processes run."""
+    isolation: Isolation | None = None
+    """Namespaces of the pods' containers; None runs plain processes."""
 
 
 class ContainerFolder(NamedTuple):
@@ -47,12 +77,27 @@ class ContainerFolder(NamedTuple):
     """Kubeconfig with the token of its service account; None without a token."""
 
 
+class ContainerMount(NamedTuple):
+    path: str
+    source: Path
+    sub_path: str = ""
+    """Path below the source that the pod chose; it may contain symbolic links of the pod."""
+    read_only: bool = True
+
+
 class Launch(NamedTuple):
     """Command, environment and working folder of a process."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
     folder: Path
+    mounts: Sequence[ContainerMount] = ()
+    """Mounts of a container with namespaces."""
+    limits: Mapping[str, int] | None = None
+    """Resource limits as `setrlimit` names them; None for our own program, which has none."""
+    terminal: bool = False
+    stdin: bool = False
+    stdin_once: bool = False
 
 
 # -- permission
@@ -65,14 +110,14 @@ def rejection_reason(pod: Object, policy: ProcessPolicy) -> str | None:
     for volume in pod["spec"].get("volumes") or ():
         if not any(kind in volume for kind in VOLUME_KINDS):
             return f"volume {volume['name']}: only {', '.join(VOLUME_KINDS)} are supported without mounts"
-    return next(
-        (
-            f"container {each['name']}: {reason}"
-            for each in containers_of(pod)
-            for reason in container_rejections(each, policy)
-        ),
-        None,
-    )
+    if policy.run_pods and (reason := next(pod_security_rejections(pod, policy), None)):
+        return f"pod: {reason}"
+    return next(filter(None, (container_rejection_reason(each, policy) for each in containers_of(pod))), None)
+
+
+def container_rejection_reason(container: Object, policy: ProcessPolicy) -> str | None:
+    reason = next(container_rejections(container, policy), None)
+    return f"container {container['name']}: {reason}" if reason else None
 
 
 def container_rejections(container: Object, policy: ProcessPolicy) -> Iterator[str]:
@@ -82,8 +127,64 @@ def container_rejections(container: Object, policy: ProcessPolicy) -> Iterator[s
         yield "has lifecycle hooks, which are not supported"
     if any(value_at(container, probe, "grpc") for probe in PROBES):
         yield "has a gRPC probe, which is not supported"
-    if not policy.run_pods:
+    if policy.run_pods:
+        yield from security_rejections(container, policy)
+    else:
         yield from program_allowlist.program_rejections(container)
+
+
+def pod_security_rejections(pod: Object, policy: ProcessPolicy) -> Iterator[str]:
+    for name in ("hostNetwork", "hostPID", "hostIPC"):
+        if pod["spec"].get(name):
+            yield f"{name} is not supported: a pod may not use the namespaces of this machine"
+    context = pod["spec"].get("securityContext") or {}
+    if context.get("sysctls"):
+        yield "securityContext.sysctls is not supported"
+    yield from user_rejections(context, policy)
+
+
+def user_rejections(context: Object, policy: ProcessPolicy) -> Iterator[str]:
+    user = context.get("runAsUser")
+    if user is not None and user != policy.user:
+        yield f"runAsUser {user} is not supported: processes run as the user {policy.user}, who started the kubelet"
+    if context.get("runAsNonRoot") and policy.user == 0:
+        yield "runAsNonRoot is not supported: processes run as root, who started the kubelet"
+
+
+def security_rejections(container: Object, policy: ProcessPolicy) -> Iterator[str]:
+    """Yield what a container requests beyond the rights of the user, or what would be ignored."""
+    context = container.get("securityContext") or {}
+    if context.get("privileged"):
+        yield "is privileged; processes have no more rights than the user who started the kubelet"
+    added = {*(value_at(context, "capabilities", "add", default=()))} - {"NET_BIND_SERVICE"}
+    if added:
+        yield f"adds the capability {min(added)}; processes have no capabilities"
+    if (context.get("procMount") or "Default") != "Default":
+        yield "has another procMount than Default"
+    yield from user_rejections(context, policy)
+    for port in container.get("ports") or ():
+        if port.get("hostPort"):
+            yield f"has the hostPort {port['hostPort']}, which is not supported"
+    if container.get("volumeDevices"):
+        yield "has volumeDevices, which are not supported"
+    for each in container.get("volumeMounts") or ():
+        yield from mount_rejections(each)
+    image = container.get("image") or ""
+    if policy.isolation is not None and image.startswith("/") and policy.isolation.hides(image):
+        yield f"has the image {image}, a folder that is hidden from containers; use another folder"
+
+
+def mount_rejections(mount: Object) -> Iterator[str]:
+    path = mount["mountPath"]
+    normal = posixpath.normpath(path)
+    if not path.startswith("/") or normal in ("/", "//") or is_below(normal, "/proc"):
+        yield f"has the mountPath {path}; it must be an absolute path other than / and not below /proc"
+    if ".." in (mount.get("subPath") or "").split("/"):
+        yield f"has the subPath {mount['subPath']}, which leaves the volume"
+    if mount.get("subPathExpr"):
+        yield "has a subPathExpr, which is not supported"
+    if (mount.get("mountPropagation") or "None") != "None":
+        yield f"has the mountPropagation {mount['mountPropagation']}, which is not supported"
 
 
 # -- launch
@@ -101,21 +202,36 @@ def container_launch(
     allowed = {name: inherited[name] for name in INHERITED_VARIABLES if name in inherited}
     if not policy.run_pods:
         return tapestry_launch(pod, container, container_folder, sources, policy, allowed)
-    own = {
-        name: with_local_paths(value, container_folder.mounts)
-        for name, value in container_variables(pod, container, sources).items()
-    }
+    own = container_variables(pod, container, sources)
+    if policy.isolation is None:
+        own = {name: with_local_paths(value, container_folder.mounts) for name, value in own.items()}
+        given, kubeconfig = allowed, container_folder.kubeconfig
+    else:
+        given = {name: value for name, value in allowed.items() if name != "TMPDIR"} | {"HOME": policy.isolation.home}
+        kubeconfig = Path(KUBECONFIG_PATH) if container_folder.kubeconfig else None
     environment = {
-        **allowed,
-        "HOSTNAME": name_of(pod),
-        **({"KUBECONFIG": str(container_folder.kubeconfig)} if container_folder.kubeconfig else {}),
+        **given,
+        "HOSTNAME": pod["spec"].get("hostname") or name_of(pod),
+        **({"TERM": "xterm"} if container.get("tty") else {}),
+        **({"KUBECONFIG": str(kubeconfig)} if kubeconfig else {}),
         **own,
     }
     return Launch(
         container_command(container, own, container_folder, policy),
         environment,
-        working_dir(container, container_folder),
+        working_dir(container, container_folder, policy.isolation),
+        limits=resource_limits(container),
+        terminal=bool(container.get("tty")),
+        stdin=bool(container.get("stdin")),
+        stdin_once=bool(container.get("stdinOnce")),
     )
+
+
+def resource_limits(container: Object) -> dict[str, int]:
+    """Return limits of one process: memory that it allocates, size of a file, and no core dumps."""
+    amounts = ResourceList.parse(value_at(container, "resources", "limits"))
+    names = {"memory": "DATA", "ephemeral-storage": "FSIZE"}
+    return {"CORE": 0} | {names[each]: amount.value() for each, amount in amounts.items() if each in names}
 
 
 def tapestry_launch(
@@ -158,19 +274,29 @@ def localized_command(
     policy: ProcessPolicy,
     ports: frozenset[str] = frozenset(),
 ) -> list[str]:
-    """Return the command with variables, paths and addresses replaced."""
-    expanded = [with_local_paths(expand_variables(each, environment), container_folder.mounts) for each in words]
-    program, *arguments = expanded
-    return [
-        str(policy.executable) if program == PROGRAM else program,
-        *(with_pod_address(each, ports, container_folder.address) for each in arguments),
-    ]
+    """Return the command with variables replaced, and without namespaces also paths and addresses."""
+    program, *arguments = [expand_variables(each, environment) for each in words]
+    if policy.isolation is None:
+        program, *arguments = [with_local_paths(each, container_folder.mounts) for each in (program, *arguments)]
+        arguments = [with_pod_address(each, ports, container_folder.address) for each in arguments]
+    return [str(policy.executable) if program == PROGRAM else program, *arguments]
 
 
-def working_dir(container: Object, container_folder: ContainerFolder) -> Path:
-    given = container.get("workingDir") or ""
-    local = with_local_paths(given, container_folder.mounts)
-    return Path(local) if local != given else container_folder.folder
+def exec_command(words: Sequence[str], container_folder: ContainerFolder, policy: ProcessPolicy) -> list[str]:
+    """Return the command to execute in a running container; variables are not replaced."""
+    if policy.isolation is not None:
+        return list(words)
+    return [with_local_paths(each, container_folder.mounts) for each in words]
+
+
+def working_dir(container: Object, container_folder: ContainerFolder, isolation: Isolation | None) -> Path:
+    given, image = container.get("workingDir") or "", container.get("image") or ""
+    local = given if isolation is not None else with_local_paths(given, container_folder.mounts)
+    if given and (local != given or isolation is not None):
+        return Path(local)
+    if image.startswith("/"):
+        return Path(image)
+    return Path(isolation.home) if isolation is not None else container_folder.folder
 
 
 def with_local_paths(text: str, mounts: Mapping[str, Path]) -> str:

@@ -92,6 +92,8 @@ class NodeType:
     runtime: str
     """Container runtime: `simulated` or `process`."""
     message: str
+    conditions: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
+    """Status, reason and message of more conditions, by type."""
 
 
 def new_node(
@@ -155,10 +157,12 @@ class NodeReconciler:
     def conditions(self, node: Object) -> list[Object]:
         before = {each["type"]: each for each in value_at(node, "status", "conditions", default=())}
         now = timestamp(self.now())
-        found = [each for type, each in before.items() if type not in CONDITIONS]
-        for type, (value, reason) in CONDITIONS.items():
+        common = {type: (*values, self.node_type.message) for type, values in CONDITIONS.items()}
+        expected = {**common, **self.node_type.conditions}
+        found = [each for type, each in before.items() if type not in expected]
+        for type, (value, reason, message) in expected.items():
             old = before.get(type)
-            condition = {"type": type, "status": value, "reason": reason, "message": self.node_type.message}
+            condition = {"type": type, "status": value, "reason": reason, "message": message}
             times = {"lastHeartbeatTime": now, "lastTransitionTime": now}
             found.append(old if old is not None and old["status"] == value else {**condition, **times})
         return found

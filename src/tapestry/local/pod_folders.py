@@ -3,21 +3,22 @@
 <uid>/volumes/<volume>/...          files of the volume, kept in sync with its sources
 <uid>/kubeconfigs/<name>            kubeconfig with the token that a container has mounted
 <uid>/containers/<name>/            working folder of a container
+<uid>/tmp/<name>/                   /tmp of a container with namespaces
+<uid>/rootfs/                       place where the root of a container with namespaces is built
 <uid>/containers/<name>-<run>.log   log of a run
 """
 
 import json
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from tapestry.client.kubeconfig_entries import kubeconfig_document
 from tapestry.kube.objects import Object, namespace_of, uid_of
-from tapestry.kube.pods import containers_of
 from tapestry.local.container_commands import TOKEN_MOUNT_PATH
-from tapestry.local.volume_sources import VolumeFiles
+from tapestry.local.volume_sources import VolumeFiles, projected_sources
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,18 @@ class PodFolder:
     def log(self, container: str, run: int) -> Path:
         return self.path / "containers" / f"{container}-{run}.log"
 
-    def create(self, pod: Object) -> None:
-        for each in containers_of(pod):
-            self.container(each["name"]).mkdir(parents=True, exist_ok=True, mode=0o700)
+    def tmp(self, container: str) -> Path:
+        return self.path / "tmp" / container
+
+    @property
+    def root(self) -> Path:
+        return self.path / "rootfs"
+
+    def create(self, containers: Iterable[Object]) -> None:
+        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for each in containers:
+            for folder in (self.container(each["name"]), self.tmp(each["name"])):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def write(self, volume: str, files: VolumeFiles) -> None:
         """Make a volume consist of exactly these files."""
@@ -54,11 +64,16 @@ class PodFolder:
             for each in container.get("volumeMounts") or ()
         }
 
-    def kubeconfig(self, pod: Object, container: Object, server: str) -> Path | None:
-        """Write a kubeconfig with the pod's token, if the container has that mounted."""
+    def kubeconfig(self, pod: Object, container: Object, server: str, *, mounted: bool = False) -> Path | None:
+        """Write a kubeconfig with the pod's token of this cluster, if the container has that mounted.
+
+        `mounted` says whether the container finds the token by its mount path.
+        """
         folder = self.mounts(container).get(TOKEN_MOUNT_PATH)
-        if folder is None:
+        if folder is None or not has_token(pod, container):
             return None
+        if mounted:
+            folder = Path(TOKEN_MOUNT_PATH)
         cluster = {"server": server, "certificate-authority": str(folder / "ca.crt")}
         user = {"tokenFile": str(folder / "token")}
         document = kubeconfig_document("home", cluster, user, namespace_of(pod))
@@ -74,6 +89,14 @@ class PodFolder:
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def has_token(pod: Object, container: Object) -> bool:
+    """Return whether the token volume is one of this cluster; a leased pod has a Secret of another cluster there."""
+    mounts = container.get("volumeMounts") or ()
+    names = {each["name"] for each in mounts if each["mountPath"].rstrip("/") == TOKEN_MOUNT_PATH}
+    volumes = [each for each in pod["spec"].get("volumes") or () if each["name"] in names]
+    return any("serviceAccountToken" in part for volume in volumes for part in projected_sources(volume))
 
 
 def safe_path(name: str) -> PurePosixPath:

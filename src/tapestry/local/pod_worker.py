@@ -6,7 +6,7 @@ container that ends is restarted according to the restart policy: the first time
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -14,12 +14,14 @@ from typing import Literal, Protocol
 
 import aiohttp
 
-from tapestry.kube.objects import Object, uid_of, value_at
-from tapestry.kube.pods import is_sidecar
+from tapestry.kube.objects import Object, name_of, uid_of, value_at
+from tapestry.kube.pods import containers_of, is_sidecar
 from tapestry.kube.times import parse_time
 from tapestry.local.child_processes import child
 from tapestry.local.container_commands import Launch
 from tapestry.local.container_logs import ContainerLog
+from tapestry.local.container_processes import PodEnvironment, RunningContainer, container_process, start_command
+from tapestry.local.pod_sandbox import Endpoint, PodNetwork, PodSandbox, pod_sandbox
 from tapestry.local.probes import Prober, probe_results
 from tapestry.local.statuses import (
     ContainerStatuses,
@@ -38,15 +40,22 @@ SHUTDOWN_GRACE = 5.0
 """Seconds for processes to end when this process stops."""
 SIGKILL_EXIT_CODE, START_FAILED_CODE = 137, 128
 DEFAULT_GRACE = 30
+SANDBOX_RETRY_SECONDS = 2.0
+MAX_COMMAND_OUTPUT = 10 << 10
+"""Bytes of the output of a probe that are kept."""
 
 RecordEvent = Callable[[Literal["Normal", "Warning"], str, str], None]
 """Records an event of the pod."""
 
 
 class Launcher(Protocol):
-    """Source of the commands and log files of containers."""
+    """Source of the commands, log files and namespaces of containers."""
 
     def launch(self, container: Object) -> Launch: ...
+
+    def isolated_environment(self, sandbox: PodSandbox) -> PodEnvironment: ...
+
+    def api_servers(self) -> Sequence[Endpoint]: ...
 
     def probe(self, container: Object, command: Sequence[str]) -> Launch: ...
 
@@ -62,7 +71,7 @@ class Container:
     last_state: Object | None = None
     started: bool = False
     ready: bool = False
-    pid: int = 0
+    running: RunningContainer | None = None
     log: ContainerLog | None = None
     unhealthy: asyncio.Event = field(default_factory=asyncio.Event)
     started_or_failed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -102,10 +111,14 @@ class PodWorker:
     now: Callable[[], datetime]
     on_change: Callable[[], None]
     record_event: RecordEvent
+    isolated: bool = False
+    """Use of Linux namespaces for the containers."""
+    environment: PodEnvironment | None = None
     containers: dict[str, Container] = field(init=False)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     grace: float = field(init=False)
     is_done: bool = False
+    _group: asyncio.TaskGroup | None = None
 
     def __post_init__(self) -> None:
         spec, status = self.pod["spec"], self.pod.get("status") or {}
@@ -118,6 +131,20 @@ class PodWorker:
                 container.resume(before.get(each["name"]), self.now())
                 self.containers[each["name"]] = container
 
+    def start_ephemeral(self, spec: Object, rejection: str | None) -> None:
+        """Start an ephemeral container; it runs once.  A second call for the same container does nothing."""
+        if spec["name"] in self.containers or self._group is None or self.stopping.is_set():
+            return
+        container = Container(spec, uid_of(self.pod))
+        statuses = value_at(self.pod, "status", "ephemeralContainerStatuses", default=())
+        container.resume(next((each for each in statuses if each["name"] == spec["name"]), None), self.now())
+        self.containers[spec["name"]] = container
+        if rejection is not None:
+            container.state = waiting_state("Refused", rejection)
+            self.record_event("Warning", "Refused", rejection)
+        elif exit_code({"state": container.state}) is None:
+            self._group.create_task(self.run_once(container))
+
     def stop(self, grace: float) -> None:
         """Stop all containers within `grace` seconds; a second call can only shorten the time."""
         self.grace = min(grace, self.grace) if self.stopping.is_set() else grace
@@ -125,17 +152,43 @@ class PodWorker:
 
     def container_statuses(self) -> ContainerStatuses:
         def statuses_of(field: str) -> list[Object]:
-            return [self.containers[each["name"]].status() for each in self.pod["spec"].get(field) or ()]
+            specs = [each for each in self.pod["spec"].get(field) or () if each["name"] in self.containers]
+            return [self.containers[each["name"]].status() for each in specs]
 
-        return ContainerStatuses(statuses_of("containers"), statuses_of("initContainers"))
+        return ContainerStatuses(*map(statuses_of, ("containers", "initContainers", "ephemeralContainers")))
 
     async def run(self) -> None:
         try:
-            async with asyncio.TaskGroup() as group:
-                await self._run(group)
+            async with AsyncExitStack() as stack:
+                if self.isolated:
+                    await self.create_sandbox(stack)
+                async with asyncio.TaskGroup() as self._group:
+                    await self._run(self._group)
         finally:
+            self._group = None
             self.is_done = True
             self.on_change()
+
+    async def create_sandbox(self, stack: AsyncExitStack) -> None:
+        """Create the namespaces of the pod until the stack is closed; try again after a failure."""
+        hostname = self.pod["spec"].get("hostname") or name_of(self.pod)
+        shares_pids = bool(self.pod["spec"].get("shareProcessNamespace"))
+        while not self.stopping.is_set():
+            try:
+                sandbox = await stack.enter_async_context(pod_sandbox(hostname, shares_pids=shares_pids))
+            except OSError as error:
+                self.record_event("Warning", "FailedCreatePodSandBox", f"Failed to create pod sandbox: {error}")
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self.stopping.wait(), SANDBOX_RETRY_SECONDS)
+                continue
+            network = PodNetwork(sandbox, self.address, await stack.enter_async_context(asyncio.TaskGroup()))
+            stack.callback(network.close)
+            failures = await network.serve_ports(declared_ports(self.pod))
+            failures += await network.allow_servers(self.launcher.api_servers())
+            for failure in failures:
+                self.record_event("Warning", "PortNotAvailable", f"Failed to listen on {failure}")
+            self.environment = self.launcher.isolated_environment(sandbox)
+            return
 
     async def _run(self, group: asyncio.TaskGroup) -> None:
         sidecars, policy = [], restart_policy(self.pod)
@@ -196,8 +249,10 @@ class PodWorker:
         code, message = START_FAILED_CODE, ""
         try:
             launch = self.launcher.launch(container.spec)
-            async with child(launch.command, launch.environment, launch.folder, container.log.write) as running:
-                container.pid, container.state = running.pid, running_state(began)
+            target = self.target_namespace(container)
+            async with container_process(launch, self.environment, container.log.write, target) as started:
+                running = started.process
+                container.running, container.state = started, running_state(began)
                 self.record_event("Normal", "Started", f"Started container {container.name}")
                 self.on_change()
                 try:
@@ -214,9 +269,19 @@ class PodWorker:
             self.record_event("Warning", "Failed", f"Error: {message}")
         finally:
             container.log.close()
-            container.pid = 0
+            container.running = None
             container.state = terminated_state(code, began, self.now(), message)
             self.on_change()
+
+    def target_namespace(self, container: Container) -> int | None:
+        """Return the PID namespace that an ephemeral container joins.  Raise OSError if its target does not run."""
+        target = container.spec.get("targetContainerName")
+        if not target or self.environment is None:
+            return None
+        found = self.containers.get(target)
+        if found is None or found.running is None:
+            raise OSError(f"the target container {target} is not running")
+        return found.running.namespaces[-1]
 
     async def monitor(self, container: Container, ended: asyncio.Future[None]) -> None:
         """Probe the container until it ends or has to be stopped."""
@@ -232,7 +297,12 @@ class PodWorker:
     async def probe(self, container: Container) -> None:
         spec = container.spec
         ports = {each["name"]: each["containerPort"] for each in spec.get("ports") or () if "name" in each}
-        prober = Prober(self.session, self.address, ports, lambda command: self.launcher.probe(spec, command))
+        new_socket = self.environment.sandbox.new_socket if self.environment is not None else None
+
+        async def run(command: Sequence[str]) -> tuple[int, bytes]:
+            return await self.run_command(container, self.launcher.probe(spec, command))
+
+        prober = Prober(self.session, self.address, ports, run, new_socket)
 
         async def attempt(kind: str) -> str | None:
             failure = await prober.attempt(spec[f"{kind.lower()}Probe"])
@@ -256,6 +326,23 @@ class PodWorker:
                     self.watch_readiness(container, probe_results(readiness, lambda: attempt("Readiness"), eager=True))
                 )
 
+    async def run_command(self, container: Container, launch: Launch) -> tuple[int, bytes]:
+        """Run a command in the container; return its exit code and output.  Raise OSError."""
+        output: list[bytes] = []
+        if self.environment is None:
+            async with child(launch.command, launch.environment, launch.folder, output.append) as running:
+                code = await running.wait()
+            return code, b"".join(output)
+        if container.running is None:
+            raise OSError("the container has ended")
+        process = await start_command(container.running, launch, stdin=False, terminal=False, errors=False)
+        try:
+            while data := await process.read_stdout():
+                output = [b"".join((*output, data))[:MAX_COMMAND_OUTPUT]]
+            return await process.wait(), b"".join(output)
+        finally:
+            await process.close()
+
     async def watch_liveness(self, container: Container, results: AsyncIterator[bool]) -> None:
         async for healthy in results:
             if not healthy:
@@ -264,6 +351,12 @@ class PodWorker:
     async def watch_readiness(self, container: Container, results: AsyncIterator[bool]) -> None:
         async for container.ready in results:
             self.on_change()
+
+
+def declared_ports(pod: Object) -> set[int]:
+    """Return the TCP ports that the pod's containers declare."""
+    ports = (port for each in containers_of(pod) for port in each.get("ports") or ())
+    return {port["containerPort"] for port in ports if (port.get("protocol") or "TCP") == "TCP"}
 
 
 async def wait_for_event(event: asyncio.Event) -> None:

@@ -4,21 +4,23 @@
 """
 
 import asyncio
+import socket
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import aiohttp
 
 from tapestry.kube.objects import Object
-from tapestry.local.child_processes import child
-from tapestry.local.container_commands import Launch
 
 MAX_REASON_LENGTH = 256
 EAGER_SECONDS = 1
 
-CommandBuilder = Callable[[Sequence[str]], Launch]
-"""Returns what to run for the command of a probe."""
+CommandRunner = Callable[[Sequence[str]], Awaitable[tuple[int, bytes]]]
+"""Runs the command of a probe in the container; returns its exit code and output."""
+SocketFactory = Callable[[], Awaitable[socket.socket]]
+"""Returns a socket in the pod's network."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,9 @@ class Prober:
     session: aiohttp.ClientSession
     address: str
     ports: dict[str, int]
-    run: CommandBuilder
+    run: CommandRunner
+    new_socket: SocketFactory | None = None
+    """Opens sockets in the pod's network; None if that is the machine's."""
 
     async def attempt(self, probe: Object) -> str | None:
         """Run a probe; return the failure, or None on success."""
@@ -44,10 +48,19 @@ class Prober:
         if get := probe.get("httpGet"):
             return await self._http_get(get)
         if tcp := probe.get("tcpSocket"):
-            _, writer = await asyncio.open_connection(tcp.get("host") or self.address, self._port(tcp["port"]))
-            writer.close()
+            await self._connect(tcp.get("host") or self.address, self._port(tcp["port"]))
             return None
-        return await self._exec(self.run(probe["exec"]["command"]))
+        code, output = await self.run(probe["exec"]["command"])
+        text = output[:MAX_REASON_LENGTH].decode(errors="replace").strip()
+        return f"command exited with {code}: {text}" if code else None
+
+    async def _connect(self, host: str, port: int) -> None:
+        if self.new_socket is None:
+            _, writer = await asyncio.open_connection(host, port)
+            writer.close()
+            return
+        with await self.new_socket() as sock:
+            await asyncio.get_running_loop().sock_connect(sock, (host, port))
 
     async def _http_get(self, get: Object) -> str | None:
         scheme, host = get.get("scheme", "HTTP").lower(), get.get("host") or self.address
@@ -55,15 +68,21 @@ class Prober:
         headers = {"User-Agent": "kube-probe/tapestry", **{e["name"]: e["value"] for e in get.get("httpHeaders") or ()}}
         unchecked = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # probes check that it answers, not its identity
         unchecked.check_hostname, unchecked.verify_mode = False, ssl.CERT_NONE
-        async with self.session.get(url, headers=headers, ssl=unchecked, allow_redirects=False) as response:
+        async with (
+            self._open_session() as session,
+            session.get(url, headers=headers, ssl=unchecked, allow_redirects=False) as response,
+        ):
             return None if 200 <= response.status < 400 else f"HTTP probe failed with statuscode: {response.status}"
 
-    async def _exec(self, launch: Launch) -> str | None:
-        output: list[bytes] = []
-        async with child(launch.command, launch.environment, launch.folder, output.append) as running:
-            code = await running.wait()
-        text = b"".join(output)[:MAX_REASON_LENGTH].decode(errors="replace").strip()
-        return f"command exited with {code}: {text}" if code else None
+    @asynccontextmanager
+    async def _open_session(self) -> AsyncIterator[aiohttp.ClientSession]:
+        if self.new_socket is None:
+            yield self.session
+            return
+        sock = await self.new_socket()
+        connector = aiohttp.TCPConnector(socket_factory=lambda _: sock)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            yield session
 
     def _port(self, port: int | str) -> int:
         if isinstance(port, int):

@@ -2,38 +2,41 @@
 
 It runs only our own program in trusted namespaces, unless configured otherwise (`ProcessPolicy`).  Processes run as the
 calling user with few environment variables (`container_commands`), in their own folder (`pod_folders`) and on their own
-loopback address.  They end with this process, and the next one starts them again.
+loopback address.  Where the kernel allows it, other pods have Linux namespaces of their own (`pod_sandbox`).  Processes
+end with this process, and the next one starts them again.
 """
 
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import aiohttp
 
-from tapestry.apis.keys import NO_SCHEDULE, PROCESS_NODE
+from tapestry.apis.keys import NO_SCHEDULE, PROCESS_NODE, RUN_PODS_NODE
 from tapestry.client.client import Client
 from tapestry.controller import Controller, Manager, Result
 from tapestry.controller.events import Recorder
 from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, uid_of, value_at
 from tapestry.kube.pods import is_pod_terminal
-from tapestry.kube.resources import CONFIGMAPS, PODS, SECRETS
+from tapestry.kube.resources import CONFIGMAPS, PODS, RUNTIME_CLASSES, SECRETS
 from tapestry.local import nodes
 from tapestry.local.bound_pods import BoundPods, bound_pods
-from tapestry.local.child_processes import PAGE_BYTES, process_stat, uptime
-from tapestry.local.container_commands import ProcessPolicy, rejection_reason
+from tapestry.local.child_processes import PAGE_BYTES, process_tree_stat, uptime
+from tapestry.local.container_commands import ProcessPolicy, container_rejection_reason, rejection_reason
 from tapestry.local.container_logs import read_log
-from tapestry.local.container_setup import PodLauncher, TokenCache
+from tapestry.local.container_processes import RunningContainer, start_command
+from tapestry.local.container_setup import PodLauncher, TokenCache, runnable_containers
 from tapestry.local.kubelet_api import KubeletServer
 from tapestry.local.nodes import PROCESS_POD_NETWORK, NodeType, new_node
 from tapestry.local.pod_folders import pod_folder, remove_orphaned
-from tapestry.local.pod_worker import PodWorker
-from tapestry.local.runtime import LogNotFound, LogQuery
+from tapestry.local.pod_sandbox import LOOPBACK, Connection, Endpoint
+from tapestry.local.pod_worker import Container, PodWorker, declared_ports
+from tapestry.local.runtime import ContainerProcess, LogNotFound, LogQuery, StreamRejected
 from tapestry.local.statuses import (
     ContainerStatuses,
     PodAddresses,
@@ -50,15 +53,36 @@ log = logger(__name__)
 
 PROCESS_NODES = NodeType(PROCESS_NODE, "process", "containers are processes of this machine")
 TAINT = {"key": PROCESS_NODE, "effect": NO_SCHEDULE}
+RUN_PODS_TAINT = {"key": RUN_PODS_NODE, "effect": NO_SCHEDULE}
+RUNTIME_CLASS = "process"
+"""Name of the RuntimeClass that selects process nodes for pods of all users."""
+ISOLATED = "ContainersIsolated"
+"""Condition of a node: whether its containers run in their own Linux namespaces."""
 WORKERS = 8
+MAX_COMMANDS, MAX_CLIENTS = 256, 64
+"""Limits of commands that `exec` runs in one container at a time, and of attached clients."""
 REFRESH_INTERVAL = timedelta(seconds=60)
 """Interval at which ConfigMaps and Secrets are read again."""
 RETRY_INTERVAL = timedelta(seconds=2)
 
 
-def process_node(name: str, capacity: Mapping[str, str], labels: Mapping[str, str] | None = None) -> Object:
-    """Return a node to create; only pods that tolerate its taint run there."""
-    return new_node(PROCESS_NODES, name, capacity, labels, [TAINT])
+def process_node(name: str, capacity: Mapping[str, str], *, run_pods: bool = False) -> Object:
+    """Return a node to create; only pods that tolerate its taint run there, with `run_pods` those of all users."""
+    if run_pods:
+        return new_node(PROCESS_NODES, name, capacity, {RUN_PODS_NODE: ""}, [RUN_PODS_TAINT])
+    return new_node(PROCESS_NODES, name, capacity, taints=[TAINT])
+
+
+def process_runtime_class() -> Object:
+    """Return the RuntimeClass of pods that run on nodes with the taint of all users."""
+    toleration = {"key": RUN_PODS_NODE, "operator": "Exists", "effect": NO_SCHEDULE}
+    return {
+        "apiVersion": RUNTIME_CLASSES.api_version,
+        "kind": RUNTIME_CLASSES.kind,
+        "metadata": {"name": RUNTIME_CLASS},
+        "handler": RUNTIME_CLASS,
+        "scheduling": {"nodeSelector": {RUN_PODS_NODE: ""}, "tolerations": [toleration]},
+    }
 
 
 def machine_capacity() -> dict[str, str]:
@@ -134,6 +158,7 @@ class ProcessKubelet:
                 return Result(requeue_at=next_sync)
         if worker is None:
             worker = self.start_worker(key, pod, addresses)
+        self.start_ephemeral_containers(pod, worker)
         await self.update_status(pod, worker.container_statuses(), addresses)
         return Result(requeue_at=next_sync)
 
@@ -145,10 +170,20 @@ class ProcessKubelet:
             self.requeue(key)
 
         launcher = self.launcher_for(pod, addresses)
-        worker = PodWorker(pod, addresses.pod_ip, launcher, self.session, self.now, on_change, record_event)
+        isolated = self.settings.policy.isolation is not None
+        worker = PodWorker(pod, addresses.pod_ip, launcher, self.session, self.now, on_change, record_event, isolated)
         self.workers[key] = worker
         self.group.create_task(self.run_worker(key, worker), name=f"pod-{key}")
         return worker
+
+    def start_ephemeral_containers(self, pod: Object, worker: PodWorker) -> None:
+        if not self.settings.policy.run_pods or not pod["spec"].get("ephemeralContainers"):
+            return
+        worker.pod = pod
+        prepared = self.launchers[uid_of(pod)].launches
+        for each in runnable_containers(pod, self.settings.policy, ("ephemeralContainers",)):
+            if each["name"] in prepared:
+                worker.start_ephemeral(each, container_rejection_reason(each, self.settings.policy))
 
     async def run_worker(self, key: str, worker: PodWorker) -> None:
         try:
@@ -206,7 +241,9 @@ class ProcessKubelet:
         found = self.launchers.get(uid_of(pod))
         if found is None:
             folder, settings = pod_folder(self.settings.folder, pod), self.settings
-            found = PodLauncher(folder, addresses.pod_ip, settings.server, settings.policy, settings.environ)
+            found = PodLauncher(
+                folder, addresses.pod_ip, settings.server, settings.policy, settings.environ, settings.api_servers
+            )
             self.launchers[uid_of(pod)] = found
         return found
 
@@ -245,14 +282,63 @@ class ProcessKubelet:
         found = []
         for pod in self.pods.on_node(node):
             worker = self.workers.get(key_of(pod))
-            running = [each for each in worker.containers.values() if each.pid] if worker is not None else []
-            used = [use for each in running if (use := process_usage(each.name, each.pid, self.now(), self.cpu_rates))]
-            if used:
-                found.append(PodUsage(pod, used))
+            running = running_containers(worker) if worker is not None else {}
+            used = [container_usage(name, each, self.now(), self.cpu_rates) for name, each in running.items()]
+            if known := [each for each in used if each is not None]:
+                found.append(PodUsage(pod, known))
         self.cpu_rates.forget_others(
-            {each.pid for worker in self.workers.values() for each in worker.containers.values()}
+            {each.process.pid for worker in self.workers.values() for each in running_containers(worker).values()}
         )
         return found
+
+    async def exec(
+        self, pod: Object, container: str, command: Sequence[str], *, stdin: bool, terminal: bool
+    ) -> ContainerProcess:
+        if not self.settings.policy.run_pods:
+            raise StreamRejected("exec is not allowed: this node runs only Tapestry's own program")
+        state, running = self.running_container(pod, container)
+        if not command:
+            raise StreamRejected("a command is required")
+        if len(running.commands) >= MAX_COMMANDS:
+            raise StreamRejected(f'container "{container}" already runs {MAX_COMMANDS} commands')
+        launch = self.launchers[uid_of(pod)].exec(state.spec, command)
+        try:
+            return await start_command(running, launch, stdin=stdin, terminal=terminal)
+        except OSError as error:
+            raise StreamRejected(f'failed to exec in container "{container}": {error}') from error
+
+    async def attach(self, pod: Object, container: str, *, stdin: bool, terminal: bool) -> ContainerProcess:
+        _, running = self.running_container(pod, container)
+        if terminal and not running.launch.terminal:
+            raise StreamRejected(f'container "{container}" has no terminal; attach without -t')
+        if len(running.clients) >= MAX_CLIENTS:
+            raise StreamRejected(f'{MAX_CLIENTS} clients are already attached to container "{container}"')
+        return running.attach(stdin=stdin)
+
+    async def dial(self, pod: Object, port: int) -> Connection:
+        worker = self.workers.get(key_of(pod))
+        if worker is None or uid_of(worker.pod) != uid_of(pod) or worker.is_done:
+            raise StreamRejected(f'pod "{name_of(pod)}" is not running')
+        try:
+            if worker.environment is not None:
+                return await worker.environment.sandbox.connect(LOOPBACK, port)
+            if port not in declared_ports(pod):  # other ports of the address can belong to the machine
+                raise StreamRejected(f'pod "{name_of(pod)}" does not declare the port {port}; add it to `ports`')
+            return await asyncio.open_connection(worker.address, port)
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error) or "timed out"
+            raise StreamRejected(f'failed to connect to port {port} of pod "{name_of(pod)}": {reason}') from error
+
+    def running_container(self, pod: Object, container: str) -> tuple[Container, RunningContainer]:
+        worker = self.workers.get(key_of(pod))
+        state = worker.containers.get(container) if worker is not None and uid_of(worker.pod) == uid_of(pod) else None
+        if state is None or state.running is None:
+            raise StreamRejected(f'container "{container}" of pod "{name_of(pod)}" is not running')
+        return state, state.running
+
+
+def running_containers(worker: PodWorker) -> dict[str, RunningContainer]:
+    return {each.name: each.running for each in worker.containers.values() if each.running is not None}
 
 
 def waiting_statuses(pod: Object, reason: str, message: str) -> ContainerStatuses:
@@ -265,19 +351,21 @@ def waiting_statuses(pod: Object, reason: str, message: str) -> ContainerStatuse
 
 def status_of_container(pod: Object, container: str) -> Object:
     status = pod.get("status") or {}
-    statuses = (*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ()))
+    fields = ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses")
+    statuses = (each for field in fields for each in status.get(field) or ())
     return next((each for each in statuses if each["name"] == container), {})
 
 
-def process_usage(container: str, pid: int, now: datetime, rates: CpuRates) -> ContainerUsage | None:
-    """Return the usage of a process; None if it is gone."""
+def container_usage(name: str, running: RunningContainer, now: datetime, rates: CpuRates) -> ContainerUsage | None:
+    """Return the usage of a container's processes; None if they are gone."""
+    pid = running.process.pid
     try:
-        found = process_stat(pid)
+        found = process_tree_stat(pid, running.init_levels)
     except OSError:
         return None
     age = max(uptime() - found.start_seconds, 0.01)
     cores = rates.cores(pid, CpuSample(now, found.cpu_seconds), found.cpu_seconds / age)
-    return ContainerUsage(container, now - timedelta(seconds=age), cores, found.cpu_seconds, found.memory)
+    return ContainerUsage(name, now - timedelta(seconds=age), cores, found.cpu_seconds, found.memory)
 
 
 @dataclass(frozen=True)
@@ -291,11 +379,27 @@ class ProcessSettings:
     policy: ProcessPolicy
     environ: Mapping[str, str]
     """Environment of this process; pods inherit a few of its variables."""
+    api_servers: Callable[[], Sequence[Endpoint]] = tuple
+    """Returns the API servers that pods with their own network may connect to."""
+    isolation_failure: str = ""
+    """Reason why other pods run without namespaces of their own."""
+
+
+def node_type(settings: ProcessSettings) -> NodeType:
+    """Return the type of the nodes; a condition reports whether their pods are isolated."""
+    if not settings.policy.run_pods:
+        return PROCESS_NODES
+    if settings.policy.isolation is not None:
+        message = "containers are processes of this machine in their own Linux namespaces"
+        return replace(PROCESS_NODES, message=message, conditions={ISOLATED: ("True", "Namespaces", message)})
+    message = f"containers are plain processes of this machine, without isolation: {settings.isolation_failure}"
+    log.warning("containers run without isolation", reason=settings.isolation_failure)
+    return replace(PROCESS_NODES, message=message, conditions={ISOLATED: ("False", "NoNamespaces", message)})
 
 
 def install(manager: Manager, port: Callable[[], int], settings: ProcessSettings) -> KubeletServer:
     """Run the process nodes of a cluster; serve the returned API on `port`."""
-    process_nodes = nodes.install(manager, PROCESS_NODES, port)
+    process_nodes = nodes.install(manager, node_type(settings), port)
     pods = bound_pods(manager, process_nodes, PROCESS_POD_NETWORK)
     tokens = TokenCache(manager.client, manager.now)
 

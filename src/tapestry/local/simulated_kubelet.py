@@ -4,6 +4,7 @@ A label selects the simulated nodes.  `nodes` keeps them alive, `simulated_pods`
 `usage` their resource usage.  The log of each pod is one line.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,13 +19,16 @@ from tapestry.local import nodes
 from tapestry.local.bound_pods import BoundPods, bound_pods
 from tapestry.local.kubelet_api import KubeletServer
 from tapestry.local.nodes import SIMULATED_POD_NETWORK, NodeType, new_node
-from tapestry.local.runtime import LogQuery
+from tapestry.local.runtime import ContainerProcess, LogQuery, StreamRejected
 from tapestry.local.simulated_pods import deletion_time, final_status, status_update
 from tapestry.local.statuses import PodAddresses
 from tapestry.local.usage import PodUsage, requested_usage
 
 SIMULATED_NODES = NodeType(keys.SIMULATED_NODE, "simulated", "this node is simulated")
 WORKERS = 32
+CANNOT_EXECUTE = 126
+"""Exit code of a shell for a command that it cannot execute."""
+RUN_PODS_HINT = "`tapestry up --run-pods` adds a node that runs pods as processes."
 
 
 def simulated_node(name: str, capacity: Mapping[str, str], labels: Mapping[str, str] | None = None) -> Object:
@@ -79,8 +83,57 @@ class SimulatedRuntime:
     def log(self, pod: Object, container: str, _: LogQuery) -> AsyncIterator[bytes]:
         return single_chunk(f"{key_of(pod)} is simulated: nothing runs in {container}, and nothing is written\n")
 
+    async def exec(
+        self,
+        pod: Object,
+        container: str,
+        command: Sequence[str],  # noqa: ARG002  nothing runs
+        *,
+        stdin: bool,  # noqa: ARG002
+        terminal: bool,
+    ) -> ContainerProcess:
+        line = f"{key_of(pod)} is simulated: {container} cannot run commands. {RUN_PODS_HINT}\n"
+        return UnavailableProcess(line, terminal=terminal)
+
+    async def attach(self, pod: Object, container: str, *, stdin: bool, terminal: bool) -> ContainerProcess:  # noqa: ARG002
+        line = f"{key_of(pod)} is simulated: nothing runs in {container}. {RUN_PODS_HINT}\n"
+        return UnavailableProcess(line, terminal=terminal)
+
+    async def dial(self, pod: Object, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        raise StreamRejected(f"{key_of(pod)} is simulated: nothing listens on port {port}. {RUN_PODS_HINT}")
+
     def usage(self, node: Object) -> Sequence[PodUsage]:
         return requested_usage(self.pods.on_node(node), self.now())
+
+
+class UnavailableProcess:
+    """Process that writes one line and ends with exit code 126; the line is on standard error without a terminal."""
+
+    def __init__(self, line: str, *, terminal: bool) -> None:
+        self._stdout, self._stderr = (line, "") if terminal else ("", line)
+
+    async def read_stdout(self) -> bytes:
+        line, self._stdout = self._stdout, ""
+        return line.encode()
+
+    async def read_stderr(self) -> bytes:
+        line, self._stderr = self._stderr, ""
+        return line.encode()
+
+    async def write_stdin(self, data: bytes) -> None:
+        """Discard the input."""
+
+    def close_stdin(self) -> None:
+        """Do nothing: there is no input."""
+
+    def resize(self, width: int, height: int) -> None:
+        """Do nothing: there is no terminal."""
+
+    async def wait(self) -> int:
+        return CANNOT_EXECUTE
+
+    async def close(self) -> None:
+        """Do nothing: no process runs."""
 
 
 async def single_chunk(text: str) -> AsyncIterator[bytes]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tapestry.kube.objects import Object
-from tapestry.kube.pods import containers_of
+from tapestry.kube.pods import CONTAINER_FIELDS, containers_of
 
 VOLUME_KINDS = ("configMap", "secret", "projected", "downwardAPI", "emptyDir")
 """Supported volume types."""
@@ -119,7 +119,7 @@ def projected_sources(volume: Object) -> list[Object]:
 
 
 def variable_references(pod: Object) -> Iterator[tuple[str, Object]]:
-    for container in containers_of(pod):
+    for container in containers_of(pod, CONTAINER_FIELDS):
         for source in container.get("envFrom") or ():
             yield from ((kind, value) for kind, value in source.items() if isinstance(value, dict))
         for variable in container.get("env") or ():

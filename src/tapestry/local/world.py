@@ -23,7 +23,7 @@ from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import load_access
 from tapestry.client.watch import wait_for
 from tapestry.controller import Informer
-from tapestry.kube.conditions import is_condition_true
+from tapestry.kube.conditions import find_condition, is_condition_true
 from tapestry.kube.names import dns_label_error
 from tapestry.kube.objects import Object, name_of, value_at, with_value
 from tapestry.kube.resources import (
@@ -37,10 +37,11 @@ from tapestry.kube.resources import (
     NODES,
     ROLE_BINDINGS,
     ROLES,
+    RUNTIME_CLASSES,
     SERVICE_ACCOUNTS,
 )
 from tapestry.kube.times import parse_time
-from tapestry.local.cluster import ClusterPlan, ensure_nodes
+from tapestry.local.cluster import PROCESS_NODE_NAME, ClusterPlan, ensure_nodes
 from tapestry.local.cluster_processes import (
     POLL_INTERVAL,
     TAPESTRY_PROGRAM,
@@ -51,6 +52,7 @@ from tapestry.local.cluster_processes import (
     open_client,
 )
 from tapestry.local.kubernetes import COMPONENTS, find_assets
+from tapestry.local.process_kubelet import ISOLATED, RUNTIME_CLASS, process_runtime_class
 from tapestry.local.world_folder import VIRTUAL, WorldError, WorldFolder, WorldRecord
 from tapestry.manager.installation import installation_objects
 from tapestry.manager.join_steps import Cluster
@@ -95,6 +97,8 @@ class World:
     clusters: int | None = None
     nodes: int | None = None
     real_kubernetes: bool = False
+    run_pods: bool = False
+    """Add a node to the first physical cluster that runs the pods of all users as processes."""
     report: ReportLine = print
     """Called with each finished step and its duration."""
     report_start: ReportLine = discard_message
@@ -156,7 +160,8 @@ class World:
         with self.report_step(f"{1 + record.clusters} clusters with {record.clusters * record.nodes} simulated nodes"):
             self.spawn(VIRTUAL, "--process-node")
             for name in physical:
-                self.spawn(name, "--nodes", str(record.nodes))
+                run_pods = ["--run-pods"] if self.run_pods and name == physical[0] else []
+                self.spawn(name, "--nodes", str(record.nodes), *run_pods)
             self.rescan()
             for name in list(self.processes.by_name):
                 await self.processes.wait_for_cluster(name)
@@ -172,13 +177,25 @@ class World:
                 with self.report_step(f"{name} joins"):
                     await self.join(virtual, name)
             self.world_folder.write_record(replace(record, joined=record.clusters))
+            expected = len(joined) * record.nodes
+            if self.run_pods:
+                await virtual.apply(RUNTIME_CLASSES, process_runtime_class(), manager="tapestry-up", force=True)
+                expected += physical[0] in joined
+                await self.report_process_node(physical[0])
             with self.report_step("virtual nodes"):
-                found = await wait_for_nodes(virtual, len(joined) * record.nodes, began)
-        if found < len(joined) * record.nodes:
-            text = f"{found} of {len(joined) * record.nodes} virtual nodes are ready; `tapestry status` shows details"
+                found = await wait_for_nodes(virtual, expected, began)
+        if found < expected:
+            text = f"{found} of {expected} virtual nodes are ready; `tapestry status` shows details"
             if is_new:
                 raise WorldError(text)
             self.report(text)
+
+    async def report_process_node(self, name: str) -> None:
+        """Report how the process node of a cluster runs pods."""
+        async with self.client(name) as client:
+            node = await wait_for(client, NODES, PROCESS_NODE_NAME, until=is_isolation_known, timeout=START_TIMEOUT)
+        message = isolation_message(node)
+        self.report(f"           RuntimeClass {RUNTIME_CLASS}: pods run on {name}/{PROCESS_NODE_NAME}; {message}")
 
     def spawn(self, name: str, *flags: str) -> None:
         """Start the process of a cluster of this world."""
@@ -252,6 +269,17 @@ async def install_manager(virtual: Client) -> None:
 async def has_binding(virtual: Client, name: str) -> bool:
     """Return whether a cluster has joined and not left."""
     return await virtual.find(CLUSTER_BINDINGS, name) is not None
+
+
+def is_isolation_known(node: Object | None) -> bool:
+    return bool(isolation_message(node))
+
+
+def isolation_message(node: Object | None) -> str:
+    """Return how the containers of a process node are isolated; empty until its kubelet reports it."""
+    condition = find_condition(value_at(node, "status", "conditions"), ISOLATED) or {}
+    message: str = condition.get("message", "")
+    return message
 
 
 def is_established(definition: Object | None) -> bool:

@@ -14,6 +14,7 @@ from tapestry.local.container_commands import (
     INHERITED_VARIABLES,
     TOKEN_MOUNT_PATH,
     ContainerFolder,
+    Isolation,
     Launch,
     ProcessPolicy,
     container_launch,
@@ -24,7 +25,7 @@ from tapestry.local.container_commands import (
     with_local_paths,
     with_pod_address,
 )
-from tapestry.local.container_setup import PodLauncher
+from tapestry.local.container_setup import PodLauncher, container_mounts
 from tapestry.local.pod_folders import PodFolder
 from tapestry.local.volume_sources import MissingSource, Sources, TokenRequest, source_references, volume_files
 from tapestry.local.world import with_local_settings
@@ -39,6 +40,8 @@ RUNS = "container c: runs tapestry {}; only tapestry manager and tapestry syncer
 SECRET = {"name": "s", "namespace": "tapestry-system"}
 TRUST = ProcessPolicy(Path("/opt/bin/tapestry"))
 ANY = ProcessPolicy(Path("/opt/bin/tapestry"), run_pods=True)
+ISOLATION = Isolation("/home/owner", ("/data/world",), ("/home/owner/.venv", "/opt"))
+ISOLATED = ProcessPolicy(Path("/opt/bin/tapestry"), run_pods=True, user=1000, isolation=ISOLATION)
 NOTHING = Sources({}, {}, {})
 HOME = ContainerFolder(Path("/pods/c"), {"/etc/app": Path("/pods/volumes/app")}, "127.96.1.2")
 
@@ -181,7 +184,144 @@ def test_run_pods_allows_any_command_but_no_images() -> None:
     assert rejection_reason(our_pod(command=[]), ANY) is not None
 
 
+def with_spec(**spec: Any) -> Object:
+    pod = our_pod()
+    return {**pod, "spec": {**pod["spec"], **spec}}
+
+
+NO_HOST = "is not supported: a pod may not use the namespaces of this machine"
+
+
+@pytest.mark.parametrize(
+    ("pod", "why"),
+    [
+        (with_spec(hostNetwork=True), f"pod: hostNetwork {NO_HOST}"),
+        (with_spec(hostPID=True), f"pod: hostPID {NO_HOST}"),
+        (with_spec(hostIPC=True), f"pod: hostIPC {NO_HOST}"),
+        (
+            with_spec(securityContext={"runAsUser": 0}),
+            "pod: runAsUser 0 is not supported: processes run as the user 1000, who started the kubelet",
+        ),
+        (
+            with_spec(securityContext={"sysctls": [{"name": "kernel.shm_rmid_forced", "value": "1"}]}),
+            "pod: securityContext.sysctls is not supported",
+        ),
+        (
+            our_pod(securityContext={"privileged": True}),
+            "container c: is privileged; processes have no more rights than the user who started the kubelet",
+        ),
+        (
+            our_pod(securityContext={"capabilities": {"add": ["NET_BIND_SERVICE", "SYS_ADMIN"]}}),
+            "container c: adds the capability SYS_ADMIN; processes have no capabilities",
+        ),
+        (
+            our_pod(securityContext={"runAsUser": 0}),
+            "container c: runAsUser 0 is not supported: processes run as the user 1000, who started the kubelet",
+        ),
+        (
+            our_pod(securityContext={"procMount": "Unmasked"}),
+            "container c: has another procMount than Default",
+        ),
+        (
+            our_pod(ports=[{"containerPort": 80, "hostPort": 80}]),
+            "container c: has the hostPort 80, which is not supported",
+        ),
+        (our_pod(volumeDevices=[{"name": "v"}]), "container c: has volumeDevices, which are not supported"),
+        *(
+            (
+                our_pod(volumeMounts=[{"name": "v", "mountPath": path}]),
+                f"container c: has the mountPath {path}; it must be an absolute path other than / and not below /proc",
+            )
+            for path in ("/", "//", "/a/..", "relative", "../up", "/proc", "/proc/1/root", "/x/../proc/sys")
+        ),
+        (
+            our_pod(volumeMounts=[{"name": "v", "mountPath": "/v", "subPath": "a/../../b"}]),
+            "container c: has the subPath a/../../b, which leaves the volume",
+        ),
+        (
+            our_pod(volumeMounts=[{"name": "v", "mountPath": "/v", "subPathExpr": "$(A)"}]),
+            "container c: has a subPathExpr, which is not supported",
+        ),
+        (
+            our_pod(volumeMounts=[{"name": "v", "mountPath": "/v", "mountPropagation": "Bidirectional"}]),
+            "container c: has the mountPropagation Bidirectional, which is not supported",
+        ),
+        *(
+            (
+                our_pod(image=path),
+                f"container c: has the image {path}, a folder that is hidden from containers; use another folder",
+            )
+            for path in ("/home/owner/.ssh", "/srv/../home/owner", "/data/world/virtual", "/run")
+        ),
+    ],
+)
+def test_pod_cannot_request_more_than_the_user_allows(pod: Object, why: str) -> None:
+    assert rejection_reason(pod, ISOLATED) == why
+
+
+def test_harmless_security_settings_are_accepted() -> None:
+    context = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]}}
+    pod = our_pod(securityContext={**context, "runAsUser": 1000, "runAsNonRoot": True}, image="/srv/app")
+    assert rejection_reason(pod, ISOLATED) is None
+    root = ProcessPolicy(Path("tapestry"), run_pods=True, user=0)
+    assert (rejection_reason(our_pod(securityContext={"runAsNonRoot": True}), root) or "") == (
+        "container c: runAsNonRoot is not supported: processes run as root, who started the kubelet"
+    )
+
+
 # -- launches
+
+
+def test_isolated_container_has_its_own_home_and_unchanged_paths() -> None:
+    container = {"args": ["/etc/app/x", ":8080"], "ports": [{"containerPort": 8080}], "stdin": True, "tty": True}
+    found = launch_of(our_pod(command=["cat"], **container), trust=ISOLATED, HOME="/home/owner", TMPDIR="/secret")
+    assert found.command == ["cat", "/etc/app/x", ":8080"]
+    assert found.folder == Path("/home/owner")
+    assert found.environment == {"HOME": "/home/owner", "HOSTNAME": "web", "TERM": "xterm"}
+    assert (found.terminal, found.stdin, found.stdin_once) == (True, True, False)
+
+
+def test_working_folder_is_that_of_the_spec_or_the_image() -> None:
+    for trust, home in ((ISOLATED, "/home/owner"), (ANY, "/pods/c")):
+        assert launch_of(our_pod(image="/srv/app"), trust=trust).folder == Path("/srv/app")
+        assert launch_of(our_pod(image="nginx"), trust=trust).folder == Path(home)
+    assert launch_of(our_pod(image="/srv/app", workingDir="/etc/app"), trust=ISOLATED).folder == Path("/etc/app")
+
+
+def test_limits_of_a_container_limit_each_process() -> None:
+    limits = {"memory": "64Mi", "cpu": "1", "ephemeral-storage": "1Gi"}
+    found = launch_of(our_pod(resources={"limits": limits}))
+    assert found.limits == {"CORE": 0, "DATA": 64 << 20, "FSIZE": 1 << 30}
+    assert launch_of(our_pod(), trust=TRUST).limits is None
+
+
+def test_only_empty_dirs_are_mounted_writable(tmp_path: Path) -> None:
+    pod = with_spec(volumes=[{"name": "e", "emptyDir": {}}, {"name": "m", "configMap": {"name": "m"}}])
+    mounts = [{"name": "m", "mountPath": "/a/b"}, {"name": "e", "mountPath": "/a", "subPath": "s"}]
+    found = list(
+        container_mounts(pod, {"name": "c", "volumeMounts": mounts}, PodFolder(tmp_path), ISOLATION, tmp_path / "k")
+    )
+    assert [(each.path, each.read_only) for each in found] == [
+        ("/tmp", False),
+        ("/home/owner", False),
+        ("/home/owner/.venv", True),
+        ("/run/kubeconfig", True),
+        ("/a", False),
+        ("/a/b", True),
+    ]
+    assert found[-2].sub_path == "s"
+
+
+def test_image_must_be_a_folder_of_this_machine(tmp_path: Path) -> None:
+    launches = PodLauncher(PodFolder(tmp_path), "127.96.1.2", "https://server", ANY, {})
+    with pytest.raises(MissingSource, match='the image "/no/such/folder" is not a folder of this machine'):
+        launches.prepare(our_pod(image="/no/such/folder"), NOTHING)
+
+
+def test_leased_pod_gets_no_kubeconfig_for_the_wrong_cluster(tmp_path: Path) -> None:
+    mount = {"name": "v", "mountPath": TOKEN_MOUNT_PATH}
+    pod = with_spec(volumes=[{"name": "v", "secret": {"secretName": "token-of-another-cluster"}}])
+    assert PodFolder(tmp_path).kubeconfig(pod, {"name": "c", "volumeMounts": [mount]}, "https://server") is None
 
 
 def test_command_is_our_executable_with_container_arguments() -> None:
@@ -223,7 +363,9 @@ def test_container_variables_do_not_override_ours() -> None:
 def test_volume_cannot_contain_the_kubeconfig(tmp_path: Path) -> None:
     folder = PodFolder(tmp_path)
     mount = {"name": "v", "mountPath": TOKEN_MOUNT_PATH, "subPath": "x"}
-    found = folder.kubeconfig(our_pod(), {"name": "c", "volumeMounts": [mount]}, "https://server")
+    token = {"projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
+    pod = with_spec(volumes=[{"name": "v", **token}])
+    found = folder.kubeconfig(pod, {"name": "c", "volumeMounts": [mount]}, "https://server")
     assert found is not None
     assert not found.is_relative_to(folder.volume("v"))
 

@@ -7,6 +7,7 @@ import pytest
 from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, NODES, PODS, SERVICE_ACCOUNTS
+from tapestry.local.runtime import StreamRejected
 from tapestry.local.simulated_kubelet import simulated_node
 
 from .worlds import World
@@ -72,6 +73,21 @@ async def test_streams_need_create_whatever_the_method_is(world: World, path: st
 async def test_streams_of_missing_pods_are_not_found(world: World, path: str) -> None:
     assert (await world.call_kubelet(path, certificate=True))[0] == 404
     assert (await world.call_kubelet(path.replace("/web/", "/web/another-uid/"), certificate=True))[0] == 404
+
+
+async def test_simulated_pod_cannot_run_commands(world: World) -> None:
+    pod, runtime = await world.client.get(PODS, "web", "default"), world.runtime
+    for terminal in (False, True):
+        for process in (
+            await runtime.exec(pod, "c", ["sh"], stdin=True, terminal=terminal),
+            await runtime.attach(pod, "c", stdin=True, terminal=terminal),
+        ):
+            await process.write_stdin(b"ls\n")
+            line, empty = (process.read_stdout, process.read_stderr)[:: 1 if terminal else -1]
+            assert (await line()).startswith(b"default/web is simulated: ")
+            assert (await line(), await empty(), await process.wait()) == (b"", b"", 126)
+    with pytest.raises(StreamRejected, match="tapestry up --run-pods"):
+        await runtime.dial(pod, 80)
 
 
 async def test_anonymous_request_is_unauthorized(world: World) -> None:

@@ -1,7 +1,7 @@
 """Process kubelet with a perturbation at every API call and fake processes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.resources import CONFIGMAPS, NODES, PODS, SECRETS
 from tapestry.local import pod_worker, process_kubelet
-from tapestry.local.container_commands import ProcessPolicy
+from tapestry.local.container_commands import Launch, ProcessPolicy
+from tapestry.local.container_processes import RunningContainer
 from tapestry.local.process_kubelet import ProcessSettings, process_node
 
 AN_HOUR = 3600.0
@@ -48,10 +49,10 @@ class FakeProcess:
 
 @asynccontextmanager
 async def fake_child(
-    command: Sequence[str], _: Mapping[str, str], __: Path, write: Callable[[bytes], None]
-) -> AsyncIterator[FakeProcess]:
+    launch: Launch, _: object, write: Callable[[bytes], None], __: object
+) -> AsyncIterator[RunningContainer]:
     write(b"up\n")
-    yield FakeProcess(float(command[1]))
+    yield RunningContainer(FakeProcess(float(launch.command[1])), launch)  # type: ignore[arg-type]
 
 
 def a_pod(name: str, command: list[str], **spec: object) -> Object:
@@ -92,7 +93,7 @@ async def run_inline(work: Callable[..., object], *arguments: object) -> object:
 
 
 def test_pods_run_and_end_under_perturbations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pod_worker, "child", fake_child)
+    monkeypatch.setattr(pod_worker, "container_process", fake_child)
     monkeypatch.setattr(asyncio, "to_thread", run_inline)
 
     def set_up(manager: Manager) -> None:

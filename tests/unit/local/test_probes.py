@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tapestry.controller.testing import run
 from tapestry.kube.objects import Object
-from tapestry.local.container_commands import Launch
+from tapestry.local.child_processes import child
 from tapestry.local.probes import Prober, probe_results
 
 
@@ -36,9 +36,14 @@ async def port() -> AsyncIterator[int]:
 
 @pytest.fixture
 async def prober(port: int, tmp_path: Path) -> AsyncIterator[Prober]:
+    async def run_command(command: Sequence[str]) -> tuple[int, bytes]:
+        output: list[bytes] = []
+        async with child(command, {"PATH": os.environ["PATH"]}, tmp_path, output.append) as running:
+            code = await running.wait()
+        return code, b"".join(output)
+
     async with aiohttp.ClientSession() as session:
-        environ = {"PATH": os.environ["PATH"]}
-        yield Prober(session, "127.0.0.1", {"web": port}, lambda command: Launch(command, environ, tmp_path))
+        yield Prober(session, "127.0.0.1", {"web": port}, run_command)
 
 
 def http(path: str, port: object = "web") -> Object:

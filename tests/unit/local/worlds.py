@@ -24,9 +24,12 @@ from tapestry.kube.objects import Object
 from tapestry.kube.resources import NODES, PODS
 from tapestry.local import process_kubelet, simulated_kubelet
 from tapestry.local.container_commands import ProcessPolicy
+from tapestry.local.isolation import machine_isolation
 from tapestry.local.kubelet_api import kubelet_tls, loopback_socket, serve_kubelet
 from tapestry.local.nodes import internal_ip
+from tapestry.local.pod_sandbox import Endpoint
 from tapestry.local.process_kubelet import ProcessSettings, machine_capacity, process_node
+from tapestry.local.runtime import Runtime
 
 TAPESTRY = Path(sys.executable).with_name("tapestry")
 MASTERS = ["system:masters"]
@@ -40,6 +43,7 @@ class World:
     server: str
     folder: Path
     authority: CertificateAuthority
+    runtime: Runtime
 
     async def wait_for_pod(self, name: str, until: Callable[[Object], bool], namespace: str = "default") -> Object:
         found = await wait_for(
@@ -97,7 +101,7 @@ class World:
 
 @asynccontextmanager
 async def a_cluster(
-    folder: Path, *controllers: str, run_pods: bool = False, simulated: bool = False
+    folder: Path, *controllers: str, run_pods: bool = False, simulated: bool = False, isolated: bool = False
 ) -> AsyncIterator[World]:
     """Run a cluster with one node, `n`; a second one over the same folder continues the first."""
     authority = CertificateAuthority(folder / "data" / "pki")
@@ -121,8 +125,11 @@ async def a_cluster(
                 simulated_kubelet.install(manager, port),
             )
         else:
-            trust = ProcessPolicy(TAPESTRY, run_pods=run_pods)
-            settings = ProcessSettings(folder / "pods", server, trust, os.environ)
+            isolation = machine_isolation(folder, os.environ) if isolated else None
+            trust = ProcessPolicy(TAPESTRY, run_pods=run_pods or isolated, user=os.getuid(), isolation=isolation)
+            address = Endpoint(*served.addresses["secure"].rsplit(":", 1))
+            servers = [address._replace(port=int(address.port))]
+            settings = ProcessSettings(folder / "pods", server, trust, os.environ, lambda: servers)
             node, kubelet = process_node("n", machine_capacity()), process_kubelet.install(manager, port, settings)
         if not any(True for _ in await client.list(NODES)):
             await client.create(NODES, node)
@@ -130,6 +137,6 @@ async def a_cluster(
         async with serve_kubelet(kubelet, sock, tls), asyncio.TaskGroup() as group:
             working = group.create_task(manager.run())
             await wait_for(client, NODES, "n", until=lambda obj: obj is not None and bool(internal_ip(obj)))
-            yield World(client, server, folder, authority)
+            yield World(client, server, folder, authority, kubelet.runtime)
             manager.stop()
             await asyncio.wait([working])
