@@ -30,9 +30,9 @@ from tapestry.inspect.anykind.usage_tables import usage_table
 from tapestry.inspect.snapshots import QueryError
 from tapestry.kube.resources import PODS
 from tapestry.streams.background import background_tasks
-from tapestry.streams.port_forward import exchange_bytes
+from tapestry.streams.port_forward import copy_to_server
 from tapestry.streams.remote_command import Channel
-from tapestry.streams.spdy_connection import SpdyConnection
+from tapestry.streams.spdy_connection import SpdyConnection, SpdyStream
 
 CHUNK_BYTES = 1 << 16
 PORTS = re.compile(r"(?:(?P<local>\d{0,5}):)?(?P<remote>\d{1,5})")
@@ -204,14 +204,21 @@ class Forwarder:
             errors = await self._spdy.open({"streamtype": "error", **headers})
             data = await self._spdy.open({"streamtype": "data", **headers})
             await errors.end()
-            await exchange_bytes(data, reader, writer)
-            await data.end()
+            async with background_tasks(send_local(reader, data)):
+                await copy_to_server(data, writer)
             if message := await errors.read():
                 click.echo(message.decode(errors="replace"), err=True)
-        except ConnectionError as error:
-            click.echo(f"Error: port {port}: {error}", err=True)
+        except* ConnectionError as group:
+            click.echo(f"Error: port {port}: {group.exceptions[0]}", err=True)
         finally:
             writer.close()
+
+
+async def send_local(reader: asyncio.StreamReader, stream: SpdyStream) -> None:
+    """Send what a local client writes, and its end."""
+    while chunk := await reader.read(CHUNK_BYTES):
+        await stream.write(chunk)
+    await stream.end()
 
 
 # -- cp

@@ -1,0 +1,86 @@
+"""`tapestry k` exec, attach, cp and port-forward through kube-apiserver to pods of the process kubelet."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from .test_kubelet_streams import (
+    SECONDS,
+    SERVER,
+    Cluster,
+    cluster,  # noqa: F401  a fixture
+    namespace,  # noqa: F401  a fixture
+    start_pod,
+    terminal_size,
+    use_connection,
+)
+
+
+@pytest.fixture
+def k(cluster: Cluster, tmp_path: Path) -> Cluster:  # noqa: F811
+    """The cluster, with `tapestry k` in place of kubectl."""
+    program = tmp_path / "k"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "from tapestry.cli.main import main; main()" k "$@"\n')
+    program.chmod(0o700)
+    return replace(cluster, kubectl=program)
+
+
+async def test_commands_copies_and_forwarded_ports_work(k: Cluster, namespace: str, tmp_path: Path) -> None:  # noqa: F811
+    await start_pod(k, namespace, "web", command=["python3", "-c", SERVER])
+    data = os.urandom(1 << 20)
+    script = "cat; echo problem >&2; exit 42"
+    code, output, errors = await k.run(
+        "exec", "-i", "-n", namespace, "web", "--", "sh", "-c", script, websockets=True, stdin=data
+    )
+    assert (code, output == data, errors) == (42, True, b"problem\n")
+    code, _, errors = await k.run("exec", "-n", namespace, "web", "-c", "x", "--", "true", websockets=True)
+    assert code == 1
+    assert b"container x" in errors
+    assert await terminal_size(k, namespace, websockets=True) == "33 101"
+    await copy_folder(k, namespace, tmp_path, data)
+    await forward_ports(k, namespace)
+
+
+async def copy_folder(k: Cluster, namespace: str, folder: Path, data: bytes) -> None:  # noqa: F811
+    (folder / "there").mkdir()
+    (folder / "there" / "file").write_bytes(data)
+    inside = f"{namespace}/web:/tmp/{namespace}"
+    for source, target in ((str(folder / "there"), inside), (inside, str(folder / "back"))):
+        code, _, errors = await k.run("cp", source, target, websockets=True)
+        assert code == 0, errors
+    assert (folder / "back" / "file").read_bytes() == data
+    code, _, errors = await k.run("cp", f"{namespace}/web:/nowhere", str(folder / "x"), websockets=True)
+    assert code == 1
+    assert b"No such file" in errors
+
+
+async def forward_ports(k: Cluster, namespace: str) -> None:  # noqa: F811
+    process = await asyncio.create_subprocess_exec(
+        *(k.kubectl, "port-forward", "-n", namespace, "web", ":8080"),
+        env={**k.environment(websockets=True), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(SECONDS):
+            line = (await process.stdout.readline()).decode()
+            port = int(line.split("127.0.0.1:")[1].split()[0])
+            async with asyncio.TaskGroup() as group:
+                for number in range(10):
+                    group.create_task(use_connection(port, str(number).encode() * 50_000))
+    finally:
+        process.terminate()
+        _, errors = await process.communicate()
+    assert errors == b""
+
+
+async def test_attach_sends_input_and_shows_output(k: Cluster, namespace: str) -> None:  # noqa: F811
+    await start_pod(k, namespace, "reader", command=["cat"], stdin=True, stdinOnce=True)
+    code, output, errors = await k.run("attach", "-i", "-n", namespace, "reader", websockets=True, stdin=b"hello\n")
+    assert (code, output) == (0, b"hello\n"), errors
