@@ -1,10 +1,11 @@
 """Received bytes of the streams that share a connection, until they are read."""
 
 import asyncio
-from collections import deque
 
 MAX_UNREAD_BYTES = 1 << 18
 """Unread bytes of all streams after which their connection is not read."""
+PIECE_BYTES = 64
+"""Memory that each received piece needs in addition."""
 
 
 class InputBudget:
@@ -40,7 +41,7 @@ class InputStream:
 
     def __init__(self, budget: InputBudget) -> None:
         self._budget = budget
-        self._pieces: deque[bytes] = deque()
+        self._pieces: list[bytes] = []
         self._reader: asyncio.Future[None] | None = None
         self._error: ConnectionError | None = None
         self.is_ended = False
@@ -49,7 +50,7 @@ class InputStream:
         """Add bytes; those after the end are dropped."""
         if not self.is_ended and data:
             self._pieces.append(data)
-            self._budget.add(len(data))
+            self._budget.add(len(data) + PIECE_BYTES)
             self._wake()
 
     def end(self, error: ConnectionError | None = None) -> None:
@@ -61,8 +62,7 @@ class InputStream:
     def drop(self) -> None:
         """End the input, and drop what is unread."""
         self.end()
-        self._budget.add(-sum(map(len, self._pieces)))
-        self._pieces.clear()
+        self._take()
 
     async def read(self) -> bytes:
         """Return the bytes that have arrived, at least one; none at the end. Raise ConnectionError if it was lost."""
@@ -71,9 +71,13 @@ class InputStream:
             await self._reader
         if not self._pieces and self._error is not None:
             raise self._error
-        result = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        return self._take()
+
+    def _take(self) -> bytes:
+        count = len(self._pieces)
+        result = self._pieces[0] if count == 1 else b"".join(self._pieces)
         self._pieces.clear()
-        self._budget.add(-len(result))
+        self._budget.add(-len(result) - count * PIECE_BYTES)
         return result
 
     def _wake(self) -> None:

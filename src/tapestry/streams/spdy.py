@@ -29,7 +29,7 @@ GOAWAY_OK, GOAWAY_PROTOCOL_ERROR = 0, 1
 
 MAX_CONTROL_BYTES = 1 << 14
 """Maximum size of a control frame in bytes."""
-MAX_HEADER_BYTES = 1 << 15
+MAX_HEADER_BYTES = 1 << 13
 """Maximum size of the headers of a stream in bytes, decompressed."""
 MAX_STREAMS = 1024
 """Maximum number of streams that the peer may have open; others are refused."""
@@ -160,6 +160,10 @@ class SpdyProtocol:
             return b""
         return self._control(RST_STREAM, 0, TWO_WORDS.pack(stream_id, status))
 
+    def refuse(self, stream_id: int) -> None:
+        """Reset a stream of the peer with the next `data_to_send`."""
+        self._output.append(self.reset_frame(stream_id, REFUSED_STREAM))
+
     def ping_frame(self) -> bytes:
         ping_id, self._next_ping = self._next_ping, (self._next_ping + 2) & MAX_STREAM_ID or 2
         return self._control(PING, 0, WORD.pack(ping_id))
@@ -250,7 +254,7 @@ class SpdyProtocol:
         self._last_peer_id = stream_id
         stream = self._streams[stream_id] = StreamState(is_replied=False)
         if flags & FLAG_UNIDIRECTIONAL or len(self._streams) > MAX_STREAMS:
-            self._output.append(self.reset_frame(stream_id, REFUSED_STREAM))
+            self.refuse(stream_id)
             return
         events.append(StreamOpened(stream_id, headers))
         if flags & FLAG_FIN:

@@ -23,6 +23,8 @@ from tapestry.streams.spdy import (
 
 REPLY_SECONDS = 30.0
 """Seconds in which the peer must accept a new stream."""
+MAX_BACKLOG = 128
+"""Maximum number of streams that wait to be accepted; others are refused."""
 PING_SECONDS = 30.0
 """Seconds between pings, which keep idle connections open."""
 CLOSE_SECONDS = 2.0
@@ -79,7 +81,7 @@ class SpdyConnection:
         self.streams: dict[int, SpdyStream] = {}
         """Streams whose input has not ended."""
         self._opened: asyncio.Queue[SpdyStream] = asyncio.Queue()
-        """Streams of the peer that nobody has taken; the protocol limits their number."""
+        """Streams of the peer that nobody has taken."""
         self._is_closing = False
         self._is_gone_away = False
         self._finished = asyncio.Event()
@@ -162,7 +164,9 @@ class SpdyConnection:
                 self._is_gone_away = True
                 self._finished.set()
             case StreamOpened(stream_id, headers):
-                if not self._is_closing:
+                if self._is_closing or self._opened.qsize() >= MAX_BACKLOG:
+                    self.protocol.refuse(stream_id)
+                else:
                     stream = self.streams[stream_id] = SpdyStream(self, stream_id, headers)
                     self._opened.put_nowait(stream)
             case StreamReplied(stream_id):

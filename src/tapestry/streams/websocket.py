@@ -20,6 +20,8 @@ from tapestry.streams.negotiation import UpgradeRejected, first_common, header_v
 
 MAX_FRAME_BYTES = 1 << 20
 """Maximum size of a received frame in bytes. Messages have no limit, because fragments are passed on as they arrive."""
+SLICE_BYTES = 1 << 15
+"""Bytes that are parsed before others may use the event loop: thousands of small frames."""
 PING_SECONDS = 30.0
 """Seconds between pings, which keep idle connections open."""
 CLOSE_SECONDS = 2.0
@@ -44,6 +46,7 @@ class WebSocket:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._protocol = Protocol(SERVER, max_size=(None, MAX_FRAME_BYTES), logger=LOGGER)
+        self._unparsed = b""
         self._is_being_read = False
         self._ended = asyncio.Event()
         """Set when nothing more can be read."""
@@ -69,16 +72,19 @@ class WebSocket:
             if protocol.parser_exc is not None:
                 self._ended.set()
                 raise ConnectionAbortedError(f"invalid WebSocket frame: {protocol.parser_exc}")
-            data = await self._connection.read()
+            data = self._unparsed or await self._connection.read()
             if not data:
                 self._ended.set()
                 raise ConnectionResetError("the client has disconnected")
-            protocol.receive_data(data)
+            self._unparsed = data[SLICE_BYTES:]
+            protocol.receive_data(data[:SLICE_BYTES])
             for frame in protocol.events_received():
                 if isinstance(frame, Frame) and frame.opcode in DATA_OPCODES:
                     fragments.append(Fragment(bytes(frame.data), frame.opcode is not Opcode.CONT))
             with suppress(ConnectionError):  # what the client sent before it disconnected is still read
                 await self._flush()
+            if self._unparsed:
+                await asyncio.sleep(0)
             if fragments:
                 return fragments
         self._ended.set()

@@ -95,7 +95,7 @@ async def test_reset_closes_the_connection_to_the_server() -> None:
         data, _ = await pair(client, 1)
         await data.write(b"x")
         await data.reset()
-        await closed.wait()
+        assert await closed.wait()
 
 
 async def test_disconnect_closes_all_connections() -> None:
@@ -110,7 +110,7 @@ async def test_disconnect_closes_all_connections() -> None:
         data, _ = await pair(client, 1)
         await data.write(b"x")
         client.abort()
-        await closed.wait()
+        assert await closed.wait()
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from tapestry.streams.remote_command import (
     failure_status,
     wait_for_disconnect,
 )
-from tapestry.streams.spdy_connection import SpdyConnection
+from tapestry.streams.spdy_connection import MAX_BACKLOG, SpdyConnection
 from tapestry.streams.websocket import WebSocket
 
 from .peers import WebSocketClient, connected
@@ -223,6 +223,23 @@ async def test_unexpected_streams_are_reset(monkeypatch: pytest.MonkeyPatch) -> 
             group.create_task(open_streams(far))
             with pytest.raises(ConnectionError, match="did not open the streams stdout"):
                 await server.start()
+
+
+async def test_streams_that_nobody_takes_are_limited() -> None:
+    async with connected() as (near, far):
+        server, client = SpdyConnection(near, is_server=True), SpdyConnection(far, is_server=False)
+
+        async def run(connection: SpdyConnection) -> None:
+            with suppress(ConnectionError):
+                await connection.run()
+
+        async with background_tasks(run(server), run(client)):
+            for _ in range(MAX_BACKLOG):  # each is closed again, but waits in the queue
+                stream_id, frame = client.protocol.open_stream({})
+                await client.send(frame + client.protocol.reset_frame(stream_id))
+            with pytest.raises(ConnectionRefusedError):
+                await client.open({})
+            await server.next_stream()
 
 
 # -- contents

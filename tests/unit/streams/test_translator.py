@@ -131,7 +131,7 @@ async def test_invalid_client_ends_the_session_at_the_server() -> None:
 
     async with translated(wait) as (client, _, _):
         await client.connection.write(b"\x83\x80\x00\x00\x00\x00")
-        await ended.wait()
+        assert await ended.wait()
 
 
 async def test_port_forward_passes_spdy_through() -> None:

@@ -9,6 +9,7 @@ from tapestry.streams import websocket as module
 from tapestry.streams.negotiation import UpgradeRejected, spdy_handshake
 from tapestry.streams.websocket import (
     MAX_FRAME_BYTES,
+    SLICE_BYTES,
     Fragment,
     WebSocket,
     WebSocketTunnel,
@@ -109,6 +110,20 @@ async def test_messages_before_an_invalid_frame_are_received() -> None:
         assert await server.read() == [(b"good", True)]
         with pytest.raises(ConnectionError, match="invalid"):
             await server.read()
+
+
+async def test_many_small_frames_do_not_block_the_event_loop() -> None:
+    async with connected() as (near, far):
+        server, client = WebSocket(near), WebSocketClient(far)
+        frame = Frame(Opcode.BINARY, b"x").serialize(mask=True)
+        await far.write(frame * 30_000)
+        received, batches = 0, 0
+        while received < 30_000:
+            fragments = await server.read()
+            assert len(fragments) * len(frame) <= SLICE_BYTES + len(frame)
+            received, batches = received + len(fragments), batches + 1
+        assert batches > 5
+        assert client.protocol.close_rcvd is None
 
 
 async def test_close_waits_for_the_client_to_confirm() -> None:
