@@ -262,3 +262,14 @@ async def test_old_websocket_clients_reach_the_kubelet_unchanged(cluster: Cluste
     finally:
         await transport.close()
     assert sessions("exec", f"websocket {V4}") == before + 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("websockets", [True, False])
+async def test_100_mebibytes_are_transferred_unchanged(cluster: Cluster, namespace: str, websockets: bool) -> None:
+    await start_pod(cluster, namespace, "web", command=["sleep", "1000"])
+    data = os.urandom(100 << 20)
+    code, output, errors = await cluster.run(
+        "exec", "-i", "-n", namespace, "web", "--", "cat", websockets=websockets, stdin=data
+    )
+    assert (code, output == data) == (0, True), errors
