@@ -15,7 +15,7 @@ from tapestry.client.transport import Request
 from tapestry.client.watch import wait_for
 from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.objects import Object
-from tapestry.kube.resources import API_SERVICES, PODS
+from tapestry.kube.resources import API_SERVICES, PODS, SERVICE_ACCOUNTS
 from tapestry.local import metrics_api
 from tapestry.local.cluster import ClusterPlan, run_kubelets
 from tapestry.local.control_planes import tapestry_control_plane
@@ -36,6 +36,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Client]:
     folder = tmp_path / "east"
     async with tapestry_control_plane(folder) as served, run_kubelets(ClusterPlan(folder, nodes=2), served):
         client = served.client
+        assert await wait_for(client, SERVICE_ACCOUNTS, "default", "default", until=lambda obj: obj is not None)
         for name, node in (("web", "east-1"), ("db", "east-2")):
             await client.create(PODS, a_pod(name, node))
         for name in ("web", "db"):
