@@ -13,7 +13,7 @@ import struct
 import subprocess
 import termios
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -172,7 +172,9 @@ async def terminal_size(cluster: Cluster, namespace: str, *, websockets: bool) -
             fcntl.ioctl(controller, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 101, 0, 0))
             _, errors = await process.communicate()
             assert process.returncode == 0, (output, errors)
-            output += os.read(controller, 100)
+            with suppress(OSError):  # the end of the output of a terminal is an error
+                while data := os.read(controller, 100):
+                    output += data
             return output.decode().split("started")[1].strip()
     finally:
         if process.returncode is None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -62,7 +63,7 @@ class WebSocketClient:
 
     async def channels(self) -> dict[int, bytes]:
         """Return all that the server sends until it closes the WebSocket, by channel."""
-        result: dict[int, bytes] = {}
+        result: dict[int, bytearray] = defaultdict(bytearray)
         while (message := await self.message()) is not None:
-            result[message[0]] = result.get(message[0], b"") + message[1:]
-        return result
+            result[message[0]] += message[1:]
+        return {channel: bytes(data) for channel, data in result.items() if data}

@@ -114,6 +114,7 @@ async def test_input_of_a_disconnected_client_reaches_the_server(subprotocol: st
         with suppress(ConnectionError):
             while data := await channels.read(Channel.STDIN):
                 received.append(data)
+        await channels.close()
 
     async with translated(collect, subprotocol) as (client, _, _):
         await client.send(b"\x00last words")
@@ -128,6 +129,7 @@ async def test_invalid_client_ends_the_session_at_the_server() -> None:
         with suppress(ConnectionError):
             await channels.read(Channel.STDIN)
         ended.set()
+        await channels.close()
 
     async with translated(wait) as (client, _, _):
         await client.connection.write(b"\x83\x80\x00\x00\x00\x00")
