@@ -167,7 +167,7 @@ class DocumentCache:
     def _openapi_v2_protobuf(self, remotes: tuple[RemoteOpenApi, ...]) -> bytes:
         """The OpenAPI v2 document without paths."""
         if not remotes:
-            return openapi_v2_protobuf.document_of(self._custom(), self._parts)
+            return openapi_v2_protobuf.encoded_document(self._custom(), self._parts)
         document = decoded({**self._openapi_v2(()), "paths": {}})
         try:
             return openapi_v2_protobuf.encode_document({**merged_v2(document, remotes), "paths": {}})

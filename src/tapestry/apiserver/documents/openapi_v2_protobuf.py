@@ -25,7 +25,7 @@ STRING_FIELDS = {"$ref": 1, "format": 2, "title": 3, "description": 4, "pattern"
 EXTENSION_PREFIX = "x-"
 
 
-def document_of(custom: Sequence[ResourceInfo], parts: CustomParts) -> bytes:
+def encoded_document(custom: Sequence[ResourceInfo], parts: CustomParts) -> bytes:
     """The document with the definitions of all built-in and custom resources."""
     head, recorded = recorded_parts()
     definitions = [zlib.decompress(recorded), *(parts.part("protobuf", info, encoded_part) for info in custom)]
