@@ -262,3 +262,21 @@ async def test_old_websocket_clients_reach_the_kubelet_unchanged(cluster: Cluste
     finally:
         await transport.close()
     assert sessions("exec", f"websocket {V4}") == before + 1
+
+
+async def test_kubectl_debug_is_attached_to_its_container(cluster: Cluster, namespace: str) -> None:
+    await start_pod(cluster, namespace, "web", command=["sleep", "1000"])
+    command = ("sh", "-c", "read line; echo $line; tr '\\0' ' ' < /proc/2/cmdline; exit 3")
+    arguments = ("--image=none", "--container=debug", "--target=c", "--profile=general", "--", *command)
+    code, output, errors = await cluster.run(
+        "debug", "-i", "-n", namespace, "web", *arguments, websockets=True, stdin=b"hello\n"
+    )
+    assert (code, output.endswith(b"\nhello\nsleep 1000 ")) == (0, True), errors
+    pod = await wait_for(cluster.client, PODS, "web", namespace, until=has_debugged, timeout=SECONDS)
+    assert pod is not None
+    assert pod["status"]["ephemeralContainerStatuses"][0]["state"]["terminated"]["exitCode"] == 3
+
+
+def has_debugged(pod: Object | None) -> bool:
+    statuses = (pod or {}).get("status", {}).get("ephemeralContainerStatuses") or [{"state": {}}]
+    return "terminated" in statuses[0]["state"]

@@ -1,7 +1,7 @@
 """Program that starts a container: it enters namespaces, builds the file system and runs the command.
 
-The kubelet runs this file as `python -I -S container_init.py MODE ...`, so it uses the standard library only.  It takes
-no settings from its environment or from files, because a pod controls some of them.
+The kubelet runs `main` with `python -I -S`, so this module uses the standard library only.  It takes no settings from its
+environment or from files, because a pod controls some of them.
 
   sandbox    hold the user, network, IPC and UTS namespaces of a pod, and open sockets in them
   container  run a command in the namespaces of a pod, with its own mounts and processes
@@ -444,7 +444,3 @@ def mimic_folder(path: str) -> None:
         with suppress(OSError):  # what cannot be mounted is missing
             bind_entry(f"/proc/self/fd/{before}/{name}", f"{path}/{name}", 0)
     os.close(before)
-
-
-if __name__ == "__main__":
-    main()
