@@ -1,7 +1,7 @@
 """Program that starts a container: it enters namespaces, builds the file system and runs the command.
 
-The kubelet runs `main` with `python -I -S`, so this module uses the standard library only.  It takes no settings from its
-environment or from files, because a pod controls some of them.
+The kubelet runs `main` with `python -I -S`, so this module uses the standard library only.  It takes no settings from
+its environment or from files, because a pod controls some of them.
 
   sandbox    hold the user, network, IPC and UTS namespaces of a pod, and open sockets in them
   container  run a command in the namespaces of a pod, with its own mounts and processes
