@@ -28,6 +28,8 @@ TOKEN_MOUNT_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
 VARIABLE_PATTERN = re.compile(r"\$(\$|\(([A-Za-z_.-][A-Za-z0-9_.-]*)\))")
 KUBECONFIG_PATH = "/run/kubeconfig"
 """Path of the kubeconfig in containers with namespaces."""
+NEEDLESS_CAPABILITIES = {"NET_BIND_SERVICE", "SYS_PTRACE"}
+"""Capabilities that a container may add, because all may use low ports and trace processes of their own user."""
 DEFAULT_SHELL = ["sh"]
 """Command of an ephemeral container without one."""
 MAP_FIELD_PATTERN = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]")
@@ -156,7 +158,7 @@ def security_rejections(container: Object, policy: ProcessPolicy) -> Iterator[st
     context = container.get("securityContext") or {}
     if context.get("privileged"):
         yield "is privileged; processes have no more rights than the user who started the kubelet"
-    added = {*(value_at(context, "capabilities", "add", default=()))} - {"NET_BIND_SERVICE"}
+    added = {*(value_at(context, "capabilities", "add", default=()))} - NEEDLESS_CAPABILITIES
     if added:
         yield f"adds the capability {min(added)}; processes have no capabilities"
     if (context.get("procMount") or "Default") != "Default":

@@ -1,7 +1,7 @@
 """Program that starts a container: it enters namespaces, builds the file system and runs the command.
 
-The kubelet runs this file as `python -I -S container_init.py MODE ...`, so it uses the standard library only.  It takes
-no settings from its environment or from files, because a pod controls some of them.
+The kubelet runs `main` with `python -I -S`, so it uses the standard library only.  It takes no settings from its
+environment or from files, because a pod controls some of them.
 
   sandbox    hold the user, network, IPC and UTS namespaces of a pod, and open sockets in them
   container  run a command in the namespaces of a pod, with its own mounts and processes
@@ -17,61 +17,28 @@ import errno
 import fcntl
 import json
 import os
-import posixpath
 import resource
 import signal
 import socket
-import stat
 import struct
 import sys
 import termios
 from contextlib import suppress
 from typing import Any, NoReturn, TypedDict
 
+from tapestry.local.container_root import MAX_PROCESSES, Root, build_root
+from tapestry.local.system_calls import call, libc, system_call, write_file
+
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
-MNT_DETACH = 2
-ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV = 1, 2, 4
-AT_FDCWD, AT_RECURSIVE = -100, 0x8000
-SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
-SYS_MOUNT_SETATTR = 442
+KEYCTL_JOIN_SESSION_KEYRING = 1
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 24, 36, 38
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
+TERMINAL_MESSAGE = b"terminal"
+"""Message with the descriptor of a terminal."""
 START_FAILED_CODE = 128
 FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-REPLACED_FOLDERS = ("dev", "proc", "run", "tmp")
-DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-READ_ONLY_PROC = ("sys", "bus", "fs", "irq")
-MASKED_PROC = ("sysrq-trigger", "kcore", "keys", "timer_list")
 SANDBOX_SYSCTLS = {"net/ipv4/ip_unprivileged_port_start": "0", "user/max_user_namespaces": "0"}
 """Settings of a pod's namespaces: containers have no capabilities, and cannot get them in another namespace."""
-OLD_ROOT = "/.old"
-MAX_ENTRIES = 2000
-"""Limit of a folder's entries that are mounted one by one."""
-MAX_PROCESSES = 1024
-"""Limit of processes and threads in a container."""
-PID_LIMIT_KERNEL = (6, 14)
-"""First kernel in which every PID namespace has its own limit."""
-
-libc = ctypes.CDLL(None, use_errno=True)
-
-
-class Mount(TypedDict):
-    path: str
-    """Absolute path in the container."""
-    source: str
-    """Folder or file on the host."""
-    sub_path: str
-    """Path below the source that a pod chose; symbolic links are not followed."""
-    read_only: bool
-
-
-class Root(TypedDict):
-    folder: str
-    """Empty folder that becomes the root."""
-    hidden: list[str]
-    """Folders that are empty in the container."""
-    mounts: list[Mount]
 
 
 class Command(TypedDict):
@@ -109,17 +76,6 @@ def report_error(status: socket.socket, error: OSError) -> NoReturn:
     with suppress(OSError):
         status.send(str(error).encode())
     os._exit(START_FAILED_CODE)
-
-
-def call(name: str, *arguments: Any) -> int:
-    """Call a function of the C library; raise OSError."""
-    values = [each.encode() if isinstance(each, str) else each for each in arguments]
-    result: int = getattr(libc, name)(*values)
-    if result < 0:
-        number = ctypes.get_errno()
-        where = f" {arguments[1]}" if name == "mount" else ""
-        raise OSError(number, f"{name}{where}: {os.strerror(number)}")
-    return result
 
 
 # -- sandbox
@@ -166,21 +122,13 @@ def new_sandbox(hostname: str, *, shares_pids: bool) -> list[int]:
     return found
 
 
-def write_file(path: str, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY)
-    try:
-        os.write(descriptor, text.encode())
-    finally:
-        os.close(descriptor)
-
-
 # -- processes
 
 
 def run_plain(command: Command, status: socket.socket) -> int:
     if not command["terminal"]:
-        execute(command)
-    return run_child(lambda: execute(command), status)
+        execute(command, status)
+    return run_child(lambda: execute(command, status), status)
 
 
 def run_isolated(command: Command, status: socket.socket) -> int:
@@ -190,7 +138,7 @@ def run_isolated(command: Command, status: socket.socket) -> int:
         os.close(each)
     root = command["root"]
     if root is None:
-        return run_child(lambda: execute(command), status)
+        return run_child(lambda: execute(command, status), status)
     call("unshare", NEWNS | (NEWPID if command["new_pids"] else 0))
     return run_child(lambda: run_init(command, root, status), status)
 
@@ -203,7 +151,7 @@ def run_init(command: Command, root: Root, status: socket.socket) -> NoReturn:
     for each in own:
         os.close(each)
     call("prctl", PR_SET_CHILD_SUBREAPER, 1)
-    code = run_child(lambda: execute(command), status)
+    code = run_child(lambda: execute(command, status), status)
     kill_descendants()
     os._exit(code)
 
@@ -251,13 +199,13 @@ def kill_descendants() -> None:
             os.wait()
 
 
-def execute(command: Command) -> NoReturn:
+def execute(command: Command, status: socket.socket) -> NoReturn:
     """Become the command, without capabilities and in its own session if it was started in namespaces."""
     is_isolated = bool(command["namespaces"])
     if is_isolated or command["terminal"]:
         os.setsid()
     if command["terminal"]:
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        open_terminal(status)
     for name, limit in command["limits"].items():
         number = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(number)[1]
@@ -265,6 +213,7 @@ def execute(command: Command) -> NoReturn:
         resource.setrlimit(number, (value, value))
     if is_isolated:
         resource.setrlimit(resource.RLIMIT_NPROC, (MAX_PROCESSES, MAX_PROCESSES))
+        leave_session_keyring()
         drop_capabilities()
     os.umask(0o022)
     os.chdir(command["folder"])
@@ -277,6 +226,26 @@ def execute(command: Command) -> NoReturn:
         raise OSError(error.errno, f"exec {command['command'][0]}: {os.strerror(error.errno or 0)}") from error
 
 
+def open_terminal(status: socket.socket) -> None:
+    """Make a new terminal of this mount namespace that of the session, and send the other end."""
+    other_end, terminal = os.openpty()
+    socket.send_fds(status, [TERMINAL_MESSAGE], [other_end])
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+    for standard_stream in range(3):
+        os.dup2(terminal, standard_stream)
+    os.close(terminal)
+    os.close(other_end)
+
+
+def leave_session_keyring() -> None:
+    """Hide the keys of the user's session, unless no process can read keys."""
+    try:
+        system_call("keyctl", KEYCTL_JOIN_SESSION_KEYRING, None)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EPERM):
+            raise
+
+
 def drop_capabilities() -> None:
     """Let no program that is executed from now on have capabilities."""
     for number in range(64):
@@ -285,166 +254,3 @@ def drop_capabilities() -> None:
                 break
             raise OSError(ctypes.get_errno(), "prctl: capabilities cannot be dropped")
     call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-
-
-# -- file system
-
-
-def build_root(root: Root) -> None:
-    """Replace the root of this mount namespace."""
-    mount("none", "/", None, MS_REC | MS_PRIVATE)
-    sources = [(each, open_source(each)) for each in root["mounts"]]
-    folder = root["folder"]
-    mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=4m")
-    for name in os.listdir("/"):
-        if name not in REPLACED_FOLDERS:
-            with suppress(OSError):  # what cannot be mounted is missing
-                bind_entry(f"/{name}", f"{folder}/{name}", ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV)
-    for name in (*REPLACED_FOLDERS, OLD_ROOT[1:]):
-        os.mkdir(f"{folder}/{name}")
-    mount("proc", f"{folder}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    mount("tmpfs", f"{folder}/run", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=16m")
-    build_devices(f"{folder}/dev")
-    pivot_root(folder)
-    limit_processes()
-    restrict_proc()
-    mimicked: list[str] = []
-    for path in root["hidden"]:
-        if os.path.isdir(path):
-            mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m")
-            mimicked.append(path)
-    for each, source in sources:
-        mount_volume(each, source, mimicked)
-    call("umount2", OLD_ROOT, MNT_DETACH)
-    os.rmdir(OLD_ROOT)
-    for path in ("/", *mimicked):
-        set_attributes(path, ATTR_RDONLY)
-
-
-def mount(source: str, target: str, type: str | None, flags: int, options: str | None = None) -> None:
-    call("mount", source, target, type, ctypes.c_ulong(flags), options)
-
-
-def set_attributes(path: str, attributes: int, *, recursive: bool = False) -> None:
-    value = struct.pack("QQQQ", attributes, 0, 0, 0)
-    flags = AT_RECURSIVE if recursive else 0
-    call("syscall", ctypes.c_long(SYS_MOUNT_SETATTR), AT_FDCWD, path, flags, value, ctypes.c_size_t(len(value)))
-
-
-def pivot_root(folder: str) -> None:
-    number = SYS_PIVOT_ROOT.get(os.uname().machine)
-    if number is None:
-        raise OSError(errno.ENOSYS, f"pivot_root: not supported on {os.uname().machine}")
-    call("syscall", ctypes.c_long(number), folder, f"{folder}{OLD_ROOT}")
-    os.chdir("/")
-
-
-def bind_entry(source: str, target: str, attributes: int) -> None:
-    """Show a folder, file or symbolic link in another place."""
-    if os.path.islink(source):
-        os.symlink(os.readlink(source), target)
-        return
-    if os.path.isdir(source):
-        os.mkdir(target)
-    else:
-        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
-    mount(source, target, None, MS_BIND | MS_REC)
-    if attributes:
-        set_attributes(target, attributes, recursive=True)
-
-
-def build_devices(folder: str) -> None:
-    mount("tmpfs", folder, "tmpfs", MS_NOSUID, "mode=755,size=1m")
-    for name in DEVICES:
-        bind_entry(f"/dev/{name}", f"{folder}/{name}", 0)
-    for name in ("pts", "shm"):
-        os.mkdir(f"{folder}/{name}")
-    mount("devpts", f"{folder}/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
-    mount("tmpfs", f"{folder}/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777,size=64m")
-    links = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
-    for name, target in links.items():
-        os.symlink(target, f"{folder}/{name}")
-
-
-def limit_processes() -> None:
-    """Limit the PIDs of this namespace if the kernel has a limit for each; otherwise it is that of the machine."""
-    numbers = os.uname().release.split(".")[:2]
-    if os.getpid() == 1 and all(map(str.isdecimal, numbers)) and tuple(map(int, numbers)) >= PID_LIMIT_KERNEL:
-        write_file("/proc/sys/kernel/pid_max", str(MAX_PROCESSES))
-
-
-def restrict_proc() -> None:
-    """Protect the files of /proc that the owner of this user namespace could write."""
-    for name in READ_ONLY_PROC:
-        path = f"/proc/{name}"
-        if os.path.exists(path):
-            mount(path, path, None, MS_BIND | MS_REC)
-            set_attributes(path, ATTR_RDONLY, recursive=True)
-    for name in MASKED_PROC:
-        if os.path.exists(f"/proc/{name}"):
-            mount("/dev/null", f"/proc/{name}", None, MS_BIND)
-
-
-def open_source(source: Mount) -> int:
-    """Open what is to be mounted; create missing folders of the sub path.  Symbolic links there are an error."""
-    found = os.open(source["source"], os.O_PATH)
-    for name in source["sub_path"].split("/"):
-        if name in ("", "."):
-            continue
-        if name == "..":
-            raise OSError(errno.EINVAL, f"subPath {source['sub_path']}: leaves the volume")
-        with suppress(FileExistsError):
-            os.mkdir(name, 0o755, dir_fd=found)
-        inner = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=found)
-        os.close(found)
-        found = inner
-        if stat.S_ISLNK(os.fstat(found).st_mode):
-            raise OSError(errno.ELOOP, f"subPath {source['sub_path']}: {name} is a symbolic link")
-    return found
-
-
-def mount_volume(volume: Mount, source: int, mimicked: list[str]) -> None:
-    origin = f"/proc/self/fd/{source}"
-    path = posixpath.normpath(volume["path"])
-    make_mount_point(path, mimicked, is_folder=os.path.isdir(origin))
-    mount(origin, path, None, MS_BIND | MS_REC)
-    attributes = ATTR_NOSUID | ATTR_NODEV | (ATTR_RDONLY if volume["read_only"] else 0)
-    set_attributes(path, attributes, recursive=True)
-    os.close(source)
-
-
-def make_mount_point(path: str, mimicked: list[str], *, is_folder: bool) -> None:
-    if os.path.exists(path):
-        return
-    parent = posixpath.dirname(path)
-    make_mount_point(parent, mimicked, is_folder=True)
-    try:
-        make_entry(path, is_folder=is_folder)
-    except OSError:  # the parent is read-only
-        mimic_folder(parent)
-        mimicked.append(parent)
-        make_entry(path, is_folder=is_folder)
-
-
-def make_entry(path: str, *, is_folder: bool) -> None:
-    if is_folder:
-        os.mkdir(path, 0o755)
-    else:
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o644))
-
-
-def mimic_folder(path: str) -> None:
-    """Replace a read-only folder by one with the same content in which mount points can be created."""
-    entries = os.listdir(path)
-    if len(entries) > MAX_ENTRIES:
-        raise OSError(errno.E2BIG, f"{path} has too many entries to mount something in it")
-    before = os.open(path, os.O_PATH)
-    mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=4m")
-    for name in entries:
-        with suppress(OSError):  # what cannot be mounted is missing
-            bind_entry(f"/proc/self/fd/{before}/{name}", f"{path}/{name}", 0)
-    os.close(before)
-
-
-if __name__ == "__main__":
-    main()

@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 from tapestry.local.child_processes import ChildProcess, Streams, child, guarded_process, pump_output
 from tapestry.local.container_commands import Launch
-from tapestry.local.container_init import Command, Mount, Root
+from tapestry.local.container_init import TERMINAL_MESSAGE, Command
+from tapestry.local.container_root import Mount, Root
 from tapestry.local.descriptor_streams import DRAIN_SECONDS, read_output, receive_descriptors, write_input
 from tapestry.local.pod_sandbox import INIT_PROGRAM, PodSandbox
 
@@ -94,11 +95,13 @@ class ProcessStreams:
             size = struct.pack("HHHH", *(max(0, min(each, MAX_WINDOW)) for each in (height, width)), 0, 0)
             fcntl.ioctl(self.output.fileno(), termios.TIOCSWINSZ, size)
 
-    async def wait_until_idle(self) -> None:
-        """Wait for reads and writes, which end soon after the process."""
+    async def close(self) -> None:
+        """Wait for reads and writes, which end soon after the process, and close all streams."""
         for lock in self._locks:
             async with lock:
                 pass
+        for file in filter(None, (self.output, self.errors, self.input)):
+            file.close()
 
 
 @dataclass
@@ -335,20 +338,23 @@ async def start_init(
 
     Return its process, our ends of its streams and its own namespaces.  Raise OSError if it cannot be started.
     """
+    opened: list[ProcessStreams] = []
+    stack.push_async_callback(close_streams, opened)
     with ExitStack() as theirs:  # what only the process needs
-        streams, child_streams = open_streams(stack, theirs, terminal=command["terminal"], stdin=stdin, errors=errors)
+        child_streams = Streams(subprocess.DEVNULL)
+        if not command["terminal"]:
+            pipes, child_streams = open_pipes(theirs, stdin=stdin, errors=errors)
+            opened.append(pipes)
         status, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         theirs.enter_context(other_end)
         request = theirs.enter_context(FileIO(os.memfd_create("command"), "r+"))
         write_all(request, json.dumps(command).encode())
         inherited = [other_end.fileno(), request.fileno(), *command["namespaces"]]
         arguments = [*INIT_PROGRAM, mode, str(other_end.fileno()), str(request.fileno())]
-        stack.push_async_callback(streams.wait_until_idle)
         with status:
             process = await stack.enter_async_context(
                 guarded_process(arguments, {}, Path("/"), child_streams._replace(inherited=inherited))
             )
-            streams.ended = process.ended
             theirs.close()
             status.setblocking(False)
             namespaces: list[int] = []
@@ -358,28 +364,41 @@ async def start_init(
                     message, descriptors = received
                     if not descriptors:
                         raise OSError(message.decode(errors="replace"))
-                    namespaces += descriptors
-    return process, streams, namespaces
+                    if message == TERMINAL_MESSAGE:
+                        opened.append(terminal_streams(descriptors[0], stdin=stdin))
+                    else:
+                        namespaces += descriptors
+    if not opened:
+        raise OSError("the terminal could not be opened")
+    opened[0].ended = process.ended
+    return process, opened[0], namespaces
 
 
-def open_streams(
-    ours: AsyncExitStack, theirs: ExitStack, *, terminal: bool, stdin: bool, errors: bool
-) -> tuple[ProcessStreams, Streams]:
+async def close_streams(opened: Sequence[ProcessStreams]) -> None:
+    for each in opened:
+        await each.close()
+
+
+def terminal_streams(descriptor: int, *, stdin: bool) -> ProcessStreams:
+    os.set_blocking(descriptor, False)
+    terminal = FileIO(descriptor, "rb+")
+    return ProcessStreams(terminal, None, terminal if stdin else None, terminal=True)
+
+
+def open_pipes(theirs: ExitStack, *, stdin: bool, errors: bool) -> tuple[ProcessStreams, Streams]:
     """Open the streams of a process: our ends are non-blocking, and without `errors` it has one output."""
 
     def stream(read_end: int, write_end: int, *, is_input: bool = False) -> tuple[FileIO, int]:
         own, other = (write_end, read_end) if is_input else (read_end, write_end)
         theirs.callback(os.close, other)
         os.set_blocking(own, False)
-        return ours.enter_context(FileIO(own, "wb" if is_input else "rb")), other
+        return FileIO(own, "wb" if is_input else "rb"), other
 
-    if terminal:
-        output, slave = stream(*os.openpty())
-        return ProcessStreams(output, None, output if stdin else None, terminal), Streams(slave, slave, slave)
     output, their_output = stream(*os.pipe())
     error_output, their_errors = stream(*os.pipe()) if errors else (None, subprocess.STDOUT)
     source, their_input = stream(*os.pipe(), is_input=True) if stdin else (None, subprocess.DEVNULL)
-    return ProcessStreams(output, error_output, source, terminal), Streams(their_output, their_errors, their_input)
+    ours = ProcessStreams(output, error_output, source, terminal=False)
+    return ours, Streams(their_output, their_errors, their_input)
 
 
 def write_all(file: FileIO, data: bytes) -> None:

@@ -15,11 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import tapestry
 from tapestry.local import container_init
 from tapestry.local.child_processes import Streams, guarded_process
 from tapestry.local.descriptor_streams import CHUNK, receive_descriptors
 
-INIT_PROGRAM = (sys.executable, "-I", "-S", container_init.__file__)
+INIT_SCRIPT = f"import sys; sys.path.append(sys.argv.pop(1)); from {container_init.__name__} import main; main()"
+INIT_PROGRAM = (sys.executable, "-I", "-S", "-c", INIT_SCRIPT, str(Path(tapestry.__file__).parents[1]))
+"""Program that starts containers."""
 LOOPBACK = "127.0.0.1"
 CONNECT_TIMEOUT = 10.0
 """Seconds to connect to a port of a pod."""

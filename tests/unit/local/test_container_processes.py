@@ -121,9 +121,9 @@ async def test_exec_passes_input_unchanged_and_waits_for_slow_reader(world: Worl
 
 async def test_exec_terminal_has_the_requested_size(world: World) -> None:
     pod = await started(world, a_pod(FOR_EVER))
-    script = 'trap "stty size" WINCH; test -t 0 && echo terminal; while :; do sleep 0.05; done'
+    script = 'trap "stty size" WINCH; tty; test -t 0 && echo terminal; while :; do sleep 0.05; done'
     process = await world.runtime.exec(pod, "c", ["sh", "-c", script], stdin=True, terminal=True)
-    await read_until(process, b"terminal\r\n")
+    assert (await read_until(process, b"terminal\r\n")).startswith(b"/dev/pts/")
     process.resize(101, 37)
     assert b"37 101\r\n" in await read_until(process, b"37 101\r\n")
     await process.write_stdin(b"\x03")
