@@ -10,6 +10,7 @@ from tapestry.kube.resources import (
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
     STORAGE_CLASSES,
+    VOLUME_ATTACHMENTS,
     Resource,
 )
 
@@ -138,6 +139,11 @@ def csi_volume(name: str) -> Any:
 def csi_node(name: str, count: int) -> Any:
     driver = {"name": "maker.example.com", "nodeID": name, "allocatable": {"count": count}}
     return CSI_NODES, {"metadata": {"name": name}, "spec": {"drivers": [driver]}}
+
+
+def attachment(name: str, node: str, volume: str) -> Any:
+    spec = {"attacher": "maker.example.com", "nodeName": node, "source": {"persistentVolumeName": volume}}
+    return VOLUME_ATTACHMENTS, {"metadata": {"name": name}, "spec": spec}
 
 
 def storage_class(name: str, mode: str, provisioner: str = "example.com/maker", **more: Any) -> Any:
@@ -456,6 +462,18 @@ SITUATIONS: dict[str, Situation] = {
             *(csi_volume(name) for name in ("v", "w", "x")),
             *(claim(name, on) for name, on in (("c", "v"), ("d", "w"), ("e", "x"))),
             *(csi_node(name, count) for name, count in (("n1", 2), ("n2", 1), ("n3", 1))),
+        ],
+    ),
+    "volumes that are attached without a pod": Situation(
+        THREE,
+        pod("probe", volumes=using("c")),
+        [],
+        [
+            *(csi_volume(name) for name in ("v", "w")),
+            claim("c", "v"),
+            *(csi_node(name, 1) for name in ("n1", "n2", "n3")),
+            attachment("a", "n1", "w"),
+            attachment("b", "n3", "v"),
         ],
     ),
     # -- preemption

@@ -41,6 +41,7 @@ from tapestry.kube.resources import (
     PERSISTENT_VOLUMES,
     PODS,
     STORAGE_CLASSES,
+    VOLUME_ATTACHMENTS,
     Resource,
 )
 from tapestry.local.kubernetes import ControlPlane
@@ -48,7 +49,10 @@ from tapestry.local.kubernetes import ControlPlane
 from .scheduling import SITUATIONS, Situation, named, node, node_affinity, pod
 
 CLASSES = Resource("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", namespaced=False)
-KINDS = (PODS, NODES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, STORAGE_CLASSES, DISRUPTION_BUDGETS, CSI_NODES)
+KINDS = (
+    *(PODS, NODES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, STORAGE_CLASSES, DISRUPTION_BUDGETS, CSI_NODES),
+    VOLUME_ATTACHMENTS,
+)
 CANARY = node("canary", taints=({"key": "canary", "effect": "NoSchedule"},), pods="1", cpu="0", memory="0")
 SECONDS = 30.0
 OURS = (
@@ -184,6 +188,7 @@ def storage_of(found: dict[Resource, list[Object]], cache: SchedulerCache) -> St
         lambda name: [each for each in volumes if storage_class_of(each) == name],
         by_key[STORAGE_CLASSES].get,
         by_key[CSI_NODES].get,
+        lambda name: [each for each in found[VOLUME_ATTACHMENTS] if each["spec"]["nodeName"] == name],
         lambda key: cache.claim_users.get(key, ()),
     )
 

@@ -63,6 +63,14 @@ class Metadata(TypedDict, total=False):
     finalizers: Any
 
 
+class PartialObject(TypedDict, total=False):
+    """An object without its own fields and its managed fields."""
+
+    apiVersion: Any
+    kind: Any
+    metadata: Metadata
+
+
 COMMON_FIELDS = frozenset({"apiVersion", "kind", "metadata"})
 
 LIST_DECODER = msgspec.json.Decoder(ListResponse)

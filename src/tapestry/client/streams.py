@@ -53,6 +53,9 @@ async def read_lines(stream: Stream, idle_timeout: float = IDLE_TIMEOUT) -> Asyn
     partial: list[bytes] = []
     size = 0
     while (chunk := await next_chunk(chunks, idle_timeout)) is not None:
+        if not size and chunk.endswith(b"\n"):  # without copies of the chunk
+            yield [line for line in chunk.split(b"\n") if line]
+            continue
         head, newline, tail = chunk.rpartition(b"\n")
         if newline:
             partial.append(head)

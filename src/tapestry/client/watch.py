@@ -17,14 +17,14 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import msgspec
 
 from tapestry.client.client import PAGE_SIZE, Client
 from tapestry.client.metrics import WATCH_RESTARTS
 from tapestry.client.options import selector_query
-from tapestry.client.responses import Fields, check_identity, decode_object, gc_paused
+from tapestry.client.responses import Fields, PartialObject, check_identity, decode_object, gc_paused
 from tapestry.client.streams import IDLE_TIMEOUT, BrokenStream, read_lines, require_success
 from tapestry.client.transport import Request
 from tapestry.kube.errors import BadRequest, Gone, Invalid, KubeError, error_from_status
@@ -64,7 +64,13 @@ class RawWatchEvent(msgspec.Struct):
     object: Fields
 
 
+class MetadataWatchEvent(msgspec.Struct):
+    type: str
+    object: PartialObject
+
+
 EVENT_DECODER = msgspec.json.Decoder(RawWatchEvent)
+METADATA_EVENT_DECODER = msgspec.json.Decoder(MetadataWatchEvent)
 
 
 @dataclass(slots=True)
@@ -81,7 +87,7 @@ class Watch:
     without_managed_fields: bool = False
     """Skip metadata.managedFields without decoding, about a third of the data."""
     only_metadata: bool = False
-    """Skip spec, status and data without decoding."""
+    """Skip spec, status, data and managed fields without decoding."""
     on_restart: Callable[[KubeError, float], None] = lambda _error, _pause: None
     """Called with each error that ends a stream and the seconds until the restart."""
     _version: str = field(default="", init=False)
@@ -183,18 +189,13 @@ class WatchChunk(NamedTuple):
 def decode_chunk(lines: list[bytes], *, without_managed_fields: bool, only_metadata: bool = False) -> WatchChunk:
     try:
         with gc_paused():
-            raw_events = [EVENT_DECODER.decode(line) for line in lines]
-            events = [
-                (
-                    event.type,
-                    decode_object(
-                        event.object,
-                        without_managed_fields=without_managed_fields,
-                        only_metadata=only_metadata and event.type != "ERROR",
-                    ),
-                )
-                for event in raw_events
-            ]
+            if only_metadata:
+                events = [decode_metadata_event(line) for line in lines]
+            else:
+                events = [
+                    (event.type, decode_object(event.object, without_managed_fields=without_managed_fields))
+                    for event in [EVENT_DECODER.decode(line) for line in lines]
+                ]
             for type, obj in events:
                 if type in ("ADDED", "MODIFIED", "DELETED"):
                     check_identity(obj)
@@ -213,6 +214,14 @@ def decode_chunk(lines: list[bytes], *, without_managed_fields: bool, only_metad
                 return WatchChunk(changes, version, initial, obj)
         version = version_of(obj)
     return WatchChunk(changes, version, initial, None)
+
+
+def decode_metadata_event(line: bytes) -> tuple[str, Object]:
+    """Decode an event without the fields of its object except apiVersion, kind and metadata."""
+    event = METADATA_EVENT_DECODER.decode(line)
+    if event.type == "ERROR":
+        return event.type, decode_object(EVENT_DECODER.decode(line).object, without_managed_fields=False)
+    return event.type, cast(Object, event.object)
 
 
 def chunk_events(chunk: WatchChunk, *, listing: bool) -> Iterator[WatchEvent]:

@@ -127,6 +127,13 @@ def best_volume(
     return best
 
 
+def is_candidate(volume: Object, claim: Object) -> bool:
+    """Return whether a volume of the storage class of the claim could be the best one on some node."""
+    return is_reserved_for(volume, claim) or (
+        is_volume_free(volume) and capacity_of(volume) >= requested_storage(claim) and is_suitable(volume, claim)
+    )
+
+
 def reserved_volume(claim: Object, volumes: Iterable[Object]) -> Object | None:
     """Return the suitable volume that is reserved for the claim."""
     for volume in volumes:

@@ -74,7 +74,7 @@ def install(manager: Manager, metadata_informers: MetadataInformers) -> None:
     controller = manager.controller("protection", reconciler.reconcile, workers=1)
 
     def enqueue(queue: Queue, resource: Resource, new: Object | None) -> None:
-        if new is not None and resource in FINALIZERS and is_awaiting_release(resource, new):
+        if new is not None and is_deleting(new) and resource in FINALIZERS and is_awaiting_release(resource, new):
             queue.add(f"{resource.plural} {key_of(new)}")
 
     metadata_informers.on_change(lambda resource, _, new: enqueue(controller.queue, resource, new))

@@ -13,12 +13,21 @@ SUBDOMAIN_LIMIT = 253
 
 SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 """Letters of the random suffixes of generated names: without vowels, so that no words appear."""
+SUFFIX_PAIRS = [first + second for first in SUFFIX_LETTERS for second in SUFFIX_LETTERS]
 HASH_LENGTH = 16  # base32 characters, 5 bits each: 80 bits
 
 DNS_LABEL = re.compile("[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 DNS_1035_LABEL = re.compile("[a-z]([-a-z0-9]*[a-z0-9])?")
 DNS_SUBDOMAIN = re.compile(rf"{DNS_LABEL.pattern}(\.{DNS_LABEL.pattern})*")
 QUALIFIED_NAME = re.compile("[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?")
+
+
+def generated_suffix(fraction: float) -> str:
+    """Return the suffix of a generated name, five letters, for a random number from 0 to 1 (exclusive)."""
+    pairs = len(SUFFIX_PAIRS)
+    rest, last = divmod(int(fraction * len(SUFFIX_LETTERS) * pairs * pairs), pairs)
+    first, middle = divmod(rest, pairs)
+    return SUFFIX_LETTERS[first] + SUFFIX_PAIRS[middle] + SUFFIX_PAIRS[last]
 
 
 def dns_label_error(text: str) -> str | None:

@@ -1,12 +1,13 @@
 """Simulated storage of a local cluster: a CSI driver without data, and its default storage class.
 
 Its volumes are reachable from every node. The driver expands any of its volumes, also one that another cluster
-provisioned.
+provisioned. A CSINode lists it for each simulated node, without a limit of volumes.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tapestry.apis import keys
 from tapestry.client.client import Client
 from tapestry.controller import Informer, Manager
 from tapestry.controlplane.volume_matching import (
@@ -22,9 +23,26 @@ from tapestry.controlplane.volume_matching import (
     waits_for_consumer,
 )
 from tapestry.kube.errors import AlreadyExists, NotFound
-from tapestry.kube.objects import Object, annotations_of, is_deleting, key_of, name_of, uid_of, value_at
+from tapestry.kube.objects import (
+    Object,
+    annotations_of,
+    is_deleting,
+    is_owned_by,
+    key_of,
+    name_of,
+    owner_reference,
+    uid_of,
+    value_at,
+)
 from tapestry.kube.quantity import parse_quantity
-from tapestry.kube.resources import CSI_DRIVERS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, STORAGE_CLASSES
+from tapestry.kube.resources import (
+    CSI_DRIVERS,
+    CSI_NODES,
+    NODES,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    STORAGE_CLASSES,
+)
 
 DRIVER = "simulated.csi.tapestry.io"
 STORAGE_CLASS: Object = {
@@ -86,6 +104,41 @@ class SimulatedStorage:
             await self.client.delete(PERSISTENT_VOLUMES, volume)
 
 
+@dataclass(frozen=True)
+class SimulatedCsiNodes:
+    """Registers the driver on simulated nodes. Garbage collection deletes the CSINode of a deleted node."""
+
+    client: Client
+    nodes: Informer
+    csi_nodes: Informer
+
+    async def reconcile(self, name: str) -> None:
+        node = self.nodes.store.get(name)
+        existing = self.csi_nodes.store.get(name)
+        if node is not None and not is_deleting(node) and not is_registered(node, existing):
+            await self.client.converge(CSI_NODES, existing, csi_node(node, existing))
+
+
+def is_registered(node: Object, existing: Object | None) -> bool:
+    drivers = {each["name"]: each["nodeID"] for each in value_at(existing, "spec", "drivers") or ()}
+    return existing is not None and drivers.get(DRIVER) == name_of(node) and is_owned_by(existing, node)
+
+
+def csi_node(node: Object, existing: Object | None) -> Object:
+    """Return the CSINode of a node, with our driver and those that others registered."""
+    registered = value_at(existing, "spec", "drivers") or []
+    owner = owner_reference({**node, "apiVersion": NODES.api_version, "kind": NODES.kind}, controller=False)
+    return {
+        "metadata": {"name": name_of(node), "ownerReferences": [owner]},
+        "spec": {
+            "drivers": [
+                *(each for each in registered if each["name"] != DRIVER),
+                {"name": DRIVER, "nodeID": name_of(node), "topologyKeys": None},
+            ]
+        },
+    }
+
+
 def needs_volume(claim: Object, storage_class: Object) -> bool:
     marks = annotations_of(claim)
     return (
@@ -145,3 +198,12 @@ def install(manager: Manager) -> None:
     controller = manager.controller("simulated-storage", storage.reconcile)
     controller.watch(claims, lambda claim: (f"{CLAIM} {key_of(claim)}",))
     controller.watch(volumes, keys_of_volume)
+    nodes, csi_nodes = manager.informer(NODES, labels=keys.SIMULATED_NODE), manager.informer(CSI_NODES)
+    registrar = SimulatedCsiNodes(manager.client, nodes, csi_nodes)
+    registration = manager.controller("simulated-csinodes", registrar.reconcile)
+    registration.watch(nodes, when=is_new)
+    registration.watch(csi_nodes)
+
+
+def is_new(old: Object | None, new: Object | None) -> bool:
+    return old is None and new is not None

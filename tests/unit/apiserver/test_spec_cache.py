@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from tapestry.apiserver.core.responses import ApiResponse
@@ -11,10 +12,12 @@ from tapestry.apiserver.core.spec_cache import (
     MAX_TEXT_BYTES,
     RESULTS_PER_ENTRY,
     SpecCache,
+    Variant,
     bounded_cache,
     memoized,
     memoized_and_interned,
     variant,
+    variant_text,
 )
 from tapestry.kube.objects import Object
 
@@ -130,12 +133,28 @@ def test_variants_share_results_but_no_values(interned: Interner) -> None:
         return {**value, "text": value["text"].upper()}
 
     def named(name: str) -> Object:
-        original = interned(b"abc")
-        return variant({**original, "name": name}, original, named)
+        result = variant(interned(b"abc"), named, name, 1)
+        result["name"] = name
+        return result
 
     assert [length(named(name)) for name in "xy"] == [3, 3]
     assert calls == ["x"]
     assert [upper(named(name))["name"] for name in "xy"] == ["x", "y"]
+
+
+@pytest.mark.parametrize("text", [b"abc", b"first", b"none of them"])
+def test_text_of_variant_is_its_own(interned: Interner, text: bytes) -> None:
+    """Also if the random part of the first one occurs elsewhere in the object."""
+
+    def named(name: str) -> Object:
+        result = variant(interned(text), named, name, 2)
+        result["name"], result["mounts"] = name, [{"name": name}]
+        return result
+
+    for name in ("first", "second", "third"):
+        value = named(name)
+        assert isinstance(value, Variant)
+        assert variant_text(value, msgspec.json.encode) == msgspec.json.encode(dict(value))
 
 
 def a_pod(name: str, **spec: Any) -> Object:
@@ -207,3 +226,29 @@ def test_bounded_cache_skips_long_texts() -> None:
 
     assert [length(text) for text in ("a", "a", "b" * 300, "b" * 300)] == [1, 1, 300, 300]
     assert seen == [1, 300, 300]
+
+
+async def test_repeated_specs_with_duplicate_fields_are_reported_each_time(call: Hand) -> None:
+    for number, field in enumerate(("image", "image", "labels", "none")):
+        text = msgspec.json.encode(a_pod(f"p{number}")).decode()
+        if field == "image":
+            text = text.replace('"image":', '"image":"first","image":')
+        elif field == "labels":
+            text = text.replace('"labels":', '"labels":{"a":"b"},"labels":')
+        response = await call.answer("POST", PODS, text.encode())
+        assert isinstance(response, ApiResponse)
+        assert response.status == 201, response.body
+        assert ("duplicate field" in response.headers.get("Warning", "")) == (field != "none")
+
+
+async def test_collection_is_served_while_it_is_registered(call: Hand) -> None:
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {"type": "object"}}}
+    names = {"plural": "widgets", "kind": "Widget"}
+    spec = {"group": "example.com", "scope": "Namespaced", "names": names, "versions": [version]}
+    definitions, collection = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "/apis/example.com/v1/widgets"
+    assert (await call("GET", collection))[0] == 404
+    await call.made(definitions, {"metadata": {"name": "widgets.example.com"}, "spec": spec})
+    for _ in range(2):
+        assert (await call("GET", collection))[0] == 200
+    call.server.registry.remove("example.com", "widgets")
+    assert (await call("GET", collection))[0] == 404

@@ -5,9 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapestry.kube.names import (
+    SUFFIX_LETTERS,
     dns_1035_label_error,
     dns_label_error,
     dns_subdomain_error,
+    generated_suffix,
     hashed_name,
     label_key_error,
     label_value_error,
@@ -91,6 +93,20 @@ def test_different_parts_have_different_names(a: list[str], b: list[str]) -> Non
 )
 def test_part_boundaries_change_the_hash(a: tuple[str, ...], b: tuple[str, ...]) -> None:
     assert hashed_name("x", *a) != hashed_name("x", *b)
+
+
+@given(st.floats(0, 1, exclude_max=True))
+def test_generated_suffix_has_five_letters(fraction: float) -> None:
+    suffix = generated_suffix(fraction)
+    assert len(suffix) == 5
+    assert set(suffix) <= set(SUFFIX_LETTERS)
+
+
+def test_generated_suffixes_cover_all_letters() -> None:
+    suffixes = [generated_suffix(number / 27**5) for number in range(0, 27**5, 997)]
+    assert len(set(suffixes)) == len(suffixes)
+    for position in range(5):
+        assert {each[position] for each in suffixes} == set(SUFFIX_LETTERS)
 
 
 def test_hashed_name_is_stable() -> None:

@@ -11,15 +11,19 @@ from tapestry.controlplane.volume_matching import SELECTED_NODE
 from tapestry.kube.objects import Object, name_of, object_named, uid_of, value_at
 from tapestry.kube.resources import (
     CSI_DRIVERS,
+    CSI_NODES,
     EVENTS,
+    NODES,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
     STORAGE_CLASSES,
 )
 from tapestry.local import simulated_storage
+from tapestry.local.simulated_kubelet import simulated_node
 from tapestry.local.simulated_storage import CSI_DRIVER, DRIVER, STORAGE_CLASS, is_disposable, provisioned_volume
 
 AN_HOUR = 3600.0
+SERVED = [PERSISTENT_VOLUMES, PERSISTENT_VOLUME_CLAIMS, STORAGE_CLASSES, CSI_DRIVERS, CSI_NODES, NODES, EVENTS]
 CLAIM: Object = {
     "metadata": {"name": "data", "namespace": "default", "uid": "u"},
     "spec": {
@@ -60,16 +64,35 @@ async def life_of_a_volume(client: Client) -> None:
     await wait_for(client, PERSISTENT_VOLUMES, volume, until=lambda obj: obj is None, timeout=AN_HOUR)
 
 
+async def registration_of_the_driver(client: Client) -> None:
+    node = await client.create(NODES, simulated_node("n", {"cpu": "1"}))
+    await client.create(NODES, {"metadata": {"name": "other"}})
+    found = await wait_for(client, CSI_NODES, "n", until=bool, timeout=AN_HOUR)
+    assert found is not None
+    assert found["metadata"]["ownerReferences"][0]["uid"] == uid_of(node)
+    other = {"name": "other.example.com", "nodeID": "x", "topologyKeys": None}
+    await client.patch(CSI_NODES, found, {"spec": {"drivers": [other]}})
+    names = ["other.example.com", DRIVER]
+    until = lambda obj: [each["name"] for each in value_at(obj, "spec", "drivers", default=[])] == names  # noqa: E731
+    await wait_for(client, CSI_NODES, "n", until=until, timeout=AN_HOUR)
+    await client.delete(CSI_NODES, object_named("n"))
+    await wait_for(client, CSI_NODES, "n", until=bool, timeout=AN_HOUR)
+    assert await client.find(CSI_NODES, "other") is None
+
+
 def install(manager: Manager) -> None:
     volume_binder.install(manager)
     simulated_storage.install(manager)
 
 
 def test_perturbed_volume_is_provisioned_expanded_and_deleted() -> None:
-    served = [PERSISTENT_VOLUMES, PERSISTENT_VOLUME_CLAIMS, STORAGE_CLASSES, CSI_DRIVERS, EVENTS]
-    report = perturb(Scenario("storage", served, install, life_of_a_volume, counts=lambda call: "/events" not in call))
+    report = perturb(Scenario("storage", SERVED, install, life_of_a_volume, counts=lambda call: "/events" not in call))
     assert report.calls > 0
     assert not report.failures, report
+
+
+def test_perturbed_driver_is_registered_on_simulated_nodes() -> None:
+    perturb(Scenario("storage", SERVED, simulated_storage.install, registration_of_the_driver)).check()
 
 
 def test_only_own_released_volumes_are_deleted() -> None:

@@ -13,7 +13,7 @@ from tapestry.apiserver.admission.errors import admission_forbidden
 from tapestry.apiserver.core.requests import WriteRequest
 from tapestry.apiserver.core.spec_cache import memoized, memoized_and_interned, variant
 from tapestry.apiserver.core.store import ObjectVersion, Store
-from tapestry.kube.names import SUFFIX_LETTERS
+from tapestry.kube.names import generated_suffix
 from tapestry.kube.objects import Object, annotations_of
 from tapestry.kube.pods import CREATION_CONTAINER_FIELDS, MIRROR_POD_ANNOTATION
 
@@ -92,15 +92,16 @@ def with_token_volume(spec: Object, random: Random) -> Object:
         return spec
     volumes = spec.get("volumes") or []
     names = [each["name"] for each in volumes if each["name"].startswith(TOKEN_VOLUME_PREFIX)]
-    name = names[0] if names else TOKEN_VOLUME_PREFIX + "".join(random.choices(SUFFIX_LETTERS, k=5))
-    result = {**spec, "volumes": volumes if names else [*volumes, {"name": name, "projected": TOKEN_PROJECTION}]}
+    name = names[0] if names else TOKEN_VOLUME_PREFIX + generated_suffix(random.random())
+    result = variant(spec, with_token_volume, name, len(unmounted) + (not names))
+    result["volumes"] = volumes if names else [*volumes, {"name": name, "projected": TOKEN_PROJECTION}]
     mount = {"name": name, "readOnly": True, "mountPath": TOKEN_MOUNT_PATH}
     for field, number in unmounted:
         if result[field] is spec[field]:
             result[field] = [*spec[field]]
         container = spec[field][number]
         result[field][number] = {**container, "volumeMounts": [*(container.get("volumeMounts") or ()), mount]}
-    return variant(result, spec, with_token_volume)
+    return result
 
 
 @memoized

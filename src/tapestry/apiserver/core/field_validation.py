@@ -10,17 +10,30 @@ import msgspec
 from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.faults import child_path
 from tapestry.apiserver.core.requests import WriteRequest
+from tapestry.apiserver.core.spec_cache import Interned, memoize
 
 MAX_REPORTED_FIELDS = 100
 """Maximum number of fields that an error or a warning lists, as in Kubernetes."""
 encode = msgspec.json.Encoder().encode
 
 
-def may_have_duplicate_fields(request: WriteRequest) -> bool:
-    """Return whether the body may set a field twice: its text has more keys than the decoded data."""
-    return request.verb in ("create", "update") and request.body.count(b'":') > encode(request.decoded_body).count(
-        b'":'
-    )
+def may_have_duplicate_fields(request: WriteRequest, spec: Any = None) -> bool:
+    """Return whether the body may set a field twice: its text has more keys than the decoded data.
+
+    `spec` is the decoded spec. If it is interned, its keys are counted only once.
+    """
+    if request.verb not in ("create", "update"):
+        return False
+    body, count = request.decoded_body, 0
+    if type(spec) is Interned and isinstance(body, dict):
+        count = memoize(spec, count_keys, lambda: count_keys(body["spec"])) + 1
+        body = {key: value for key, value in body.items() if key != "spec"}
+    return request.body.count(b'":') > count + count_keys(body)
+
+
+def count_keys(value: Any) -> int:
+    """Return the number of keys in the text of a value; quotes in strings may count, too."""
+    return encode(value).count(b'":')
 
 
 def report_duplicate_keys(request: WriteRequest) -> None:

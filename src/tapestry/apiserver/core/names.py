@@ -116,8 +116,15 @@ _name_part_errors = uncached_pattern(
     "my.name",
     "123-abc",
 )
+IS_SHORT_LABEL = re.compile("[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+"""DNS labels of allowed length."""
 IS_SUBDOMAIN, IS_LABEL, IS_PORT_NAME = re.compile(SUBDOMAIN), re.compile(LABEL), re.compile("[-a-z0-9]+")
 HAS_LETTER = re.compile("[a-z]")
+
+
+def object_name_errors(text: str) -> tuple[str, ...]:
+    """Check a DNS subdomain like `dns_subdomain_errors`, without a cache: most names are checked once."""
+    return () if IS_SHORT_LABEL.fullmatch(text) else dns_subdomain_errors(text)
 
 
 @bounded_cache(4096)

@@ -179,15 +179,27 @@ Convert = Callable[[ResourceInfo, Sequence[Object], str], Awaitable[Sequence[Obj
 """Converts objects of a resource to another apiVersion."""
 
 
+MAX_CACHED_PATHS, MAX_CACHED_PATH_LENGTH = 1024, 256
+"""Limits of the cached targets of collections."""
+
+
 def target_of(path: str, registry: ResourceRegistry) -> Target:
     """Return the target of `path`. Raises NotFound if no resource is served there."""
+    known: Target | None = registry.collections.get(path)
+    if known is not None:
+        return known
     group, version, namespace, rest = split_path(path)
     if len(rest) > 3 and rest[2] == "proxy":
         rest = rest[:3]  # the proxied server gets the rest of the path
     info = registry.get(group, version, rest[0]) if rest else None
     if info is None or len(rest) > 3 or not is_valid_target(info, namespace, rest[1:]):
         raise api_errors.path_not_found()
-    return Target(info, namespace, *rest[1:])
+    target = Target(info, namespace, *rest[1:])
+    if not target.name and len(path) <= MAX_CACHED_PATH_LENGTH:
+        if len(registry.collections) >= MAX_CACHED_PATHS:
+            registry.collections.clear()
+        registry.collections[path] = target
+    return target
 
 
 def unserved_target(path: str) -> Target | None:
@@ -289,14 +301,14 @@ def object_from_body(target: Target, body: Any) -> Object:
         raise api_errors.invalid_metadata(resource, body["metadata"])
     kind = {"apiVersion": resource.api_version, "kind": resource.kind}
     metadata = body.get("metadata") or {}
-    for key, expected in kind.items():
-        if body.get(key) not in (None, "", expected):
-            raise api_errors.bad_request(
-                f"the API version in the data ({body.get('apiVersion')}) does not match the expected API version "
-                f"({expected})"
-                if key == "apiVersion"
-                else f"the kind in the data ({body['kind']}) does not match the expected kind ({expected})"
-            )
+    if (version := body.get("apiVersion")) not in (None, "", resource.api_version):
+        raise api_errors.bad_request(
+            f"the API version in the data ({version}) does not match the expected API version ({resource.api_version})"
+        )
+    if body.get("kind") not in (None, "", resource.kind):
+        raise api_errors.bad_request(
+            f"the kind in the data ({body['kind']}) does not match the expected kind ({resource.kind})"
+        )
     if metadata.get("namespace") not in (None, "", target.namespace):
         raise api_errors.bad_request(
             "the namespace of the provided object does not match the namespace sent on the request"

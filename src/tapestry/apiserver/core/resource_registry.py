@@ -163,6 +163,8 @@ class ResourceRegistry:
         self._resources: dict[tuple[str, str, str], ResourceInfo] = {}
         self.generation = 0
         """Incremented with each change; consumers use it to invalidate derived data."""
+        self.collections: dict[str, Any] = {}
+        """Targets of some collections by path, for `target_of`. Cleared with each change."""
         for info in resources:
             self.add(info)
 
@@ -175,7 +177,7 @@ class ResourceRegistry:
 
     def add(self, info: ResourceInfo) -> None:
         self._resources[info.resource.group, info.resource.version, info.resource.plural] = info
-        self.generation += 1
+        self._changed()
 
     def remove(self, group: str, plural: str) -> None:
         """Stop serving all versions of a custom resource."""
@@ -184,7 +186,11 @@ class ResourceRegistry:
             for key, info in self._resources.items()
             if (key[0], key[2]) != (group, plural) or not info.is_custom
         }
+        self._changed()
+
+    def _changed(self) -> None:
         self.generation += 1
+        self.collections.clear()
 
     def has_built_in(self, group: str, plural: str) -> bool:
         return any(

@@ -66,21 +66,39 @@ class Interned(dict[str, Any]):
 
 
 class Variant(Interned):
-    """An object that shares the results of memoized functions with similar ones."""
+    """An object that shares the results of memoized functions with others, which differ only in a random part."""
 
-    __slots__ = ()
+    __slots__ = ("occurrences", "random_part")
+
+    random_part: str
+    occurrences: int
+    """How often the random part occurs in the object."""
 
 
-def variant(value: Object, original: Object, family: Callable[..., Any]) -> Object:
-    """Return a value that `family` computed from an original and a random part, such as a generated name.
+def variant(original: Object, family: Callable[..., Any], random_part: str, occurrences: int) -> Object:
+    """Return a copy, to which `family` adds parts that depend on the original and a random part, such as a name.
 
     No memoized function may depend on the random part: its result for one variant is used for the others.
     """
     if type(original) is not Interned:
-        return value
-    result = Variant(value, original.cache)
+        return {**original}
+    result = Variant(original, original.cache)
     result.results = memoize(original, family, dict)
+    result.random_part, result.occurrences = random_part, occurrences
     return result
+
+
+def variant_text(value: Variant, encode: Callable[[Object], bytes]) -> bytes:
+    """Return the encoded variant: the text of an earlier one, with its own random part."""
+    own = value.random_part.encode()
+    pieces: list[bytes] | None = value.results.get(variant_text)
+    if pieces is not None:
+        return own.join(pieces)
+    text = encode(value)
+    pieces = text.split(own)
+    if len(pieces) == value.occurrences + 1:  # otherwise it also occurs elsewhere
+        value.cache.add_result(value, variant_text, pieces)
+    return text
 
 
 def memoize(value: Object, key: Any, compute: Callable[[], T]) -> T:

@@ -8,7 +8,7 @@ import msgspec
 
 from tapestry.apiserver.core.requests import Convert
 from tapestry.apiserver.core.resource_registry import ResourceInfo
-from tapestry.apiserver.core.spec_cache import Interned, memoize
+from tapestry.apiserver.core.spec_cache import Interned, Variant, memoize, variant_text
 from tapestry.apiserver.core.store import ObjectVersion, RevisionEncoder
 from tapestry.apiserver.core.workers import run_if_large
 from tapestry.kube.budget import checkpoint
@@ -101,7 +101,9 @@ def encode_for_storage(info: ResourceInfo, obj: Object) -> RevisionEncoder:
 
 
 def encode_spec(part: Any) -> Any:
-    """Return a spec, or owned fields, for the encoder: interned values as cached text."""
+    """Return a spec, or owned fields, for the encoder: interned values and variants as cached text."""
+    if type(part) is Variant:
+        return msgspec.Raw(variant_text(part, ENCODER.encode))
     return memoize(part, encode_spec, lambda: msgspec.Raw(ENCODER.encode(part))) if type(part) is Interned else part
 
 

@@ -43,6 +43,7 @@ SCALARS: Mapping[str, tuple[type, ...]] = {
     "boolean": (bool,),
     "number": (int, float),
 }
+STRINGS = frozenset({str})
 CHECKPOINT_ITEMS = 1_000
 """Length of a list above which the request checks its deadline."""
 BASE64_PATTERN = re.compile(r"[A-Za-z0-9+/]*={0,2}")
@@ -100,7 +101,8 @@ class TypeDecoders:
                 fields, omit_empty, self._zero_values(schema) | dict.fromkeys(NULL_WHERE_EMPTY.get(name, ()))
             )
         if isinstance(values := schema.get("additionalProperties"), dict):
-            return map_decoder(self._compile(values))
+            item = map_decoder(self._compile(values))
+            return string_map_decoder(item) if values.get("type") == "string" and "format" not in values else item
         return decode_raw_object if kind else decode_any
 
     def _zero_values(self, schema: Object) -> Object:
@@ -255,6 +257,17 @@ def map_decoder(item: Decoder) -> Decoder:
         if not isinstance(value, dict):
             raise TypeMismatch(value, path, "map")
         return {key: item(each, child_path(path, key), report) for key, each in value.items() if each is not None}
+
+    return read
+
+
+def string_map_decoder(decode: Decoder) -> Decoder:
+    """Return a decoder for a map of strings, which needs no paths if all values are strings."""
+
+    def read(value: Any, path: str, report: DecodeReport) -> Any:
+        if type(value) is dict and STRINGS.issuperset(map(type, value.values())):
+            return {**value}
+        return decode(value, path, report)
 
     return read
 

@@ -121,9 +121,8 @@ class BuiltInDecoder:
             if request.verb == "patch":
                 raise api_errors.invalid_patch_result(error.message) from error
             raise
-        report_field_errors(
-            request, report.unknown, duplicate_fields(request.body) if may_have_duplicate_fields(request) else ()
-        )
+        has_duplicates = may_have_duplicate_fields(request, result.get("spec"))
+        report_field_errors(request, report.unknown, duplicate_fields(request.body) if has_duplicates else ())
         if changed is new:
             return result
         same = {key: each for key, each in new.items() if key not in changed}

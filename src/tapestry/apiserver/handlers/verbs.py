@@ -35,7 +35,7 @@ from tapestry.apiserver.handlers import writes
 from tapestry.apiserver.handlers.selections import matching_versions, parse_selection
 from tapestry.apiserver.handlers.views import encode_list
 from tapestry.kube.errors import AlreadyExists, ApiError
-from tapestry.kube.names import SUFFIX_LETTERS
+from tapestry.kube.names import generated_suffix
 from tapestry.kube.objects import Object, is_deleting, name_of, uid_from_bits, uid_of, with_value, without_field
 from tapestry.kube.patches import PatchError, apply_json_patch, apply_merge_patch
 from tapestry.kube.strategic_merge import apply_strategic_merge_patch
@@ -302,4 +302,4 @@ class Verbs:
         if not base:
             why = "Required value: name or generateName is required"
             raise api_errors.invalid_field(info.resource, "", "metadata.name", why)
-        return base[:58] + "".join(self.random.choices(SUFFIX_LETTERS, k=5))
+        return base[:58] + generated_suffix(self.random.random())

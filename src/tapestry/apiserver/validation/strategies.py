@@ -48,7 +48,7 @@ class ValidationStrategy:
     """Validator for new objects, and for updated objects if `validate_update` is None."""
     validate_update: UpdateValidator | None = None
     validate_status_update: UpdateValidator | None = None
-    name_check: FormatCheck = names.dns_subdomain_errors
+    name_check: FormatCheck = names.object_name_errors
 
 
 def spec_validator(validator: Validator) -> Validator:

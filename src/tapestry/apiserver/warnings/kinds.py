@@ -7,7 +7,7 @@ some of them are checked.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
-from tapestry.apiserver.core.names import dns_label_errors
+from tapestry.apiserver.core.names import IS_SHORT_LABEL, dns_label_errors
 from tapestry.apiserver.core.requests import WriteRequest
 from tapestry.apiserver.warnings.addresses import cidr_warnings, ip_warnings
 from tapestry.apiserver.warnings.pods import (
@@ -95,7 +95,10 @@ def template_rule(*steps: str, is_named: bool = True) -> WarningRule:
 
 
 def name_warnings(obj: Object, use: str) -> Sequence[str]:
-    errors = dns_label_errors(name_of(obj))
+    name = name_of(obj)
+    if IS_SHORT_LABEL.fullmatch(name):
+        return ()
+    errors = dns_label_errors(name)
     return [f"metadata.name: this is used in {use}, {DNS_LABEL_RECOMMENDED}: [{' '.join(errors)}]"] if errors else ()
 
 

@@ -67,6 +67,7 @@ from tapestry.kube.resources import (
     PERSISTENT_VOLUMES,
     PODS,
     STORAGE_CLASSES,
+    VOLUME_ATTACHMENTS,
 )
 from tapestry.kube.selectors import label_selector
 from tapestry.kube.times import timestamp
@@ -83,7 +84,7 @@ UNSCHEDULABLE_TIMEOUT = 300.0
 """Seconds after which unschedulable pods are retried without a change."""
 UNSCHEDULABLE, SCHEDULER_ERROR, SCHEDULING_GATED = "Unschedulable", "SchedulerError", "SchedulingGated"
 GATED_MESSAGE = "Scheduling is blocked due to non-empty scheduling gates"
-CLASS_INDEX = "class"
+CLASS_INDEX, NODE_INDEX = "class", "node"
 
 
 @dataclass
@@ -456,11 +457,16 @@ def storage_class_index(volume: Object) -> Iterable[str]:
     return (storage_class_of(volume),)
 
 
+def attached_node(attachment: Object) -> Iterable[str]:
+    return (attachment["spec"]["nodeName"],)
+
+
 def install(manager: Manager) -> None:
     """Add the scheduler to `manager`."""
     cache, pods, nodes = SchedulerCache(), manager.informer(PODS), manager.informer(NODES)
     claims, storage_classes = manager.informer(PERSISTENT_VOLUME_CLAIMS), manager.informer(STORAGE_CLASSES)
     csi_nodes = manager.informer(CSI_NODES)
+    attachments = manager.informer(VOLUME_ATTACHMENTS, indexers={NODE_INDEX: attached_node})
     persistent_volumes = manager.informer(PERSISTENT_VOLUMES, indexers={CLASS_INDEX: storage_class_index})
     storage = StorageLister(
         claims.store.get,
@@ -468,6 +474,7 @@ def install(manager: Manager) -> None:
         lambda name: persistent_volumes.store.by(CLASS_INDEX, name),
         storage_classes.store.get,
         csi_nodes.store.get,
+        lambda name: attachments.store.iter_by(NODE_INDEX, name),
         lambda key: cache.claim_users.get(key, ()),
     )
     events = Recorder(manager.client, DEFAULT_SCHEDULER, manager.identity, manager.now)
@@ -479,5 +486,5 @@ def install(manager: Manager) -> None:
     pods.on_change(scheduler.pod_changed)
     nodes.on_change(scheduler.node_changed)
     manager.informer(NAMESPACES).on_change(scheduler.namespace_changed)
-    for informer in (claims, persistent_volumes, storage_classes, csi_nodes):
+    for informer in (claims, persistent_volumes, storage_classes, csi_nodes, attachments):
         informer.on_change(scheduler.storage_changed)

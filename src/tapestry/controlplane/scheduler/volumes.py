@@ -17,6 +17,7 @@ from tapestry.controlplane.volume_matching import (
     best_volume,
     claim_names,
     is_bound,
+    is_candidate,
     requested_storage,
     storage_class_of,
     waits_for_consumer,
@@ -70,6 +71,8 @@ class StorageLister:
     volumes_of_class: Callable[[str], Sequence[Object]]
     storage_class: Get
     csi_node: Get
+    attachments: Callable[[str], Iterable[Object]]
+    """VolumeAttachments of a node."""
     claim_users: Callable[[str], Collection[str]]
     """Keys of pods on nodes that use a claim."""
 
@@ -157,9 +160,10 @@ class VolumePlan:
             for key in pod_info.claims
             if (attachment := attachment_of(self.storage.claim(key), self.storage)) is not None
         }
-        counts = Counter(each.driver for each in attached | self.attachments)
-        added = {each.driver for each in self.attachments - attached}
-        return any(counts[driver] > limits[driver] for driver in added if driver in limits)
+        # like in Kubernetes, a volume that is still attached to the node counts even if only this pod uses it
+        occupied = Counter(each.driver for each in attached | set(attached_volumes(node_info.name, self.storage)))
+        added = Counter(each.driver for each in self.attachments - attached)
+        return any(occupied[driver] + added[driver] > limits[driver] for driver in added if driver in limits)
 
     def pod_volumes(self, node_info: NodeInfo) -> PodVolumes | None:
         """Return the actions for that node, or None if the claims cannot be bound there."""
@@ -201,7 +205,8 @@ def volume_plan_of(pod: Object, storage: StorageLister) -> VolumePlan:
         is_delayed = waits_for_consumer(storage_class)
         if storage_class is None or not is_delayed or value_at(claim, "spec", "volumeName"):
             raise UnresolvableClaim(UNBOUND_IMMEDIATE_CLAIMS)
-        unbound.append((claim, storage_class, tuple(storage.volumes_of_class(storage_class_of(claim)))))
+        volumes = storage.volumes_of_class(storage_class_of(claim))
+        unbound.append((claim, storage_class, tuple(each for each in volumes if is_candidate(each, claim))))
     unbound.sort(key=lambda each: requested_storage(each[0]))
     exclusive = tuple(key_of(each) for each in claims if "ReadWriteOncePod" in (each["spec"].get("accessModes") or ()))
     attachments = frozenset(each for claim in claims if (each := attachment_of(claim, storage)) is not None)
@@ -241,6 +246,15 @@ def attachment_of(claim: Object | None, storage: StorageLister) -> Attachment | 
         return Attachment(csi["driver"], csi["volumeHandle"]) if csi else None
     provisioner = value_at(storage.storage_class(storage_class_of(claim)), "provisioner")
     return Attachment(provisioner, f"claim {key_of(claim)}") if provisioner not in (None, "", NO_PROVISIONER) else None
+
+
+def attached_volumes(node: str, storage: StorageLister) -> Iterable[Attachment]:
+    """Yield the CSI volumes that VolumeAttachments assign to a node, also those that no pod uses any more."""
+    for each in storage.attachments(node):
+        volume = storage.volume(value_at(each, "spec", "source", "persistentVolumeName", default=""))
+        csi = value_at(volume, "spec", "csi")
+        if csi and each["spec"].get("attacher"):
+            yield Attachment(each["spec"]["attacher"], csi["volumeHandle"])
 
 
 def volume_limits(csi_node: Object | None) -> Mapping[str, int]:

@@ -20,6 +20,7 @@ from tapestry.kube.resources import (
     PERSISTENT_VOLUMES,
     PODS,
     STORAGE_CLASSES,
+    VOLUME_ATTACHMENTS,
 )
 
 from .scheduling_reference import HOST, REQUIRED, a_node, a_pod
@@ -33,6 +34,7 @@ SERVED = [
     PERSISTENT_VOLUMES,
     STORAGE_CLASSES,
     CSI_NODES,
+    VOLUME_ATTACHMENTS,
 ]
 A_DAY = 24 * 3600.0
 

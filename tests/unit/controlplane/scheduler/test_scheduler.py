@@ -31,6 +31,7 @@ from tapestry.kube.resources import (
     PERSISTENT_VOLUMES,
     PODS,
     STORAGE_CLASSES,
+    VOLUME_ATTACHMENTS,
 )
 
 from .scheduling_reference import HOST, REQUIRED, a_node, a_pod
@@ -44,6 +45,7 @@ SERVED = [
     PERSISTENT_VOLUMES,
     STORAGE_CLASSES,
     CSI_NODES,
+    VOLUME_ATTACHMENTS,
 ]
 CONFIG = ManagerConfig(name="scheduling", metrics=Metrics(address=""), probes=Probes(address=""))
 AN_HOUR = 3600.0

@@ -70,6 +70,7 @@ def storage(
     classes: Sequence[Object] = (LATE, NOW),
     users: Any = (),
     csi_nodes: Sequence[Object] = (),
+    attachments: Sequence[Object] = (),
 ) -> StorageLister:
     return StorageLister(
         {key_of(each): each for each in claims}.get,
@@ -77,6 +78,7 @@ def storage(
         lambda name: [each for each in volumes if storage_class_of(each) == name],
         {name_of(each): each for each in classes}.get,
         {name_of(each): each for each in csi_nodes}.get,
+        lambda node: [each for each in attachments if each["spec"]["nodeName"] == node],
         lambda _: users,
     )
 
@@ -229,6 +231,35 @@ def test_driver_limits_volumes_of_node(count: int | None, is_rejected: bool) -> 
 def test_volume_counts_once_for_all_pods() -> None:
     lister = storage([a_claim("c", volume="v")], [csi("v", "h")], csi_nodes=[limit("n1", 1)])
     other = {**using("c"), "metadata": {**using("c")["metadata"], "name": "other"}}
+    assert reasons_beside([other], lister, using("c")) == ()
+
+
+def attachment(node: str, source: Object, attacher: str = "d") -> Object:
+    return {"metadata": {"name": "a"}, "spec": {"attacher": attacher, "nodeName": node, "source": source}}
+
+
+@pytest.mark.parametrize(
+    ("attached", "is_rejected"),
+    [
+        (attachment("n1", {"persistentVolumeName": "w"}), True),
+        (attachment("n2", {"persistentVolumeName": "w"}), False),
+        (attachment("n1", {"persistentVolumeName": "w"}, attacher="other"), False),
+        (attachment("n1", {"persistentVolumeName": "missing"}), False),
+        (attachment("n1", {"inlineVolumeSpec": {}}), False),
+        (attachment("n1", {"persistentVolumeName": "v"}), True),
+    ],
+)
+def test_attachments_without_pods_count(attached: Object, is_rejected: bool) -> None:
+    volumes = [csi("v", "h1"), csi("w", "h2")]
+    lister = storage([a_claim("c", volume="v")], volumes, csi_nodes=[limit("n1", 1)], attachments=[attached])
+    assert reasons_beside([], lister, using("c")) == ((TOO_MANY_VOLUMES,) if is_rejected else ())
+
+
+def test_volume_of_pod_and_attachment_counts_once() -> None:
+    claims, volumes = [a_claim("c", volume="v"), a_claim("o", volume="w")], [csi("v", "h1"), csi("w", "h2")]
+    attached = [attachment("n1", {"persistentVolumeName": "w"})]
+    lister = storage(claims, volumes, csi_nodes=[limit("n1", 2)], attachments=attached)
+    other = {**using("o"), "metadata": {**using("o")["metadata"], "name": "other"}}
     assert reasons_beside([other], lister, using("c")) == ()
 
 
