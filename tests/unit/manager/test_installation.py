@@ -17,6 +17,11 @@ def by_name(objects: list[Object]) -> dict[str, Object]:
     return {f"{obj['kind']} {key_of(obj)}": obj for obj in objects}
 
 
+def test_manifests_of_a_development_version_need_an_image() -> None:
+    done = CliRunner().invoke(main, ["manifests"])
+    assert (done.exit_code, "pass --image" in done.output) == (2, True)
+
+
 def test_manifests_are_printed_in_apply_order() -> None:
     done = CliRunner().invoke(main, ["manifests", "--image", "mine:1"])
     assert done.exit_code == 0, done.output
