@@ -17,7 +17,7 @@ COMPILE  := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --ge
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up test test-long check reference fmt bench bench-windows bench-nodes bench-sync bench-startup bench-api bench-hostile conformance kube-assets node-assets client-assets generator-assets queue-assets conformance-assets kube-assets-if-possible lock clean
+.PHONY: help setup image image-lock bench-image up test test-long check reference fmt bench bench-windows bench-nodes bench-sync bench-startup bench-api bench-hostile conformance kube-assets node-assets client-assets generator-assets queue-assets conformance-assets kube-assets-if-possible lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,6 +72,15 @@ bench-api: setup kube-assets ## Measure the API server, compared with kube-apise
 
 bench-hostile: setup kube-assets ## Measure response times of the API server under hostile and large requests
 	$(BIN)/python -m benchmarks.hostile
+
+bench-image: image ## Measure the cold start of a syncer in the image, compared with this machine (needs root)
+	PYTHONPATH=tools $(BIN)/python -m benchmarks.image_startup
+
+image: setup ## Build the container image for amd64 and arm64 into dist/image and dist/image.tar (needs Debian's apt)
+	$(BIN)/python tools/image.py
+
+image-lock: setup ## Pin the newest versions of the image's Debian packages in tools/image/packages.lock
+	$(BIN)/python tools/image.py --lock
 
 kube-assets: ## Build Kubernetes and etcd into the user's cache folder (needs Go 1.24+)
 	@$(PYTHON) tools/kube_assets.py
