@@ -34,6 +34,7 @@ def test_manifests_are_printed_in_apply_order() -> None:
         "ServiceAccount tapestry-system/tapestry-manager",
         "ClusterRole tapestry-syncer",
         "ClusterRole tapestry-sync-back",
+        "ClusterRole tapestry-metrics-reader",
         "ClusterRole tapestry-manager",
         "ClusterRoleBinding tapestry-manager",
         "Role tapestry-system/tapestry-manager",
@@ -51,7 +52,9 @@ def test_roles_have_no_wildcards_and_bind_one_name() -> None:
     found = by_name(list(installation_objects(kubeconfig_namespaces=["tenant"])))
     rules = [(name, rule) for name, obj in found.items() for rule in obj.get("rules", [])]
     assert rules
-    assert not [name for name, rule in rules if "*" in (*rule["verbs"], *rule["resources"], *rule["apiGroups"])]
+    assert not [
+        name for name, rule in rules if "*" in (*rule["verbs"], *rule.get("resources", []), *rule.get("apiGroups", []))
+    ]
     binding = [rule for _, rule in rules if {"bind", "escalate", "impersonate"} & set(rule["verbs"])]
     assert [(rule["verbs"], rule["resources"], rule["resourceNames"]) for rule in binding] == [
         (["bind"], ["clusterroles"], [SYNCER_ROLE])
@@ -78,13 +81,15 @@ def test_secret_permissions_are_limited_to_kubeconfig_namespaces() -> None:
         name: set(rule["verbs"])
         for name, obj in found.items()
         for rule in obj.get("rules", [])
-        if "secrets" in rule["resources"]
+        if "secrets" in rule.get("resources", [])
     }
     assert allowed.pop("ClusterRole tapestry-syncer") == {"get", "list", "watch"}
     assert allowed.pop("ClusterRole tapestry-sync-back") == {"patch"}
     assert not any("tapestry-sync-back" in str(obj.get("roleRef")) for obj in found.values())
     assert set(allowed) == {"Role home/tapestry-manager", "Role tenant/tapestry-manager"}
-    kinds = {resource for rule in found["Role tenant/tapestry-manager"]["rules"] for resource in rule["resources"]}
+    kinds = {
+        resource for rule in found["Role tenant/tapestry-manager"]["rules"] for resource in rule.get("resources", [])
+    }
     assert kinds == {"secrets", "roles", "rolebindings"}
     subject = {"kind": "ServiceAccount", "name": "tapestry-manager", "namespace": "home"}
     assert found["RoleBinding tenant/tapestry-manager"]["subjects"] == [subject]
