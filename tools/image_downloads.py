@@ -117,9 +117,9 @@ def packages_for(architecture: str, packages: Iterable[Package]) -> list[Package
     return [package for package in packages if package.architecture in (architecture, "all")]
 
 
-def current_packages(shown: str) -> Iterator[Package]:
+def current_packages(listing: str) -> Iterator[Package]:
     """Yield the packages of the output of `apt-cache show`."""
-    for paragraph in shown.strip().split("\n\n"):
+    for paragraph in listing.strip().split("\n\n"):
         fields = dict(re.findall(r"^([A-Za-z0-9-]+): (.*)$", paragraph, re.MULTILINE))
         yield Package(fields["Architecture"], fields["Package"], fields["Version"], fields["SHA256"])
 
@@ -154,8 +154,8 @@ class Apt:
             for machine in (["all"] if name in INDEPENDENT else MACHINES)
         ]
         hint = f"The package sources must contain Debian 12 (bookworm), which has Python {PYTHON}."
-        shown = run("apt-cache", *self.options(), "show", "--no-all-versions", *names, hint=hint)
-        return sorted(current_packages(shown), key=lambda package: (package.architecture, package.name))
+        listing = run("apt-cache", *self.options(), "show", "--no-all-versions", *names, hint=hint)
+        return sorted(current_packages(listing), key=lambda package: (package.architecture, package.name))
 
     def download(self, packages: Iterable[Package], report: Report) -> list[Path]:
         """Return the files of the packages, after a download of those that are not in the cache."""

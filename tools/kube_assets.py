@@ -1,9 +1,9 @@
 """Build a real Kubernetes from Go modules into the user's cache folder.
 
 The default is the control plane. Options add the node programs, the tests of Kubernetes, or other clients. The modules
-are pinned in tools/kube-assets/{kubernetes,etcd,helm,kwok,kueue,prometheus}/go.mod and go.sum. A program appears in the folder
-only when it is complete. Existing programs are not built again. If KUBEBUILDER_ASSETS is set, that folder is used as it
-is and nothing is built.
+are pinned in the go.mod and go.sum of the folders of tools/kube-assets. A program appears in the folder only when it is
+complete. Existing programs are not built again. If KUBEBUILDER_ASSETS is set, that folder is used as it is and nothing
+is built.
 """
 
 import argparse

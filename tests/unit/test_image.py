@@ -36,7 +36,7 @@ def test_files_of_packages_are_below_usr(name: str, merged: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "is_kept"),
+    ("name", "is_included"),
     [
         ("usr/bin/python3.11", True),
         ("usr/lib/python3.11/asyncio/base_events.py", True),
@@ -50,8 +50,10 @@ def test_files_of_packages_are_below_usr(name: str, merged: str) -> None:
         ("usr/share/man/man1/python3.11.1.gz", False),
     ],
 )
-def test_only_needed_files_of_packages_are_kept(name: str, is_kept: bool) -> None:
-    assert is_kept == (image.matches(name, image.SYSTEM_FILES) and not image.matches(name, image.LEFT_OUT_SYSTEM_FILES))
+def test_only_needed_files_of_packages_are_included(name: str, is_included: bool) -> None:
+    assert is_included == (
+        image.matches(name, image.SYSTEM_FILES) and not image.matches(name, image.LEFT_OUT_SYSTEM_FILES)
+    )
 
 
 def test_wheels_are_unpacked_without_sources_and_tests(tmp_path: Path) -> None:

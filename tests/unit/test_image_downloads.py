@@ -18,7 +18,7 @@ beta-c==2.0 ; sys_platform == 'linux' \\
 dev-tool==3.0 \\
     --hash=sha256:dd
 """
-SHOWN = """\
+LISTING = """\
 Package: libc6
 Architecture: amd64
 Version: 2.36-9
@@ -70,7 +70,7 @@ def test_lock_file_has_every_package_for_every_architecture() -> None:
 
 
 def test_current_packages_are_read_from_apt() -> None:
-    found = list(image_downloads.current_packages(SHOWN))
+    found = list(image_downloads.current_packages(LISTING))
     assert found == [Package("amd64", "libc6", "2.36-9", "00ff"), Package("all", "ca-certificates", "1:2025", "11ff")]
     assert found[1].file == "ca-certificates_1%3a2025_all.deb"
 

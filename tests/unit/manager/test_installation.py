@@ -67,7 +67,7 @@ def test_only_syncers_may_create_host_port_pods() -> None:
         name: obj
         for name, obj in found.items()
         for rule in obj.get("rules", [])
-        if rule["resources"] == ["pods"] and "create" in rule["verbs"]
+        if rule.get("resources") == ["pods"] and "create" in rule["verbs"]
     }
     assert list(creators) == ["Role tapestry-host-ports/tapestry-syncer"]
     assert [each["name"] for each in found["RoleBinding tapestry-host-ports/tapestry-syncer"]["subjects"]] == [
