@@ -182,6 +182,11 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Cached objects", (("sum by (resource, informer) (tapestry_cached_objects)", "{{resource}} {{informer}}"),)
         ),
         Panel("Logs of pods being read", (("sum by (pod) (tapestry_logs_read)", "{{pod}}"),)),
+        Panel(
+            "Sessions of exec, attach and port-forward in local clusters",
+            ((rate("tapestry_kubelet_sessions_total", "verb, protocol"), "{{verb}} {{protocol}}"),),
+            "ops",
+        ),
     ),
     "Processes": (
         Panel(
