@@ -92,9 +92,9 @@ def test_world_is_scraped(kube_assets: Path, tmp_path: Path) -> None:
     ):
         leased = wait_for(lambda: server.query('tapestry_leased{resource="cpu"} > 0'), bool)
         assert leased[0]["metric"]["binding"] == "cluster-1"
-        components = server.query("count by (component) (tapestry_build_info)")
-        assert {each["metric"]["component"] for each in components} == {"tapestry-manager", "syncer"}
-        assert server.query("sum by (election) (tapestry_is_leader) == 1")
+        both = "count(count by (component) (tapestry_build_info{component=~'tapestry-manager|syncer'})) == 2"
+        wait_for(lambda: server.query(both), bool)
+        wait_for(lambda: server.query("count(sum by (election) (tapestry_is_leader) == 1) == 2"), bool)
         groups = wait_for(
             lambda: server.get("rules")["groups"],
             lambda groups: all(rule["health"] == "ok" for rule in rules_in(groups)),
