@@ -17,7 +17,7 @@ COMPILE  := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --ge
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up test test-long check reference fmt bench bench-windows bench-nodes bench-sync bench-startup bench-api bench-hostile conformance kube-assets node-assets client-assets generator-assets queue-assets conformance-assets kube-assets-if-possible lock clean
+.PHONY: help setup image image-lock bench-image up test test-long check reference fmt bench bench-windows bench-nodes bench-sync bench-startup bench-api bench-hostile conformance kube-assets node-assets client-assets generator-assets queue-assets monitoring-assets conformance-assets kube-assets-if-possible lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,7 +30,7 @@ up: setup ## Run a world on this machine until Ctrl-C: a virtual cluster that le
 test: setup $(if $(FAST),,$(VENV)/installed-bench kube-assets-if-possible) ## Run all tests except the long ones, as CI does (FAST=1: without Kubernetes)
 	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "$(MARKS)"
 
-test-long: setup kube-assets client-assets generator-assets queue-assets conformance-assets ## Run the long tests: soak tests, hundreds of kills, conformance
+test-long: setup kube-assets client-assets generator-assets queue-assets monitoring-assets conformance-assets ## Run the long tests: soak tests, hundreds of kills, conformance
 	$(BIN)/python tools/conformance.py --beside
 	$(BIN)/pytest -m long
 
@@ -73,6 +73,15 @@ bench-api: setup kube-assets ## Measure the API server, compared with kube-apise
 bench-hostile: setup kube-assets ## Measure response times of the API server under hostile and large requests
 	$(BIN)/python -m benchmarks.hostile
 
+bench-image: image ## Measure the cold start of a syncer in the image, compared with this machine (needs root)
+	PYTHONPATH=tools $(BIN)/python -m benchmarks.image_startup
+
+image: setup ## Build the container image for amd64 and arm64 into dist/image and dist/image.tar (needs Debian's apt)
+	$(BIN)/python tools/image.py
+
+image-lock: setup ## Pin the newest versions of the image's Debian packages in tools/image/packages.lock
+	$(BIN)/python tools/image.py --lock
+
 kube-assets: ## Build Kubernetes and etcd into the user's cache folder (needs Go 1.24+)
 	@$(PYTHON) tools/kube_assets.py
 
@@ -92,6 +101,9 @@ generator-assets: ## Install a generator of API clients, for the long test of th
 
 queue-assets: ## Build Kueue, for the long test of its guide
 	@$(PYTHON) tools/kube_assets.py --queues
+
+monitoring-assets: ## Build Prometheus and promtool, for the long tests of alerting rules
+	@$(PYTHON) tools/kube_assets.py --monitoring
 
 # Exit code 3 means that Go is not installed. Outside CI, the tests that need Kubernetes are then skipped.
 kube-assets-if-possible:

@@ -39,8 +39,7 @@ def rows() -> Iterator[Row]:
 
 def least_cpu(commands: Sequence[Sequence[str]], folder: Path, runs: int = RUNS) -> list[float]:
     """Return the lowest user and system CPU seconds of each command, with compiled modules."""
-    environ = {**os.environ, "PYTHONPYCACHEPREFIX": str(folder / "compiled")}
-    environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    environ = compiling_environ(folder)
     found = [float("inf")] * len(commands)
     for _ in range(runs + 1):  # the first run compiles and is never the best
         for index, command in enumerate(commands):
@@ -50,6 +49,13 @@ def least_cpu(commands: Sequence[Sequence[str]], folder: Path, runs: int = RUNS)
             seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
             found[index] = min(found[index], seconds)
     return found
+
+
+def compiling_environ(folder: Path) -> dict[str, str]:
+    """Return variables with which Python compiles each module once, into that folder."""
+    environ = {**os.environ, "PYTHONPYCACHEPREFIX": str(folder / "compiled")}
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    return environ
 
 
 @contextmanager

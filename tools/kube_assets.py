@@ -1,9 +1,9 @@
 """Build a real Kubernetes from Go modules into the user's cache folder.
 
 The default is the control plane. Options add the node programs, the tests of Kubernetes, or other clients. The modules
-are pinned in tools/kube-assets/{kubernetes,etcd,helm,kwok,kueue}/go.mod and go.sum. A program appears in the folder
-only when it is complete. Existing programs are not built again. If KUBEBUILDER_ASSETS is set, that folder is used as it
-is and nothing is built.
+are pinned in the go.mod and go.sum of the folders of tools/kube-assets. A program appears in the folder only when it is
+complete. Existing programs are not built again. If KUBEBUILDER_ASSETS is set, that folder is used as it is and nothing
+is built.
 """
 
 import argparse
@@ -58,6 +58,8 @@ class Program:
     seconds: int
     manifests: tuple[str, ...] = ()
     """Patterns of files of the Go module that are copied to `NAME.yaml` beside the program."""
+    tags: str = ""
+    """Build tags, separated by commas."""
 
     @property
     def command(self) -> list[str]:
@@ -97,7 +99,13 @@ QUEUES = [
         ("config/components/crd/bases/*.yaml", "config/components/webhook/manifests.yaml"),
     ),
 ]
-PROGRAMS = [*CONTROL_PLANE, *NODE, CONFORMANCE[0], *CLIENTS, *QUEUES]
+# Service discovery other than that of Kubernetes needs the libraries of all cloud providers.
+DISCOVERY = "remove_all_sd,enable_kubernetes_sd"
+MONITORING = [
+    Program("promtool", "prometheus", "github.com/prometheus/prometheus/cmd/promtool", 240, tags=DISCOVERY),
+    Program("prometheus", "prometheus", "github.com/prometheus/prometheus/cmd/prometheus", 60, tags=DISCOVERY),
+]
+PROGRAMS = [*CONTROL_PLANE, *NODE, CONFORMANCE[0], *CLIENTS, *QUEUES, *MONITORING]
 
 
 def assets_folder(environ: Mapping[str, str]) -> Path:
@@ -125,6 +133,7 @@ def sole_builder(folder: Path) -> Iterator[None]:
 def build(program: Program, folder: Path) -> None:
     unfinished = folder / f".{program.name}.unfinished"
     command = [*program.command, "-mod=readonly", "-buildvcs=false", "-trimpath"]
+    command += ["-tags", program.tags] if program.tags else []
     command += ["-ldflags", program.linker_flags, "-o", str(unfinished), program.package]
     started = time.monotonic()
     print(f"building {program.name} (about {program.seconds} s the first time) ...", flush=True)
@@ -196,6 +205,7 @@ def main() -> int:
     )
     what.add_argument("--clients", action="store_true", help="build clients of an API server: helm and kwok")
     what.add_argument("--queues", action="store_true", help="build Kueue, for the test of its guide")
+    what.add_argument("--monitoring", action="store_true", help="build Prometheus and promtool, for the tests of rules")
     parser.add_argument("--print-dir", action="store_true", help="print the folder of the programs and build nothing")
     options = parser.parse_args()
     folder = assets_folder(os.environ)
@@ -215,6 +225,8 @@ def selected_programs(options: argparse.Namespace) -> list[Program]:
         return CLIENTS
     if options.queues:
         return QUEUES
+    if options.monitoring:
+        return MONITORING
     return CONTROL_PLANE + NODE if options.nodes else CONTROL_PLANE
 
 

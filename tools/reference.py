@@ -1,4 +1,4 @@
-"""Generate files from the code: pages on commands, kinds and keys, tables of ARCHITECTURE.md, manifests of CRDs.
+"""Generate files from the code: pages on commands, kinds and keys, tables of ARCHITECTURE.md, CRDs, rules of alerts.
 
     python tools/reference.py           write the stale ones
     python tools/reference.py --check   list the stale ones, and fail if there are any
@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 import charts
+import monitoring
 import tapestry.apis.keys
 from at.controller import AT
 from redismigration.controller import REDIS_MIGRATION
@@ -54,6 +55,7 @@ def pages() -> dict[str, str]:
         "ARCHITECTURE.md": architecture_page(),
         **{f"manifests/crds/{name}": text for name, text in crd_files(MANIFESTS).items()},
         **charts.generated_files(),
+        **monitoring.files(),
     }
 
 

@@ -104,7 +104,7 @@ async def running_installation(
     """
     (folder / "syncer.json").write_text(json.dumps(syncer or {}))
     args = f"--config={folder / 'syncer.json'},{OFF_LOOPBACK}"
-    manifests = list(yaml.safe_load_all(tapestry("manifests")))
+    manifests = list(yaml.safe_load_all(tapestry("manifests", "--image", "mine:1")))
     variables = {**(manager or {}), "TAPESTRY_SYNCER_ARGS": args, "TAPESTRY_ALLOW_LOOPBACK": "true"}
     configured = [with_settings(each, variables) for each in manifests]
     await asyncio.to_thread(apply, yaml.safe_dump_all(configured), plane, assets)

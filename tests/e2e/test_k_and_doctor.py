@@ -91,4 +91,4 @@ def test_errors_are_one_line_with_exit_code(tapestry: Command) -> None:
 def test_doctor_passes_healthy_world_and_suggests_installation(tapestry: Command, folder: Path) -> None:
     assert '"wrong"' not in tapestry("doctor", "-o", "json")
     output = tapestry("doctor", "--kubeconfig", str(folder / ".tapestry" / "cluster-1" / "kubeconfig"), code=1)
-    assert "tapestry manifests | tapestry k apply -f -" in output
+    assert "tapestry manifests --image IMAGE | tapestry k apply -f -" in output

@@ -63,8 +63,8 @@ def physical_plane(start: Start) -> Iterator[Plane]:
 
 @pytest.fixture(scope="module", autouse=True)
 def installed(kubectl: Kubectl) -> None:
-    """`tapestry manifests | kubectl apply -f -`"""
-    command = [TAPESTRY, "manifests", "--kubeconfig-namespace", "tenant"]
+    """`tapestry manifests --image IMAGE | kubectl apply -f -`"""
+    command = [TAPESTRY, "manifests", "--image", "mine:1", "--kubeconfig-namespace", "tenant"]
     manifests = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     tenant = json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "tenant"}})
     kubectl("apply", "-f", "-", stdin=f"{tenant}\n---\n{manifests}")  # again if another flavour ran in between

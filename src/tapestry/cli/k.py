@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.exceptions import Exit
 
+from tapestry.apis.release import install_command
 from tapestry.cli.cluster_access import (
     ALL_NAMESPACES_OPTION,
     FORMATS,
@@ -188,7 +189,7 @@ class ObjectPrinter:
                 click.echo(views.objects_text([found], self.output, single=True))
 
 
-@command("tapestry k apply -f policy.yaml", "tapestry manifests | tapestry k apply -f -", parent=k)
+@command("tapestry k apply -f policy.yaml", install_command("tapestry k apply"), parent=k)
 @click.option(
     "--filename", "-f", "files", multiple=True, required=True, help="File, folder, or - for standard input. Repeatable."
 )

@@ -13,11 +13,15 @@ from rich.console import Console, ConsoleDimensions
 from tapestry.client.client import Client
 from tapestry.inspect.screen import Footer, screen
 from tapestry.inspect.world_state import WorldState, WorldWatcher
+from tapestry.local.child_processes import input_guard
 
 TERMINAL_POLL_INTERVAL = 1.0
 """Seconds between checks whether this process is in the foreground of the terminal."""
-TERMINAL_GUARD = ("sh", "-c", r"read -r _ || printf '\033[?1049l\033[?25h'")
-"""Shell that restores the terminal when this process dies without doing so."""
+TERMINAL_GUARD = input_guard(
+    r"read -r _ || printf '\033[?1049l\033[?25h'",
+    r"import os; os.read(0, 1) or os.write(1, b'\033[?1049l\033[?25h')",
+)
+"""Process that restores the terminal when this process dies without doing so."""
 
 
 @dataclass

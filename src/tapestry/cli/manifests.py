@@ -7,17 +7,23 @@ import yaml
 
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.keys import SYSTEM_NAMESPACE
+from tapestry.apis.release import RELEASE_IMAGE, install_command
 from tapestry.cli.cluster_access import open_client, run_async, virtual_access, with_virtual_cluster
 from tapestry.cli.help_text import command
 from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import name_of
-from tapestry.manager.config import DEFAULT_IMAGE, DEFAULT_REPLICAS, PROFILES
+from tapestry.manager.config import DEFAULT_REPLICAS, PROFILES
 from tapestry.manager.installation import installation_objects
 from tapestry.manager.join_steps import JoinError
 
 
-@command("tapestry manifests | kubectl apply -f -", "tapestry manifests --replicas 1 -n tapestry")
-@click.option("--image", default=DEFAULT_IMAGE, show_default=True, help="Image of the manager and the syncers.")
+@command(install_command(), "tapestry manifests --image IMAGE --replicas 1 -n tapestry")
+@click.option(
+    "--image",
+    default=RELEASE_IMAGE,
+    show_default=bool(RELEASE_IMAGE),
+    help="Image of the manager and the syncers.  Required unless this version is a release.",
+)
 @click.option(
     "--replicas",
     default=DEFAULT_REPLICAS,
@@ -36,6 +42,8 @@ from tapestry.manager.join_steps import JoinError
 @click.option("--kubeconfig-namespace", multiple=True, help="Another namespace to read kubeconfig Secrets from.")
 def manifests(image: str, replicas: int, profile: str, namespace: str, kubeconfig_namespace: tuple[str, ...]) -> None:
     """Print the objects that install Tapestry in a virtual cluster, for `kubectl apply -f -`."""
+    if not image:
+        raise click.UsageError("this version is not a release, which would name an image: pass --image")
     found = installation_objects(
         image=image,
         replicas=replicas,

@@ -93,6 +93,7 @@ class Elector:
 
     async def run(self, work: Work) -> None:
         """Campaign and lead, repeatedly.  Return with the Lease released when `work` returns."""
+        IS_LEADER.labels(self.name).set(0)
         async with asyncio.TaskGroup() as group:
             observer = group.create_task(self._watch_lease(), name=f"observe-{self.name}")
             try:

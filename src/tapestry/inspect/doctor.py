@@ -16,6 +16,7 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.names import syncer_lease_name, syncer_name
 from tapestry.apis.policies import POLICIES
+from tapestry.apis.release import install_command
 from tapestry.client.client import Client
 from tapestry.client.discovery import is_served
 from tapestry.client.transport import Request
@@ -30,7 +31,6 @@ from tapestry.kube.resources import DEPLOYMENTS, LEASES, NAMESPACES, SECRETS, Re
 from tapestry.manager.installation import INSTALL_NAME
 
 SYSTEM_NAMESPACE = keys.SYSTEM_NAMESPACE
-INSTALL_HINT = "`tapestry manifests | tapestry k apply -f -` installs them"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ class Doctor:
             yield Finding("API server", "wrong", " ".join(str(error).split()), advice)
             return
         if missing:
-            yield Finding("kinds", "wrong", f"the server does not serve {' and '.join(missing)}", INSTALL_HINT)
+            advice = f"`{install_command('tapestry k apply')}` installs them"
+            yield Finding("kinds", "wrong", f"the server does not serve {' and '.join(missing)}", advice)
             return
         yield Finding("kinds", "ok", "ClusterBinding and ResourceLeasingPolicy are served")
         checks = (self.manager, self.bindings, self.nodes, self.policies, self.safeguards, self.marks)

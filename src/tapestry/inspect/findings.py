@@ -11,6 +11,7 @@ from typing import Literal
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import LAST_SEEN_INTERVAL
 from tapestry.apis.mount_labels import enforced_level, safeguards_of, virtual_cluster_of
+from tapestry.apis.release import install_command
 from tapestry.inspect.status import BindingStatus, NodeStatus, PolicyStatus, Printable
 from tapestry.inspect.tables import duration_text, plural_text, table
 from tapestry.kube.conditions import find_condition
@@ -143,7 +144,7 @@ def manager_finding(found: Object | None) -> Finding:
     """Check the manager's Deployment, if it runs in this cluster."""
     if found is None:
         text = "is not installed in this cluster"
-        return Finding("manager", "warning", text, "unless it runs elsewhere, install it: see `tapestry manifests`")
+        return Finding("manager", "warning", text, f"unless it runs elsewhere, install it: `{install_command()}`")
     available, replicas = value_at(found, "status", "availableReplicas", default=0), found["spec"].get("replicas", 1)
     if available:
         return Finding("manager", "ok", f"{available} of {replicas} replicas are available")

@@ -15,6 +15,7 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, SecretReference
 from tapestry.apis.permissions import IDENTITY_NAMESPACE
 from tapestry.apis.policies import POLICIES
+from tapestry.apis.release import install_command
 from tapestry.client.client import Client
 from tapestry.kube.errors import KubeError, NotFound, TransportError
 from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, uid_of, value_at
@@ -81,7 +82,7 @@ async def read_virtual_cluster(client: Client) -> VirtualSnapshot:
         bindings = await client.list(CLUSTER_BINDINGS)
         policies = await client.list(POLICIES)
     except NotFound:
-        hint = "check that it is the right one; `tapestry manifests | kubectl apply -f -` installs them"
+        hint = f"check that it is the right one; `{install_command()}` installs them"
         raise QueryError(f"the cluster does not serve ClusterBindings; {hint}") from None
     nodes = await client.list(NODES, labels=f"{keys.NODE_TYPE}={keys.NODE_TYPE_VIRTUAL}")
     pods: dict[str, list[Object]] = {name_of(node): [] for node in nodes}

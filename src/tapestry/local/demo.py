@@ -7,6 +7,7 @@ of the third cluster reclaims it at once, the pods continue elsewhere, and `expl
 import asyncio
 import os
 import re
+import shlex
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ class Demo:
         """Run a command in this world, independent of the user's KUBECONFIG."""
         path = os.pathsep.join([str(TAPESTRY_PROGRAM.parent), os.environ.get("PATH", os.defpath)])
         done = subprocess.run(
-            ["sh", "-c", command],
+            shlex.split(command),
             cwd=self.folder,
             env={**os.environ, "PATH": path, "KUBECONFIG": ""},
             stdin=subprocess.DEVNULL,

@@ -6,11 +6,12 @@ from msgspec import Meta, field
 
 from tapestry import __version__
 from tapestry.apis import keys
+from tapestry.apis.release import RELEASE_IMAGE
 from tapestry.controller.config import LeaderElection, ManagerConfig
 from tapestry.kube.quantity import parse_quantity
 from tapestry.process.config import Section
 
-DEFAULT_IMAGE = f"tapestry:{__version__}"
+DEFAULT_IMAGE = RELEASE_IMAGE or f"tapestry:{__version__}"
 
 DEFAULT_REPLICAS = 3
 """Number of manager pods.  One is active."""

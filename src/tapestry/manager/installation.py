@@ -33,6 +33,9 @@ from tapestry.manager.manifests import Values, rendered_objects
 from tapestry.manager.syncers import load_templates, packaged_templates
 
 INSTALL_NAME = "tapestry-manager"
+METRICS_READER_ROLE = "tapestry-metrics-reader"
+"""Role of accounts that read metrics of the manager and the syncers, for example of Prometheus."""
+METRICS_RULES = [{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}]
 
 
 OPTIONAL_VALUES: Values = dict.fromkeys(
@@ -62,6 +65,7 @@ def installation_objects(
     yield labelled_object(SERVICE_ACCOUNTS, INSTALL_NAME, namespace)
     yield {**labelled_object(CLUSTER_ROLES, SYNCER_ROLE), "rules": policy_rules(SYNCER_IN_VIRTUAL)}
     yield {**labelled_object(CLUSTER_ROLES, SYNC_BACK_ROLE), "rules": policy_rules(SYNC_BACK_PERMISSIONS)}
+    yield {**labelled_object(CLUSTER_ROLES, METRICS_READER_ROLE), "rules": METRICS_RULES}
     manager = {"kind": SERVICE_ACCOUNTS.kind, "name": INSTALL_NAME, "namespace": namespace}
     cluster_wide = [permission for permission in MANAGER_PERMISSIONS if not permission.namespace]
     yield from role_with_binding(CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS, INSTALL_NAME, cluster_wide, manager)

@@ -35,6 +35,7 @@ from tapestry.apis.permissions import (
 )
 from tapestry.apis.policies import POLICIES, POLICY
 from tapestry.apis.priorities import PRIORITY_CLASSES, priority_class
+from tapestry.apis.release import install_command
 from tapestry.client.access import Access
 from tapestry.client.addresses import AddressPolicy
 from tapestry.client.errors import KubeconfigError
@@ -168,8 +169,8 @@ async def check_fit(plan: Plan, uid: str, virtual: Cluster, physical: Cluster) -
     try:
         bindings = await virtual.client.list(CLUSTER_BINDINGS)
     except NotFound:
-        install = "tapestry manifests | kubectl apply -f -"
-        raise JoinError(f"the virtual cluster does not serve ClusterBindings; run `{install}` there first") from None
+        message = f"the virtual cluster does not serve ClusterBindings; run `{install_command()}` there first"
+        raise JoinError(message) from None
     accounts = await physical.client.list(
         SERVICE_ACCOUNTS, labels=f"{keys.VIRTUAL_CLUSTER}={virtual_cluster_label(uid)}"
     )

@@ -303,11 +303,11 @@ def test_version_is_also_an_option(tapestry: Tapestry) -> None:
     assert tapestry("--version").output == tapestry("version").output
 
 
-@pytest.mark.parametrize("command", ["crd", "manifests", "version"])
+@pytest.mark.parametrize("command", ["crd", "manifests --image mine:1", "version"])
 def test_unwritable_output_is_one_line_error(command: str) -> None:
     with Path("/dev/full").open("w") as full:
         ran = subprocess.run(
-            [sys.executable, "-c", "from tapestry.cli.main import main; main()", command],
+            [sys.executable, "-c", "from tapestry.cli.main import main; main()", *command.split()],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

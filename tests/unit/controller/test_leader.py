@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
+from prometheus_client import REGISTRY
 
 from tapestry.client.client import Client
 from tapestry.client.watch import wait_for
@@ -90,6 +91,16 @@ async def test_one_candidate_leads_and_the_other_waits() -> None:
             assert first.elector.is_leading
             assert not second.elector.is_leading
             assert (first.history, second.history) == (["began"], [])
+
+
+@in_virtual_time
+async def test_standby_reports_that_it_does_not_lead() -> None:
+    api = an_api()
+    async with standing(Candidate(api, "first")):
+        await asyncio.sleep(1)
+        async with standing(second := Candidate(api, "second")):
+            await asyncio.sleep(60)
+            assert REGISTRY.get_sample_value("tapestry_is_leader", {"election": second.elector.name}) == 0
 
 
 @in_virtual_time

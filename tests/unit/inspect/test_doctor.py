@@ -174,7 +174,7 @@ def doctor(client: Client) -> Doctor:
 async def test_missing_kinds_come_with_install_hint(kubectl: KubectlLite) -> None:
     server, kinds = await doctor(kubectl.client).findings()
     assert (server.level, kinds.level) == ("ok", "wrong")
-    assert "tapestry manifests" in kinds.advice
+    assert "tapestry manifests --image" in kinds.advice
 
 
 async def test_missing_manager_is_reported_after_installation(kubectl: KubectlLite) -> None:

@@ -208,7 +208,7 @@ def test_cluster_without_our_kinds_gets_install_hint() -> None:
     async def main() -> None:
         api = InProcessApi([NODES], now=running_clock().now)
         queries = Queries(Client(api.connect()), lambda _: api.connect(), running_clock().now())
-        with pytest.raises(QueryError, match="tapestry manifests"):
+        with pytest.raises(QueryError, match="tapestry manifests --image"):
             await queries.bindings()
 
     run(main())

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from tapestry.local.child_processes import ChildProcess, child, process_stat, uptime
+from tapestry.local.child_processes import GUARD_COMMAND, ChildProcess, child, input_guard, process_stat, uptime
 
 ENVIRON = {"PATH": os.environ["PATH"]}
 
@@ -46,6 +46,18 @@ async def run_script(tmp_path: Path, script: str) -> tuple[int, bytes]:
     async with child(["sh", "-c", script], ENVIRON, tmp_path, output.append) as running:
         code = await running.wait()
     return code, b"".join(output)
+
+
+def test_guard_kills_its_group_at_the_end_of_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in an image without a shell."""
+    monkeypatch.setenv("PATH", "/nonexistent")
+    without_shell = input_guard("", "import os; os.read(0, 1); os.killpg(0, 9)")
+    assert without_shell[0] == sys.executable
+    for command in (GUARD_COMMAND, without_shell):
+        with subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0, env=ENVIRON) as guard:
+            assert guard.poll() is None
+            guard.communicate()
+        assert guard.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(

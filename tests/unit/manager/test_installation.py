@@ -17,6 +17,11 @@ def by_name(objects: list[Object]) -> dict[str, Object]:
     return {f"{obj['kind']} {key_of(obj)}": obj for obj in objects}
 
 
+def test_manifests_of_a_development_version_need_an_image() -> None:
+    done = CliRunner().invoke(main, ["manifests"])
+    assert (done.exit_code, "pass --image" in done.output) == (2, True)
+
+
 def test_manifests_are_printed_in_apply_order() -> None:
     done = CliRunner().invoke(main, ["manifests", "--image", "mine:1"])
     assert done.exit_code == 0, done.output
@@ -29,6 +34,7 @@ def test_manifests_are_printed_in_apply_order() -> None:
         "ServiceAccount tapestry-system/tapestry-manager",
         "ClusterRole tapestry-syncer",
         "ClusterRole tapestry-sync-back",
+        "ClusterRole tapestry-metrics-reader",
         "ClusterRole tapestry-manager",
         "ClusterRoleBinding tapestry-manager",
         "Role tapestry-system/tapestry-manager",
@@ -46,7 +52,9 @@ def test_roles_have_no_wildcards_and_bind_one_name() -> None:
     found = by_name(list(installation_objects(kubeconfig_namespaces=["tenant"])))
     rules = [(name, rule) for name, obj in found.items() for rule in obj.get("rules", [])]
     assert rules
-    assert not [name for name, rule in rules if "*" in (*rule["verbs"], *rule["resources"], *rule["apiGroups"])]
+    assert not [
+        name for name, rule in rules if "*" in (*rule["verbs"], *rule.get("resources", []), *rule.get("apiGroups", []))
+    ]
     binding = [rule for _, rule in rules if {"bind", "escalate", "impersonate"} & set(rule["verbs"])]
     assert [(rule["verbs"], rule["resources"], rule["resourceNames"]) for rule in binding] == [
         (["bind"], ["clusterroles"], [SYNCER_ROLE])
@@ -59,7 +67,7 @@ def test_only_syncers_may_create_host_port_pods() -> None:
         name: obj
         for name, obj in found.items()
         for rule in obj.get("rules", [])
-        if rule["resources"] == ["pods"] and "create" in rule["verbs"]
+        if rule.get("resources") == ["pods"] and "create" in rule["verbs"]
     }
     assert list(creators) == ["Role tapestry-host-ports/tapestry-syncer"]
     assert [each["name"] for each in found["RoleBinding tapestry-host-ports/tapestry-syncer"]["subjects"]] == [
@@ -73,13 +81,15 @@ def test_secret_permissions_are_limited_to_kubeconfig_namespaces() -> None:
         name: set(rule["verbs"])
         for name, obj in found.items()
         for rule in obj.get("rules", [])
-        if "secrets" in rule["resources"]
+        if "secrets" in rule.get("resources", [])
     }
     assert allowed.pop("ClusterRole tapestry-syncer") == {"get", "list", "watch"}
     assert allowed.pop("ClusterRole tapestry-sync-back") == {"patch"}
     assert not any("tapestry-sync-back" in str(obj.get("roleRef")) for obj in found.values())
     assert set(allowed) == {"Role home/tapestry-manager", "Role tenant/tapestry-manager"}
-    kinds = {resource for rule in found["Role tenant/tapestry-manager"]["rules"] for resource in rule["resources"]}
+    kinds = {
+        resource for rule in found["Role tenant/tapestry-manager"]["rules"] for resource in rule.get("resources", [])
+    }
     assert kinds == {"secrets", "roles", "rolebindings"}
     subject = {"kind": "ServiceAccount", "name": "tapestry-manager", "namespace": "home"}
     assert found["RoleBinding tenant/tapestry-manager"]["subjects"] == [subject]

@@ -505,7 +505,7 @@ def test_virtual_cluster_without_crds_explains_setup() -> None:
     async def main() -> None:
         now = running_clock().now
         bare = InProcessApi([NAMESPACES, SECRETS], now=now)
-        await check_rejected(await a_world(bare, InProcessApi(PHYSICAL, now=now)), "run `tapestry manifests")
+        await check_rejected(await a_world(bare, InProcessApi(PHYSICAL, now=now)), "run `tapestry manifests --image")
 
     run(main())
 

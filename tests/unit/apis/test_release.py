@@ -1,0 +1,10 @@
+import pytest
+
+from tapestry.apis import release
+
+
+def test_the_install_command_asks_for_an_image_unless_a_release_names_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(release, "RELEASE_IMAGE", "")
+    assert release.install_command() == "tapestry manifests --image IMAGE | kubectl apply -f -"
+    monkeypatch.setattr(release, "RELEASE_IMAGE", "registry.example/tapestry:1")
+    assert release.install_command("tapestry k apply") == "tapestry manifests | tapestry k apply -f -"
