@@ -88,6 +88,12 @@ from tapestry.manager.unjoining import unjoin as unjoin_cluster
 )
 @click.option("--ingress-from", multiple=True, help="Namespace whose pods may connect to the twins. Repeatable.")
 @click.option(
+    "--exec/--no-exec",
+    "streams",
+    default=None,
+    help="Allow exec, attach and port-forward into the twins. [default: allow]",
+)
+@click.option(
     "--trust-volumes",
     is_flag=True,
     help="Allow volumes even if the cluster has no admission policies that restrict them.",
@@ -165,6 +171,7 @@ def safeguards_from_options(options: dict[str, Any]) -> Safeguards:
         None if policy is None else policy == "isolate",
         options["ingress_from"] or None,
         options["trust_volumes"],
+        options["streams"],
     )
 
 
