@@ -116,7 +116,10 @@ class ConnectivityChecker:
 async def probe_cluster(
     access: Access, mount_namespace: str, permissions: Iterable[Permission], connect: Connect
 ) -> ProbeResult:
-    """Probe the cluster and check the permissions once.  An unreachable cluster raises a BindingError that is retried with backoff."""
+    """Probe the cluster and check the permissions once.
+
+    An unreachable cluster raises a BindingError that is retried with backoff.
+    """
     try:
         claims = claims_of(await access.credentials.headers())
         transport = connect(access)

@@ -2,10 +2,10 @@ from tapestry.apis.clusterbindings import AllowedVolumes
 from tapestry.apis.permissions import (
     MANAGER_PERMISSIONS,
     SYNCER_IN_PHYSICAL,
-    SYNCER_STREAMS,
     SYNCER_IN_VIRTUAL,
     SYNCER_KUBECONFIG,
     SYNCER_LEADER_ELECTION,
+    SYNCER_STREAMS,
     SYNCER_VOLUMES,
     Permission,
     Placeholder,

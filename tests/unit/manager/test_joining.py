@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, binding_of
-from tapestry.apis.permissions import SYNCER_IN_PHYSICAL, SYNCER_STREAMS, SYNCER_VOLUMES, Placeholder, policy_rules, with_names
+from tapestry.apis.permissions import (
+    SYNCER_IN_PHYSICAL,
+    SYNCER_STREAMS,
+    SYNCER_VOLUMES,
+    Placeholder,
+    policy_rules,
+    with_names,
+)
 from tapestry.apis.policies import POLICIES
 from tapestry.client.access import Access
 from tapestry.client.client import Client
