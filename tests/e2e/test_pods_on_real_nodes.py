@@ -2,7 +2,7 @@
 
 The virtual cluster has its own controllers and scheduler. Each physical cluster has a real kubelet, containers and
 kube-proxy. Tapestry is installed from its manifests, with the permissions of `tapestry join`. The test uses only
-kubectl. It runs exec in the physical clusters, where the twins are.
+kubectl, also for exec.
 """
 
 import asyncio
@@ -17,12 +17,14 @@ import pytest
 
 from tapestry.apis import keys
 from tapestry.kube.objects import Object, annotations_of, name_of
+from tapestry.local.control_planes import KUBELET_CLIENT, kubelet_flags
 from tapestry.local.kubernetes import ControlPlane
 
 from .clusters import Cluster, PhysicalCluster
 from .images import IMAGE
 from .installation import Installation, running_installation, tapestry
 from .nodes import MACHINE, Kit
+from .streams import Streams
 
 MOUNT = "tapestry-leased"
 SHOP = "shop"
@@ -116,9 +118,8 @@ class World:
         return Counter(map(cluster_of, self.pods()))
 
     def exec_in(self, pod: Object, *command: str) -> str:
-        """Return the output of a command in the container of a pod's twin."""
-        below = self.physical[cluster_of(pod)]
-        return below.kubectl("exec", f"--namespace={MOUNT}", twin_of(pod), "--", *command)
+        """Return the output of a command in the container of a pod."""
+        return self.virtual.kubectl("exec", f"--namespace={SHOP}", name_of(pod), "--", *command)
 
     def diagnostics(self) -> str:
         """Return pods and events of all clusters, to explain failures."""
@@ -151,9 +152,11 @@ def twin_of(pod: Object) -> str:
 def world(
     physical_clusters: dict[str, PhysicalCluster], node_kit: Kit, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("virtual")
     plane = ControlPlane(
-        tmp_path_factory.mktemp("virtual"),
+        folder,
         node_kit.assets,
+        flags=kubelet_flags(folder),
         controller_manager=True,
         scheduler=True,
         fsync=False,
@@ -165,9 +168,12 @@ def world(
 
 @pytest.mark.timeout(300)
 async def test_deployment_runs_in_two_clusters_and_is_cleaned_up(world: World, tmp_path: Path) -> None:
-    async with running_installation(world.virtual.plane, world.virtual.assets, tmp_path) as installed:
+    audit = tmp_path / "audit.jsonl"
+    settings = {"audit": str(audit)}
+    async with running_installation(world.virtual.plane, world.virtual.assets, tmp_path, syncer=settings) as installed:
         try:
             await asyncio.to_thread(run_deployment_lifecycle, world, installed, tmp_path)
+            check_session_records(audit)
         except Exception as error:
             error.add_note(await asyncio.to_thread(world.diagnostics))
             raise
@@ -184,6 +190,7 @@ def run_deployment_lifecycle(world: World, installed: Installation, folder: Path
         check_volumes_and_environment(world, pod)
         check_api_access(world, pod)
         check_service(world, pod)
+    check_streams(world, folder)
     scale(world)
     update(world)
     close_window(world)
@@ -233,6 +240,34 @@ def check_service(world: World, pod: Object) -> None:
         command = f'until [ "$(sort -u /tmp/{name} | wc -l)" = 2 ]; do wget -qO- http://{name} >> /tmp/{name}; done'
         world.exec_in(pod, "timeout", "30", "sh", "-c", f"touch /tmp/{name}; {command}")
         assert set(world.exec_in(pod, "cat", f"/tmp/{name}").split()) == pod_names
+
+
+def check_streams(world: World, folder: Path) -> None:
+    """Check every verb that needs a stream, each with one of the protocols of kubectl."""
+    streams = Streams(world.virtual.plane, world.virtual.assets, SHOP)
+    first, second = map(name_of, world.pods())
+    streams.check_exec(first)
+    streams.with_spdy().check_exec(second)
+    streams.check_terminal(second)
+    streams.with_spdy().check_copy(first, folder)
+    streams.check_port_forward(second, 8080)
+    streams.with_spdy().check_port_forward(first, 8080)
+    streams.check_attach("parrot")
+    streams.with_spdy().check_debug(second)
+    asyncio.run(streams.check_websocket_client(first))
+
+
+def check_session_records(audit: Path) -> None:
+    """Check the audit records of the sessions: kube-apiserver translates WebSockets of kubectl to SPDY."""
+    records = [each for each in map(json.loads, audit.read_text().splitlines()) if each["verb"] == "connect"]
+    protocols = Counter((each["subresource"], each["protocol"]) for each in records)
+    assert protocols["exec", "websocket v4.channel.k8s.io"] == 1
+    assert protocols["exec", "SPDY/3.1 v4.channel.k8s.io"] > 10
+    assert protocols["attach", "SPDY/3.1 v4.channel.k8s.io"] == 2
+    assert protocols["portforward", "SPDY/3.1 portforward.k8s.io"] == 2
+    (by_hand,) = [each for each in records if each["protocol"].startswith("websocket")]
+    assert (by_hand["user"], by_hand["command"], by_hand["container"]) == (KUBELET_CLIENT, ["hostname"], "web")
+    assert by_hand["sent"] > 0
 
 
 def scale(world: World) -> None:

@@ -171,7 +171,7 @@ SYNCER_STREAMS = tuple(
     Permission(PODS, ("create", "get"), Placeholder.MOUNT_NAMESPACE, subresource=subresource)
     for subresource in ("exec", "attach", "portforward")
 )
-"""More permissions of a syncer in the physical cluster, unless the owner declines them.  Bindings are ready without them.
+"""More permissions of a syncer in the physical cluster, unless the owner declines them.  A binding needs none of them.
 SPDY requires `create`, and WebSocket requires `get`."""
 
 VOLUME_KINDS = frozenset(permission.resource for permission in SYNCER_VOLUMES)

@@ -155,7 +155,7 @@ def response_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def negotiated_protocol(headers: Mapping[str, str]) -> str:
-    """Return the protocol and subprotocol of an accepted upgrade, as in `SPDY/3.1 v4.k8s.io`."""
+    """Return the protocol and subprotocol of an accepted upgrade, as in `SPDY/3.1 v4.channel.k8s.io`."""
     names = (headers.get(name, "") for name in ("upgrade", "x-stream-protocol-version", "sec-websocket-protocol"))
     return " ".join(filter(None, names))
 

@@ -69,7 +69,7 @@ async def test_session_is_tunnelled_to_the_twin(
         subresource,
     )
     assert (record.received, record.sent, record.error) == (100_000, 100_000, "")
-    assert (record.protocol, record.who) == ("SPDY/3.1 v4.k8s.io", "syncer/east")
+    assert (record.protocol, record.who) == ("SPDY/3.1 v4.channel.k8s.io", "syncer/east")
     assert record.command == (("sh",) if subresource == "exec" else ())
     assert record.container == dict(query).get("container", "")
 

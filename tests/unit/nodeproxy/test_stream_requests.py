@@ -137,16 +137,16 @@ def test_credentials_of_the_caller_are_not_passed_on() -> None:
         ("sec-websocket-key", "k"),
         ("sec-websocket-protocol", f"v5.channel.k8s.io, {token.upper()},v4.channel.k8s.io"),
         ("sec-websocket-protocol", token),
-        ("x-stream-protocol-version", "v4.k8s.io"),
-        ("x-stream-protocol-version", "v3.k8s.io"),
+        ("x-stream-protocol-version", "v4.channel.k8s.io"),
+        ("x-stream-protocol-version", "v3.channel.k8s.io"),
     ]
     assert upgrade_headers(headers) == [
         ("Connection", "Upgrade"),
         ("upgrade", "websocket"),
         ("sec-websocket-key", "k"),
         ("sec-websocket-protocol", "v5.channel.k8s.io, v4.channel.k8s.io"),
-        ("x-stream-protocol-version", "v4.k8s.io"),
-        ("x-stream-protocol-version", "v3.k8s.io"),
+        ("x-stream-protocol-version", "v4.channel.k8s.io"),
+        ("x-stream-protocol-version", "v3.channel.k8s.io"),
     ]
 
 
@@ -160,5 +160,6 @@ def test_only_headers_of_the_protocol_come_back() -> None:
     assert response_headers(headers) == {"Upgrade": "websocket", "Sec-WebSocket-Protocol": "v5.channel.k8s.io"}
     assert negotiated_protocol(headers) == "websocket v5.channel.k8s.io"
     assert (
-        negotiated_protocol({"upgrade": "SPDY/3.1", "x-stream-protocol-version": "v4.k8s.io"}) == "SPDY/3.1 v4.k8s.io"
+        negotiated_protocol({"upgrade": "SPDY/3.1", "x-stream-protocol-version": "v4.channel.k8s.io"})
+        == "SPDY/3.1 v4.channel.k8s.io"
     )

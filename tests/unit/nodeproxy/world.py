@@ -46,7 +46,7 @@ SPDY = (
     ("Host", "node"),
     ("Connection", "Upgrade"),
     ("Upgrade", "SPDY/3.1"),
-    ("X-Stream-Protocol-Version", "v4.k8s.io"),
+    ("X-Stream-Protocol-Version", "v4.channel.k8s.io"),
 )
 SECONDS = 30.0
 """Limit of every wait: far more than a loaded machine needs."""
