@@ -17,7 +17,7 @@ import subprocess
 import termios
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,6 +65,12 @@ class Streams:
         done = self.kubectl(*arguments, stdin=stdin)
         assert done.returncode == 0, done.stderr.decode()
         return done.stdout
+
+    def wait_for_exec(self, pod: str, until: Callable[[subprocess.CompletedProcess[bytes]], bool]) -> None:
+        """Run a command in the pod until its result is as expected: API servers apply roles with a delay."""
+        deadline = time.monotonic() + SECONDS
+        while not until(done := self.kubectl("exec", pod, "--", "true")):
+            assert time.monotonic() < deadline, done
 
     # -- checks
 

@@ -191,6 +191,7 @@ def run_deployment_lifecycle(world: World, installed: Installation, folder: Path
         check_api_access(world, pod)
         check_service(world, pod)
     check_streams(world, folder)
+    check_owner_control(world)
     scale(world)
     update(world)
     close_window(world)
@@ -255,6 +256,19 @@ def check_streams(world: World, folder: Path) -> None:
     streams.check_attach("parrot")
     streams.with_spdy().check_debug(second)
     asyncio.run(streams.check_websocket_client(first))
+
+
+def check_owner_control(world: World) -> None:
+    """Check that an owner can decline exec, that users see why it fails, and that the binding stays ready."""
+    (pod,) = [pod for pod in world.pods() if cluster_of(pod) == "west"]
+    streams = Streams(world.virtual.plane, world.virtual.assets, SHOP)
+    world.join("west", "--no-exec")
+    reason = "the owner of the physical cluster of node vnode-west-n1 does not allow it"
+    streams.wait_for_exec(name_of(pod), lambda done: reason.encode() in done.stderr)
+    ready = world.virtual.kubectl("get", "clusterbinding/west", "-o", "jsonpath={.status.conditions}")
+    assert {each["type"]: each["status"] for each in json.loads(ready)}["Ready"] == "True"
+    world.join("west", "--exec")
+    streams.wait_for_exec(name_of(pod), lambda done: done.returncode == 0)
 
 
 def check_session_records(audit: Path) -> None:
