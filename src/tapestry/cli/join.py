@@ -89,7 +89,6 @@ from tapestry.manager.unjoining import unjoin as unjoin_cluster
 @click.option("--ingress-from", multiple=True, help="Namespace whose pods may connect to the twins. Repeatable.")
 @click.option(
     "--exec/--no-exec",
-    "streams",
     default=None,
     help="Allow exec, attach and port-forward into the twins. [default: allow]",
 )
@@ -117,7 +116,7 @@ def join(name: str, cluster_kubeconfig: Path | None, cluster_context: str | None
 
 OWNER_OPTIONS = (
     *("lease", "window", "time_zone", "force_reclaim", "grace", "pod_security", "max_cpu", "max_memory", "max_pods"),
-    *("network_policy", "ingress_from", "trust_volumes"),
+    *("network_policy", "ingress_from", "trust_volumes", "exec"),
 )
 """Options about objects in the physical cluster, which a prepared cluster has already."""
 
@@ -171,7 +170,7 @@ def safeguards_from_options(options: dict[str, Any]) -> Safeguards:
         None if policy is None else policy == "isolate",
         options["ingress_from"] or None,
         options["trust_volumes"],
-        options["streams"],
+        options["exec"],
     )
 
 
