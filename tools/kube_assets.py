@@ -82,6 +82,7 @@ NODE = [
 ]
 CONFORMANCE = [
     Program("e2e.test", "kubernetes", "k8s.io/kubernetes/test/e2e", 535),
+    Program("agnhost", "kubernetes", "k8s.io/kubernetes/test/images/agnhost", 20),  # in the containers of the tests
     *(program for program in CONTROL_PLANE if program.name == "kubectl"),  # called by the tests
 ]
 CLIENTS = [
@@ -97,7 +98,7 @@ QUEUES = [
         ("config/components/crd/bases/*.yaml", "config/components/webhook/manifests.yaml"),
     ),
 ]
-PROGRAMS = [*CONTROL_PLANE, *NODE, CONFORMANCE[0], *CLIENTS, *QUEUES]
+PROGRAMS = [*CONTROL_PLANE, *NODE, *CONFORMANCE[:2], *CLIENTS, *QUEUES]
 
 
 def assets_folder(environ: Mapping[str, str]) -> Path:
