@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from urllib.parse import parse_qsl
 
 import msgspec
-from aiohttp import web
 
 from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter
@@ -131,23 +130,6 @@ def send_error(exchange: Exchange, error: ApiError) -> None:
     if error.retry_after is not None:
         headers["Retry-After"] = f"{error.retry_after:.0f}"
     exchange.send(error.code, headers, body)
-
-
-async def authorize(callers: DelegatedAuth, request: web.Request, subresource: str, node: str) -> None:
-    """Raise the HTTP error to respond with if the sender of a request may not use that subresource of the node."""
-    certificate = request.transport.get_extra_info("peercert") if request.transport else None
-    subject: dict[str, list[str]] = {}
-    for part in (certificate or {}).get("subject", ()):
-        for name, value in part:
-            subject.setdefault(name, []).append(value)
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    caller = Caller(subject, token if scheme.lower() == "bearer" else "")
-    try:
-        await callers.authorize(caller, "get" if request.method in ("GET", "HEAD") else "create", subresource, node)
-    except ApiError as error:
-        response = web.HTTPException(text=error.message)
-        response.set_status(error.code)
-        raise response from error
 
 
 @asynccontextmanager

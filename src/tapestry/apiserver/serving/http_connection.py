@@ -38,6 +38,7 @@ CHUNK_BYTES = 1 << 17
 BODY_HEADERS = frozenset({"content-length", "transfer-encoding"})
 """Headers of requests that have a body."""
 
+
 class Exchange:
     """A request and its response."""
 
