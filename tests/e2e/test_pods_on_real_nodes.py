@@ -7,15 +7,18 @@ kubectl, also for exec.
 
 import asyncio
 import json
+import ssl
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from http.client import HTTPSConnection
 from pathlib import Path
 
 import pytest
 
 from tapestry.apis import keys
+from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.kube.objects import Object, annotations_of, name_of
 from tapestry.local.control_planes import KUBELET_CLIENT, kubelet_flags
 from tapestry.local.kubernetes import ControlPlane
@@ -191,6 +194,7 @@ def run_deployment_lifecycle(world: World, installed: Installation, folder: Path
         check_api_access(world, pod)
         check_service(world, pod)
     check_streams(world, folder)
+    check_isolation_of_bindings(world)
     check_owner_control(world)
     scale(world)
     update(world)
@@ -256,6 +260,25 @@ def check_streams(world: World, folder: Path) -> None:
     streams.check_attach("parrot")
     streams.with_spdy().check_debug(second)
     asyncio.run(streams.check_websocket_client(first))
+
+
+def check_isolation_of_bindings(world: World) -> None:
+    """Check that the syncer of a binding serves no pods of another, and nobody without a certificate."""
+    (other,) = [pod for pod in world.pods() if cluster_of(pod) == "east"]
+    status = json.loads(world.virtual.kubectl("get", "node", "vnode-west-n1", "-o", "json"))["status"]
+    address, port = status["addresses"][0]["address"], status["daemonEndpoints"]["kubeletEndpoint"]["Port"]
+    authority = CertificateAuthority(world.virtual.plane.folder / "pki")
+    path = f"/exec/{SHOP}/{name_of(other)}/web?command=id&output=1"
+    headers = {"Connection": "Upgrade", "Upgrade": "SPDY/3.1"}
+    for certificate, code in ((authority.client_certificate(KUBELET_CLIENT, ["system:masters"]), 404), (None, 401)):
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+        if certificate is not None:
+            tls.load_cert_chain(*certificate)
+        connection = HTTPSConnection(address, port, context=tls, timeout=30)
+        connection.request("POST", path, headers=headers)
+        assert connection.getresponse().status == code
+        connection.close()
 
 
 def check_owner_control(world: World) -> None:

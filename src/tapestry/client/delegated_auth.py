@@ -80,7 +80,8 @@ ACCEPTED_SECONDS, DENIED_SECONDS = 60.0, 10.0
 """Seconds for which a review is reused."""
 MAX_CACHED_REVIEWS = 1024
 MAX_CONCURRENT_REVIEWS = 8
-"""Maximum number of concurrent reviews, so that callers with invalid tokens leave connections for other requests."""
+"""Maximum number of concurrent reviews of tokens, and of permissions.  So callers with invalid tokens delay only others
+with tokens, and leave connections for other requests."""
 
 
 class ReviewCache(Generic[T]):
@@ -106,7 +107,8 @@ class CachedAuth(DelegatedAuth):
     """Reviews whose results are reused for a short time, as by kubelets.  Rejected tokens are reviewed every time."""
 
     monotonic: Callable[[], float] = time.monotonic
-    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_REVIEWS))
+    _token_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_REVIEWS))
+    _permission_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_REVIEWS))
     _users: ReviewCache[Object] = field(init=False)
     _decisions: ReviewCache[bool] = field(init=False)
 
@@ -118,7 +120,7 @@ class CachedAuth(DelegatedAuth):
         key = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
         user = self._users.get(key)
         if user is None:
-            async with self._slots:
+            async with self._token_slots:
                 user = await super().user_for_token(token)
             if user is not None:
                 self._users.put(key, user, ACCEPTED_SECONDS)
@@ -128,7 +130,7 @@ class CachedAuth(DelegatedAuth):
         key = hashlib.sha256(msgspec.json.encode((user, attributes))).digest()
         allowed = self._decisions.get(key)
         if allowed is None:
-            async with self._slots:
+            async with self._permission_slots:
                 allowed = await super().is_allowed(user, attributes)
             self._decisions.put(key, allowed, ACCEPTED_SECONDS if allowed else DENIED_SECONDS)
         return allowed
