@@ -24,7 +24,7 @@ REGISTRY = "tapestry.invalid"
 PAGES = "usr/local/apache2/htdocs"
 FILES = {
     "agnhost": '#!/bin/sh\nexec /bin/agnhost "$@"\n',
-    "bin/curl": '#!/bin/sh\nfor url; do :; done\nexec wget -q -T 15 -O - "$url"\n',  # used to get pages
+    "bin/curl": '#!/bin/sh\nfor url; do :; done\nexec wget -q -O - "$url"\n',  # used to get pages
     f"{PAGES}/index.html": "it works\n",
 }
 HTTPD = {"Cmd": ["httpd", "-f", "-p", "80", "-h", f"/{PAGES}"]}
