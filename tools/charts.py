@@ -12,7 +12,7 @@ import yaml
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import AllowedVolumes
-from tapestry.apis.permissions import SYNCER_VOLUMES, Permission, Placeholder, with_names
+from tapestry.apis.permissions import SYNCER_STREAMS, SYNCER_VOLUMES, Permission, Placeholder, with_names
 from tapestry.apis.policies import POLICIES, POLICY
 from tapestry.apis.priorities import PRIORITY_CLASSES, priority_class
 from tapestry.kube.crds import crd
@@ -206,7 +206,7 @@ WORKER_TOKENS = (
 
 def worker_files() -> dict[str, str]:
     labels = {keys.MANAGED_BY: keys.TAPESTRY, keys.VIRTUAL_CLUSTER: HASH, keys.CLUSTER_BINDING: BINDING}
-    plan = Plan(BINDING, BINDING, MOUNT)
+    plan = Plan(BINDING, BINDING, MOUNT, streams=False)
     account = SyncerAccount(ACCOUNT, MOUNT, HASH)
     volumes = AllowedVolumes(drivers=(DRIVER,), volume_handles=(HANDLE,))
     policies = [with_type_meta(*each) for each in volume_policies(account, volumes, "baseline", labels)]
@@ -217,7 +217,9 @@ def worker_files() -> dict[str, str]:
     has_volumes = ".Values.allowedVolumes.drivers"
     texts = {
         "namespace": when(".Values.createNamespace", worker_text(mount_namespace())),
-        "access": worker_text(*access) + when(has_volumes, "---\n" + worker_text(*volume_access(labels))),
+        "access": worker_text(*access)
+        + when(has_volumes, "---\n" + worker_text(*more_access("volumes", SYNCER_VOLUMES, labels)))
+        + when(".Values.exec", "---\n" + worker_text(*more_access("exec", SYNCER_STREAMS, labels))),
         "priorityclass": when(
             ".Values.createPriorityClass", worker_text(with_type_meta(PRIORITY_CLASSES, priority_class()))
         ),
@@ -245,12 +247,14 @@ def mount_namespace() -> Object:
     return namespace
 
 
-def volume_access(labels: dict[str, str]) -> Iterator[Object]:
-    """Yield the roles with the permissions that only volumes need."""
-    permissions = with_names(SYNCER_VOLUMES, {Placeholder.MOUNT_NAMESPACE: MOUNT})
+def more_access(purpose: str, table: tuple[Permission, ...], labels: dict[str, str]) -> Iterator[Object]:
+    """Yield the roles with permissions that the owner may decline."""
+    permissions = with_names(table, {Placeholder.MOUNT_NAMESPACE: MOUNT})
     for role, binding, place in ((CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS, None), (ROLES, ROLE_BINDINGS, MOUNT)):
         granted: list[Permission] = [each for each in permissions if bool(each.namespace) == bool(place)]
-        content = labelled_metadata(f"{ACCOUNT}-volumes", labels, place)
+        if not granted:
+            continue
+        content = labelled_metadata(f"{ACCOUNT}-{purpose}", labels, place)
         for resource, obj in role_objects(role, binding, granted, content, MOUNT):
             for subject in obj.get("subjects", ()):
                 subject["name"] = ACCOUNT

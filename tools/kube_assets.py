@@ -84,6 +84,7 @@ NODE = [
 ]
 CONFORMANCE = [
     Program("e2e.test", "kubernetes", "k8s.io/kubernetes/test/e2e", 535),
+    Program("agnhost", "kubernetes", "k8s.io/kubernetes/test/images/agnhost", 20),  # in the containers of the tests
     *(program for program in CONTROL_PLANE if program.name == "kubectl"),  # called by the tests
 ]
 CLIENTS = [
@@ -105,7 +106,7 @@ MONITORING = [
     Program("promtool", "prometheus", "github.com/prometheus/prometheus/cmd/promtool", 240, tags=DISCOVERY),
     Program("prometheus", "prometheus", "github.com/prometheus/prometheus/cmd/prometheus", 60, tags=DISCOVERY),
 ]
-PROGRAMS = [*CONTROL_PLANE, *NODE, CONFORMANCE[0], *CLIENTS, *QUEUES, *MONITORING]
+PROGRAMS = [*CONTROL_PLANE, *NODE, *CONFORMANCE[:2], *CLIENTS, *QUEUES, *MONITORING]
 
 
 def assets_folder(environ: Mapping[str, str]) -> Path:

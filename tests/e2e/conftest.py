@@ -11,7 +11,7 @@ import pytest
 from tapestry.local.kubernetes import ControlPlane
 
 from .clusters import PhysicalCluster
-from .images import write_image
+from .images import Contents, write_images
 from .nodes import MACHINE, Kit, RealNode, missing_requirements, network
 
 
@@ -23,7 +23,7 @@ def node_kit(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Kit
             pytest.fail(problem, pytrace=False)
         pytest.skip(problem)
     image = tmp_path_factory.mktemp("image") / "image.tar"
-    write_image(image, Path(shutil.which("busybox") or ""), kube_assets / "kubectl")
+    write_images(image, Contents(Path(shutil.which("busybox") or ""), (kube_assets / "kubectl",)))
     return Kit(kube_assets, image)
 
 

@@ -1,7 +1,8 @@
 """Container image built from programs of this machine, because no registry is available.
 
 It contains busybox with links for all its commands, and kubectl as an in-cluster client: it finds its API server in the
-environment, and token and CA in the mounted service account. The same image is the sandbox image of pods.
+environment, and token and CA in the mounted service account. The same image is the sandbox image of pods. Other images
+have the same files and other commands.
 """
 
 import hashlib
@@ -10,43 +11,64 @@ import json
 import platform
 import subprocess
 import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 IMAGE = "tapestry.invalid/toolbox:1"
 IDLE = ["sleep", "infinity"]
 
 
-def write_image(path: Path, busybox: Path, kubectl: Path) -> None:
-    """Write the image as a docker-archive, the format of `docker save` and `ctr images import`."""
+@dataclass(frozen=True)
+class Contents:
+    """Files and names of the images."""
+
+    busybox: Path
+    programs: tuple[Path, ...]
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Text of other files, which are executable, by their path."""
+    others: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """Configurations of other images than IMAGE, by their names."""
+
+
+def write_images(path: Path, contents: Contents) -> None:
+    """Write the images as a docker-archive, the format of `docker save` and `ctr images import`."""
     layer = path.with_suffix(".layer")
-    write_layer(layer, busybox, kubectl)
+    write_layer(layer, contents)
     with layer.open("rb") as file:
         content = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
-    settings = {
-        "architecture": architecture(),
-        "os": "linux",
-        "config": {"Cmd": IDLE, "Env": ["PATH=/bin"]},
-        "rootfs": {"type": "layers", "diff_ids": [content]},
-    }
+    manifest = []
     with tarfile.open(path, "w") as archive:
-        add_document(archive, "config.json", settings)
-        manifest = {"Config": "config.json", "RepoTags": [IMAGE], "Layers": ["layer.tar"]}
-        add_document(archive, "manifest.json", [manifest])
+        for number, (name, config) in enumerate({IMAGE: {"Cmd": IDLE}, **contents.others}.items()):
+            settings = {
+                "architecture": architecture(),
+                "os": "linux",
+                "config": {"Env": ["PATH=/bin"], **config},
+                "rootfs": {"type": "layers", "diff_ids": [content]},
+            }
+            add_document(archive, f"config-{number}.json", settings)
+            manifest.append({"Config": f"config-{number}.json", "RepoTags": [name], "Layers": ["layer.tar"]})
+        add_document(archive, "manifest.json", manifest)
         archive.add(layer, "layer.tar")
     layer.unlink()
 
 
-def write_layer(path: Path, busybox: Path, kubectl: Path) -> None:
+def write_layer(path: Path, contents: Contents) -> None:
+    busybox = contents.busybox
     commands = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
     with tarfile.open(path, "w") as layer:
         for folder in ("bin", "etc", "tmp"):
             layer.addfile(entry(folder, tarfile.DIRTYPE))
-        for program in (busybox, kubectl):
+        for program in (busybox, *contents.programs):
             layer.add(program.resolve(), f"bin/{program.name}")
         for command in set(commands) - {busybox.name}:
             link = entry(f"bin/{command}", tarfile.SYMTYPE)
             link.linkname = busybox.name
             layer.addfile(link)
+        for name, text in contents.files.items():
+            file = entry(name, tarfile.REGTYPE)
+            file.size = len(text)
+            layer.addfile(file, io.BytesIO(text.encode()))
 
 
 def entry(name: str, kind: bytes) -> tarfile.TarInfo:

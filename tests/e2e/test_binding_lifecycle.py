@@ -40,13 +40,16 @@ from tapestry.apis.permissions import (
     SYNCER_KUBECONFIG,
     SYNCER_LEADER_ELECTION,
     SYNCER_ROLE,
+    SYNCER_STREAMS,
     SYNCER_VOLUMES,
     Placeholder,
 )
 from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
+from tapestry.client.http_transport import HttpTransport
 from tapestry.client.logs import pod_log
 from tapestry.client.options import PatchType
+from tapestry.client.transport import Request
 from tapestry.client.watch import wait_for
 from tapestry.controller import Informer
 from tapestry.kube.conditions import is_condition_true
@@ -102,6 +105,15 @@ MANAGER_SETTINGS = {
 SYNCER_SETTINGS = {"checkSeconds": 5, "silenceSeconds": 4, "leaderElection": ELECTION}
 """Short periods, so that the steps take seconds."""
 
+SPDY_HEADERS = (("Connection", "Upgrade"), ("Upgrade", "SPDY/3.1"), ("X-Stream-Protocol-Version", "v4.channel.k8s.io"))
+WEBSOCKET_HEADERS = (
+    ("Connection", "Upgrade"),
+    ("Upgrade", "websocket"),
+    ("Sec-WebSocket-Version", "13"),
+    ("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="),
+    ("Sec-WebSocket-Protocol", "v4.channel.k8s.io"),
+)
+
 EXCEPTIONS = {"the manager": {f"bind clusterroles {SYNCER_ROLE}": "checked when a ClusterRoleBinding is written"}}
 """Permissions that no request shows, by account, and their purpose."""
 
@@ -119,12 +131,11 @@ def permission_audits(above: ControlPlane, below: ControlPlane, account: str) ->
         Placeholder.SYNCER_ACCOUNT: account,
     }
     syncer_permissions = (*SYNCER_IN_VIRTUAL, *SYNCER_LEADER_ELECTION, *SYNCER_HOST_PORTS, *SYNCER_KUBECONFIG)
+    physical_permissions = (*SYNCER_IN_PHYSICAL, *SYNCER_VOLUMES, *SYNCER_STREAMS)
     return [
         PermissionAudit("the manager", SYSTEM, "tapestry-manager", above, MANAGER_PERMISSIONS, manager_places),
         PermissionAudit("a syncer above", SYSTEM, syncer_name("east"), above, syncer_permissions, syncer_places),
-        PermissionAudit(
-            "a syncer below", MOUNT, account, below, (*SYNCER_IN_PHYSICAL, *SYNCER_VOLUMES), physical_places
-        ),
+        PermissionAudit("a syncer below", MOUNT, account, below, physical_permissions, physical_places),
     ]
 
 
@@ -287,6 +298,23 @@ async def read_pod_log(world: World) -> None:
         assert [chunk async for chunk in chunks] == []
 
 
+async def request_streams(world: World) -> None:
+    """Request exec, attach and port-forward with both protocols. The twin is not scheduled, so all are refused."""
+    transport = world.virtual.transport
+    assert isinstance(transport, HttpTransport)
+    options = {
+        "exec": [("command", "true"), ("stdout", "true")],
+        "attach": [("stdout", "true")],
+        "portforward": [("ports", "80")],
+    }
+    for subresource, query in options.items():
+        for method, headers in (("POST", SPDY_HEADERS), ("GET", WEBSOCKET_HEADERS)):
+            request = Request(method, PODS.path("default", "work", subresource))
+            response = await transport.upgrade(request, query, headers)
+            assert response.connection is None
+            assert b"does not have a host assigned" in response.body
+
+
 async def change_pod_and_dependencies(world: World) -> None:
     virtual, physical = world.virtual, world.physical
     below = await world.name_below("work")
@@ -441,6 +469,7 @@ STEPS: tuple[Callable[[World], Any], ...] = (
     update_virtual_node,
     run_pod_with_dependencies,
     read_pod_log,
+    request_streams,
     change_pod_and_dependencies,
     grow_volume,
     remove_owner_labels,

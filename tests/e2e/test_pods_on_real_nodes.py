@@ -2,27 +2,32 @@
 
 The virtual cluster has its own controllers and scheduler. Each physical cluster has a real kubelet, containers and
 kube-proxy. Tapestry is installed from its manifests, with the permissions of `tapestry join`. The test uses only
-kubectl. It runs exec in the physical clusters, where the twins are.
+kubectl, also for exec.
 """
 
 import asyncio
 import json
+import ssl
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from http.client import HTTPSConnection
 from pathlib import Path
 
 import pytest
 
 from tapestry.apis import keys
+from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.kube.objects import Object, annotations_of, name_of
+from tapestry.local.control_planes import KUBELET_CLIENT, kubelet_flags
 from tapestry.local.kubernetes import ControlPlane
 
 from .clusters import Cluster, PhysicalCluster
 from .images import IMAGE
 from .installation import Installation, running_installation, tapestry
 from .nodes import MACHINE, Kit
+from .streams import Streams
 
 MOUNT = "tapestry-leased"
 SHOP = "shop"
@@ -116,9 +121,8 @@ class World:
         return Counter(map(cluster_of, self.pods()))
 
     def exec_in(self, pod: Object, *command: str) -> str:
-        """Return the output of a command in the container of a pod's twin."""
-        below = self.physical[cluster_of(pod)]
-        return below.kubectl("exec", f"--namespace={MOUNT}", twin_of(pod), "--", *command)
+        """Return the output of a command in the container of a pod."""
+        return self.virtual.kubectl("exec", f"--namespace={SHOP}", name_of(pod), "--", *command)
 
     def diagnostics(self) -> str:
         """Return pods and events of all clusters, to explain failures."""
@@ -151,9 +155,11 @@ def twin_of(pod: Object) -> str:
 def world(
     physical_clusters: dict[str, PhysicalCluster], node_kit: Kit, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("virtual")
     plane = ControlPlane(
-        tmp_path_factory.mktemp("virtual"),
+        folder,
         node_kit.assets,
+        flags=kubelet_flags(folder),
         controller_manager=True,
         scheduler=True,
         fsync=False,
@@ -165,9 +171,12 @@ def world(
 
 @pytest.mark.timeout(300)
 async def test_deployment_runs_in_two_clusters_and_is_cleaned_up(world: World, tmp_path: Path) -> None:
-    async with running_installation(world.virtual.plane, world.virtual.assets, tmp_path) as installed:
+    audit = tmp_path / "audit.jsonl"
+    settings = {"audit": str(audit)}
+    async with running_installation(world.virtual.plane, world.virtual.assets, tmp_path, syncer=settings) as installed:
         try:
             await asyncio.to_thread(run_deployment_lifecycle, world, installed, tmp_path)
+            check_session_records(audit)
         except Exception as error:
             error.add_note(await asyncio.to_thread(world.diagnostics))
             raise
@@ -184,6 +193,9 @@ def run_deployment_lifecycle(world: World, installed: Installation, folder: Path
         check_volumes_and_environment(world, pod)
         check_api_access(world, pod)
         check_service(world, pod)
+    check_streams(world, folder)
+    check_isolation_of_bindings(world)
+    check_owner_control(world)
     scale(world)
     update(world)
     close_window(world)
@@ -233,6 +245,66 @@ def check_service(world: World, pod: Object) -> None:
         command = f'until [ "$(sort -u /tmp/{name} | wc -l)" = 2 ]; do wget -qO- http://{name} >> /tmp/{name}; done'
         world.exec_in(pod, "timeout", "30", "sh", "-c", f"touch /tmp/{name}; {command}")
         assert set(world.exec_in(pod, "cat", f"/tmp/{name}").split()) == pod_names
+
+
+def check_streams(world: World, folder: Path) -> None:
+    """Check every verb that needs a stream, each with one of the protocols of kubectl."""
+    streams = Streams(world.virtual.plane, world.virtual.assets, SHOP)
+    first, second = map(name_of, world.pods())
+    streams.check_exec(first)
+    streams.with_spdy().check_exec(second)
+    streams.check_terminal(second)
+    streams.with_spdy().check_copy(first, folder)
+    streams.check_port_forward(second, 8080)
+    streams.with_spdy().check_port_forward(first, 8080)
+    streams.check_attach("parrot")
+    streams.with_spdy().check_debug(second)
+    asyncio.run(streams.check_websocket_client(first))
+
+
+def check_isolation_of_bindings(world: World) -> None:
+    """Check that the syncer of a binding serves no pods of another, and nobody without a certificate."""
+    (other,) = [pod for pod in world.pods() if cluster_of(pod) == "east"]
+    status = json.loads(world.virtual.kubectl("get", "node", "vnode-west-n1", "-o", "json"))["status"]
+    address, port = status["addresses"][0]["address"], status["daemonEndpoints"]["kubeletEndpoint"]["Port"]
+    authority = CertificateAuthority(world.virtual.plane.folder / "pki")
+    path = f"/exec/{SHOP}/{name_of(other)}/web?command=id&output=1"
+    headers = {"Connection": "Upgrade", "Upgrade": "SPDY/3.1"}
+    for certificate, code in ((authority.client_certificate(KUBELET_CLIENT, ["system:masters"]), 404), (None, 401)):
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+        if certificate is not None:
+            tls.load_cert_chain(*certificate)
+        connection = HTTPSConnection(address, port, context=tls, timeout=30)
+        connection.request("POST", path, headers=headers)
+        assert connection.getresponse().status == code
+        connection.close()
+
+
+def check_owner_control(world: World) -> None:
+    """Check that an owner can decline exec, that users see why it fails, and that the binding stays ready."""
+    (pod,) = [pod for pod in world.pods() if cluster_of(pod) == "west"]
+    streams = Streams(world.virtual.plane, world.virtual.assets, SHOP)
+    world.join("west", "--no-exec")
+    reason = "the owner of the physical cluster of node vnode-west-n1 does not allow it"
+    streams.wait_for_exec(name_of(pod), lambda done: reason.encode() in done.stderr)
+    ready = world.virtual.kubectl("get", "clusterbinding/west", "-o", "jsonpath={.status.conditions}")
+    assert {each["type"]: each["status"] for each in json.loads(ready)}["Ready"] == "True"
+    world.join("west", "--exec")
+    streams.wait_for_exec(name_of(pod), lambda done: done.returncode == 0)
+
+
+def check_session_records(audit: Path) -> None:
+    """Check the audit records of the sessions: kube-apiserver translates WebSockets of kubectl to SPDY."""
+    records = [each for each in map(json.loads, audit.read_text().splitlines()) if each["verb"] == "connect"]
+    protocols = Counter((each["subresource"], each["protocol"]) for each in records)
+    assert protocols["exec", "websocket v4.channel.k8s.io"] == 1
+    assert protocols["exec", "SPDY/3.1 v4.channel.k8s.io"] > 10
+    assert protocols["attach", "SPDY/3.1 v4.channel.k8s.io"] == 2
+    assert protocols["portforward", "SPDY/3.1 portforward.k8s.io"] == 2
+    (by_hand,) = [each for each in records if each["protocol"].startswith("websocket")]
+    assert (by_hand["user"], by_hand["command"], by_hand["container"]) == (KUBELET_CLIENT, ["hostname"], "web")
+    assert by_hand["sent"] > 0
 
 
 def scale(world: World) -> None:

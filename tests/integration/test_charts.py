@@ -13,6 +13,7 @@ import yaml
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.mount_labels import safeguards_of
 from tapestry.kube.objects import Object, name_of, namespace_of
 from tapestry.kube.resources import NAMESPACES, SECRETS, SERVICE_ACCOUNTS
 from tapestry.manager.installation import installation_objects
@@ -125,6 +126,16 @@ def test_volume_policies_contain_drivers_and_handles(helm: Path) -> None:
     text = json.dumps([each for (kind, _, _), each in found.items() if kind == "ValidatingAdmissionPolicy"])
     assert r"driver in [\"disk.example\"]" in text
     assert r"matches(\"(?s)^shared/.*$\")" in text
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_owner_decides_about_exec(helm: Path, allowed: bool) -> None:
+    values = f"--set=virtualCluster={HASH},binding=east,exec={str(allowed).lower()}"
+    found = rendered(helm, "tapestry-worker", values)
+    rules = [rule for (kind, _, _), each in found.items() if kind == "Role" for rule in each["rules"]]
+    assert ("pods/exec" in {name for rule in rules for name in rule["resources"]}) == allowed
+    (namespace,) = [each for (kind, _, _), each in found.items() if kind == "Namespace"]
+    assert ("no-exec" in safeguards_of(namespace)) != allowed
 
 
 # -- releases on real servers

@@ -14,7 +14,7 @@ import pytest
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
-from tapestry.apis.permissions import SYNCER_IN_PHYSICAL
+from tapestry.apis.permissions import SYNCER_IN_PHYSICAL, SYNCER_STREAMS
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import load_access
@@ -178,7 +178,9 @@ async def test_join_kubeconfig_has_only_the_rights_of_the_syncer(
     assert who.startswith(f"system:serviceaccount:{owner.name}:tapestry-syncer-{owner.name}-")
     listed = kubectl("auth", "can-i", "--list", "--namespace", owner.name, kubeconfig=file).splitlines()[1:]
     allowed = {line.split()[0] for line in listed if not line.startswith((" ", "selfsubject"))}
-    assert allowed == {"/".join(filter(None, (right.resource.name, right.subresource))) for right in SYNCER_IN_PHYSICAL}
+    rights = (*SYNCER_IN_PHYSICAL, *SYNCER_STREAMS)
+    assert allowed == {"/".join(filter(None, (right.resource.name, right.subresource))) for right in rights}
+    assert "pods/exec" not in kubectl("auth", "can-i", "--list", "--namespace", "default", kubeconfig=file)
 
 
 async def test_token_is_replaced_when_the_account_is_recreated(owner: Owner) -> None:

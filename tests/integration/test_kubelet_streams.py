@@ -13,7 +13,7 @@ import struct
 import subprocess
 import termios
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -172,7 +172,9 @@ async def terminal_size(cluster: Cluster, namespace: str, *, websockets: bool) -
             fcntl.ioctl(controller, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 101, 0, 0))
             _, errors = await process.communicate()
             assert process.returncode == 0, (output, errors)
-            output += os.read(controller, 100)
+            with suppress(OSError):  # the end of the output of a terminal is an error
+                while data := os.read(controller, 100):
+                    output += data
             return output.decode().split("started")[1].strip()
     finally:
         if process.returncode is None:
@@ -280,3 +282,14 @@ async def test_kubectl_debug_is_attached_to_its_container(cluster: Cluster, name
 def has_debugged(pod: Object | None) -> bool:
     statuses = (pod or {}).get("status", {}).get("ephemeralContainerStatuses") or [{"state": {}}]
     return "terminated" in statuses[0]["state"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("websockets", [True, False])
+async def test_100_mebibytes_are_transferred_unchanged(cluster: Cluster, namespace: str, websockets: bool) -> None:
+    await start_pod(cluster, namespace, "web", command=["sleep", "1000"])
+    data = os.urandom(100 << 20)
+    code, output, errors = await cluster.run(
+        "exec", "-i", "-n", namespace, "web", "--", "cat", websockets=websockets, stdin=data
+    )
+    assert (code, output == data) == (0, True), errors

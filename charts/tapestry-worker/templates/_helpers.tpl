@@ -18,6 +18,7 @@
 {{- $names := list (ternary "network-policy" "no-network-policy" .Values.networkPolicy.enabled) -}}
 {{- if include "tapestry-worker.quota" . | fromYaml -}}{{- $names = append $names "quota" -}}{{- end -}}
 {{- if .Values.allowedVolumes.drivers -}}{{- $names = append $names "volume-policies" -}}{{- end -}}
+{{- if not .Values.exec -}}{{- $names = append $names "no-exec" -}}{{- end -}}
 {{ $names | sortAlpha | join "," }}
 {{- end -}}
 

@@ -167,6 +167,13 @@ SYNCER_VOLUMES = (
 )
 """More permissions of a syncer in the physical cluster, if its binding allows volumes.  These are cluster-scoped."""
 
+SYNCER_STREAMS = tuple(
+    Permission(PODS, ("create", "get"), Placeholder.MOUNT_NAMESPACE, subresource=subresource)
+    for subresource in ("exec", "attach", "portforward")
+)
+"""More permissions of a syncer in the physical cluster, unless the owner declines them.  A binding needs none of them.
+SPDY requires `create`, and WebSocket requires `get`."""
+
 VOLUME_KINDS = frozenset(permission.resource for permission in SYNCER_VOLUMES)
 """Resources that only volumes need.  Without permissions on them, everything else works."""
 

@@ -88,6 +88,11 @@ from tapestry.manager.unjoining import unjoin as unjoin_cluster
 )
 @click.option("--ingress-from", multiple=True, help="Namespace whose pods may connect to the twins. Repeatable.")
 @click.option(
+    "--exec/--no-exec",
+    default=None,
+    help="Allow exec, attach and port-forward into the twins. [default: allow]",
+)
+@click.option(
     "--trust-volumes",
     is_flag=True,
     help="Allow volumes even if the cluster has no admission policies that restrict them.",
@@ -111,7 +116,7 @@ def join(name: str, cluster_kubeconfig: Path | None, cluster_context: str | None
 
 OWNER_OPTIONS = (
     *("lease", "window", "time_zone", "force_reclaim", "grace", "pod_security", "max_cpu", "max_memory", "max_pods"),
-    *("network_policy", "ingress_from", "trust_volumes"),
+    *("network_policy", "ingress_from", "trust_volumes", "exec"),
 )
 """Options about objects in the physical cluster, which a prepared cluster has already."""
 
@@ -165,6 +170,7 @@ def safeguards_from_options(options: dict[str, Any]) -> Safeguards:
         None if policy is None else policy == "isolate",
         options["ingress_from"] or None,
         options["trust_volumes"],
+        options["exec"],
     )
 
 

@@ -4,8 +4,14 @@ This is the method of kubelets.  A user is identified by a client certificate, w
 token that the API server reviews.  The API server authorizes both.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import msgspec
 
 from tapestry.client.client import Client
 from tapestry.kube.errors import Forbidden, KubeError, Unauthorized, Unavailable
@@ -14,6 +20,8 @@ from tapestry.kube.resources import SUBJECT_ACCESS_REVIEWS, TOKEN_REVIEWS
 from tapestry.process.logs import logger
 
 log = logger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,66 @@ class DelegatedAuth:
             details = f"user={user.get('username')}, verb={verb}, resource=nodes, subresource={subresource}"
             raise Forbidden(403, "Forbidden", f"Forbidden ({details})")
         return user
+
+
+ACCEPTED_SECONDS, DENIED_SECONDS = 60.0, 10.0
+"""Seconds for which a review is reused."""
+MAX_CACHED_REVIEWS = 1024
+MAX_CONCURRENT_REVIEWS = 8
+"""Maximum number of concurrent reviews of tokens, and of permissions.  So callers with invalid tokens delay only others
+with tokens, and leave connections for other requests."""
+
+
+class ReviewCache(Generic[T]):
+    """Recent results of reviews, by the hash of what was reviewed."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._results: dict[bytes, tuple[float, T]] = {}
+
+    def get(self, key: bytes) -> T | None:
+        until, result = self._results.get(key, (0.0, None))
+        return result if self._monotonic() < until else None
+
+    def put(self, key: bytes, result: T, seconds: float) -> None:
+        self._results.pop(key, None)
+        if len(self._results) >= MAX_CACHED_REVIEWS:
+            del self._results[next(iter(self._results))]  # the oldest: entries are in insertion order
+        self._results[key] = self._monotonic() + seconds, result
+
+
+@dataclass(frozen=True)
+class CachedAuth(DelegatedAuth):
+    """Reviews whose results are reused for a short time, as by kubelets.  Rejected tokens are reviewed every time."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    _token_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_REVIEWS))
+    _permission_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_REVIEWS))
+    _users: ReviewCache[Object] = field(init=False)
+    _decisions: ReviewCache[bool] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_users", ReviewCache(self.monotonic))
+        object.__setattr__(self, "_decisions", ReviewCache(self.monotonic))
+
+    async def user_for_token(self, token: str) -> Object | None:
+        key = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+        user = self._users.get(key)
+        if user is None:
+            async with self._token_slots:
+                user = await super().user_for_token(token)
+            if user is not None:
+                self._users.put(key, user, ACCEPTED_SECONDS)
+        return user
+
+    async def is_allowed(self, user: Object, attributes: Object) -> bool:
+        key = hashlib.sha256(msgspec.json.encode((user, attributes))).digest()
+        allowed = self._decisions.get(key)
+        if allowed is None:
+            async with self._permission_slots:
+                allowed = await super().is_allowed(user, attributes)
+            self._decisions.put(key, allowed, ACCEPTED_SECONDS if allowed else DENIED_SECONDS)
+        return allowed
 
 
 def certificate_user(subject: Mapping[str, Sequence[str]]) -> Object | None:

@@ -102,11 +102,12 @@ class HttpTransport:
         credentials, abort_count = self._access.credentials, self._dialer.abort_count
         own = [(name, value) for name, _, value in (each.partition(": ") for each in self._headers)]
         own += await credentials.headers()
+        encoded = urlencode(query, errors="surrogateescape")  # the command of an exec may have any bytes
         try:
             async with asyncio.timeout(request.timeout):
                 dialed = await self._dial(request, credentials.ssl_context(), abort_count)
                 connection = SocketConnection.take_over(dialed.transport)
-                target = f"{self._target_prefix}{request.path}{f'?{urlencode(query)}' if query else ''}"
+                target = f"{self._target_prefix}{request.path}{f'?{encoded}' if query else ''}"
                 response = await request_upgrade(connection, request.method, target, [*own, *headers])
         except TimeoutError as error:
             raise self._timeout_error(request) from error

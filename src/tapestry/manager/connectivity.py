@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tapestry.apis.clusterbindings import AllowedVolumes, ClusterBindingSpec, SecretReference
+from tapestry.apis.clusterbindings import ClusterBindingSpec, SecretReference
 from tapestry.apis.permissions import (
     IDENTITY_NAMESPACE,
     Permission,
@@ -95,7 +95,7 @@ class ConnectivityChecker:
     async def check(self, binding: str, secret: Object | None, spec: ClusterBindingSpec) -> ProbeResult:
         """Probe the cluster behind the kubeconfig in `secret`.  Raise BindingError if that fails."""
         mount_namespace = spec.mount_namespace or ""
-        scope = mount_namespace, spec.allowed_volumes
+        scope = mount_namespace, syncer_physical_permissions(spec.allowed_volumes)
         fingerprint = (uid_of(secret), version_of(secret), *scope) if secret is not None else None
         now = asyncio.get_running_loop().time()
         cached = self._results.get(binding)
@@ -113,15 +113,20 @@ class ConnectivityChecker:
         self._results.pop(binding, None)
 
 
-async def probe_cluster(access: Access, mount_namespace: str, allowed: AllowedVolumes, connect: Connect) -> ProbeResult:
-    """Probe the cluster once.  An unreachable cluster raises a BindingError that is retried with backoff."""
+async def probe_cluster(
+    access: Access, mount_namespace: str, permissions: Iterable[Permission], connect: Connect
+) -> ProbeResult:
+    """Probe the cluster and check the permissions once.
+
+    An unreachable cluster raises a BindingError that is retried with backoff.
+    """
     try:
         claims = claims_of(await access.credentials.headers())
         transport = connect(access)
         try:
             async with asyncio.timeout(PROBE_TIMEOUT):
                 return await probe_with_client(
-                    Client(SmallResponseTransport(transport)), claims, mount_namespace, allowed
+                    Client(SmallResponseTransport(transport)), claims, mount_namespace, permissions
                 )
         finally:
             await transport.close()
@@ -135,7 +140,7 @@ async def probe_cluster(access: Access, mount_namespace: str, allowed: AllowedVo
 
 
 async def probe_with_client(
-    client: Client, claims: Object, mount_namespace: str, allowed: AllowedVolumes
+    client: Client, claims: Object, mount_namespace: str, permissions: Iterable[Permission]
 ) -> ProbeResult:
     version = str((await client.server_version()).get("gitVersion", "unknown"))
     try:
@@ -147,9 +152,7 @@ async def probe_with_client(
     except Forbidden:
         namespaces = []
     needed = single_permissions(
-        with_names(
-            syncer_physical_permissions(allowed), {Placeholder.MOUNT_NAMESPACE: mount_namespace, **account_in(claims)}
-        )
+        with_names(permissions, {Placeholder.MOUNT_NAMESPACE: mount_namespace, **account_in(claims)})
     )
     missing = await denied_permissions(client, needed)
     if identity is None and not missing:

@@ -26,6 +26,7 @@ from tapestry.apis.clusterbindings import CLUSTER_BINDING, CLUSTER_BINDINGS, All
 from tapestry.apis.mount_labels import enforced_level, virtual_cluster_of
 from tapestry.apis.names import virtual_cluster_label
 from tapestry.apis.permissions import (
+    SYNCER_STREAMS,
     Permission,
     Placeholder,
     policy_rules,
@@ -111,6 +112,8 @@ class Plan:
     """The owner's safeguards."""
     volumes: AllowedVolumes = field(default_factory=AllowedVolumes)
     """Allowed volumes of an existing binding.  They need additional permissions."""
+    streams: bool = True
+    """Grant exec, attach and port-forward into twins."""
     metadata: tuple[str, ...] = ()
     """Entries for `allowedMetadata` of the binding.  Empty leaves it unchanged."""
     namespace: str = ""
@@ -137,6 +140,9 @@ async def join(
     await check_fit(plan, uid, virtual, physical)
     plan = replace(
         plan,
+        streams=safeguards.allows_streams(
+            await physical.find(NAMESPACES, object_named(mount)), plan.safeguards.streams
+        ),
         metadata=await allowed_metadata(plan, binding, physical),
         namespace=plan.namespace or await manager_namespace(virtual),
     )
@@ -266,6 +272,7 @@ async def prepare(plan: Plan, uid: str, physical: Cluster) -> tuple[Object, Obje
         safeguards.NETWORK_POLICY if is_isolated else safeguards.NO_NETWORK_POLICY,
         *([safeguards.QUOTA] if has_quota else []),
         *([safeguards.VOLUME_POLICIES] if policies and plan.volumes.drivers else []),
+        *([] if plan.streams else [safeguards.NO_EXEC]),
     ]
     await record_safeguards(namespace, installed, physical)
     return namespace, account
@@ -311,6 +318,10 @@ def applies_to_plan(plan: Plan, policy: Object) -> bool:
     return not is_deleting(policy) and value_at(policy, "spec", "cluster") in (plan.name, plan.cluster_id)
 
 
+def required_permissions(plan: Plan) -> tuple[Permission, ...]:
+    return (*syncer_physical_permissions(plan.volumes), *(SYNCER_STREAMS if plan.streams else ()))
+
+
 def syncer_permissions(plan: Plan, account: str) -> list[Permission]:
     """Return the permissions of the syncer in the physical cluster.  Its account is in the mount namespace."""
     mount = plan.mount_namespace
@@ -319,7 +330,7 @@ def syncer_permissions(plan: Plan, account: str) -> list[Permission]:
         Placeholder.SYNCER_ACCOUNT: account,
         Placeholder.SYNCER_ACCOUNT_NAMESPACE: mount,
     }
-    return with_names(syncer_physical_permissions(plan.volumes), places)
+    return with_names(required_permissions(plan), places)
 
 
 def account_objects(name: str, plan: Plan, labels: dict[str, str]) -> Iterator[tuple[Resource, Object]]:
@@ -469,7 +480,7 @@ async def missing_permissions(plan: Plan, access: Access, connect: Connect) -> t
     deadline = loop.time() + PERMISSIONS_TIMEOUT
     while True:
         try:
-            missing = (await probe_cluster(access, plan.mount_namespace, plan.volumes, connect)).missing
+            missing = (await probe_cluster(access, plan.mount_namespace, required_permissions(plan), connect)).missing
             if not missing or loop.time() >= deadline:
                 return missing
         except BindingError as error:

@@ -18,6 +18,7 @@ NONE = "none"
 """Option value that removes a limit."""
 NETWORK_POLICY, NO_NETWORK_POLICY = "network-policy", "no-network-policy"
 QUOTA, VOLUME_POLICIES = "quota", "volume-policies"
+NO_EXEC = "no-exec"
 METADATA_ADDRESSES = {"0.0.0.0/0": ["169.254.169.254/32"], "::/0": ["fd00:ec2::254/128"]}
 """Metadata addresses of cloud providers, which issue node credentials, by the block that is allowed otherwise."""
 
@@ -35,6 +36,8 @@ class Safeguards:
     """Namespaces other than the mount namespace whose pods may connect to twins."""
     trust_volumes: bool = False
     """Allow volumes without admission policies that restrict them."""
+    streams: bool | None = None
+    """Allow exec, attach and port-forward into twins."""
 
 
 def validate_safeguards(safeguards: Safeguards) -> None:
@@ -81,6 +84,11 @@ def level_for(namespace: Object | None, requested: str | None) -> str:
     if requested is None or requested == current or stricter_level(requested, current) == current:
         return labels_of(namespace)[keys.POD_SECURITY_ENFORCE] if namespace is not None else current
     return requested
+
+
+def allows_streams(namespace: Object | None, requested: bool | None) -> bool:
+    """Return whether the owner allows exec, attach and port-forward, now or earlier."""
+    return NO_EXEC not in safeguards_of(namespace) if requested is None else requested
 
 
 # -- quota and network policy

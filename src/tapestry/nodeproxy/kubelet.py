@@ -4,25 +4,35 @@ All virtual nodes have the same address and port.  The requested pod determines 
 authorized as by any kubelet; see `tapestry.client.delegated_auth`.
 """
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from urllib.parse import parse_qsl
 
-from aiohttp import web
+import msgspec
 
 from tapestry.apiserver.access.certificates import CertificateAuthority
+from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter
+from tapestry.apiserver.serving.http_connection import Exchange
+from tapestry.apiserver.serving.http_handler import IDLE_SECONDS, credentials_of
+from tapestry.apiserver.serving.http_server import HttpServer
 from tapestry.client.client import Client
 from tapestry.client.delegated_auth import Caller, DelegatedAuth
-from tapestry.kube.errors import ApiError, Forbidden, NotFound
-from tapestry.kube.objects import Object
+from tapestry.kube.errors import ApiError, BadRequest, Forbidden, MethodNotAllowed, NotFound
+from tapestry.kube.objects import Object, uid_of
 from tapestry.kube.resources import CONFIGMAPS
 from tapestry.nodeproxy.logs import LogRelay
+from tapestry.nodeproxy.physical_errors import internal_error
+from tapestry.nodeproxy.stream_relay import StreamRelay
+from tapestry.nodeproxy.stream_requests import METHODS, StreamTarget, stream_target
+from tapestry.nodeproxy.twins import TwinLookup
 from tapestry.process.addresses import Address
 from tapestry.process.logs import logger
-from tapestry.process.probes import bound_socket, serve_app, server_tls
+from tapestry.process.probes import server_tls
 
 log = logger(__name__)
 
@@ -30,65 +40,109 @@ AUTHENTICATION_CONFIGMAP = "extension-apiserver-authentication"
 """ConfigMap in which API servers publish the CAs of their clients."""
 SHM_DIR = Path("/dev/shm")
 """Folder for temporary files in memory.  In a container, it may be the only writable one."""
+MAX_PARAMETERS = 100
+READ_METHODS = ("GET", "HEAD")
 
 
 @dataclass(frozen=True)
 class KubeletServer:
-    """HTTP handlers of the kubelet API."""
+    """Handlers of the kubelet API."""
 
     callers: DelegatedAuth
+    twins: TwinLookup
     logs: LogRelay
+    streams: StreamRelay
+    connection_limiter: ConnectionLimiter = field(default_factory=ConnectionLimiter)
 
-    def app(self) -> web.Application:
-        app = web.Application()
-        app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", self.log)
-        app.router.add_route(
-            "*", "/{verb:exec|attach|run|portForward}/{namespace}/{pod}{rest:.*}", self.not_implemented
-        )
-        return app
+    async def handle(self, exchange: Exchange) -> None:
+        path, _, query = exchange.target.decode("utf-8", "surrogateescape").partition("?")
+        try:
+            if (target := stream_target(path)) is not None:
+                await self.stream(exchange, target, query)
+            else:
+                await self.respond(exchange, path, query)
+        except ApiError as error:
+            send_error(exchange, error)
+        except ConnectionError:
+            raise  # the client has disconnected
+        except Exception:
+            log.exception("kubelet request failed", path=path)
+            if exchange.is_response_started:
+                exchange.abort()
+            else:
+                send_error(exchange, internal_error("the syncer failed; see its log"))
 
-    async def log(self, request: web.Request) -> web.StreamResponse:
-        pod = await self.requested_pod(request)
-        return await self.logs.relay(request, pod, request.match_info["container"])
+    async def stream(self, exchange: Exchange, target: StreamTarget, query: str) -> None:
+        """Serve exec, attach or port-forward, which require `create` whatever the method is."""
+        pod = self.twins.pod(f"{target.namespace}/{target.pod}")
+        user = await self.authorize(exchange, "create", pod)
+        if pod is None or target.uid not in ("", uid_of(pod)):
+            raise no_pod_error(target.pod)
+        if exchange.method not in METHODS:
+            raise MethodNotAllowed(405, "MethodNotAllowed", f"{exchange.method} is not allowed")
+        await self.streams.relay(exchange, target, query, pod, user)
 
-    async def not_implemented(self, request: web.Request) -> web.Response:
-        pod = await self.requested_pod(request)
-        verb, node = request.match_info["verb"], pod["spec"]["nodeName"]
-        hint = f"use {verb} in the physical cluster"
-        raise web.HTTPNotImplemented(text=f"virtual node {node} serves only logs; {hint}")
+    async def respond(self, exchange: Exchange, path: str, query: str) -> None:
+        match path.split("/")[1:]:
+            case ["containerLogs", namespace, name, container]:
+                pod = self.twins.pod(f"{namespace}/{name}")
+                await self.authorize(exchange, "get" if exchange.method in READ_METHODS else "create", pod)
+                if pod is None:
+                    raise no_pod_error(name)
+                if exchange.method not in READ_METHODS:
+                    raise MethodNotAllowed(405, "MethodNotAllowed", f"{exchange.method} is not allowed")
+                await self.logs.relay(exchange, query_options(query), pod, container)
+            case _:
+                await self.authorize(exchange, "create", None)
+                raise NotFound(404, "NotFound", "a virtual node serves logs, exec, attach and port-forward")
 
-    async def requested_pod(self, request: web.Request) -> Object:
-        """Return the requested pod.  Authorize first, so that other users cannot learn whether it exists."""
-        names = request.match_info
-        pod = self.logs.twins.pod(f"{names['namespace']}/{names['pod']}")
-        await authorize(self.callers, request, "proxy", pod["spec"]["nodeName"] if pod is not None else "")
-        if pod is None:
-            raise web.HTTPNotFound(text=f'pod "{names["pod"]}" does not exist')
-        return pod
+    async def authorize(self, exchange: Exchange, verb: str, pod: Object | None) -> str:
+        """Return the name of the caller, who may use the node of the pod.
+
+        This precedes any other response, so that others cannot learn which pods exist.
+        """
+        credentials = credentials_of(exchange)
+        caller = Caller(credentials.certificate, credentials.bearer_token)
+        user = await self.callers.authorize(caller, verb, "proxy", pod["spec"]["nodeName"] if pod is not None else "")
+        name: str = user.get("username", "")
+        self.connection_limiter.assign(exchange.connection, name)
+        return name
 
 
-async def authorize(callers: DelegatedAuth, request: web.Request, subresource: str, node: str) -> None:
-    """Raise the HTTP error to respond with if the sender of a request may not use that subresource of the node."""
-    certificate = request.transport.get_extra_info("peercert") if request.transport else None
-    subject: dict[str, list[str]] = {}
-    for part in (certificate or {}).get("subject", ()):
-        for name, value in part:
-            subject.setdefault(name, []).append(value)
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    caller = Caller(subject, token if scheme.lower() == "bearer" else "")
+def query_options(query: str) -> dict[str, str]:
+    """Return the first value of each parameter."""
     try:
-        await callers.authorize(caller, "get" if request.method in ("GET", "HEAD") else "create", subresource, node)
-    except ApiError as error:
-        response = web.HTTPException(text=error.message)
-        response.set_status(error.code)
-        raise response from error
+        return dict(reversed(parse_qsl(query, max_num_fields=MAX_PARAMETERS)))
+    except ValueError:
+        raise BadRequest(400, "BadRequest", f"the query has over {MAX_PARAMETERS} parameters") from None
+
+
+def no_pod_error(name: str) -> NotFound:
+    return NotFound(404, "NotFound", f'pod "{name}" does not exist')
+
+
+def send_error(exchange: Exchange, error: ApiError) -> None:
+    """Respond with an error: as text, which API servers quote, or as a Status, which clients of streams decode."""
+    headers = {"Content-Type": "text/plain; charset=utf-8"}
+    body = error.message.encode("utf-8", "replace")
+    if exchange.is_upgrade:
+        headers, body = {"Content-Type": "application/json"}, msgspec.json.encode(error.status())
+    if error.retry_after is not None:
+        headers["Retry-After"] = f"{error.retry_after:.0f}"
+    exchange.send(error.code, headers, body)
 
 
 @asynccontextmanager
 async def serve_kubelet(kubelet: KubeletServer, address: Address, tls: ssl.SSLContext) -> AsyncIterator[Address]:
     """Serve the kubelet API at the address that this yields, until the context exits."""
-    async with serve_app(kubelet.app(), bound_socket(address), tls) as port:
-        yield Address(address.host, port)
+    async with asyncio.TaskGroup() as group:
+        server = HttpServer(kubelet.handle, group, IDLE_SECONDS, kubelet.connection_limiter)
+        await server.start(address.host, address.port, tls)
+        try:
+            ((_, port), *_) = server.addresses
+            yield Address(address.host, port)
+        finally:
+            await server.stop()
 
 
 def kubelet_tls(host: str, certificate: str, key: str, client_ca: str, published_cas: str) -> ssl.SSLContext:

@@ -1,23 +1,23 @@
 """Logs of virtual pods, streamed from their twins.
 
 The virtual API server requests logs from the kubelet of a virtual node.  Only the physical API server has them.  It
-gets the same options, and its errors are translated to those of a kubelet: API servers show users the message of a 400
-or 500, and replace the message of all other codes.
+gets the same options.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
-from aiohttp import web
 from prometheus_client import Gauge
 
+from tapestry.apiserver.serving.http_connection import Exchange
 from tapestry.client.client import Client
 from tapestry.client.logs import pod_log
-from tapestry.kube.errors import ApiError, Forbidden, NotFound, ServerError, TransportError, Unauthorized
+from tapestry.kube.errors import ApiError, TooManyRequests, TransportError
 from tapestry.kube.objects import Object, key_of, name_of, namespace_of
-from tapestry.kube.pods import CONTAINER_FIELDS, containers_of
+from tapestry.nodeproxy.physical_errors import LOG, translate_error, unreachable_error
+from tapestry.nodeproxy.twins import TwinLookup, check_container
 from tapestry.process.logs import logger
 from tapestry.process.metrics import NAMESPACE
 
@@ -26,21 +26,8 @@ log = logger(__name__)
 OPTIONS = ("follow", "previous", "timestamps", "sinceSeconds", "sinceTime", "tailLines", "limitBytes", "stream")
 MAX_CONCURRENT_LOGS = 64
 """Maximum number of concurrent logs.  Each may buffer a few MiB for a slow reader."""
-MAX_MESSAGE_LENGTH = 4096
-"""Maximum characters of a message from the physical cluster."""
 
 LOGS_IN_PROGRESS = Gauge("logs_read", "Number of pod logs being streamed by this process.", namespace=NAMESPACE)
-
-
-@dataclass(frozen=True)
-class TwinLookup:
-    """Lookup of pods on our virtual nodes and of their twins."""
-
-    pod: Callable[[str], Object | None]
-    """Returns the pod of a key, if it is bound to one of our virtual nodes."""
-    twin: Callable[[Object], Object | None]
-    """Returns the twin of a pod, if it is provably ours."""
-    physical: Client
 
 
 @dataclass(frozen=True)
@@ -48,88 +35,50 @@ class LogRelay:
     """Streams the logs of twins, with a limit on concurrent streams."""
 
     twins: TwinLookup
+    physical: Client
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_LOGS))
 
-    async def relay(self, request: web.Request, pod: Object, container: str) -> web.StreamResponse:
+    async def relay(self, exchange: Exchange, query: Mapping[str, str], pod: Object, container: str) -> None:
         """Respond with the log of a container.  Raise the error of a kubelet if there is none."""
-        if all(each["name"] != container for each in containers_of(pod, CONTAINER_FIELDS)):
-            raise web.HTTPNotFound(text=f'container "{container}" not found in pod "{name_of(pod)}"')
-        twin = self.twins.twin(pod)
-        if twin is None:
-            raise web.HTTPBadRequest(text=no_twin_message(pod))
+        check_container(pod, container)
+        twin = self.twins.require_twin(pod, LOG.without_twin)
         if self.slots.locked():
-            raise web.HTTPTooManyRequests(
-                text=f"{MAX_CONCURRENT_LOGS} logs are already being streamed; try again later"
-            )
+            message = f"{MAX_CONCURRENT_LOGS} logs are already being streamed; try again later"
+            raise TooManyRequests(429, "TooManyRequests", message, details={"retryAfterSeconds": 1})
         async with self.slots:
             with LOGS_IN_PROGRESS.track_inprogress():
-                return await self.stream_log(request, pod, twin, container)
+                await self.stream_log(exchange, log_query(query, container), pod, twin)
 
-    async def stream_log(self, request: web.Request, pod: Object, twin: Object, container: str) -> web.StreamResponse:
-        response, started = web.StreamResponse(headers={"Content-Type": "text/plain"}), time.monotonic()
+    async def stream_log(self, exchange: Exchange, query: dict[str, str], pod: Object, twin: Object) -> None:
+        started = time.monotonic()
+        fields = {"pod": key_of(pod), "container": query["container"]}
         try:
-            query = log_query(request.query, container)
-            async with pod_log(self.twins.physical, name_of(twin), namespace_of(twin), query) as chunks:
-                await response.prepare(request)
-                await write_chunks(response, chunks)
+            async with pod_log(self.physical, name_of(twin), namespace_of(twin), query) as chunks:
+                await exchange.start_stream(200, {"Content-Type": "text/plain"})
+                await send_chunks(exchange, chunks)
         except ApiError as error:
-            raise kubelet_error(error, pod, twin) from error
+            raise translate_error(error, LOG, pod, twin) from error
         except TransportError as error:
-            log.warning("pod log stream interrupted", pod=key_of(pod), container=container, error=str(error))
-            if not response.prepared:
-                raise web.HTTPInternalServerError(text=unreachable_message(pod)) from error
-            abort_response(request)
+            log.warning("pod log stream interrupted", **fields, error=str(error))
+            if not exchange.is_response_started:
+                raise unreachable_error(LOG, pod) from error
+            exchange.abort()  # the client must not take the response as complete
         finally:  # also if the client disconnected, the usual end of a followed log
-            if response.prepared:
-                seconds = round(time.monotonic() - started, 3)
-                log.info("pod log stream finished", pod=key_of(pod), container=container, seconds=seconds)
-        return response
+            if exchange.is_response_started:
+                log.info("pod log stream finished", **fields, seconds=round(time.monotonic() - started, 3))
 
 
-async def write_chunks(response: web.StreamResponse, chunks: AsyncIterator[bytes]) -> None:
-    """Write each chunk after the previous one was sent, until the stream ends or the client disconnects."""
+async def send_chunks(exchange: Exchange, chunks: AsyncIterator[bytes]) -> None:
+    """Send each chunk after the previous one was sent, until the stream ends or the client disconnects."""
     async for chunk in chunks:
         try:
-            await response.write(chunk)
+            await exchange.send_chunk(chunk)
         except ConnectionError:  # caught here: the caller would take it for an error of the physical side
+            exchange.abort()
             return
-
-
-def abort_response(request: web.Request) -> None:
-    """Break the connection, so that the client does not take the response as complete."""
-    if request.transport is not None:
-        request.transport.abort()
+    exchange.end_stream()
 
 
 def log_query(query: Mapping[str, str], container: str) -> dict[str, str]:
     """Return the query for the physical API server."""
     return {"container": container, **{name: query[name] for name in OPTIONS if query.get(name)}}
-
-
-def no_twin_message(pod: Object) -> str:
-    problem = f'pod "{name_of(pod)}" does not run in the physical cluster, not yet or not any more'
-    return f"{problem}, so there is no log; `tapestry explain pod {key_of(pod)}` explains why"
-
-
-def unreachable_message(pod: Object) -> str:
-    node = pod["spec"]["nodeName"]
-    return f"the physical cluster of node {node} is unreachable; its logs are not available until it is reachable again"
-
-
-def kubelet_error(error: ApiError, pod: Object, twin: Object) -> web.HTTPException:
-    """Translate an error of the physical API server to that of a kubelet for the virtual pod."""
-    message = error.message.replace(name_of(twin), name_of(pod))[:MAX_MESSAGE_LENGTH]
-    match error:
-        case NotFound():
-            return web.HTTPBadRequest(text=no_twin_message(pod))
-        case Forbidden():
-            problem = f"the syncer of node {pod['spec']['nodeName']} may not read logs in the physical cluster"
-            remedy = f"grant it `get pods/log` in namespace {namespace_of(twin)} there, or join the cluster again"
-            return web.HTTPInternalServerError(text=f"{problem}; {remedy}")
-        case Unauthorized():
-            problem = f"the physical cluster rejects the credentials of the syncer of node {pod['spec']['nodeName']}"
-            return web.HTTPInternalServerError(text=f"{problem}; run `tapestry doctor`")
-        case ServerError():
-            return web.HTTPInternalServerError(text=f"the physical cluster reports: {message}")
-        case _:
-            return web.HTTPBadRequest(text=message)

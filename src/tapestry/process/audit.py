@@ -1,4 +1,4 @@
-"""The audit log: one JSON line for every write, written in the background.
+"""The audit log: one JSON line for every write and for every session in a pod, written in the background.
 
 Clients with an audit log record their writes:
 
@@ -48,6 +48,29 @@ class WriteRecord(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tru
     error: str | None = None
     request_id: str | None = None
     seconds: float | None = None
+    time: datetime = msgspec.field(default_factory=lambda: datetime.now(UTC))
+
+
+class SessionRecord(msgspec.Struct, frozen=True, rename="camel", gc=False):
+    """One finished session of exec, attach or port-forward in a pod."""
+
+    who: str
+    user: str
+    name: str
+    namespace: str
+    subresource: str
+    container: str
+    command: tuple[str, ...]
+    protocol: str
+    seconds: float
+    received: int
+    """Bytes from the client."""
+    sent: int
+    """Bytes to the client."""
+    error: str
+    """Reason why this process ended the session; empty if the client or the pod ended it."""
+    verb: str = "connect"
+    resource: str = "pods"
     time: datetime = msgspec.field(default_factory=lambda: datetime.now(UTC))
 
 

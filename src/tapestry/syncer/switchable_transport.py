@@ -7,13 +7,14 @@ which partitions are detected.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from tapestry.client.access import Access
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.transport import Request, Response, Stream, Transport
 from tapestry.kube.errors import TransportError
+from tapestry.streams.upgrade import Headers, UpgradeResponse
 
 
 class SwitchableTransport:
@@ -58,6 +59,15 @@ class SwitchableTransport:
         async with self._current(request).stream(request) as stream:
             self.last_response = self._monotonic()
             yield stream
+
+    async def upgrade(self, request: Request, query: Sequence[tuple[str, str]], headers: Headers) -> UpgradeResponse:
+        """Send an upgrade request on a new connection, which the next `switch_to` cuts."""
+        transport = self._current(request)
+        if not isinstance(transport, HttpTransport):
+            raise TransportError(f"{request}: the transport has no connections to upgrade", maybe_sent=False)
+        response = await transport.upgrade(request, query, headers)
+        self.last_response = self._monotonic()
+        return response
 
     def abort(self) -> None:
         if self._transport is not None:

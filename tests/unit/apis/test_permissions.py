@@ -5,6 +5,7 @@ from tapestry.apis.permissions import (
     SYNCER_IN_VIRTUAL,
     SYNCER_KUBECONFIG,
     SYNCER_LEADER_ELECTION,
+    SYNCER_STREAMS,
     SYNCER_VOLUMES,
     Permission,
     Placeholder,
@@ -19,7 +20,7 @@ from tapestry.kube.resources import DEPLOYMENTS, NAMESPACES, PODS, SERVICE_ACCOU
 TABLES = (
     MANAGER_PERMISSIONS,
     SYNCER_IN_VIRTUAL,
-    (*SYNCER_IN_PHYSICAL, *SYNCER_VOLUMES),
+    (*SYNCER_IN_PHYSICAL, *SYNCER_VOLUMES, *SYNCER_STREAMS),
     SYNCER_LEADER_ELECTION,
     SYNCER_KUBECONFIG,
 )
@@ -90,7 +91,7 @@ def test_no_wildcards_and_no_duplicate_permissions() -> None:
 def test_syncer_only_reads_outside_the_mount_namespace() -> None:
     writes = [
         str(right)
-        for right in SYNCER_IN_PHYSICAL
+        for right in (*SYNCER_IN_PHYSICAL, *SYNCER_STREAMS)
         if not set(right.verbs) <= READS and right.namespace != Placeholder.MOUNT_NAMESPACE
     ]
     own = f"{Placeholder.SYNCER_ACCOUNT} in {Placeholder.SYNCER_ACCOUNT_NAMESPACE}"

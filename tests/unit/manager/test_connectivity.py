@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from tapestry.apis.clusterbindings import AllowedVolumes, ClusterBindingSpec, SecretReference
-from tapestry.apis.permissions import Placeholder
+from tapestry.apis.clusterbindings import ClusterBindingSpec, SecretReference
+from tapestry.apis.permissions import SYNCER_IN_PHYSICAL, Placeholder
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.strict_kubeconfig import strict_access
@@ -57,7 +57,7 @@ class FixedResponseTransport:
 
 def error_of(transport: Any, kubeconfig: bytes) -> BindingError:
     with pytest.raises(BindingError) as caught:
-        run(probe_cluster(strict_access(kubeconfig), "leased", AllowedVolumes(), lambda _: transport))
+        run(probe_cluster(strict_access(kubeconfig), "leased", SYNCER_IN_PHYSICAL, lambda _: transport))
     assert caught.value.reason == "ConnectivityFailed"
     assert caught.value.condition == "Connected"
     assert caught.value.retry is RetryPolicy.BACKOFF
@@ -69,7 +69,7 @@ def test_silent_cluster_times_out_after_half_a_minute(a_kubeconfig: AKubeconfig)
 
     async def examination() -> float:
         with pytest.raises(BindingError, match=f"{EAST} did not respond within 30 s"):
-            await probe_cluster(strict_access(a_kubeconfig(EAST)), "leased", AllowedVolumes(), lambda _: transport)
+            await probe_cluster(strict_access(a_kubeconfig(EAST)), "leased", SYNCER_IN_PHYSICAL, lambda _: transport)
         return running_clock().monotonic()
 
     assert run(examination()) == PROBE_TIMEOUT
@@ -105,7 +105,7 @@ def test_probe_limits_the_response_size(a_kubeconfig: AKubeconfig) -> None:
         async with TestServer(app) as server:
             access = strict_access(a_kubeconfig(str(server.make_url("/"))), allow_insecure=True, allow_loopback=True)
             with pytest.raises(BindingError) as caught:
-                await probe_cluster(access, "leased", AllowedVolumes(), HttpTransport)
+                await probe_cluster(access, "leased", SYNCER_IN_PHYSICAL, HttpTransport)
         return caught.value
 
     assert "/version: the response is over 1048576 bytes" in asyncio.run(examination()).message
@@ -143,7 +143,7 @@ class ReviewCountingTransport:
 
 
 def probe_of(cluster: Any, kubeconfig: bytes) -> ProbeResult:
-    return run(probe_cluster(strict_access(kubeconfig), "leased", AllowedVolumes(), lambda _: cluster))
+    return run(probe_cluster(strict_access(kubeconfig), "leased", SYNCER_IN_PHYSICAL, lambda _: cluster))
 
 
 def test_permissions_are_reviewed_with_limited_concurrency(a_kubeconfig: AKubeconfig) -> None:

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, binding_of
-from tapestry.apis.permissions import SYNCER_IN_PHYSICAL, SYNCER_VOLUMES, Placeholder, policy_rules, with_names
+from tapestry.apis.permissions import (
+    SYNCER_IN_PHYSICAL,
+    SYNCER_STREAMS,
+    SYNCER_VOLUMES,
+    Placeholder,
+    policy_rules,
+    with_names,
+)
 from tapestry.apis.policies import POLICIES
 from tapestry.client.access import Access
 from tapestry.client.client import Client
@@ -208,7 +215,7 @@ def test_account_has_exactly_the_permissions_of_the_table() -> None:
         }
         role, inside = await client.get(CLUSTER_ROLES, name), await client.get(ROLES, name, MOUNT)
         assert [*role["rules"], *inside["rules"]] == policy_rules(
-            sorted(with_names(SYNCER_IN_PHYSICAL, places), key=lambda right: bool(right.namespace))
+            sorted(with_names((*SYNCER_IN_PHYSICAL, *SYNCER_STREAMS), places), key=lambda right: bool(right.namespace))
         )
         bound = await client.get(CLUSTER_ROLE_BINDINGS, name)
         assert bound["subjects"] == [{"kind": "ServiceAccount", "name": name, "namespace": MOUNT}]

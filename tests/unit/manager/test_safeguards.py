@@ -23,10 +23,11 @@ from tapestry.kube.resources import (
     NODES,
     PODS,
     RESOURCE_QUOTAS,
+    ROLES,
     SERVICE_ACCOUNTS,
 )
 from tapestry.manager.join_steps import Cluster, StepResult
-from tapestry.manager.joining import Plan, join, policy_name
+from tapestry.manager.joining import Plan, account_name, join, policy_name
 from tapestry.manager.safeguards import Safeguards, network_rules
 from tapestry.manager.unjoining import unjoin
 
@@ -297,6 +298,25 @@ def test_declined_network_policy_is_not_recreated() -> None:
         assert await network_policy(world) is None
         await world.join(safeguards=Safeguards(network_policy=True))
         assert await network_policy(world) is not None
+
+    in_a_world(scenario)
+
+
+# -- exec, attach and port-forward
+
+
+def test_declined_exec_stays_declined_until_it_is_allowed() -> None:
+    async def scenario(world: World) -> None:
+        async def granted() -> set[str]:
+            role = await world.physical.client.get(ROLES, account_name(await world.uid(), "east"), MOUNT)
+            rules = [rule for rule in role["rules"] if rule["verbs"] == ["create", "get"]]
+            return {resource for rule in rules for resource in rule["resources"]}
+
+        streams = {"pods/exec", "pods/attach", "pods/portforward"}
+        for requested, expected in ((None, streams), (False, set()), (None, set()), (True, streams), (None, streams)):
+            await world.join(safeguards=Safeguards(streams=requested))
+            assert await granted() == expected
+            assert ("no-exec" in safeguards_of(await mount_of(world))) == (not expected)
 
     in_a_world(scenario)
 

@@ -49,13 +49,16 @@ async def test_request_needs_permission_on_the_node(
     assert (await world.ask("/containerLogs/default/none/c", who="guest's"))[0] == 403
 
 
-@pytest.mark.parametrize("verb", ["exec", "attach", "portForward", "run"])
-async def test_unsupported_verbs_respond_not_implemented(world: World, verb: str) -> None:
-    path = f"/{verb}/default/web" + ("" if verb == "portForward" else "/c?command=sh")
-    code, text = await world.ask(path, method="POST")
-    assert (code, "serves only logs" in text) == (501, True)
-    assert world.reviews[-1]["resourceAttributes"]["verb"] == "create"
-    assert (await world.ask(path, who="guest's"))[0] == 403
+async def test_other_paths_are_not_found(world: World) -> None:
+    for path in ("/run/default/web/c?cmd=id", "/pods", "/metrics", "/", "/exec/default/web", "/exec/default/web/c/d/e"):
+        assert (await world.ask(path, method="POST"))[0] == 404
+        assert world.reviews[-1]["resourceAttributes"] == {**RIGHT, "verb": "create", "name": ""}
+        assert (await world.ask(path, who="guest's"))[0] == 403
+        assert (await world.ask(path, who=""))[0] == 401
+
+
+async def test_log_is_only_read(world: World) -> None:
+    assert (await world.ask(method="POST"))[0] == 405
 
 
 async def test_unreachable_virtual_cluster_denies_all_requests(world: World) -> None:

@@ -1,0 +1,178 @@
+"""Many exec sessions on a virtual node over a real kubelet: idle for long, through a failover, and with much data."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tapestry.kube.objects import uid_of
+from tapestry.local.control_planes import kubelet_flags
+from tapestry.local.kubernetes import ControlPlane
+
+from .clusters import Cluster, PhysicalCluster
+from .images import IMAGE
+from .installation import Installation, process_folders, running_installation, tapestry
+from .nodes import MACHINE, Kit
+from .streams import WEBSOCKET_CHANNEL, Streams
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
+
+IDLE_SESSIONS, IDLE_SECONDS = 200, 600.0
+KILLED_SESSIONS, ERROR_SECONDS = 50, 5.0
+MEBIBYTE = 1 << 20
+LEASE_SECONDS, MARGIN_SECONDS = 15.0, 10.0
+"""Duration of the leader's lease, and the time for a loaded machine to publish the new address and to connect."""
+NODE = "vnode-east-n1"
+POD = f"""
+apiVersion: v1
+kind: Pod
+metadata: {{name: work}}
+spec:
+  nodeName: {NODE}
+  terminationGracePeriodSeconds: 1
+  automountServiceAccountToken: false
+  containers:
+  - name: work
+    image: {IMAGE}
+    resources: {{requests: {{cpu: 10m, memory: 16Mi}}}}
+"""
+
+
+@dataclass(frozen=True)
+class World:
+    """A virtual cluster with one leased pod."""
+
+    virtual: Cluster
+    installed: Installation
+
+    @property
+    def streams(self) -> Streams:
+        return Streams(self.virtual.plane, self.virtual.assets, "default")
+
+    @asynccontextmanager
+    async def session(self, http: aiohttp.ClientSession) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """Open an exec session that returns what it gets."""
+        url = f"{self.virtual.plane.url}/api/v1/namespaces/default/pods/work/exec"
+        query = {"command": "cat", "stdin": "true", "stdout": "true"}
+        async with http.ws_connect(url, params=query, protocols=(WEBSOCKET_CHANNEL,), ssl=False) as channel:
+            await check_echo(channel)
+            yield channel
+
+    @asynccontextmanager
+    async def http(self) -> AsyncIterator[aiohttp.ClientSession]:
+        headers = {"Authorization": f"Bearer {self.virtual.plane.token}"}
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(headers=headers, connector=connector) as http:
+            yield http
+
+    def node_address(self) -> str:
+        node = json.loads(self.virtual.kubectl("get", "node", NODE, "-o", "json"))
+        return str(node["status"]["addresses"][0]["address"])
+
+    async def kill_syncer_at(self, address: str) -> None:
+        """Kill the processes of the syncer with this address, if it runs."""
+        pods = await self.installed.pods("tapestry-syncer-east")
+        homes = tuple(str(self.installed.folder / uid_of(pod)) for pod in pods if pod["status"].get("podIP") == address)
+        for pid, folder in process_folders().items():
+            if folder.startswith(homes):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+async def check_echo(channel: aiohttp.ClientWebSocketResponse) -> None:
+    await channel.send_bytes(b"\x00ping\n")
+    received = b""
+    async with asyncio.timeout(60):
+        while b"ping\n" not in received:
+            message = await channel.receive()
+            assert message.type is aiohttp.WSMsgType.BINARY, message
+            received += message.data[1:]
+
+
+@pytest.fixture(scope="module")
+def virtual(
+    physical_clusters: dict[str, PhysicalCluster], node_kit: Kit, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("virtual")
+    with ControlPlane(
+        folder,
+        node_kit.assets,
+        flags=kubelet_flags(folder),
+        controller_manager=True,
+        scheduler=True,
+        fsync=False,
+        address=MACHINE,
+    ) as plane:
+        yield Cluster(plane, node_kit.assets)
+
+
+@pytest.fixture
+async def world(
+    virtual: Cluster, physical_clusters: dict[str, PhysicalCluster], tmp_path: Path
+) -> AsyncIterator[World]:
+    below = physical_clusters["east"].plane.kubeconfig
+    access = ("--kubeconfig", virtual.plane.kubeconfig, "--cluster-kubeconfig", below)
+    async with running_installation(virtual.plane, virtual.assets, tmp_path) as installed:
+        await asyncio.to_thread(tapestry, "join", "east", *access, "--lease=50%")
+        (tmp_path / "pod.yaml").write_text(POD)
+        for state in ("create", "condition=Ready"):
+            await asyncio.to_thread(virtual.kubectl, "wait", f"node/{NODE}", f"--for={state}", "--timeout=60s")
+        await asyncio.to_thread(virtual.kubectl, "apply", "-f", tmp_path / "pod.yaml")
+        await asyncio.to_thread(virtual.kubectl, "wait", "pod/work", "--for=condition=Ready", "--timeout=60s")
+        yield World(virtual, installed)
+        await asyncio.to_thread(virtual.kubectl, "delete", "pod/work", "--timeout=60s")
+        await asyncio.to_thread(tapestry, "unjoin", "east", *access)
+
+
+async def test_idle_sessions_survive(world: World) -> None:
+    async with world.http() as http, AsyncExitStack() as stack:
+        channels = [await stack.enter_async_context(world.session(http)) for _ in range(IDLE_SESSIONS)]
+        async with asyncio.TaskGroup() as group:
+            waiting = [group.create_task(channel.receive()) for channel in channels]
+            ended, _ = await asyncio.wait(waiting, timeout=IDLE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            for task in waiting:
+                task.cancel()
+        assert not ended
+        for channel in channels:
+            await check_echo(channel)
+
+
+async def test_killed_syncer_ends_its_sessions_and_the_standby_answers(
+    world: World, record_property: Callable[[str, object], None]
+) -> None:
+    async with world.http() as http, AsyncExitStack() as stack:
+        channels = [await stack.enter_async_context(world.session(http)) for _ in range(KILLED_SESSIONS)]
+        address = world.node_address()
+        killed = time.monotonic()
+        await world.kill_syncer_at(address)
+        for channel in channels:
+            async with asyncio.timeout(ERROR_SECONDS):
+                message = await channel.receive()
+            assert message.type in (aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.ERROR)
+        ended = time.monotonic() - killed
+    while await asyncio.to_thread(world.node_address) == address:  # the kubelet restarts what was killed
+        await world.kill_syncer_at(address)
+    answered = await asyncio.to_thread(seconds_until_exec, world, killed)
+    record_property("figure", f"{KILLED_SESSIONS} sessions ended {ended:.1f} s after the kill of the syncer")
+    record_property("figure", f"the standby answered exec {answered:.1f} s after the kill")
+    assert ended < ERROR_SECONDS
+    assert answered < LEASE_SECONDS + MARGIN_SECONDS
+
+
+def seconds_until_exec(world: World, since: float) -> float:
+    world.streams.wait_for_exec("work", lambda done: done.returncode == 0)
+    return time.monotonic() - since
+
+
+@pytest.mark.parametrize("websockets", [True, False])
+async def test_100_mebibytes_pass_unchanged(world: World, websockets: bool) -> None:
+    streams = world.streams if websockets else world.streams.with_spdy()
+    await asyncio.to_thread(streams.check_volume, "work", 100 * MEBIBYTE)

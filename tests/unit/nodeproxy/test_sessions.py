@@ -1,0 +1,109 @@
+"""Limits, end and audit records of sessions."""
+
+import asyncio
+
+import pytest
+
+from tapestry.kube.errors import TooManyRequests, Unavailable
+from tapestry.kube.objects import key_of
+from tapestry.nodeproxy.sessions import MAX_COMMAND_CHARACTERS, Session, Sessions, recorded_command
+from tapestry.nodeproxy.stream_requests import StreamTarget
+from tapestry.nodeproxy.twins import TwinLookup
+from tapestry.streams.connection import SocketConnection
+
+from .world import SECONDS, World, a_pod, a_twin
+
+TARGET = StreamTarget("exec", "default", "web", "c")
+
+
+async def assert_ended(connection: SocketConnection) -> None:
+    async with asyncio.timeout(SECONDS):
+        assert await connection.read() == b""
+
+
+async def test_deleted_pod_ends_its_sessions(world: World) -> None:
+    connection = await world.connect()
+    world.pods.clear()
+    await assert_ended(connection)
+    async with asyncio.timeout(SECONDS):
+        await world.streams.ended.wait()
+    assert [record.error for record in world.records] == ["the pod was deleted"]
+
+
+async def test_recreated_pod_ends_the_sessions_of_the_old_one(world: World) -> None:
+    connection = await world.connect()
+    world.pods[key_of(a_pod())] = a_pod("u2")
+    await assert_ended(connection)
+    assert [record.error for record in world.records] == ["the pod was deleted"]
+
+
+@pytest.mark.parametrize("uid", ["", "t2"])
+async def test_replaced_twin_ends_its_sessions(world: World, uid: str) -> None:
+    connection = await world.connect()
+    world.twin = a_twin(uid) if uid else None
+    await assert_ended(connection)
+    assert [record.error for record in world.records] == ["the twin of the pod was deleted"]
+
+
+async def test_lost_leadership_ends_all_sessions_at_once(world: World) -> None:
+    connections = [await world.connect() for _ in range(3)]
+    world.sessions.end_all("the process lost the leadership")
+    assert [record.error for record in world.records] == ["the process lost the leadership"] * 3
+    for connection in connections:
+        await assert_ended(connection)
+    connection = await world.connect()
+    connection.abort()
+
+
+async def test_session_that_ends_while_it_connects_is_refused(world: World) -> None:
+    world.streams.on_request = lambda: world.sessions.end_all("the process lost the leadership")
+    response = await world.upgrade()
+    assert (response.status, b"lost the leadership" in response.body) == (500, True)
+    async with asyncio.timeout(SECONDS):
+        await world.streams.ended.wait()
+
+
+async def test_stopped_process_ends_sessions_and_accepts_none(world: World) -> None:
+    connection = await world.connect()
+    async with asyncio.TaskGroup() as group:
+        watch = group.create_task(world.sessions.watch())
+        await asyncio.sleep(0)
+        watch.cancel()
+    await assert_ended(connection)
+    assert (await world.upgrade()).status == 503
+
+
+def a_session(user: str) -> Session:
+    return Session(user, TARGET, a_pod(), a_twin())
+
+
+def test_sessions_are_limited_in_total_and_by_user() -> None:
+    lookup = TwinLookup(lambda _: a_pod(), lambda _: a_twin())
+    sessions = Sessions(lookup, max_sessions=3, max_per_user=2)
+    first, second = sessions.track(a_session("a")), sessions.track(a_session("a"))
+    with first:
+        with second:
+            with pytest.raises(TooManyRequests) as refused, sessions.track(a_session("a")):
+                pass
+            assert refused.value.retry_after == 5
+            with sessions.track(a_session("b")), pytest.raises(TooManyRequests), sessions.track(a_session("c")):
+                pass
+        with sessions.track(a_session("a")):
+            pass
+    sessions.is_stopped = True
+    with pytest.raises(Unavailable), sessions.track(a_session("a")):
+        pass
+
+
+async def test_limit_is_reported_with_a_delay(world: World) -> None:
+    world.sessions.max_sessions = 1
+    connection = await world.connect()
+    response = await world.upgrade()
+    assert (response.status, response.headers["retry-after"]) == (429, "5")
+    connection.abort()
+
+
+def test_recorded_command_is_bounded_text() -> None:
+    assert recorded_command(("sh", "-c", "a\udcff")) == ("sh", "-c", "a\\udcff")
+    long = recorded_command(("x" * 5000, "y"))
+    assert long == ("x" * MAX_COMMAND_CHARACTERS,)
