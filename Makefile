@@ -17,7 +17,7 @@ COMPILE  := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --ge
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup image image-lock bench-image up test test-long check reference fmt bench bench-windows bench-nodes bench-sync bench-startup bench-api bench-hostile conformance kube-assets node-assets client-assets generator-assets queue-assets monitoring-assets conformance-assets kube-assets-if-possible lock clean
+.PHONY: help setup image image-lock bench-image up test test-long check reference fmt bench bench-windows bench-nodes bench-sync bench-startup bench-api bench-hostile bench-streams conformance kube-assets node-assets client-assets generator-assets queue-assets monitoring-assets conformance-assets kube-assets-if-possible lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,6 +81,9 @@ image: setup ## Build the container image for amd64 and arm64 into dist/image an
 
 image-lock: setup ## Pin the newest versions of the image's Debian packages in tools/image/packages.lock
 	$(BIN)/python tools/image.py --lock
+
+bench-streams: setup kube-assets node-assets ## Measure exec and logs through the API server, compared with kube-apiserver
+	$(BIN)/python -m benchmarks.streams
 
 kube-assets: ## Build Kubernetes and etcd into the user's cache folder (needs Go 1.24+)
 	@$(PYTHON) tools/kube_assets.py

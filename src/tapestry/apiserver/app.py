@@ -59,7 +59,8 @@ from tapestry.apiserver.core.certificate_requests import SIGNING_REQUESTS
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.requests import Attributes, Authorize, allow_all, no_denial_reason
 from tapestry.apiserver.core.resource_registry import ResourceRegistry, published_api
-from tapestry.apiserver.core.responses import PathHandler
+from tapestry.apiserver.core.responses import PathHandler, SpecialHandler
+from tapestry.apiserver.core.session_limiter import SessionLimiter
 from tapestry.apiserver.core.spec_cache import SpecCache
 from tapestry.apiserver.core.storage_codec import StorageCodec
 from tapestry.apiserver.core.store import Store
@@ -95,7 +96,7 @@ from tapestry.apiserver.serving.inflight_limiter import MUTATING, READ_ONLY, Inf
 from tapestry.apiserver.serving.metrics import MetricsHandler, ServerCollector
 from tapestry.apiserver.serving.request_handler import MountedHandler, RequestHandler
 from tapestry.apiserver.storage.backends import open_store
-from tapestry.apiserver.subresources.connections import CONNECT_SUBRESOURCES, ConnectHandler
+from tapestry.apiserver.subresources.connections import CONNECT_TARGETS, build_connect_handler
 from tapestry.apiserver.subresources.evictions import EvictionHandler
 from tapestry.apiserver.subresources.kubelet_client import KubeletClient
 from tapestry.apiserver.subresources.scales import ScaleHandler
@@ -311,13 +312,15 @@ def build_server(
         ReviewHandlers(registry, authorize, account_tokens, UnionAuthenticator(authenticators).user_for_token),
         TypedBodies(types).typed_handler,
     )
-    special = {
+    limiter = SessionLimiter(config.max_sessions, config.max_sessions_per_user)
+    connections = build_connect_handler(config, store, policies, webhooks, kubelets, rng, limiter)
+    special: dict[tuple[str, str], SpecialHandler] = {
         **{key: typed(handler) for key, handler in reviews.handlers().items()},
         **{
             key: typed(restriction.restricted_handler(webhooks.admitted_handler(handler)))
             for key, handler in post_handlers.items()
         },
-        **dict.fromkeys(CONNECT_SUBRESOURCES, ConnectHandler(store, webhooks).handle),
+        **dict.fromkeys(CONNECT_TARGETS, connections.handle),
         ("pods", "log"): kubelets.pod_log,
         ("*", "scale"): typed(ScaleHandler(reader, verbs, webhooks.admit).handle),
     }
@@ -326,12 +329,12 @@ def build_server(
     )
     allows_host = config.aggregation_allow_host
     proxy = AggregationProxy(store, rng, certificate, config.request_timeout, allows_host=allows_host)
-    aggregator = build_aggregator(store, registry, proxy)
+    aggregator = build_aggregator(store, registry, proxy, limiter)
     documents = DocumentHandler(registry, DocumentCache(registry), version_info(api.version), aggregator)
     return Server(
         *(registry, reader, verbs, documents, aggregator, authorize, denial_reason, special),
         path_handlers=documents.path_handlers(),
-        close_callbacks=(webhook_client.close, kubelets.close, proxy.close),
+        close_callbacks=(webhook_client.close, kubelets.close, connections.proxy.close, proxy.close),
     )
 
 

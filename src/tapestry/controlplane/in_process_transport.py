@@ -6,7 +6,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from tapestry.apiserver.core.requests import Call, User
-from tapestry.apiserver.core.responses import ApiResponse
+from tapestry.apiserver.core.responses import ApiResponse, SessionResponse
 from tapestry.apiserver.handlers.server import CallHandler
 from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.client.transport import Request, Response, Stream
@@ -52,7 +52,9 @@ class InProcessTransport:
     async def _handle(self, request: Request) -> ApiResponse | WatchResponse:
         headers = {"content-type": request.content_type, "accept": request.accept}
         call = Call(request.method, request.path, request.query, headers, request.body or b"", self._user)
-        return await self._server.handle(call)
+        response = await self._server.handle(call)
+        assert not isinstance(response, SessionResponse)  # these calls request no upgrade
+        return response
 
     @asynccontextmanager
     async def _limit_time(self, request: Request, seconds: float | None) -> AsyncIterator[None]:

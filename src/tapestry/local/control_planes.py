@@ -33,6 +33,7 @@ from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.objects import EMPTY_MAPPING
 from tapestry.local.child_processes import exit_future
 from tapestry.local.kubernetes import COMPONENTS, Component, ControlPlane, find_assets, free_ports, write_private
+from tapestry.local.nodes import PROCESS_POD_NETWORK
 from tapestry.process.logs import logger
 
 log = logger(__name__)
@@ -94,6 +95,7 @@ def api_server_config(folder: Path) -> ApiServerConfig:
         token_auth_file=str(tokens),
         controllers=["*", *OPTIONAL_CONTROLLERS],
         aggregation_allow_host=True,  # the metrics API of this process
+        proxy_allowed_cidrs=[str(PROCESS_POD_NETWORK)],  # other pods are simulated: their addresses are not theirs
         kubelet=KubeletClientConfig(client_certificate=str(certificate), client_key=str(key)),
     )
 

@@ -34,9 +34,16 @@ class UpgradeResponse:
 
 
 async def dial(
-    host: str, port: int, tls: ssl.SSLContext | None, check: Callable[[str], None] | None = None
+    host: str,
+    port: int,
+    tls: ssl.SSLContext | None,
+    check: Callable[[str], None] | None = None,
+    server_name: str = "",
 ) -> SocketConnection:
-    """Connect to the first address of a host that answers.  `check` raises OSError for an address that is forbidden."""
+    """Connect to the first address of a host that answers.  `check` raises OSError for an address that is forbidden.
+
+    The certificate of the server is for `server_name`, or for the host.
+    """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(CONNECT_SECONDS):
         addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -50,7 +57,10 @@ async def dial(
                 enable_keepalive(sock)
                 await loop.sock_connect(sock, address)
                 _, connection = await loop.create_connection(
-                    SocketConnection, sock=sock, ssl=tls, server_hostname=host if tls is not None else None
+                    SocketConnection,
+                    sock=sock,
+                    ssl=tls,
+                    server_hostname=(server_name or host) if tls is not None else None,
                 )
             except OSError as error:
                 sock.close()

@@ -16,13 +16,14 @@ import pytest
 from aiohttp import web
 
 from tapestry.apiserver.access.certificates import CertificateAuthority, front_proxy_ca, server_ssl_context
-from tapestry.apiserver.aggregation.proxy import forwarded_headers, request_target, user_headers
+from tapestry.apiserver.aggregation.proxy import user_headers
 from tapestry.apiserver.aggregation.remote_documents import RemoteOpenApi, merged_v2, v2_part
 from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.egress import AddressNotAllowed, check_remote_host
+from tapestry.apiserver.core.forwarding import forwarded_headers, request_target
 from tapestry.apiserver.core.requests import APISERVER_USER, Call, User
-from tapestry.apiserver.core.responses import ApiResponse
+from tapestry.apiserver.core.responses import ApiResponse, SessionResponse
 from tapestry.kube.errors import BadRequest
 from tapestry.kube.objects import Object
 
@@ -170,6 +171,74 @@ async def test_request_is_forwarded_with_user(shop: tuple[Hand, Backend]) -> Non
     assert not {"Authorization", "Impersonate-User", "X_Remote_Group"} & set(got.headers)
     certificate = got.transport.get_extra_info("peercert") if got.transport else {}
     assert certificate["subject"] == ((("commonName", "front-proxy-client"),),)
+
+
+class ClientConnection:
+    """A client that sends nothing, and keeps what it receives until the server closes."""
+
+    peer = "10.1.2.3"
+
+    def __init__(self) -> None:
+        self.received = b""
+        self.closed = asyncio.Event()
+
+    async def read(self) -> bytes:
+        await self.closed.wait()
+        return b""
+
+    async def write(self, data: bytes) -> None:
+        self.received += data
+
+    async def close(self) -> None:
+        self.closed.set()
+
+    def abort(self) -> None:
+        self.closed.set()
+
+
+async def test_upgrade_is_forwarded_with_user(shop: tuple[Hand, Backend]) -> None:
+    call, backend = shop
+
+    async def console(request: web.BaseRequest) -> web.WebSocketResponse:
+        response = web.WebSocketResponse(protocols=["plain"])
+        await response.prepare(request)
+        await response.send_str(f"hello {request.headers['X-Remote-User']}")
+        await response.close()
+        return response
+
+    path = f"{GROUP}/namespaces/a/orders/o/console"
+    backend.responses[path] = console
+    headers = {
+        "connection": "Upgrade",
+        "upgrade": "websocket",
+        "sec-websocket-version": "13",
+        "sec-websocket-key": base64.b64encode(bytes(16)).decode(),
+        "sec-websocket-protocol": "plain",
+        "authorization": "Bearer secret",
+        "x-remote-user": "root",
+    }
+    request = Call("GET", path, {}, headers, b"", User("ann", ("system:masters",)), is_upgrade=True)
+    response = await call.server.handle(request)
+    assert isinstance(response, SessionResponse)
+    assert (response.headers["Upgrade"], response.headers["Sec-Websocket-Protocol"]) == ("websocket", "plain")
+    client = ClientConnection()
+    await response.run(client)
+    response.end()
+    assert client.received.startswith(b"\x81\x09hello ann")
+    assert "Authorization" not in backend.requests[-1].headers
+    assert request.audit_annotations["streams.tapestry.io/bytes-sent"] == str(len(client.received))
+    assert call.server.aggregator.limiter.total == 0
+
+
+async def test_refused_upgrade_is_passed_on(shop: tuple[Hand, Backend]) -> None:
+    call, _ = shop
+    headers = {"connection": "Upgrade", "upgrade": "websocket"}
+    path = f"{GROUP}/namespaces/a/orders/o/console"
+    user = User("ann", ("system:masters",))
+    response = await call.server.handle(Call("GET", path, {}, headers, b"", user, is_upgrade=True))
+    assert isinstance(response, ApiResponse)
+    assert (response.status, "status code 200" in json.loads(response.body)["message"]) == (500, True)
+    assert call.server.aggregator.limiter.total == 0
 
 
 async def test_forwarded_call_is_authorized_first(shop: tuple[Hand, Backend]) -> None:
@@ -425,5 +494,6 @@ def test_connection_headers_are_dropped() -> None:
 
 def test_target_is_the_authorized_path() -> None:
     sent = Call("GET", "/apis/g/v1/a b#?", {}, {}, b"", User("a"), uri="/apis/g/v1/a%20b%23%3f?x=1#y")
-    assert request_target(sent) == "/apis/g/v1/a%20b%23%3F?x=1%23y"
-    assert request_target(Call("GET", "/apis/g/v1", {"a": "b c"}, {}, b"", User("a"))) == "/apis/g/v1?a=b+c"
+    assert request_target(sent, sent.path) == "/apis/g/v1/a%20b%23%3F?x=1%23y"
+    plain = Call("GET", "/apis/g/v1", {"a": "b c"}, {}, b"", User("a"))
+    assert request_target(plain, plain.path) == "/apis/g/v1?a=b+c"

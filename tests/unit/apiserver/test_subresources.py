@@ -110,23 +110,6 @@ async def test_resize_cannot_add_containers(call: Hand) -> None:
     assert "spec.containers: Forbidden: containers may not be added or removed on resize" in response["message"]
 
 
-@pytest.mark.parametrize("path", [f"{PODS}/web/exec", f"{PODS}/web/attach", f"{PODS}/web/portforward"])
-async def test_streams_respond_with_not_implemented(call: Hand, path: str) -> None:
-    assert (await call("GET", path))[0] == 404
-    await call.made(PODS, pod_body())
-    for method in ("GET", "POST"):
-        status, response = await call(method, path)
-        assert (status, response["kind"]) == (501, "Status")
-        assert "is not served" in response["message"]
-
-
-async def test_proxy_responds_with_not_implemented(call: Hand) -> None:
-    await call.made(PODS, pod_body())
-    for path in (f"{PODS}/web/proxy", f"{PODS}/web/proxy/index.html", f"{PODS}/https:web:8443/proxy/a/b"):
-        assert (await call("GET", path))[0] == 501
-    assert (await call("GET", "/api/v1/nodes/none/proxy/metrics"))[0] == 404
-
-
 # -- CertificateSigningRequests
 
 

@@ -526,14 +526,16 @@ async def test_webhook_gets_binding(call: Hand, listen: Listen) -> None:
 async def test_webhook_gets_connect_request(call: Hand, listen: Listen) -> None:
     hook = await listen(denying("nobody gets in"))
     await call.made(PODS, {"metadata": {"name": "web"}, "spec": {"containers": [{"name": "c", "image": "i"}]}})
-    assert (await call("POST", f"{PODS}/web/exec", command="ls"))[0] == 501
+    _, admitted = await call("POST", f"{PODS}/web/exec", command="ls")
+    assert admitted["message"] == "pod web does not have a host assigned"
     await create_validating(
         call, hook_body(hook.client, rules=[{**ANY, "operations": ["CONNECT"], "resources": ["pods/exec"]}])
     )
-    status, response = await call("POST", f"{PODS}/web/exec", command="ls")
+    status, response = await call("POST", f"{PODS}/web/exec", command="ls", stdin="1")
     assert (status, "nobody gets in" in response["message"]) == (400, True)
     [request] = hook.requests
     assert (request["operation"], request["kind"]["kind"], request["options"]) == ("CONNECT", "PodExecOptions", None)
+    assert request["object"] == {"kind": "PodExecOptions", "apiVersion": "v1", "command": ["ls"], "stdin": True}
 
 
 async def test_bootstrap_does_not_call_webhooks(call: Hand) -> None:

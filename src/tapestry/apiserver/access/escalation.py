@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from tapestry.apiserver.access.rbac import (
     GROUP,
-    MASTERS_GROUP,
     PolicyRule,
     RbacAuthorizer,
     quoted_list,
@@ -16,7 +15,7 @@ from tapestry.apiserver.access.rbac import (
     uncovered_rules,
 )
 from tapestry.apiserver.core import api_errors
-from tapestry.apiserver.core.requests import Attributes, Target, WriteRequest
+from tapestry.apiserver.core.requests import MASTERS_GROUP, Attributes, Target, WriteRequest
 from tapestry.apiserver.core.resource_registry import ResourceInfo
 from tapestry.apiserver.core.workers import run_if_large
 from tapestry.kube.errors import Forbidden

@@ -12,14 +12,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from tapestry.apiserver.core.requests import Attributes, User
+from tapestry.apiserver.core.requests import MASTERS_GROUP, Attributes, User
 from tapestry.apiserver.core.store import Key, ObjectVersion, Store, WatchEvent
 from tapestry.kube.budget import charge
 from tapestry.kube.objects import Object, name_of
 
 GROUP = "rbac.authorization.k8s.io"
 RBAC_PLURALS = ("clusterroles", "clusterrolebindings", "roles", "rolebindings")
-MASTERS_GROUP = "system:masters"
 SERVICE_ACCOUNT_PREFIX = "system:serviceaccount:"
 LONG_TUPLE_LENGTH = 16
 """Number of values from which a rule field uses a set for lookups."""

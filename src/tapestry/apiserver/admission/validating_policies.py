@@ -192,12 +192,17 @@ class ValidatingPolicies:
 
     async def __call__(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
         if bound := await self.bound_policies():
-            await self.check(bound, request, old, new)
+            await self.check(bound, request, admission_attributes(request, old, new))
         return new
 
     async def validate_delete(self, request: WriteRequest, old: Object) -> None:
         if bound := await self.bound_policies():
-            await self.check(bound, request, old, None)
+            await self.check(bound, request, admission_attributes(request, old, None))
+
+    async def admit(self, request: WriteRequest, attributes: AdmissionAttributes) -> None:
+        """Check a request that does not write a stored object: a stream or a proxied request."""
+        if bound := await self.bound_policies():
+            await self.check(bound, request, attributes)
 
     async def bound_policies(self) -> list[tuple[CompiledPolicy, list[CompiledBinding]]]:
         """The policies that have bindings, compiled if any changed."""
@@ -234,12 +239,10 @@ class ValidatingPolicies:
         self,
         policies: list[tuple[CompiledPolicy, list[CompiledBinding]]],
         request: WriteRequest,
-        old: Object | None,
-        new: Object | None,
+        attributes: AdmissionAttributes,
     ) -> None:
         if request.target.info.resource.name in EXCLUDED_RESOURCES:
             return
-        attributes = admission_attributes(request, old, new)
         denied: list[tuple[CompiledPolicy, CompiledBinding, PolicyDenial]] = []
         annotations: dict[str, list[str]] = {}
         for policy, bound in policies:

@@ -10,7 +10,9 @@ from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.request_bodies import read_body
 from tapestry.apiserver.core.requests import APISERVER_USER, Call
 from tapestry.apiserver.core.resource_registry import ResourceRegistry
-from tapestry.apiserver.core.responses import ApiResponse
+from tapestry.apiserver.core.responses import ApiResponse, SessionResponse
+from tapestry.apiserver.core.session_limiter import SessionLimiter
+from tapestry.apiserver.core.sessions import Session
 from tapestry.apiserver.core.store import Store
 from tapestry.kube.errors import Unavailable
 
@@ -20,13 +22,14 @@ class Aggregator:
     services: ApiServices
     proxy: AggregationProxy
     documents: RemoteDocuments
+    limiter: SessionLimiter
 
     def is_group_version(self, path: str) -> bool:
         """Return whether a path is that of a forwarded group version, whose document its server serves."""
         service = self.services.for_path(path)
         return service is not None and path.rstrip("/") == service.path
 
-    async def forward(self, call: Call) -> ApiResponse:
+    async def forward(self, call: Call) -> ApiResponse | SessionResponse:
         """Forward an authorized call. Raises NotFound if its path is not forwarded, and Unavailable.
 
         A server that failed its last check gets only checks, so that requests do not wait for it in vain.
@@ -36,10 +39,15 @@ class Aggregator:
             raise api_errors.path_not_found()
         if service.is_unavailable and call.user != APISERVER_USER:
             raise Unavailable(503, "ServiceUnavailable", f"service unavailable: APIService {service.name} explains why")
-        return await self.proxy.forward(await read_body(call), service)
+        if not call.is_upgrade or self.is_group_version(call.path):
+            return await self.proxy.forward(await read_body(call), service)
+        session = Session(call, self.limiter.acquire(call.user))
+        return await session.opened(self.proxy.upgrade(call, service, session))
 
 
-def build_aggregator(store: Store, registry: ResourceRegistry, proxy: AggregationProxy) -> Aggregator:
+def build_aggregator(
+    store: Store, registry: ResourceRegistry, proxy: AggregationProxy, limiter: SessionLimiter
+) -> Aggregator:
     services = ApiServices(store, registry)
     services.load()
-    return Aggregator(services, proxy, RemoteDocuments(services, proxy, time.monotonic))
+    return Aggregator(services, proxy, RemoteDocuments(services, proxy, time.monotonic), limiter)

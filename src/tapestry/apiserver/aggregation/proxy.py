@@ -2,18 +2,17 @@
 
 The server authenticates with the front proxy certificate and sends the user in headers, as kube-apiserver does. The
 request was authenticated and authorized before. Credentials of the user and connection headers are not forwarded.
-Redirects are rejected, certificates are verified, and some addresses are never called (`core.egress`).
+Upgraded connections are passed on. Redirects are rejected, certificates are verified, and some addresses are never
+called (`core.egress`).
 """
 
 import asyncio
-import re
 import ssl
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 from yarl import URL
@@ -21,8 +20,17 @@ from yarl import URL
 from tapestry.apiserver.aggregation.api_services import ApiService
 from tapestry.apiserver.core import api_errors, egress
 from tapestry.apiserver.core.codec import JSON
+from tapestry.apiserver.core.forwarding import (
+    CONTROL_CHARACTERS,
+    ProxiedBody,
+    UpgradeServer,
+    forwarded_headers,
+    request_target,
+    unreachable,
+)
 from tapestry.apiserver.core.requests import TRUE_VALUES, Call, User
-from tapestry.apiserver.core.responses import ApiResponse
+from tapestry.apiserver.core.responses import BODYLESS_STATUSES, ApiResponse, SessionResponse
+from tapestry.apiserver.core.sessions import Session
 from tapestry.apiserver.core.store import Store
 from tapestry.apiserver.core.webhook_client import (
     MAX_TLS_CONTEXTS,
@@ -32,11 +40,11 @@ from tapestry.apiserver.core.webhook_client import (
     read_bounded,
     tls_context,
 )
-from tapestry.kube.errors import Unavailable
 
 AGGREGATOR_USER = User("system:kube-aggregator", ("system:masters",))
 """The user that reads the documents of other servers."""
 CONNECT_SECONDS = 10.0
+HTTPS_PORT = 443
 DOCUMENT_SECONDS = 5.0
 """Maximum seconds to read a document."""
 MAX_DOCUMENT_BYTES = 8 << 20
@@ -44,42 +52,10 @@ MAX_BUFFERED_BYTES = 1 << 20
 """Size in bytes up to which a response is read completely before it is sent."""
 TLS_CONTEXT_SECONDS = 3600.0
 """Age at which a TLS context is replaced, because the front proxy certificate may have been renewed."""
-SAFE_PATH_CHARACTERS = "/:@!$&'()*+,;=~"
-REQUEST_HEADERS_NOT_FORWARDED = frozenset(
-    {
-        *("authorization", "cookie", "host", "content-length", "expect", "accept-encoding", "x-forwarded-for"),
-        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer"),
-        *("transfer-encoding", "upgrade"),
-    }
-)
-PREFIXES_NOT_FORWARDED = ("x-remote-", "impersonate-")
-"""Headers that state a user; servers may read underscores as hyphens."""
 FORWARDED_RESPONSE_HEADERS = ("ETag", "Vary", "Last-Modified", "Cache-Control", "Warning", "Retry-After")
-CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")
-BODYLESS_STATUSES = (204, 304)
 
 FrontProxyCertificate = Callable[[], tuple[Path, Path]]
 """Returns the files of the front proxy certificate and its key, and renews them if needed."""
-
-
-@dataclass(slots=True)
-class ProxiedBody:
-    """A response that is passed on as it arrives."""
-
-    response: aiohttp.ClientResponse
-    timeout: float | None
-    """Seconds for the rest of the response; None for a watch."""
-
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
-        try:
-            async with asyncio.timeout(self.timeout):
-                async for chunk in self.response.content.iter_any():
-                    yield chunk
-        except aiohttp.ClientError as error:  # the rest will not arrive: the connection to the client is aborted
-            raise TimeoutError from error
-
-    def end(self) -> None:
-        self.response.close()
 
 
 class AggregationProxy:
@@ -97,14 +73,27 @@ class AggregationProxy:
 
     async def forward(self, call: Call, service: ApiService) -> ApiResponse:
         """Return the response of the server. Raises Unavailable if there is none."""
-        headers = [*forwarded_headers(call), *user_headers(call.user)]
+        headers = [*forwarded_headers(call, ("cookie",)), *user_headers(call.user)]
+        target = request_target(call, call.path)
         is_watch = call.method == "GET" and call.query.get("watch") in TRUE_VALUES
         try:
             async with asyncio.timeout(self._timeout):
-                response = await self._send(service, call.method, request_target(call), headers, call.body)
+                response = await self._send(service, call.method, target, headers, call.body)
                 return await self._forwarded_response(call, response, is_watch=is_watch)
         except TimeoutError as error:
             raise api_errors.request_timed_out() from error
+
+    async def upgrade(self, call: Call, service: ApiService, session: Session) -> ApiResponse | SessionResponse:
+        """Connect the client to the server, which decides on the protocol. Raises ServerError."""
+        url, protocol = urlsplit(service.url), call.headers["upgrade"]
+        name, port = url.hostname or "", url.port or HTTPS_PORT
+        try:
+            [address, *_] = await self._resolver.resolve(name, port)
+            server = UpgradeServer(address["host"], address["port"], self._context(service), self._check, name)
+        except (WebhookCallError, OSError) as error:
+            raise unreachable(str(error)) from error
+        headers = [("Host", url.netloc), *forwarded_headers(call, ("cookie",)), *user_headers(call.user)]
+        return await session.upgrade(server, call.method, request_target(call, call.path), headers, protocol)
 
     async def document(self, service: ApiService, path: str) -> bytes:
         """Return a JSON document of the server. Raises Unavailable."""
@@ -182,29 +171,6 @@ class AggregationProxy:
         context.load_cert_chain(*self._certificate())
         self._contexts[key] = now, context
         return context
-
-
-def unreachable(why: str) -> Unavailable:
-    return Unavailable(503, "ServiceUnavailable", f"error trying to reach service: {why}")
-
-
-def request_target(call: Call) -> str:
-    """Return the path and query to request. The path is the authorized one, not the one that the client encoded."""
-    query = call.uri.partition("?")[2] if call.uri else urlencode(call.query)
-    path = quote(call.path, safe=SAFE_PATH_CHARACTERS)
-    return f"{path}?{quote(query, safe='%' + SAFE_PATH_CHARACTERS + '?')}" if query else path
-
-
-def forwarded_headers(call: Call) -> Iterator[tuple[str, str]]:
-    """Yield the headers of a request that are passed on, and the address of the client."""
-    dropped = {each.strip().lower() for each in call.headers.get("connection", "").split(",")}
-    for name, value in call.headers.items():
-        if name in REQUEST_HEADERS_NOT_FORWARDED or name in dropped or not value:
-            continue
-        if not name.replace("_", "-").startswith(PREFIXES_NOT_FORWARDED) and not CONTROL_CHARACTERS.search(value):
-            yield name, value
-    if call.source_ip:
-        yield "X-Forwarded-For", call.source_ip
 
 
 def user_headers(user: User) -> list[tuple[str, str]]:

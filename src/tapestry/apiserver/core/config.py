@@ -81,6 +81,14 @@ class ApiServerConfig(Section, frozen=True):
     """Maximum number of connections of all users, including one per watch. Lower if the open file limit is lower."""
     max_connections_per_user: Annotated[int, Meta(gt=0)] = 2_000
     """Maximum number of connections of one user; `system:masters` has no limit."""
+    max_sessions: Annotated[int, Meta(gt=0)] = 2_000
+    """Maximum number of sessions of all users: exec, attach, port-forward and requests that are proxied to pods,
+    services and nodes."""
+    max_sessions_per_user: Annotated[int, Meta(gt=0)] = 200
+    """Maximum number of sessions of one user; `system:masters` has no limit."""
+    proxy_allowed_cidrs: list[str] = field(default_factory=list)
+    """Ranges of pods to which requests may be proxied. By default, all addresses except those of nodes, of this
+    machine and of cloud metadata services."""
     service_cluster_ip_range: str = "10.0.0.0/24"
     """Range from which cluster IPs of Services are allocated."""
     service_account_issuer: str = "https://kubernetes.default.svc.cluster.local"

@@ -1,7 +1,7 @@
 """API requests: the call, its target, its attributes for authorization, and the write that it asks for."""
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 from urllib.parse import unquote
@@ -29,8 +29,10 @@ class User:
     extra: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-APISERVER_USER = User("system:apiserver", ("system:masters",))
-BOOTSTRAP_USER = User("system:apiserver", ("system:masters",))
+MASTERS_GROUP = "system:masters"
+"""Group that may do everything and has no limits."""
+APISERVER_USER = User("system:apiserver", (MASTERS_GROUP,))
+BOOTSTRAP_USER = User("system:apiserver", (MASTERS_GROUP,))
 """The same user during startup. Admission webhooks are not called for its writes, since they may not run yet."""
 
 
@@ -48,6 +50,10 @@ class BodyReader(Protocol):
 
     async def read(self) -> bytes:
         """Return the complete body. Raises TooLarge, Timeout or TooManyRequests if it is rejected."""
+        ...
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives, without a limit on its size."""
         ...
 
 
@@ -90,6 +96,10 @@ class Call(msgspec.Struct, frozen=True):
     """Messages about keys that a YAML body sets twice, as in Kubernetes."""
     audited_body: AuditedBody | None = None
     """Set if the request is audited."""
+    header_pairs: Sequence[tuple[str, str]] = ()
+    """All headers in the order of arrival, including repeated ones."""
+    is_upgrade: bool = False
+    """True if the client requests an upgrade that can be accepted: nothing follows the head."""
 
 
 class Target(NamedTuple):
@@ -253,7 +263,13 @@ def first_segment(path: str) -> str:
 
 
 def verb_of(call: Call, target: Target) -> str:
-    """Return the verb for authorization."""
+    """Return the verb for authorization.
+
+    Streams into a pod require `create`, whatever the method is. A kubelet serves such streams too.
+    """
+    if is_connect(target):
+        is_stream = target.subresource != "proxy" or (call.is_upgrade and target.info.resource.name == "nodes")
+        return "create" if is_stream else METHOD_VERBS.get(call.method, call.method.lower())
     if call.method in ("GET", "HEAD") and (not target.name or call.query.get("watch") in TRUE_VALUES):
         return "watch" if call.query.get("watch") in TRUE_VALUES else "list"
     if call.method == "DELETE" and not target.name:
@@ -265,6 +281,18 @@ def is_verb_supported(target: Target, verb: str) -> bool:
     """Return whether a resource supports a verb. Custom resources report unsupported verbs themselves."""
     info = target.info
     return info.is_custom or verb in (info.subresources[target.subresource] if target.subresource else info).verbs
+
+
+STREAM_SUBRESOURCES = frozenset({"exec", "attach", "portforward"})
+"""Subresources of pods whose requests are upgraded to a stream."""
+CONNECT_SUBRESOURCES = STREAM_SUBRESOURCES | {"proxy"}
+"""Subresources that connect the client to another server."""
+PROXY_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"})
+
+
+def is_connect(target: Target) -> bool:
+    """Return whether a request connects the client to a pod, a service or a node."""
+    return target.subresource in CONNECT_SUBRESOURCES and not target.info.is_remote
 
 
 WRITE_VERBS: Mapping[str, Verb] = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}

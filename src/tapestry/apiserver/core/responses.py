@@ -15,6 +15,7 @@ from tapestry.kube.budget import BudgetExceeded, DeadlineExceeded
 from tapestry.kube.errors import ApiError
 from tapestry.kube.objects import EMPTY_MAPPING
 from tapestry.process.logs import logger
+from tapestry.streams.connection import Connection
 
 log = logger(__name__)
 R = TypeVar("R")
@@ -25,6 +26,7 @@ CHUNK_BYTES = 1 << 18
 """Chunk size in bytes of a longer response."""
 CREATED_STATUS = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
 MAX_WARNING_LENGTH = 4096
+BODYLESS_STATUSES = (204, 304)
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")
 """Characters that are not allowed in a header."""
 
@@ -44,9 +46,30 @@ class ApiResponse(msgspec.Struct, frozen=True):
     headers: Mapping[str, str] = EMPTY_MAPPING
     stream: Stream | None = None
     """Sent after the body."""
+    cookies: Sequence[str] = ()
+    """Values of Set-Cookie headers; only sent with a stream."""
+
+
+@dataclass(eq=False)
+class SessionResponse:
+    """A response 101. Afterwards the connection belongs to the session."""
+
+    headers: Mapping[str, str]
+    run: Callable[[Connection], Awaitable[None]]
+    """Serves the connection of the client until either side closes it."""
+    release: Callable[[], None]
+    """Releases what the session holds."""
+    on_end: Callable[[], None] | None = None
+
+    def end(self) -> None:
+        """End the session. It must be called once, even if the session did not run."""
+        self.release()
+        if self.on_end is not None:
+            self.on_end()
 
 
 ResourceHandler = Callable[[Call, Target], Awaitable[ApiResponse]]
+SpecialHandler = Callable[[Call, Target], Awaitable[ApiResponse | SessionResponse]]
 PathHandler = Callable[[Call], Awaitable[ApiResponse]]
 
 

@@ -15,6 +15,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from random import Random
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -148,6 +149,15 @@ async def read_bounded(content: aiohttp.StreamReader, max_bytes: int) -> bytes:
 # -- resolution of Services
 
 
+class Endpoint(NamedTuple):
+    """Ready endpoint of a service."""
+
+    address: str
+    port: int
+    pod: str
+    """Name of its pod, if it has one."""
+
+
 class ServiceResolver(AbstractResolver):
     """Resolves `name.namespace.svc` to a ready endpoint, else to the cluster IP."""
 
@@ -180,12 +190,13 @@ class ServiceResolver(AbstractResolver):
             raise ServiceUnresolved(f'no service port {port} found for service "{name}"')
         ready = list(self.ready_endpoints(namespace, name, service_port.get("name") or ""))
         if ready:
-            return self._random.choice(ready)
+            endpoint = self._random.choice(ready)
+            return endpoint.address, endpoint.port
         if spec.get("clusterIP") in (None, "", "None"):
             raise ServiceUnresolved(f'no endpoints available for service "{name}"')
         return spec["clusterIP"], port
 
-    def ready_endpoints(self, namespace: str, name: str, port_name: str) -> Iterator[tuple[str, int]]:
+    def ready_endpoints(self, namespace: str, name: str, port_name: str) -> Iterator[Endpoint]:
         for version in self._store.list_objects(ENDPOINT_SLICES, namespace):
             if version.labels.get(SERVICE_LABEL) != name:
                 continue
@@ -194,7 +205,9 @@ class ServiceResolver(AbstractResolver):
                 if (port.get("name") or "") == port_name and port.get("port"):
                     for endpoint in endpoint_slice.get("endpoints") or ():
                         if value_at(endpoint, "conditions", "ready", default=True):
-                            yield endpoint["addresses"][0], port["port"]
+                            reference = endpoint.get("targetRef") or {}
+                            pod = reference.get("name", "") if reference.get("kind") == "Pod" else ""
+                            yield Endpoint(endpoint["addresses"][0], port["port"], pod)
 
     async def close(self) -> None:
         """Do nothing: the store belongs to the server."""
@@ -208,16 +221,25 @@ def connection_error_text(error: aiohttp.ClientError) -> str:
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return certificate_error_text(error.certificate_error, error.host)
     if isinstance(error, aiohttp.ClientConnectorError):
-        cause = error.os_error
-        if isinstance(cause, ServiceUnresolved | egress.AddressNotAllowed):
-            return str(cause)
-        if isinstance(cause, socket.gaierror):
-            return f"dial tcp: lookup {error.host}: no such host"
-        if isinstance(cause, ConnectionRefusedError):
-            return f"dial tcp {error.host}:{error.port}: connect: connection refused"
+        return os_error_text(error.os_error, error.host, error.port) or str(error)
     if isinstance(error, aiohttp.ServerDisconnectedError):
         return "EOF"
     return str(error) or type(error).__name__
+
+
+def os_error_text(error: OSError, host: str, port: int | None) -> str:
+    """The cause of a failed connection, in the wording of Go; empty if there is none."""
+    if isinstance(error, ServiceUnresolved | egress.AddressNotAllowed):
+        return str(error)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return certificate_error_text(error, host)
+    if isinstance(error, socket.gaierror):
+        return f"dial tcp: lookup {host}: no such host"
+    if isinstance(error, ConnectionRefusedError):
+        return f"dial tcp {host}:{port}: connect: connection refused"
+    if isinstance(error, TimeoutError):
+        return f"dial tcp {host}:{port}: i/o timeout"
+    return ""
 
 
 def certificate_error_text(error: Exception, host: str) -> str:

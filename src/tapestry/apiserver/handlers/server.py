@@ -20,6 +20,8 @@ from tapestry.apiserver.core.field_validation import report_duplicate_keys
 from tapestry.apiserver.core.request_bodies import decoded_body, has_pending_body, receive_body
 from tapestry.apiserver.core.requests import (
     APPLY_PATCH,
+    CONNECT_SUBRESOURCES,
+    PROXY_METHODS,
     TRUE_VALUES,
     WRITE_VERBS,
     Attributes,
@@ -40,7 +42,8 @@ from tapestry.apiserver.core.resource_registry import ResourceRegistry
 from tapestry.apiserver.core.responses import (
     ApiResponse,
     PathHandler,
-    ResourceHandler,
+    SessionResponse,
+    SpecialHandler,
     list_response,
     response_or_status,
     response_with_warnings,
@@ -58,7 +61,7 @@ from tapestry.kube.selectors import SelectorError, parse_field_selector
 
 MAX_SELECTOR_LENGTH = 4 << 10
 """Maximum length of a field selector that is parsed for the authorization of a single object."""
-Response = ApiResponse | WatchResponse
+Response = ApiResponse | SessionResponse | WatchResponse
 
 
 class CallHandler(Protocol):
@@ -79,7 +82,7 @@ class Server:
     authorize: Authorize = allow_all
     denial_reason: Callable[[Attributes], str] = no_denial_reason
     """Explains why `authorize` denies a call; empty if there is nothing to add."""
-    special_handlers: Mapping[tuple[str, str], ResourceHandler] = field(default_factory=dict)
+    special_handlers: Mapping[tuple[str, str], SpecialHandler] = field(default_factory=dict)
     """Handlers by resource (`*` for any) and subresource, which may be empty: `("pods", "eviction")`."""
     path_handlers: Mapping[str, PathHandler] = field(default_factory=dict)
     """Handlers by the first segment of a non-resource path: `metrics`, `readyz`."""
@@ -106,15 +109,15 @@ class Server:
         self.authorize_call(call, target, verb)
         if target.info.is_remote:
             return await self.aggregator.forward(call)
-        if call.method not in METHODS or not is_verb_supported(target, verb):
+        if (call.method not in METHODS or not is_verb_supported(target, verb)) and not is_proxied(call, target):
             raise api_errors.method_not_allowed()
-        if call.method in WRITE_VERBS and has_pending_body(call):
+        if call.method in WRITE_VERBS and has_pending_body(call) and target.subresource not in CONNECT_SUBRESOURCES:
             call = await receive_body(call)
         if target.info.deprecation_warning:
             return await self.handle_deprecated(call, target)
         return await self.handler_of(call, target)(call, target)
 
-    async def non_resource_response(self, call: Call) -> ApiResponse | None:
+    async def non_resource_response(self, call: Call) -> Response | None:
         """Return the response for a path that names no resource, or None."""
         if (handler := self.path_handlers.get(first_segment(call.path))) is not None:
             self.authorize_path(call)
@@ -158,7 +161,7 @@ class Server:
         except ApiError as error:
             error.warning = warning
             raise
-        if isinstance(result, WatchResponse):
+        if not isinstance(result, ApiResponse):
             return result
         warnings = ", ".join(filter(None, (warning_header(warning), result.headers.get("Warning", ""))))
         return structs.replace(result, headers={**result.headers, "Warning": warnings})
@@ -245,6 +248,11 @@ OBJECT_SUBRESOURCES = frozenset({"status", "finalize", "approval", "ephemeralcon
 METHODS = frozenset({"GET", *WRITE_VERBS})
 FIELD_SELECTOR_VERBS = frozenset({"list", "watch"})
 """Verbs for which a field selector can name the single object to authorize, as in Kubernetes."""
+
+
+def is_proxied(call: Call, target: Target) -> bool:
+    """Return whether a call is forwarded to another server, which also gets methods that have no verb."""
+    return target.subresource == "proxy" and call.method in PROXY_METHODS
 
 
 def selected_name(field_selector: str) -> str:

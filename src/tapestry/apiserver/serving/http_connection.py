@@ -18,6 +18,7 @@ from typing import cast
 
 import httptools
 
+from tapestry.apiserver.core.responses import BODYLESS_STATUSES
 from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter
 from tapestry.process.logs import logger
 from tapestry.streams.connection import SocketConnection, enable_keepalive
@@ -137,9 +138,10 @@ class Exchange:
                 await self.connection.write_and_drain(view[start : start + CHUNK_BYTES])
 
     async def start_stream(self, status: int, headers: Mapping[str, str]) -> None:
-        """Send the head of a response of unknown length."""
-        self._is_chunked = self.version != "1.0"
-        if not self._is_chunked:
+        """Send the head of a response whose body follows; of unknown length unless the headers state one."""
+        has_length = self.method == "HEAD" or status in BODYLESS_STATUSES or "Content-Length" in headers
+        self._is_chunked = self.version != "1.0" and not has_length
+        if not self._is_chunked and not has_length:
             self.keep_alive = False
         length = b"Transfer-Encoding: chunked\r\n" if self._is_chunked else b""
         await self.connection.write_and_drain(self._head(status, headers, length))

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 from weakref import WeakKeyDictionary
 
+from multidict import CIMultiDict
+
 from tapestry.apiserver.access.authentication import KUBECTL_AGENT, UNAUTHENTICATED, Credentials, UnionAuthenticator
 from tapestry.apiserver.access.client_certificates import is_verified
 from tapestry.apiserver.access.impersonation import HEADER_PREFIX
-from tapestry.apiserver.access.rbac import MASTERS_GROUP
 from tapestry.apiserver.core import api_errors
-from tapestry.apiserver.core.requests import WRITE_VERBS, Call, Query, User
-from tapestry.apiserver.core.responses import ApiResponse, ChunkedBody, Stream, status_response
+from tapestry.apiserver.core.requests import MASTERS_GROUP, WRITE_VERBS, Call, Query, User
+from tapestry.apiserver.core.responses import ApiResponse, ChunkedBody, SessionResponse, Stream, status_response
 from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter
 from tapestry.apiserver.serving.http_connection import Exchange
@@ -115,7 +116,7 @@ class HttpHandler:
         method = exchange.method
         if exchange.is_complete or method not in WRITE_VERBS:  # other bodies are ignored
             call = call_of(exchange, path, query, user, exchange.body() if exchange.is_complete else b"")
-            if ("watch" in query or "follow" in query) and self.server.is_long_running(call):
+            if is_maybe_long_running(exchange, path, query) and self.server.is_long_running(call):
                 await self._handle_call(exchange, call)
                 return
             slot = self.inflight_limiter.acquire(method, user.name, exempt=exempt)
@@ -135,6 +136,11 @@ class HttpHandler:
         response = await self.server.handle(call)
         if isinstance(response, WatchResponse):
             await send_stream(exchange, WATCH_HEAD, response, response.timeout + WATCH_CLOSE_SECONDS)
+        elif isinstance(response, SessionResponse):
+            try:
+                await response.run(exchange.upgrade(response.headers))
+            finally:
+                response.end()
         elif response.stream is not None:
             timeout = self.timeout if isinstance(response.stream, ChunkedBody) else None
             await send_stream(exchange, response, response.stream, timeout)
@@ -146,6 +152,11 @@ class HttpHandler:
                     await exchange.send_large(response.status, response_headers(response), response.body)
             except TimeoutError:  # the client does not read
                 exchange.abort()
+
+
+def is_maybe_long_running(exchange: Exchange, path: str, query: Query) -> bool:
+    """Return whether a request may be a watch, follow a log or connect, from properties that are cheap to check."""
+    return "watch" in query or "follow" in query or exchange.is_upgrade or "/proxy" in path
 
 
 def path_and_query(exchange: Exchange) -> tuple[str, Query]:
@@ -164,7 +175,10 @@ def call_of(exchange: Exchange, path: str, query: Query, user: User, body: bytes
     uri = exchange.target.decode("latin-1")
     peer = exchange.connection.peer
     return Call(
-        exchange.method, path, query, exchange.headers, body, user, impersonation_headers, uri, peer, body_reader=upload
+        *(exchange.method, path, query, exchange.headers, body, user, impersonation_headers, uri, peer),
+        body_reader=upload,
+        header_pairs=exchange.header_pairs,
+        is_upgrade=exchange.is_upgrade,
     )
 
 
@@ -226,7 +240,7 @@ def send_response(exchange: Exchange, response: ApiResponse) -> None:
     exchange.send(response.status, response_headers(response), response.body)
 
 
-def response_headers(response: ApiResponse) -> dict[str, str]:
+def response_headers(response: ApiResponse) -> MutableMapping[str, str]:
     return {"Content-Type": response.content_type, "Cache-Control": "no-cache, private", **response.headers}
 
 
@@ -235,7 +249,10 @@ async def send_stream(exchange: Exchange, response: ApiResponse, stream: Stream,
     try:
         with suppress(ConnectionError):
             async with asyncio.timeout(timeout), aclosing(stream.chunks()) as chunks:
-                await exchange.start_stream(response.status, response_headers(response))
+                headers = response_headers(response)
+                if response.cookies:
+                    headers = CIMultiDict([*headers.items(), *(("Set-Cookie", each) for each in response.cookies)])
+                await exchange.start_stream(response.status, headers)
                 async for chunk in chunks:
                     await exchange.send_chunk(chunk)
                 exchange.end_stream()

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from tapestry.apiserver.core.requests import Attributes, Call, Target
+from tapestry.apiserver.core.requests import Attributes, Call, Target, is_connect
 from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.apiserver.core.store import Store
 from tapestry.process import metrics
@@ -32,7 +32,11 @@ SIZES = Histogram(
     [REQUEST_LABELS[0], *REQUEST_LABELS[2:]],
     buckets=SIZE_BUCKETS,
 )
-WATCHES = Gauge("apiserver_longrunning_requests", "Number of watches.", [REQUEST_LABELS[0], *REQUEST_LABELS[2:]])
+LONG_RUNNING = Gauge(
+    "apiserver_longrunning_requests",
+    "Number of watches and of sessions: exec, attach, portforward and proxied upgrades.",
+    [REQUEST_LABELS[0], *REQUEST_LABELS[2:]],
+)
 REQUEST_TERMINATIONS = Counter(
     "apiserver_request_terminations_total",
     "Number of requests that were aborted or rejected to protect the server.",
@@ -67,8 +71,8 @@ class RequestMetrics:
         return SIZES.labels(self._labels[0], *self._labels[2:])
 
     @cached_property
-    def watches(self) -> Gauge:
-        return WATCHES.labels(self._labels[0], *self._labels[2:])
+    def long_running(self) -> Gauge:
+        return LONG_RUNNING.labels(self._labels[0], *self._labels[2:])
 
 
 request_metrics = lru_cache(maxsize=4096)(RequestMetrics)
@@ -80,7 +84,7 @@ def metrics_for_call(call: Call, attributes: Attributes) -> RequestMetrics:
     if target is None:
         return request_metrics(METRIC_VERBS.get(attributes.verb, "other"), dry_run, "", "", "", "", "", COMPONENT)
     resource = target.info.resource
-    verb = METRIC_VERBS.get(attributes.verb, "other")
+    verb = METRIC_VERBS.get(attributes.verb, "other") if not is_connect(target) else "CONNECT"
     if verb == "PATCH" and call.headers.get("content-type", "").startswith("application/apply-patch"):
         verb = "APPLY"
     if target.info.is_remote:  # clients may send any name

@@ -13,15 +13,17 @@ from tapestry.apiserver.access.impersonation import impersonate
 from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.request_bodies import read_body
 from tapestry.apiserver.core.requests import (
+    CONNECT_SUBRESOURCES,
     TRUE_VALUES,
     Attributes,
     Call,
     first_segment,
+    is_connect,
     is_verb_supported,
     target_of,
     verb_of,
 )
-from tapestry.apiserver.core.responses import ApiResponse, response_or_status, status_response
+from tapestry.apiserver.core.responses import ApiResponse, SessionResponse, response_or_status, status_response
 from tapestry.apiserver.core.workers import RequestBudget, Worker
 from tapestry.apiserver.handlers.server import CallHandler, Response, Server
 from tapestry.apiserver.handlers.watches import WatchResponse
@@ -32,7 +34,7 @@ from tapestry.kube.budget import CURRENT_BUDGET, DeadlineExceeded
 from tapestry.kube.errors import ApiError, NotFound
 from tapestry.kube.times import parse_duration
 
-LONG_RUNNING_SUBRESOURCES = frozenset({"attach", "exec", "log", "portforward", "proxy"})
+LONG_RUNNING_SUBRESOURCES = CONNECT_SUBRESOURCES | {"log"}
 """Subresources without a deadline; watches have none either."""
 
 MountedHandler = Callable[[CallHandler, Call], Awaitable[ApiResponse]]
@@ -69,8 +71,9 @@ class RequestHandler:
         finally:
             await budget.end()
             CURRENT_BUDGET.reset(reset_token)
-        if isinstance(response, WatchResponse):
-            return track_watch(response, metrics, audit_context)
+        if not isinstance(response, ApiResponse):
+            track_until_end(response, metrics, audit_context)
+            return response
         metrics.observe(response.status, time.perf_counter() - started)
         if call.method == "GET":
             metrics.sizes.observe(len(response.body))
@@ -84,8 +87,11 @@ class RequestHandler:
         return finish_response(response, call, audit_context)
 
     def is_long_running(self, call: Call) -> bool:
-        """Return whether a call is a watch or follows a log, and so lasts as long as its client wants."""
+        """Return whether a call is a watch, follows a log or connects, and so lasts as long as its client wants."""
         attributes = self.attributes_of(call)
+        target = attributes.target
+        if target is not None and (is_connect(target) or (call.is_upgrade and target.info.is_remote)):
+            return True
         if call.method != "GET":
             return False
         if attributes.target is None:
@@ -139,7 +145,8 @@ def finish_response(response: ApiResponse, call: Call, audit_context: AuditConte
         audit_context.log_stage("ResponseComplete", response)
     id_header = {"Audit-Id": audit_context.id if audit_context is not None else audit_id(call)}
     body = formatted_body(response.body, response.content_type, call)
-    return ApiResponse(response.status, body, response.content_type, {**response.headers, **id_header}, response.stream)
+    headers = {**response.headers, **id_header}
+    return ApiResponse(response.status, body, response.content_type, headers, response.stream, response.cookies)
 
 
 def timeout_of(call: Call, max_timeout: float) -> float:
@@ -154,18 +161,24 @@ def timeout_of(call: Call, max_timeout: float) -> float:
     return min(seconds, max_timeout) if seconds > 0 else max_timeout
 
 
-def track_watch(watch: WatchResponse, metrics: RequestMetrics, audit_context: AuditContext | None) -> WatchResponse:
-    """Count the watch until it ends."""
-    metrics.watches.inc()
+def track_until_end(
+    response: WatchResponse | SessionResponse, metrics: RequestMetrics, audit_context: AuditContext | None
+) -> None:
+    """Count a watch or a session until it ends."""
+    metrics.long_running.inc()
     started = time.perf_counter()
+    head = UPGRADE_HEAD if isinstance(response, SessionResponse) else None
     if audit_context is not None:
-        audit_context.log_stage("ResponseStarted")
+        audit_context.log_stage("ResponseStarted", head)
 
     def on_end() -> None:
-        metrics.watches.dec()
-        metrics.observe(200, time.perf_counter() - started)
+        metrics.long_running.dec()
+        metrics.observe(head.status if head is not None else 200, time.perf_counter() - started)
         if audit_context is not None:
-            audit_context.log_stage("ResponseComplete")
+            audit_context.log_stage("ResponseComplete", head)
 
-    watch.on_end = on_end
-    return watch
+    response.on_end = on_end
+
+
+UPGRADE_HEAD = ApiResponse(101, b"")
+"""Status of a session in the audit log."""

@@ -5,7 +5,7 @@ complete, so that slow senders do not block others.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from tapestry.apiserver.core import api_errors
@@ -66,6 +66,10 @@ class Upload:
         except TooManyRequests:
             REQUEST_TERMINATIONS.labels(self.exchange.method, "429", COMPONENT).inc()
             raise
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        while piece := await self.exchange.read():
+            yield piece
 
     async def _read(self) -> bytes:
         if int(self.exchange.headers.get("content-length", 0)) > MAX_BODY_BYTES:

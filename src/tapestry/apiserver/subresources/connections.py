@@ -1,59 +1,81 @@
-"""Connect subresources: exec, attach, portforward and proxy.
+"""Connect subresources: exec, attach, portforward and proxy. Requests are admitted and counted, then connected."""
 
-Requests are authorized and admitted. The streams themselves are not implemented, and the server responds with 501.
-"""
-
-import re
+import time
 from dataclasses import dataclass, replace
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from random import Random
 
 from tapestry.apiserver.admission.matching import admission_attributes, subresource_kind
+from tapestry.apiserver.admission.validating_policies import ValidatingPolicies
 from tapestry.apiserver.admission.webhooks import AdmissionWebhooks
 from tapestry.apiserver.core import api_errors
-from tapestry.apiserver.core.requests import TRUE_VALUES, Call, Target, WriteRequest
-from tapestry.apiserver.core.responses import ApiResponse
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.requests import Call, Target, WriteRequest
+from tapestry.apiserver.core.responses import ApiResponse, SessionResponse
+from tapestry.apiserver.core.session_limiter import SessionLimiter
+from tapestry.apiserver.core.sessions import Session
 from tapestry.apiserver.core.store import Store
-from tapestry.kube.errors import ServerError
-from tapestry.kube.objects import Object
+from tapestry.apiserver.subresources.connect_options import ConnectOptions, connect_options
+from tapestry.apiserver.subresources.http_proxy import HttpProxy
+from tapestry.apiserver.subresources.kubelet_client import KubeletClient
+from tapestry.apiserver.subresources.pod_streams import PodStreams, RefusedProtocols
+from tapestry.apiserver.subresources.proxy_locations import ProxyLocations, parse_networks, split_name
 
-CONNECT_SUBRESOURCES = (
+CONNECT_TARGETS = (
     *(("pods", each) for each in ("exec", "attach", "portforward", "proxy")),
     *((each, "proxy") for each in ("services", "nodes")),
 )
-PORT = re.compile("[0-9]{1,5}")
-BOOLEAN_OPTIONS, LIST_OPTIONS, NUMBER_OPTIONS = ("stdin", "stdout", "stderr", "tty"), ("command",), ("ports",)
 
 
 @dataclass(frozen=True)
 class ConnectHandler:
-    """Handles requests for a stream."""
+    """Handles requests that connect the client to another server."""
 
     store: Store
+    policies: ValidatingPolicies
     webhooks: AdmissionWebhooks
+    streams: PodStreams
+    proxy: HttpProxy
+    limiter: SessionLimiter
 
-    async def handle(self, call: Call, target: Target) -> ApiResponse:
-        name = target.name.split(":")[-2 if target.name.count(":") > 1 else 0]  # scheme:name:port of a proxy
-        if self.store.get(target.info.storage, target.namespace, name) is None:
-            raise api_errors.not_found(target.info.resource, name)
-        kind = subresource_kind(target.info, target.subresource)
-        options = {"kind": kind.kind, "apiVersion": kind.api_version, **connect_options(call)}
-        request = WriteRequest("create", target, call.user, call.query, audit_annotations=call.audit_annotations)
-        attributes = admission_attributes(request, None, options)
-        await self.webhooks.admit(request, replace(attributes, operation="CONNECT", is_dry_run=False))
+    async def handle(self, call: Call, target: Target) -> ApiResponse | SessionResponse:
+        if target.subresource != "proxy" and call.method not in ("GET", "POST"):
+            raise api_errors.method_not_allowed()
         resource = target.info.resource
-        message = f"{resource.plural}/{target.subresource} is not served by this server: connect to the kubelet instead"
-        raise ServerError(501, "NotImplemented", message, details=api_errors.status_details(resource, target.name))
+        name = split_name(target.name, resource.kind.lower())[1] if target.subresource == "proxy" else target.name
+        if self.store.get(target.info.storage, target.namespace, name) is None:
+            raise api_errors.not_found(resource, name)
+        options = connect_options(call, target)
+        await self.admit(call, target, options)
+        connect = self.proxy.connect if target.subresource == "proxy" else self.streams.connect
+        session = Session(call, self.limiter.acquire(call.user))
+        return await session.opened(connect(call, target, options, session))
+
+    async def admit(self, call: Call, target: Target, options: ConnectOptions) -> None:
+        """Call the admission policies and webhooks for CONNECT. Raises their error."""
+        kind = subresource_kind(target.info, target.subresource)
+        request = WriteRequest("create", target, call.user, call.query, audit_annotations=call.audit_annotations)
+        fields = {"kind": kind.kind, "apiVersion": kind.api_version, **options.fields()}
+        attributes = replace(admission_attributes(request, None, fields), operation="CONNECT", is_dry_run=False)
+        await self.policies.admit(request, attributes)
+        await self.webhooks.admit(request, attributes)
 
 
-def connect_options(call: Call) -> Object:
-    """The options of the query, as an object."""
-    options: dict[str, Any] = {}
-    for name, values in parse_qs(urlsplit(call.uri).query).items():
-        if name in BOOLEAN_OPTIONS:
-            options[name] = values[-1] in TRUE_VALUES
-        elif name in NUMBER_OPTIONS:
-            options[name] = [int(each) for value in values for each in value.split(",") if PORT.fullmatch(each)]
-        else:
-            options[name] = values if name in LIST_OPTIONS else values[-1]
-    return options
+def build_connect_handler(
+    config: ApiServerConfig,
+    store: Store,
+    policies: ValidatingPolicies,
+    webhooks: AdmissionWebhooks,
+    kubelets: KubeletClient,
+    random: Random,
+    limiter: SessionLimiter,
+) -> ConnectHandler:
+    """Build the handler. Raises ValueError for an invalid range of pods."""
+    networks = parse_networks(config.proxy_allowed_cidrs, "proxyAllowedCidrs")
+    return ConnectHandler(
+        store,
+        policies,
+        webhooks,
+        PodStreams(store, kubelets, RefusedProtocols(time.monotonic)),
+        HttpProxy(ProxyLocations(store, random, networks), kubelets),
+        limiter,
+    )

@@ -1,10 +1,10 @@
-"""Client for kubelets, which serves container logs."""
+"""Client for kubelets: their addresses and TLS contexts, and container logs."""
 
+import os
 import re
 import ssl
-from collections.abc import AsyncGenerator, Iterator
-from dataclasses import dataclass
-from urllib.parse import quote, urlsplit
+from collections.abc import Iterator
+from urllib.parse import quote
 
 import aiohttp
 import msgspec
@@ -12,6 +12,7 @@ import msgspec
 from tapestry.apiserver.core import api_errors, egress
 from tapestry.apiserver.core.config import KubeletClientConfig as Settings
 from tapestry.apiserver.core.faults import Fault, forbidden_field, invalid_object, invalid_value
+from tapestry.apiserver.core.forwarding import ProxiedBody, UpgradeServer
 from tapestry.apiserver.core.requests import TRUE_VALUES, Call, Query, Target
 from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.apiserver.core.store import Store
@@ -34,20 +35,6 @@ MAX_ERROR_BYTES = 50_000
 TEXT_PLAIN = "text/plain"
 
 
-@dataclass(slots=True)
-class ResponseStream:
-    """The streamed response of a kubelet."""
-
-    response: aiohttp.ClientResponse
-
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
-        async for chunk in self.response.content.iter_any():
-            yield chunk
-
-    def end(self) -> None:
-        self.response.close()
-
-
 class KubeletClient:
     """Calls the kubelets of nodes. Close it in the event loop in which it was used."""
 
@@ -55,6 +42,8 @@ class KubeletClient:
         self._store = store
         self._settings = settings
         self._session: aiohttp.ClientSession | None = None
+        self._contexts: dict[bool, tuple[tuple[float, ...], ssl.SSLContext]] = {}
+        """TLS contexts, by whether they verify the kubelet, and the modification times of their files."""
 
     async def pod_log(self, call: Call, target: Target) -> ApiResponse:
         """The log of a container, possibly followed while the container runs."""
@@ -71,12 +60,13 @@ class KubeletClient:
         if not node:
             return ApiResponse(200, b"", TEXT_PLAIN)
         path = "/".join(quote(each, safe="") for each in (target.namespace, target.name, container))
-        url = f"{self._kubelet_url(node)}/containerLogs/{path}"
-        skip_verify = call.query.get("insecureSkipTLSVerifyBackend") in TRUE_VALUES
-        stream = await self._fetch(target, url, log_query(call.query), skip_verify=skip_verify)
+        kubelet = self.server(node, skip_verify=call.query.get("insecureSkipTLSVerifyBackend") in TRUE_VALUES)
+        url = f"https://{kubelet.authority}/containerLogs/{path}"
+        stream = await self._fetch(target, kubelet, url, log_query(call.query))
         return ApiResponse(200, b"", TEXT_PLAIN, stream=stream)
 
-    def _kubelet_url(self, node: str) -> str:
+    def server(self, node: str, *, skip_verify: bool = False) -> UpgradeServer:
+        """Return the kubelet of a node. Raises NotFound, or ServerError if it has no address."""
         version = self._store.get("nodes", "", node)
         if version is None:
             raise api_errors.not_found(NODES, node)
@@ -87,39 +77,44 @@ class KubeletClient:
             types = " ".join(PREFERRED_ADDRESS_TYPES)
             raise api_errors.internal_error(f"no preferred addresses found; known addresses: [{types}]")
         port = value_at(status, "daemonEndpoints", "kubeletEndpoint", "Port") or KUBELET_PORT
-        return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+        return UpgradeServer(host, port, self._tls_context(verifies=not skip_verify), egress.check_host)
 
-    async def _fetch(self, target: Target, url: str, query: Query, *, skip_verify: bool) -> ResponseStream:
+    async def _fetch(self, target: Target, kubelet: UpgradeServer, url: str, query: Query) -> ProxiedBody:
         if self._session is None:
             # a followed log may be silent for a long time
             self._session = egress.checked_session(timeout=aiohttp.ClientTimeout(total=None, sock_connect=30))
         try:
-            egress.check_host(urlsplit(url).hostname or "")
-            response = await self._session.get(
-                url, params=query, ssl=self._tls_context(skip_verify=skip_verify), allow_redirects=False
-            )
+            egress.check_host(kubelet.host)
+            response = await self._session.get(url, params=query, ssl=kubelet.tls or False, allow_redirects=False)
         except egress.AddressNotAllowed as error:
             raise ServerError(500, "", f'Get "{url}": {error}') from error
         except (aiohttp.ClientError, TimeoutError) as error:
             reason = connection_error_text(error) if isinstance(error, aiohttp.ClientError) else "i/o timeout"
             raise ServerError(500, "", f'Get "{url}": {reason}') from error
         if 200 <= response.status <= 206:
-            return ResponseStream(response)
+            return ProxiedBody(response)
         try:
             raise kubelet_error(target, response.status, await read_bounded(response.content, MAX_ERROR_BYTES))
         finally:
             response.close()
 
-    def _tls_context(self, *, skip_verify: bool) -> ssl.SSLContext:
-        """Create a context for each call, because the certificate files may change."""
-        settings, context = self._settings, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        if skip_verify or not settings.certificate_authority:
+    def _tls_context(self, *, verifies: bool) -> ssl.SSLContext:
+        """Return a context, and create it again when a certificate file has changed."""
+        settings = self._settings
+        files = filter(None, (settings.certificate_authority, settings.client_certificate, settings.client_key))
+        modified = tuple(os.stat(each).st_mtime for each in files)
+        known = self._contexts.get(verifies)
+        if known is not None and known[0] == modified:
+            return known[1]
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        if verifies and settings.certificate_authority:
+            context.load_verify_locations(settings.certificate_authority)
+        else:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
-        else:
-            context.load_verify_locations(settings.certificate_authority)
         if settings.client_certificate:
             context.load_cert_chain(settings.client_certificate, settings.client_key or None)
+        self._contexts[verifies] = modified, context
         return context
 
     async def close(self) -> None:

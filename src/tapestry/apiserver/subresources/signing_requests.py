@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from tapestry.apiserver.access.rbac import MASTERS_GROUP
 from tapestry.apiserver.admission.errors import admission_forbidden
 from tapestry.apiserver.core.certificate_requests import organizations, parse_request
 from tapestry.apiserver.core.requests import (
+    MASTERS_GROUP,
     Attributes,
     Authorize,
     Target,

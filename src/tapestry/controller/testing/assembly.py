@@ -24,6 +24,7 @@ from tapestry.apiserver.aggregation.proxy import AggregationProxy
 from tapestry.apiserver.core.requests import Call, Target, WriteRequest
 from tapestry.apiserver.core.resource_registry import PublishedApi, ResourceRegistry, published_api
 from tapestry.apiserver.core.responses import ApiResponse, ResourceHandler
+from tapestry.apiserver.core.session_limiter import SessionLimiter
 from tapestry.apiserver.core.spec_cache import SpecCache
 from tapestry.apiserver.core.storage_codec import StorageCodec
 from tapestry.apiserver.core.store import Key
@@ -138,7 +139,7 @@ def new_server(
         ("pods", "eviction"): EvictionHandler(reader, verbs, shared.registry.info_for(DISRUPTION_BUDGETS)).evict,
     }
     proxy = AggregationProxy(store, random, no_front_proxy_certificate, timeout=30.0, allows_host=False)
-    aggregator = build_aggregator(store, registry, proxy)
+    aggregator = build_aggregator(store, registry, proxy, SessionLimiter(1, 1))
     documents = DocumentHandler(registry, DocumentCache(registry), server_version(shared.table), aggregator)
     return Server(
         *(registry, reader, verbs, documents, aggregator),

@@ -6,7 +6,7 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from tapestry.apiserver.core.requests import Call, User
-from tapestry.apiserver.core.responses import ApiResponse
+from tapestry.apiserver.core.responses import ApiResponse, SessionResponse
 from tapestry.apiserver.handlers.server import Server
 from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.client.transport import Request, Response
@@ -49,6 +49,7 @@ class Connection:
         abort_count = self._abort_count
         await self._turn(request, abort_count, maybe_sent=False)
         response = await self._server.handle(call_of(request))
+        assert not isinstance(response, SessionResponse)  # these calls request no upgrade
         if isinstance(response, ApiResponse):
             await self._turn(request, abort_count, maybe_sent=True)
         return response

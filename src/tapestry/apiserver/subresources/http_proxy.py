@@ -1,0 +1,161 @@
+"""The proxy subresources of pods, services and nodes.
+
+Requests are forwarded with their body as it arrives, and responses likewise. Redirects and links in small HTML pages
+lead through the proxy again. Requests to nodes reach only their kubelet.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Iterator, Mapping
+from functools import cache
+
+import aiohttp
+from yarl import URL
+
+from tapestry.apiserver.core import api_errors, egress
+from tapestry.apiserver.core.codec import media_type
+from tapestry.apiserver.core.forwarding import (
+    ProxiedBody,
+    UpgradeServer,
+    forwarded_headers,
+    is_forwarded,
+    request_target,
+    unreachable,
+)
+from tapestry.apiserver.core.requests import Call, Target
+from tapestry.apiserver.core.responses import BODYLESS_STATUSES, ApiResponse, ChunkedBody, SessionResponse
+from tapestry.apiserver.core.sessions import Session
+from tapestry.apiserver.core.webhook_client import connection_error_text
+from tapestry.apiserver.subresources.connect_options import ConnectOptions
+from tapestry.apiserver.subresources.html_links import LinkRewriter
+from tapestry.apiserver.subresources.kubelet_client import KubeletClient
+from tapestry.apiserver.subresources.proxy_locations import ProxyLocations, split_name
+
+CONNECT_SECONDS = 30.0
+MAX_HTML_BYTES = 1 << 20
+"""Size in bytes up to which the links of an HTML page are rewritten."""
+
+
+class HttpProxy:
+    """Forwards requests to pods, services and nodes. Close it in the event loop in which it was used."""
+
+    def __init__(self, locations: ProxyLocations, kubelets: KubeletClient) -> None:
+        self._locations = locations
+        self._kubelets = kubelets
+        self._session: aiohttp.ClientSession | None = None
+
+    async def connect(
+        self, call: Call, target: Target, options: ConnectOptions, session: Session
+    ) -> ApiResponse | SessionResponse:
+        """Forward an authorized call. The session ends with the response."""
+        scheme, server = self.server(target)
+        prefix = call.path.removesuffix(options.path).rstrip("/")
+        rewriter = LinkRewriter(prefix, (server.authority, call.headers.get("host", "")))
+        if not options.path and not call.path.endswith("/") and call.method in ("GET", "HEAD") and not call.is_upgrade:
+            return ApiResponse(301, b"", headers={"Location": request_target(call, f"{call.path}/")})
+        url = request_target(call, f"/{options.path}")
+        headers = [
+            *forwarded_headers(call),
+            ("Host", call.headers.get("host") or server.authority),
+            ("X-Forwarded-Uri", request_target(call, call.path).partition("?")[0]),
+        ]
+        if call.is_upgrade:
+            return await session.upgrade(server, call.method, url, headers, call.headers["upgrade"])
+        response = await self._send(call, scheme, server, url, headers)
+        return await proxied_response(call, response, rewriter, session)
+
+    def server(self, target: Target) -> tuple[str, UpgradeServer]:
+        """Return the scheme and the server that a target names. Raises BadRequest, NotFound or Unavailable."""
+        if target.info.resource.name != "nodes":
+            location = (
+                self._locations.pod(target) if target.info.resource.name == "pods" else self._locations.service(target)
+            )
+            tls = unverified_context() if location.scheme == "https" else None
+            return location.scheme, UpgradeServer(location.host, location.port, tls, self._locations.check_address)
+        _, name, port = split_name(target.name, "node")
+        kubelet = self._kubelets.server(name)
+        if port not in ("", str(kubelet.port)):
+            raise api_errors.bad_request(f"nodes/proxy connects only to the kubelet: use port {kubelet.port}, or none")
+        return "https", kubelet
+
+    async def _send(
+        self, call: Call, scheme: str, server: UpgradeServer, url: str, headers: list[tuple[str, str]]
+    ) -> aiohttp.ClientResponse:
+        if call.body_reader is not None and "content-length" in call.headers:
+            headers = [*headers, ("Content-Length", call.headers["content-length"])]
+        try:
+            egress.check_host(server.host)  # a name is checked by the resolver
+            return await self._client_session().request(
+                call.method,
+                URL(f"{scheme}://{server.authority}{url}", encoded=True),
+                data=call.body_reader.chunks() if call.body_reader is not None else call.body or None,
+                headers=headers,
+                skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
+                ssl=server.tls or False,
+                allow_redirects=False,
+            )
+        except TimeoutError as error:
+            raise unreachable(f"dial tcp {server.authority}: i/o timeout") from error
+        except aiohttp.ClientError as error:
+            raise unreachable(connection_error_text(error)) from error
+        except (OSError, ValueError) as error:
+            raise unreachable(str(error)) from error
+
+    def _client_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+            self._session = egress.checked_session(timeout=timeout)
+        return self._session
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+
+@cache
+def unverified_context() -> ssl.SSLContext:
+    """A context for servers of pods, whose certificates are not verified, as in Kubernetes. It has no certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+async def proxied_response(
+    call: Call, response: aiohttp.ClientResponse, rewriter: LinkRewriter, session: Session
+) -> ApiResponse:
+    """Return the response of a proxied server; its body is passed on as it arrives, except small HTML pages."""
+    content_type = response.headers.get("Content-Type", "application/octet-stream")
+    headers = dict(response_headers(response.headers, rewriter))
+    if response.status < 200:
+        response.close()
+        raise unreachable(f"unexpected status {response.status}")
+    cookies = response.headers.getall("Set-Cookie", ())
+    body = ProxiedBody(response, on_end=session.slot.release)
+    if call.method == "HEAD" or response.status in BODYLESS_STATUSES:
+        return ApiResponse(response.status, b"", content_type, headers, body, cookies)
+    length, is_plain = response.content_length, "Content-Encoding" not in response.headers
+    if media_type(content_type) != "text/html" or not is_plain or length is None or length > MAX_HTML_BYTES:
+        return ApiResponse(response.status, b"", content_type, headers, body, cookies)
+    try:
+        page = await response.read()
+    except aiohttp.ClientError as error:
+        raise unreachable(connection_error_text(error)) from error
+    finally:
+        response.close()
+        session.slot.release()
+    text = page.decode("utf-8", "surrogateescape")
+    rewritten = (await asyncio.to_thread(rewriter.html, text)).encode("utf-8", "surrogateescape")
+    headers["Content-Length"] = str(len(rewritten))
+    return ApiResponse(response.status, b"", content_type, headers, ChunkedBody([rewritten]), cookies)
+
+
+def response_headers(headers: Mapping[str, str], rewriter: LinkRewriter) -> Iterator[tuple[str, str]]:
+    """Yield the headers that are passed on; values of a repeated header are joined."""
+    names = {name.lower(): None for name in headers}
+    for name in names:
+        if is_forwarded(name):
+            values = [value for each, value in headers.items() if each.lower() == name]
+            value = rewriter.link(values[0]) if name == "location" else ", ".join(values)
+            yield name.title(), value
