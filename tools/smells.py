@@ -45,7 +45,9 @@ def smells(files: Files) -> list[Smell]:
 # File names
 
 GRAB_BAGS = {"util", "utils", "utilities", "helper", "helpers", "common", "misc"}
-LEFTOVERS = re.compile(r"(?i)(^|/)(?<!/templates/)(plan|todo|notes|scratch)(\.\w+)?$|(?<!openapi)_v\d+\.py$|\.(bak|orig|rej)$")
+LEFTOVERS = re.compile(
+    r"(?i)(^|/)(?<!/templates/)(plan|todo|notes|scratch)(\.\w+)?$|(?<!openapi)_v\d+\.py$|\.(bak|orig|rej)$"
+)
 
 
 def name_smells(path: str) -> Iterator[Smell]:

@@ -5,7 +5,6 @@ Each check uses one protocol between kubectl and its API server: WebSocket, or S
 
 import asyncio
 import fcntl
-import hashlib
 import os
 import pty
 import re
@@ -81,12 +80,10 @@ class Streams:
         assert b"done" in done.stderr
         assert done.returncode == 7
 
-    def check_volume(self, pod: str, size: int) -> None:
-        """Check that `size` random bytes pass through stdin and stdout unchanged."""
+    def echoes(self, pod: str, size: int) -> bool:
+        """Return whether `size` random bytes pass through stdin and stdout unchanged."""
         data = os.urandom(size)
-        echoed = self.output("exec", "-i", pod, "--", "cat", stdin=data)
-        assert len(echoed) == size
-        assert hashlib.sha256(echoed).digest() == hashlib.sha256(data).digest()
+        return self.output("exec", "-i", pod, "--", "cat", stdin=data) == data
 
     def check_copy(self, pod: str, folder: Path) -> None:
         """Copy a file into the pod and back."""

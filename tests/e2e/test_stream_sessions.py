@@ -175,4 +175,4 @@ def seconds_until_exec(world: World, since: float) -> float:
 @pytest.mark.parametrize("websockets", [True, False])
 async def test_100_mebibytes_pass_unchanged(world: World, websockets: bool) -> None:
     streams = world.streams if websockets else world.streams.with_spdy()
-    await asyncio.to_thread(streams.check_volume, "work", 100 * MEBIBYTE)
+    assert await asyncio.to_thread(streams.echoes, "work", 100 * MEBIBYTE)

@@ -72,7 +72,7 @@ class Variant(Interned):
 
     random_part: str
     occurrences: int
-    """How often the random part occurs in the object."""
+    """Number of times that the random part occurs in the object."""
 
 
 def variant(original: Object, family: Callable[..., Any], random_part: str, occurrences: int) -> Object:
