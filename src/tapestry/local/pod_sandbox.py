@@ -186,5 +186,5 @@ async def copy_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
             writer.write(data)
             await writer.drain()
         writer.write_eof()
-    except OSError:
+    except (OSError, RuntimeError):  # uvloop raises RuntimeError if the connection is closed
         writer.transport.abort()

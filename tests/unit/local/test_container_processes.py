@@ -7,13 +7,17 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.resources import NODES, PODS
+from tapestry.local.descriptor_streams import wait_until_readable
 from tapestry.local.isolation import isolation_failure, machine_isolation
+from tapestry.local.pod_sandbox import Endpoint, PodNetwork, pod_sandbox
 from tapestry.local.runtime import ContainerProcess, StreamRejected
 
 from .test_process_kubelet import FOR_EVER, a_pod, container_of, is_over, is_ready, phase
@@ -262,6 +266,42 @@ async def test_declared_port_and_probes_reach_an_isolated_pod(isolated_world: Wo
     writer.write(b"GET / HTTP/1.0\r\n\r\n")
     assert b"200 OK" in await asyncio.wait_for(reader.read(), 30)
     writer.close()
+
+
+def test_relay_survives_reset_connections_on_uvloop(tmp_path: Path) -> None:
+    """A client that closes its connection without reading it resets it; that does not end the pod."""
+
+    ended: list[None] = []
+
+    async def send_data(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"data")
+        with suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+        ended.append(None)
+
+    async def scenario() -> None:
+        await require_namespaces(tmp_path)
+        server = await asyncio.start_server(send_data, "127.0.0.1", 0)
+        endpoint = Endpoint(*server.sockets[0].getsockname())
+        async with pod_sandbox("pod") as sandbox, asyncio.TaskGroup() as group:
+            network = PodNetwork(sandbox, "127.96.0.1", group)
+            assert await network.allow_servers([endpoint]) == []
+            for _ in range(5):
+                with await sandbox.new_socket() as client:
+                    await asyncio.get_running_loop().sock_connect(client, endpoint)
+                    await wait_until_readable(client.fileno())
+            for _ in range(5):  # by then, the others have ended
+                reader, writer = await sandbox.connect(*endpoint)
+                writer.write_eof()
+                assert await asyncio.wait_for(reader.read(), 30) == b"data"
+                writer.close()
+            network.close()
+        assert len(ended) == 10
+        server.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(scenario())
 
 
 # -- isolation
