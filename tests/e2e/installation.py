@@ -8,11 +8,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import yaml
 
@@ -21,6 +22,7 @@ from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import load_access
 from tapestry.kube.objects import Object, name_of, uid_of
 from tapestry.kube.resources import NODES, PODS
+from tapestry.local import program_allowlist
 from tapestry.local.cluster import ClusterPlan, run_kubelets
 from tapestry.local.control_planes import kubelet_manager
 from tapestry.local.kubernetes import ControlPlane
@@ -108,11 +110,23 @@ async def running_installation(
     variables = {**(manager or {}), "TAPESTRY_SYNCER_ARGS": args, "TAPESTRY_ALLOW_LOOPBACK": "true"}
     configured = [with_settings(each, variables) for each in manifests]
     await asyncio.to_thread(apply, yaml.safe_dump_all(configured), plane, assets)
-    plan = ClusterPlan(folder, process_node=True, run_pods=True)  # syncers have a configuration file
+    plan = ClusterPlan(folder, process_node=True)
     async with kubelet_manager(plane) as served:
-        async with run_kubelets(plan, served):
-            yield Installation(served.client, folder / "pods")
+        with allowed_settings(variables):
+            async with run_kubelets(plan, served):
+                yield Installation(served.client, folder / "pods")
         await served.client.delete(NODES, {"metadata": {"name": "this-machine"}})
+
+
+@contextmanager
+def allowed_settings(variables: Iterable[str]) -> Iterator[None]:
+    """Let our pods have a configuration file and these variables, which process nodes do not allow otherwise."""
+    flags = {command: allowed | {"--config"} for command, allowed in program_allowlist.ALLOWED_FLAGS.items()}
+    with (
+        patch.object(program_allowlist, "ALLOWED_FLAGS", flags),
+        patch.object(program_allowlist, "ALLOWED_VARIABLES", program_allowlist.ALLOWED_VARIABLES | {*variables}),
+    ):
+        yield
 
 
 def with_settings(manifest: Object, variables: Mapping[str, str]) -> Object:

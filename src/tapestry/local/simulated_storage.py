@@ -198,7 +198,9 @@ def install(manager: Manager) -> None:
     controller = manager.controller("simulated-storage", storage.reconcile)
     controller.watch(claims, lambda claim: (f"{CLAIM} {key_of(claim)}",))
     controller.watch(volumes, keys_of_volume)
-    nodes, csi_nodes = manager.informer(NODES, labels=keys.SIMULATED_NODE), manager.informer(CSI_NODES)
+    # A syncer copies the label to virtual nodes, and writes their CSINodes itself.
+    own_nodes = f"{keys.SIMULATED_NODE},{keys.NODE_TYPE}!={keys.NODE_TYPE_VIRTUAL}"
+    nodes, csi_nodes = manager.informer(NODES, labels=own_nodes), manager.informer(CSI_NODES)
     registrar = SimulatedCsiNodes(manager.client, nodes, csi_nodes)
     registration = manager.controller("simulated-csinodes", registrar.reconcile)
     registration.watch(nodes, when=is_new)

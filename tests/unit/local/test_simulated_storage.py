@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from tapestry.apis import keys
 from tapestry.client.client import Client
 from tapestry.client.watch import wait_for
 from tapestry.controller import Manager
@@ -67,6 +68,8 @@ async def life_of_a_volume(client: Client) -> None:
 async def registration_of_the_driver(client: Client) -> None:
     node = await client.create(NODES, simulated_node("n", {"cpu": "1"}))
     await client.create(NODES, {"metadata": {"name": "other"}})
+    labels = {keys.SIMULATED_NODE: "", keys.NODE_TYPE: keys.NODE_TYPE_VIRTUAL}
+    await client.create(NODES, {"metadata": {"name": "virtual", "labels": labels}})
     found = await wait_for(client, CSI_NODES, "n", until=bool, timeout=AN_HOUR)
     assert found is not None
     assert found["metadata"]["ownerReferences"][0]["uid"] == uid_of(node)
@@ -78,6 +81,7 @@ async def registration_of_the_driver(client: Client) -> None:
     await client.delete(CSI_NODES, object_named("n"))
     await wait_for(client, CSI_NODES, "n", until=bool, timeout=AN_HOUR)
     assert await client.find(CSI_NODES, "other") is None
+    assert await client.find(CSI_NODES, "virtual") is None
 
 
 def install(manager: Manager) -> None:
