@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol, Self, cast
@@ -44,6 +45,7 @@ class SocketConnection(asyncio.Protocol):
 
     peer = ""
     _transport: asyncio.Transport
+    _tls: ssl.SSLObject | None = None
 
     def __init__(self, on_lost: Callable[[], None] | None = None) -> None:
         self._on_lost = on_lost
@@ -109,6 +111,7 @@ class SocketConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self.peer = peer[0] if isinstance(peer, tuple) else ""
+        self._tls = transport.get_extra_info("ssl_object")
 
     def data_received(self, data: bytes) -> None:
         self._chunks.append(data)
@@ -132,12 +135,20 @@ class SocketConnection(asyncio.Protocol):
         self._end()
 
     def connection_lost(self, _: Exception | None) -> None:
+        if self._tls is not None:
+            self._read_rest(self._tls)
         self._end()
         self.resume_writing()
         if not self._lost.done():
             self._lost.set_result(None)
         if self._on_lost is not None:
             self._on_lost()
+
+    def _read_rest(self, tls: ssl.SSLObject) -> None:
+        """Take what arrived while reading was paused or about to resume: uvloop drops it when the peer closes."""
+        with suppress(ssl.SSLError):
+            while data := tls.read(MAX_BUFFERED_BYTES):
+                self._chunks.append(data)
 
     def _end(self) -> None:
         self._is_ended = True

@@ -1,12 +1,14 @@
 """Upgrades on real sockets with TLS: our HTTP server, our client, and a tunnel through both."""
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from tapestry.apiserver.access.certificates import CertificateAuthority, server_ssl_context
 from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter
@@ -209,3 +211,28 @@ async def test_forbidden_address_is_not_dialed() -> None:
 
     with pytest.raises(PermissionError):
         await dial("127.0.0.1", 1, None, check)
+
+
+def test_peer_that_closes_while_reading_is_paused_loses_nothing(tls: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    size = 2 * MAX_BUFFERED_BYTES  # half of it is in our buffer, the rest in that of TLS
+
+    def send_and_close(listener: socket.socket) -> None:
+        client, _ = listener.accept()
+        with tls[0].wrap_socket(client, server_side=True) as server:
+            server.sendall(bytes(size))
+
+    async def receive(listener: socket.socket) -> int:
+        lost, host = asyncio.Event(), listener.getsockname()[:2]
+        async with asyncio.timeout(SECONDS), asyncio.TaskGroup() as group:
+            group.create_task(asyncio.to_thread(send_and_close, listener))
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: SocketConnection(lost.set), *host, ssl=tls[1], server_hostname="localhost"
+            )
+            await lost.wait()
+            received = 0
+            while data := await connection.read():
+                received += len(data)
+            return received
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert uvloop.run(receive(listener)) == size
