@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 
 from tapestry.apiserver import bootstrap
+from tapestry.apiserver.core.outgoing_http import ServiceResolver, ServiceUnresolved
 from tapestry.apiserver.core.requests import Call
 from tapestry.apiserver.core.responses import ApiResponse
-from tapestry.apiserver.core.webhook_client import ServiceResolver, ServiceUnresolved
 from tapestry.kube.objects import Object
 
 from .conftest import Hand
@@ -435,8 +435,8 @@ async def test_slow_webhook_times_out(call: Hand, listen: Listen) -> None:
 
 
 async def test_oversized_response_is_failure(call: Hand, listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tapestry.apiserver.core.webhook_client.MAX_RESPONSE_BYTES", 1000)
-    monkeypatch.setattr("tapestry.apiserver.core.webhook_client.MAX_RESPONSE_GROWTH", 0)
+    monkeypatch.setattr("tapestry.apiserver.core.outgoing_http.MAX_RESPONSE_BYTES", 1000)
+    monkeypatch.setattr("tapestry.apiserver.core.outgoing_http.MAX_RESPONSE_GROWTH", 0)
     hook = await listen(lambda _: {"allowed": True, "warnings": ["x" * 2000]})
     assert (
         await failure_message(call, hook_body(hook.client))
