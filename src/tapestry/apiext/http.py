@@ -13,8 +13,8 @@ from typing import Any
 
 from aiohttp import hdrs, web
 
-from tapestry.apiext.actions import routes_of
 from tapestry.apiext.config import ApiExtConfig, ServerConfig
+from tapestry.apiext.interfaces import routes_of
 from tapestry.apiext.requests import ROOT, RestRequest, RestResponse, error_response
 from tapestry.apiext.resource_mapper import ResourceMapper
 from tapestry.apiext.rest_api import RestApi
