@@ -129,7 +129,9 @@ async def test_watches_of_a_user_are_limited_and_served(tmp_path: Path) -> None:
         refused, other = await watch(address, "of-bob"), await watch(address, "of-eve")
         assert (await status_of(refused), await status_of(other)) == (429, 200)
         await client.create(CONFIGMAPS, {"metadata": {"name": "c", "namespace": "default"}})
-        await asyncio.gather(*(wait_for_line(reader, b'"name":"c"') for reader, _ in (*connections, other)))
+        async with asyncio.TaskGroup() as group:
+            for reader, _ in (*connections, other):
+                group.create_task(wait_for_line(reader, b'"name":"c"'))
         await close(*connections, refused, other)
 
 
