@@ -24,7 +24,7 @@ from tapestry.kube.patches import apply_merge_patch
 from tapestry.kube.resources import CRDS, Resource
 from tapestry.local.kubernetes import ControlPlane
 
-from ..unit.apiserver.conftest import Hand
+from ..unit.apiserver.conftest import ServerClient
 from .etcds import Etcd
 from .servers import TAPESTRY, OwnServer
 
@@ -62,16 +62,18 @@ def etcd(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @asynccontextmanager
-async def a_server(folder: Path, servers: Servers, **more: Any) -> AsyncIterator[Hand]:
+async def a_server(folder: Path, servers: Servers, **more: Any) -> AsyncIterator[ServerClient]:
     """Our API server without a socket."""
     here = {"etcd": servers, "file_rootpath": str(folder), **more}
     config = ApiServerConfig(backend="etcd", secure_address="", pod_accounts=False, **here)
     async with run_apiserver(config) as made:
-        yield Hand(made.server, made.account_tokens)
+        yield ServerClient(made.server, made.account_tokens)
 
 
 @asynccontextmanager
-async def two_servers(folder: Path, url: str, prefix: str, **config: Any) -> AsyncIterator[tuple[Hand, Hand]]:
+async def two_servers(
+    folder: Path, url: str, prefix: str, **config: Any
+) -> AsyncIterator[tuple[ServerClient, ServerClient]]:
     servers = Servers(servers=[url], prefix=prefix)
     async with a_server(folder / "one", servers, **config) as one, a_server(folder / "other", servers, **config) as two:
         yield one, two
@@ -168,7 +170,7 @@ async def test_concurrent_increments_at_two_servers_are_not_lost(etcd: Etcd, tmp
     async with two_servers(tmp_path, etcd.url, "/increments") as (one, other):
         await one.made(CONFIGMAPS, a_map("m", n="0"))
 
-        async def increment(hand: Hand) -> None:
+        async def increment(hand: ServerClient) -> None:
             status = 409
             while status == 409:
                 _, found = await hand("GET", f"{CONFIGMAPS}/m")
@@ -188,7 +190,7 @@ async def test_concurrent_patches_without_a_version_are_all_applied(etcd: Etcd, 
     async with two_servers(tmp_path, etcd.url, "/patches") as (one, other):
         await one.made(CONFIGMAPS, a_map("m"))
 
-        async def patch(hand: Hand, number: int) -> None:
+        async def patch(hand: ServerClient, number: int) -> None:
             body = {"data": {f"k{number}": "x"}}
             status, _ = await hand("PATCH", f"{CONFIGMAPS}/m", body, kind="application/merge-patch+json")
             assert status == 200

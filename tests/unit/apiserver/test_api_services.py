@@ -6,7 +6,7 @@ import pytest
 
 from tapestry.kube.objects import Object
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 PATH = "/apis/apiregistration.k8s.io/v1/apiservices"
 
@@ -50,13 +50,13 @@ def an_api_service(name: str = "v1.example.com", **spec: Any) -> Object:
         (an_api_service(caBundle="QUJD", insecureSkipTLSVerify=True), "may not be true if caBundle is present"),
     ],
 )
-async def test_invalid_api_service_is_rejected(call: Hand, body: Object, message: str) -> None:
+async def test_invalid_api_service_is_rejected(call: ServerClient, body: Object, message: str) -> None:
     status, result = await call("POST", PATH, body)
     assert status == 422, result
     assert message in result["message"]
 
 
-async def test_valid_api_service_has_default_port(call: Hand) -> None:
+async def test_valid_api_service_has_default_port(call: ServerClient) -> None:
     created = await call.made(PATH, an_api_service())
     assert created["spec"]["service"]["port"] == 443
     created["status"] = {"conditions": [{"type": "Available", "status": "Maybe"}]}

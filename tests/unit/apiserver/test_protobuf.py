@@ -18,7 +18,7 @@ from tapestry.apiserver.core.protobuf import message_decoders
 from tapestry.kube.errors import BadRequest
 from tapestry.kube.objects import Object
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 SAMPLES = Path(__file__).parents[2] / "golden" / "protobuf" / "kinds.json.gz"
 PROTOBUF = "application/vnd.kubernetes.protobuf"
@@ -246,7 +246,7 @@ def assert_decoded_or_rejected(body: bytes) -> None:
 # -- requests
 
 
-async def test_objects_are_created_replaced_and_deleted(call: Hand) -> None:
+async def test_objects_are_created_replaced_and_deleted(call: ServerClient) -> None:
     data = a_field(2, a_field(1, b"k") + a_field(2, b"v"))
     status, created = await call("POST", MAPS, a_map(data), kind=PROTOBUF)
     assert (status, created["data"], created["metadata"]["name"]) == (201, {"k": "v"}, "a")
@@ -258,7 +258,7 @@ async def test_objects_are_created_replaced_and_deleted(call: Hand) -> None:
     assert (await call("DELETE", f"{MAPS}/a", options, kind=PROTOBUF))[0] == 200
 
 
-async def test_reviews_are_answered(call: Hand) -> None:
+async def test_reviews_are_answered(call: ServerClient) -> None:
     attributes = a_field(3, b"get") + a_field(6, b"pods")
     review = a_body("authorization.k8s.io/v1/SelfSubjectAccessReview", a_field(2, a_field(1, attributes)))
     path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
@@ -266,20 +266,20 @@ async def test_reviews_are_answered(call: Hand) -> None:
     assert (status, result["status"]["allowed"]) == (201, True)
 
 
-async def test_service_port_gets_defaults_despite_zero(call: Hand) -> None:
+async def test_service_port_gets_defaults_despite_zero(call: ServerClient) -> None:
     port = a_field(3, 80) + a_field(4, a_field(1, 0) + a_field(2, 0) + a_field(3, b""))
     service = a_body("v1/Service", a_field(1, a_field(1, b"s")) + a_field(2, a_field(1, port)))
     status, result = await call("POST", "/api/v1/namespaces/default/services", service, kind=PROTOBUF)
     assert (status, result["spec"]["ports"]) == (201, [{"port": 80, "targetPort": 80, "protocol": "TCP"}])
 
 
-async def test_other_or_unknown_kind_is_rejected(call: Hand) -> None:
+async def test_other_or_unknown_kind_is_rejected(call: ServerClient) -> None:
     for kind in ("v1/Secret", "v1/Nonsense", "example.com/v1/Widget"):
         status, result = await call("POST", MAPS, a_body(kind, b""), kind=PROTOBUF)
         assert (status, result["reason"]) == (400, "BadRequest")
 
 
-async def test_protobuf_patch_is_unsupported(call: Hand) -> None:
+async def test_protobuf_patch_is_unsupported(call: ServerClient) -> None:
     await call.made(MAPS, {"metadata": {"name": "a"}})
     status, result = await call("PATCH", f"{MAPS}/a", a_map(), kind=PROTOBUF)
     assert (status, result["reason"]) == (415, "UnsupportedMediaType")
