@@ -30,7 +30,7 @@ from tapestry.kube.resources import CONFIGMAPS, NAMESPACES, NODES, PODS, SECRETS
 from tapestry.local.kubernetes import ControlPlane
 
 from ..integration.crowds import wait_until_lent
-from ..integration.lending import TAPESTRY, Lending, an_object, install_kinds, lending, wait_until
+from ..integration.lending import TAPESTRY, Lending, install_kinds, lending, new_object, wait_until
 from ..integration.processes import running
 from .chaos.churn import DAY, NIGHT, Churn
 from .chaos.faults import FaultInjector, Target
@@ -235,7 +235,7 @@ def figures_of(scale: Scale, churn: Churn, injector: FaultInjector, seconds: flo
 
 async def add_foreign(site: Lending) -> None:
     """Create objects of the owner, some with labels that resemble ours."""
-    await site.physical.create(NAMESPACES, an_object("Namespace", {"name": OWNERS}))
+    await site.physical.create(NAMESPACES, new_object("Namespace", {"name": OWNERS}))
     ours = (await binding_of_site(site)).owner_labels()
     label_sets: list[dict[str, str]] = [{}, {keys.MANAGED_BY: keys.TAPESTRY}, {**ours, keys.VIRTUAL_CLUSTER: "another"}]
     for namespace in (site.mount, OWNERS):
@@ -247,13 +247,13 @@ async def add_foreign(site: Lending) -> None:
                 "labels": labels,
                 "annotations": annotations,
             }
-            await site.physical.create(CONFIGMAPS, an_object("ConfigMap", metadata, data={"key": "owner's"}))
-            await site.physical.create(SECRETS, an_object("Secret", metadata, stringData={"key": "owner's"}))
+            await site.physical.create(CONFIGMAPS, new_object("ConfigMap", metadata, data={"key": "owner's"}))
+            await site.physical.create(SECRETS, new_object("Secret", metadata, stringData={"key": "owner's"}))
             service = {"ports": [{"port": 80}], "selector": {"app": "owners"}}
-            await site.physical.create(SERVICES, an_object("Service", metadata, spec=service))
+            await site.physical.create(SERVICES, new_object("Service", metadata, spec=service))
             container = {"name": "c", "image": "images.example/busybox:1"}
             spec = {"nodeName": f"{site.name}-{number}", "containers": [container]}
-            await site.physical.create(PODS, an_object("Pod", metadata, spec=spec))
+            await site.physical.create(PODS, new_object("Pod", metadata, spec=spec))
             await wait_until(site.physical, PODS, metadata["name"], lambda pod: phase_of(pod) == "Running", namespace)
 
 

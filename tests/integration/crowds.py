@@ -19,7 +19,7 @@ from tapestry.kube.objects import Object, labels_of, name_of, value_at
 from tapestry.kube.resources import NODES, PODS
 from tapestry.manager.joining import PRIORITY_CLASSES, priority_class
 
-from .lending import Lending, an_object, give, wait_for_all
+from .lending import Lending, give, new_object, wait_for_all
 
 AT_ONCE = 32
 CROWD, MEMBER = "crowd", "member"
@@ -129,7 +129,7 @@ def member(crowd: str, number: int, node: str, **spec: Any) -> Object:
     name = f"{crowd}-{number}"
     requests = {"cpu": "10m", "memory": "10Mi"}
     container = {"name": "c", "image": "images.example/busybox:1", "resources": {"requests": requests}}
-    return an_object(
+    return new_object(
         "Pod",
         {"name": name, "namespace": "default", "labels": {CROWD: crowd, MEMBER: name}},
         spec={

@@ -20,7 +20,7 @@ from tapestry.kube.errors import Unauthorized
 from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, object_named, uid_of, value_at
 from tapestry.kube.resources import CONFIGMAPS, EVENTS, NAMESPACES, SECRETS, SERVICE_ACCOUNTS, Resource
 
-from .lending import Lending, Until, an_object, wait_for_all, wait_until, wait_until_gone
+from .lending import Lending, Until, new_object, wait_for_all, wait_until, wait_until_gone
 
 SELF_REVIEWS = Resource("authentication.k8s.io", "v1", "SelfSubjectReview", "selfsubjectreviews", namespaced=False)
 
@@ -38,7 +38,7 @@ async def running_syncer(site: Lending) -> AsyncIterator[str]:
 
 async def add(site: Lending, resource: Resource, name: str, **content: Any) -> Object:
     metadata = {"name": f"{site.name}-{name}", "namespace": "default", **content.pop("metadata", {})}
-    return await site.virtual.create(resource, an_object(resource.kind, metadata, **content))
+    return await site.virtual.create(resource, new_object(resource.kind, metadata, **content))
 
 
 async def change(site: Lending, resource: Resource, name: str, **content: Any) -> None:
@@ -127,7 +127,7 @@ async def test_immutable_copies_are_replaced_and_edits_are_reverted(site: Lendin
     await add(site, CONFIGMAPS, "fixed", data={"k": "1"}, immutable=True)
     account = {"annotations": {"kubernetes.io/service-account.name": "robot"}}
     await site.virtual.create(
-        SERVICE_ACCOUNTS, an_object("ServiceAccount", {"name": site.name, "namespace": "default"})
+        SERVICE_ACCOUNTS, new_object("ServiceAccount", {"name": site.name, "namespace": "default"})
     )
     token_type = "kubernetes.io/service-account-token"
     account["annotations"]["kubernetes.io/service-account.name"] = site.name
@@ -179,7 +179,7 @@ async def token_of(site: Lending, pod: Object, key: str) -> str:
 async def test_token_authenticates_only_while_the_pod_exists(site: Lending, tmp_path: Path) -> None:
     """P15."""
     await site.virtual.create(
-        SERVICE_ACCOUNTS, an_object("ServiceAccount", {"name": site.name, "namespace": "default"})
+        SERVICE_ACCOUNTS, new_object("ServiceAccount", {"name": site.name, "namespace": "default"})
     )
     sources = [
         {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},

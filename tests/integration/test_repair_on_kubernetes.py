@@ -21,7 +21,7 @@ from tapestry.kube.resources import (
 )
 
 from .forked import completed
-from .lending import Lending, an_object, annotated, give, wait_for_all, wait_until_gone
+from .lending import Lending, annotated, give, new_object, wait_for_all, wait_until_gone
 
 TOKEN = {"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
 
@@ -47,9 +47,11 @@ async def lend(site: Lending) -> str:
 async def map_pod(site: Lending, node: str) -> Object:
     """Create a pod that mounts a ConfigMap and a token.  Return its twin."""
     await site.wait_for_virtual_node(node)
-    await give(site.virtual, SERVICE_ACCOUNTS, an_object("ServiceAccount", {"name": "default", "namespace": "default"}))
+    await give(
+        site.virtual, SERVICE_ACCOUNTS, new_object("ServiceAccount", {"name": "default", "namespace": "default"})
+    )
     settings = {"name": f"{site.name}-settings", "namespace": "default"}
-    await site.virtual.create(CONFIGMAPS, an_object("ConfigMap", settings, data={"k": "v"}))
+    await site.virtual.create(CONFIGMAPS, new_object("ConfigMap", settings, data={"k": "v"}))
     config = {"name": "s", "configMap": {"name": settings["name"]}}
     await site.bind_pod("work", node, volumes=[config, TOKEN], serviceAccountName="default")
     await site.wait_for_pod("work", lambda pod: is_condition_true(pod, keys.MAPPED_CONDITION))
@@ -58,10 +60,10 @@ async def map_pod(site: Lending, node: str) -> Object:
 
 async def create_service(site: Lending) -> None:
     """Create a Service with one endpoint in a namespace whose Services are copied."""
-    await site.virtual.create(NAMESPACES, an_object("Namespace", {"name": site.name}))
+    await site.virtual.create(NAMESPACES, new_object("Namespace", {"name": site.name}))
     place = {"name": "front", "namespace": site.name}
     ports = [{"name": "http", "port": 80, "targetPort": "web"}]
-    await site.virtual.create(SERVICES, an_object("Service", place, spec={"selector": {"app": "x"}, "ports": ports}))
+    await site.virtual.create(SERVICES, new_object("Service", place, spec={"selector": {"app": "x"}, "ports": ports}))
     labels = {"kubernetes.io/service-name": "front"}
     slice = {
         "addressType": "IPv4",
@@ -70,7 +72,7 @@ async def create_service(site: Lending) -> None:
     }
     await site.virtual.create(
         ENDPOINT_SLICES,
-        an_object("EndpointSlice", {**place, "labels": labels}, ENDPOINT_SLICES.api_version, **slice),
+        new_object("EndpointSlice", {**place, "labels": labels}, ENDPOINT_SLICES.api_version, **slice),
     )
     await site.set_binding(serviceNamespaces=[site.name])
     for kind in (SERVICES, ENDPOINT_SLICES):
@@ -82,7 +84,7 @@ async def add_duplicate(site: Lending, twin: Object) -> None:
     metadata = {field: twin["metadata"][field] for field in ("labels", "annotations")}
     place = {**metadata, "name": "double", "namespace": site.mount}
     spec = {"containers": [{"name": "c", "image": "none"}], "terminationGracePeriodSeconds": 0}
-    await site.physical.create(PODS, an_object("Pod", place, spec=spec))
+    await site.physical.create(PODS, new_object("Pod", place, spec=spec))
 
 
 async def left_below(site: Lending) -> list[str]:
@@ -104,7 +106,7 @@ async def test_repair_removes_leftovers_but_no_foreign_objects(site: Lending) ->
     with site.syncer():
         await map_pod(site, node)
         await create_service(site)
-    await site.physical.create(CONFIGMAPS, an_object("ConfigMap", {"name": "foreign", "namespace": site.mount}))
+    await site.physical.create(CONFIGMAPS, new_object("ConfigMap", {"name": "foreign", "namespace": site.mount}))
     await site.end_pod("work")
     await site.virtual.delete(SERVICES, object_named("front", site.name))
     code, found = run_repair(site, "--dry-run")
@@ -138,8 +140,8 @@ async def test_syncer_repairs_inconsistencies(site: Lending) -> None:
     gone = site.above(f"{node}-gone")
     owner = {"apiVersion": "v1", "kind": "Node", "name": gone, "uid": "00000000-0000-0000-0000-000000000000"}
     lease = {"name": gone, "namespace": NODE_LEASE_NAMESPACE, "ownerReferences": [owner]}
-    await give(site.virtual, NAMESPACES, an_object("Namespace", {"name": NODE_LEASE_NAMESPACE}))
-    await site.virtual.create(LEASES, an_object("Lease", lease, LEASES.api_version))
+    await give(site.virtual, NAMESPACES, new_object("Namespace", {"name": NODE_LEASE_NAMESPACE}))
+    await site.virtual.create(LEASES, new_object("Lease", lease, LEASES.api_version))
     with site.syncer(check_seconds="0.5"):
         twin = await map_pod(site, node)
         await add_duplicate(site, twin)
@@ -181,7 +183,7 @@ async def test_unschedulable_pod_is_explained_by_its_taint(site: Lending) -> Non
     node = await lend(site)
     with site.syncer():
         await site.wait_for_virtual_node(node)
-        pod = an_object("Pod", {"name": f"{site.name}-new", "namespace": "default"}, spec={
+        pod = new_object("Pod", {"name": f"{site.name}-new", "namespace": "default"}, spec={
             "containers": [{"name": "c", "image": "none"}],
             "nodeSelector": {"lent-to": site.name},
         })  # fmt: skip

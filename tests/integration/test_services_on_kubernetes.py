@@ -10,7 +10,7 @@ from tapestry.kube.objects import Object, labels_of, name_of, object_named, uid_
 from tapestry.kube.resources import ENDPOINT_SLICES, NAMESPACES, PODS, SERVICES
 from tapestry.syncer.translate.services import SERVICE_NAME, SLICE_MANAGER, twin_service_name
 
-from .lending import Lending, a_pod, an_object, give, wait_for_all, wait_until, wait_until_gone
+from .lending import Lending, give, new_object, new_pod, wait_for_all, wait_until, wait_until_gone
 from .planes import Plane
 
 PORT = {"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080}
@@ -28,7 +28,7 @@ async def binding_at(site: Lending) -> Binding:
 
 async def add_namespace(site: Lending, name: str = "team") -> str:
     namespace = f"{site.name}-{name}"
-    await give(site.virtual, NAMESPACES, an_object("Namespace", {"name": namespace}))
+    await give(site.virtual, NAMESPACES, new_object("Namespace", {"name": namespace}))
     return namespace
 
 
@@ -41,7 +41,7 @@ async def add_slice(site: Lending, namespace: str, *addresses: str, name: str = 
     metadata = {"name": f"{name}-1", "namespace": namespace, "labels": {SERVICE_NAME: name}}
     content = {"addressType": "IPv4", "endpoints": endpoints(*addresses), "ports": [{"name": "http", "port": 8080}]}
     return await site.virtual.create(
-        ENDPOINT_SLICES, an_object("EndpointSlice", metadata, ENDPOINT_SLICES.api_version, **content)
+        ENDPOINT_SLICES, new_object("EndpointSlice", metadata, ENDPOINT_SLICES.api_version, **content)
     )
 
 
@@ -112,7 +112,7 @@ async def test_twin_host_aliases_have_physical_service_addresses(site: Lending) 
     await site.add_policy("all")
     with site.syncer():
         await site.wait_for_virtual_node(node)
-        pod = a_pod("work", site.above(node))
+        pod = new_pod("work", site.above(node))
         await site.virtual.create(PODS, {**pod, "metadata": {"name": "work", "namespace": namespace}})
         ours = f"{keys.VIRTUAL_NAMESPACE}={namespace}"
         [twin] = await wait_for_all(site.physical, PODS, site.mount, bool, labels=ours)

@@ -35,11 +35,11 @@ from .lending import (
     LENT_TO,
     TAPESTRY,
     Lending,
-    a_kubeconfig_secret,
-    an_object,
     has_deletion_timestamp,
     lending,
     lends,
+    new_kubeconfig_secret,
+    new_object,
     readiness,
     ready,
     tainted,
@@ -304,13 +304,13 @@ async def test_csi_drivers_follow_the_physical_node(site: Lending) -> None:
     """N19."""
     node = f"{site.name}-n1"
     await site.add_node(node)
-    await site.physical.create(CSI_NODES, a_csi_node(node, "disk.example.com"))
+    await site.physical.create(CSI_NODES, new_csi_node(node, "disk.example.com"))
     await site.add_policy("all")
     with site.syncer():
         csi_node = await wait_until(site.virtual, CSI_NODES, site.above(node), bool)
-        assert csi_node["spec"]["drivers"] == a_csi_node(node, "disk.example.com")["spec"]["drivers"]
+        assert csi_node["spec"]["drivers"] == new_csi_node(node, "disk.example.com")["spec"]["drivers"]
         assert annotations_of(csi_node)[keys.PHYSICAL_NODE_NAME] == node
-        driver = a_csi_node(node, "files.example.com")["spec"]
+        driver = new_csi_node(node, "files.example.com")["spec"]
         await site.physical.patch(CSI_NODES, object_named(node), {"spec": driver})
         await wait_until(
             site.virtual, CSI_NODES, site.above(node), lambda found: drivers_of(found) == ["files.example.com"]
@@ -318,7 +318,7 @@ async def test_csi_drivers_follow_the_physical_node(site: Lending) -> None:
     await site.physical.delete(CSI_NODES, object_named(node))  # while the syncer is down
     with site.syncer():
         await wait_until_gone(site.virtual, CSI_NODES, site.above(node))
-        await site.physical.create(CSI_NODES, a_csi_node(node, "disk.example.com"))
+        await site.physical.create(CSI_NODES, new_csi_node(node, "disk.example.com"))
         await wait_until(site.virtual, CSI_NODES, site.above(node), bool)
         await site.physical.delete(NODES, object_named(node))
         await site.wait_until_virtual_node_is_gone(node)
@@ -572,9 +572,9 @@ async def test_expired_credentials_withdraw_nothing_and_new_ones_are_used(site: 
     node = f"{site.name}-n1"
     await site.add_node(node)
     await site.add_policy("all")
-    account = an_object("ServiceAccount", {"name": site.name, "namespace": "default"})
+    account = new_object("ServiceAccount", {"name": site.name, "namespace": "default"})
     await site.physical.create(SERVICE_ACCOUNTS, account)
-    await site.physical.create(CLUSTER_ROLE_BINDINGS, an_administrator(site.name))
+    await site.physical.create(CLUSTER_ROLE_BINDINGS, new_administrator(site.name))
     token = (await site.physical.request_token(site.name, "default"))["token"]
     admins = physical_plane.kubeconfig.read_text()
     await site.set_kubeconfig(admins.replace(physical_plane.token, token))
@@ -594,7 +594,7 @@ async def test_new_secret_is_used_once_the_binding_names_it(site: Lending, physi
     await site.add_policy("all")
     await site.set_kubeconfig("{")
     other = f"{site.name}-other"
-    await site.virtual.create(SECRETS, a_kubeconfig_secret(other, physical_plane.kubeconfig.read_text()))
+    await site.virtual.create(SECRETS, new_kubeconfig_secret(other, physical_plane.kubeconfig.read_text()))
     with site.syncer():
         await site.wait_for_binding(
             lambda found: find_condition(value_at(found, "status", "conditions"), "Leasing") is not None
@@ -669,17 +669,17 @@ def host_port(number: int, protocol: str = "TCP", address: str = "") -> Object:
     return {**port, "hostIP": address} if address else port
 
 
-def a_csi_node(node: str, driver: str) -> Object:
+def new_csi_node(node: str, driver: str) -> Object:
     found = {"name": driver, "nodeID": f"id-of-{node}", "topologyKeys": ["zone"], "allocatable": {"count": 7}}
-    return an_object("CSINode", {"name": node}, CSI_NODES.api_version, spec={"drivers": [found]})
+    return new_object("CSINode", {"name": node}, CSI_NODES.api_version, spec={"drivers": [found]})
 
 
 def drivers_of(csi_node: Object) -> list[str]:
     return [driver["name"] for driver in csi_node["spec"]["drivers"]]
 
 
-def an_administrator(account: str) -> Object:
-    return an_object(
+def new_administrator(account: str) -> Object:
+    return new_object(
         "ClusterRoleBinding",
         {"name": account},
         CLUSTER_ROLE_BINDINGS.api_version,

@@ -76,7 +76,7 @@ async def test_default_policy_logs_requests_without_bodies(call: ServerClient, t
     assert "responseObject" not in last
 
 
-def a_policy(**spec: Any) -> Object:
+def new_policy(**spec: Any) -> Object:
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"], "operations": ["*"]}
     return {"metadata": {"name": "p"}, "spec": {"matchConstraints": {"resourceRules": [rule]}, **spec}}
 
@@ -89,7 +89,7 @@ async def test_policy_annotations_are_logged_for_rejected_requests(call: ServerC
         "nothing": "' '",
         "null": "null",
     }
-    policy_object = a_policy(
+    policy_object = new_policy(
         paramKind={"apiVersion": "v1", "kind": "Namespace"},
         validations=[{"expression": "true"}, {"expression": "false", "message": "never"}, {"expression": "1 > 2"}],
         auditAnnotations=[{"key": key, "valueExpression": each} for key, each in annotations.items()],
@@ -122,7 +122,7 @@ async def test_policy_annotations_are_logged_for_rejected_requests(call: ServerC
 
 async def test_failing_annotation_rejects_unless_failure_policy_ignores(call: ServerClient, tmp_path: Path) -> None:
     group = "/apis/admissionregistration.k8s.io/v1"
-    failing = a_policy(auditAnnotations=[{"key": "k", "valueExpression": "string(object.nope)"}])
+    failing = new_policy(auditAnnotations=[{"key": "k", "valueExpression": "string(object.nope)"}])
     created = await call.made(f"{group}/validatingadmissionpolicies", failing)
     binding = {"policyName": "p", "validationActions": ["Deny"]}
     await call.made(f"{group}/validatingadmissionpolicybindings", {"metadata": {"name": "b"}, "spec": binding})
@@ -132,7 +132,7 @@ async def test_failing_annotation_rejects_unless_failure_policy_ignores(call: Se
     assert (await call("PUT", f"{group}/validatingadmissionpolicies/p", ignoring))[0] == 200
     assert (await audited("POST", MAPS, {"metadata": {"name": "m"}})).status == 201
     assert not [key for each in audited.events() for key in each.get("annotations", {}) if key.startswith("p/")]
-    keyless = a_policy(auditAnnotations=[{"valueExpression": "'x'"}])
+    keyless = new_policy(auditAnnotations=[{"valueExpression": "'x'"}])
     status, result = await call("POST", f"{group}/validatingadmissionpolicies", keyless, dryRun="All")
     assert (status, result["details"]["causes"][0]["field"]) == (422, "spec.auditAnnotations[0].key")
 

@@ -22,11 +22,11 @@ TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
 
 
-def a_pod(name: str = "web", **spec: Any) -> Object:
+def new_pod(name: str = "web", **spec: Any) -> Object:
     return {"metadata": {"name": name}, "spec": {"containers": [{"name": "c", "image": "nginx"}], **spec}}
 
 
-def a_map(name: str = "a", **data: str) -> Object:
+def new_map(name: str = "a", **data: str) -> Object:
     return {"metadata": {"name": name}, "data": data}
 
 
@@ -34,7 +34,7 @@ def a_map(name: str = "a", **data: str) -> Object:
 
 
 async def test_created_object_has_server_fields_and_defaults(call: ServerClient) -> None:
-    pod = await call.made(PODS, a_pod())
+    pod = await call.made(PODS, new_pod())
     assert pod["apiVersion"] == "v1"
     assert pod["metadata"]["generation"] == 1
     assert pod["metadata"]["uid"]
@@ -57,13 +57,13 @@ async def test_generated_names_are_unique(call: ServerClient) -> None:
 
 
 async def test_duplicate_name_is_rejected(call: ServerClient) -> None:
-    await call.made(MAPS, a_map())
-    status, result = await call("POST", MAPS, a_map())
+    await call.made(MAPS, new_map())
+    status, result = await call("POST", MAPS, new_map())
     assert (status, result["reason"], result["message"]) == (409, "AlreadyExists", 'configmaps "a" already exists')
 
 
 async def test_dry_run_changes_nothing(call: ServerClient) -> None:
-    status, result = await call("POST", MAPS, a_map(), dryRun="All")
+    status, result = await call("POST", MAPS, new_map(), dryRun="All")
     assert (status, result["metadata"]["name"]) == (201, "a")
     assert (await call("GET", f"{MAPS}/a"))[0] == 404
 
@@ -73,7 +73,7 @@ async def test_dry_run_changes_nothing(call: ServerClient) -> None:
     [("Strict", 400), ("Warn", 201), ("Ignore", 201)],
 )
 async def test_field_validation_handles_unknown_fields(call: ServerClient, mode: str, status: int) -> None:
-    response = await call.answer("POST", PODS, a_pod(surprise=1), fieldValidation=mode)
+    response = await call.answer("POST", PODS, new_pod(surprise=1), fieldValidation=mode)
     assert not isinstance(response, WatchResponse)
     assert response.status == status
     if mode == "Strict":
@@ -104,7 +104,7 @@ async def test_field_validation_handles_duplicate_yaml_keys(call: ServerClient, 
 
 
 async def test_wrong_type_is_rejected(call: ServerClient) -> None:
-    status, result = await call("POST", PODS, a_pod(containers="many"))
+    status, result = await call("POST", PODS, new_pod(containers="many"))
     assert (status, result["reason"]) == (400, "BadRequest")
     assert "cannot unmarshal string into Go struct field spec.containers" in result["message"]
 
@@ -113,7 +113,7 @@ async def test_wrong_type_is_rejected(call: ServerClient) -> None:
 
 
 async def test_unchanged_write_keeps_resource_version(call: ServerClient) -> None:
-    created = await call.made(MAPS, a_map(k="v"))
+    created = await call.made(MAPS, new_map(k="v"))
     assert (await call("PATCH", f"{MAPS}/a", {"data": {"k": "v"}}, kind=MERGE))[1] == created
     assert (await call("PUT", f"{MAPS}/a", created))[1] == created
 
@@ -133,7 +133,7 @@ async def test_nulls_over_missing_fields_change_nothing(call: ServerClient) -> N
 
 
 async def test_stale_replace_conflicts(call: ServerClient) -> None:
-    created = await call.made(MAPS, a_map(k="1"))
+    created = await call.made(MAPS, new_map(k="1"))
     await call("PATCH", f"{MAPS}/a", {"data": {"k": "2"}}, kind=MERGE)
     status, result = await call("PUT", f"{MAPS}/a", created)
     assert (status, result["reason"]) == (409, "Conflict")
@@ -142,13 +142,13 @@ async def test_stale_replace_conflicts(call: ServerClient) -> None:
 
 @pytest.mark.parametrize("kind", [MERGE, STRATEGIC])
 async def test_patch_with_invalid_result_is_rejected(call: ServerClient, kind: str) -> None:
-    await call.made(MAPS, a_map(x="1"))
+    await call.made(MAPS, new_map(x="1"))
     status, result = await call("PATCH", f"{MAPS}/a", {"data": {"x": 7}}, kind=kind)
     assert (status, result["details"]["causes"][0]["field"]) == (422, "patch")
 
 
 async def test_strategic_patch_merges_containers_by_name(call: ServerClient) -> None:
-    await call.made(PODS, a_pod())
+    await call.made(PODS, new_pod())
     patch = {"spec": {"containers": [{"name": "c", "image": "nginx:2"}]}}
     _, pod = await call("PATCH", f"{PODS}/web", patch, kind=STRATEGIC)
     assert [(each["name"], each["image"]) for each in pod["spec"]["containers"]] == [("c", "nginx:2")]
@@ -156,7 +156,7 @@ async def test_strategic_patch_merges_containers_by_name(call: ServerClient) -> 
 
 
 async def test_status_and_main_writes_are_separate(call: ServerClient) -> None:
-    await call.made(PODS, a_pod())
+    await call.made(PODS, new_pod())
     both = {"status": {"phase": "Running"}, "spec": {"hostname": "other"}}
     _, pod = await call("PATCH", f"{PODS}/web/status", both, kind=MERGE)
     assert (pod["status"]["phase"], pod["metadata"]["generation"]) == ("Running", 1)
@@ -166,7 +166,7 @@ async def test_status_and_main_writes_are_separate(call: ServerClient) -> None:
 
 
 async def test_concurrent_patches_are_all_applied(call: ServerClient) -> None:
-    await call.made(MAPS, a_map())
+    await call.made(MAPS, new_map())
     async with asyncio.TaskGroup() as group:
         for number in range(50):
             group.create_task(call("PATCH", f"{MAPS}/a", {"data": {f"k{number}": "v"}}, kind=MERGE))
@@ -178,12 +178,12 @@ async def test_concurrent_patches_are_all_applied(call: ServerClient) -> None:
 
 
 async def test_only_bound_pod_gets_grace_period(call: ServerClient) -> None:
-    await call.made(PODS, a_pod("bound", nodeName="n1"))
+    await call.made(PODS, new_pod("bound", nodeName="n1"))
     _, pod = await call("DELETE", f"{PODS}/bound")
     assert pod["metadata"]["deletionGracePeriodSeconds"] == 30
     await call("DELETE", f"{PODS}/bound", {"gracePeriodSeconds": 0})
     assert (await call("GET", f"{PODS}/bound"))[0] == 404
-    await call.made(PODS, a_pod("waiting"))
+    await call.made(PODS, new_pod("waiting"))
     await call("DELETE", f"{PODS}/waiting")
     assert (await call("GET", f"{PODS}/waiting"))[0] == 404
 
@@ -197,7 +197,7 @@ async def test_object_is_removed_with_last_finalizer(call: ServerClient) -> None
 
 
 async def test_delete_with_other_uid_conflicts(call: ServerClient) -> None:
-    await call.made(MAPS, a_map())
+    await call.made(MAPS, new_map())
     status, result = await call("DELETE", f"{MAPS}/a", {"preconditions": {"uid": "another"}})
     assert (status, result["reason"]) == (409, "Conflict")
 
@@ -215,10 +215,10 @@ async def test_delete_collection_respects_selector(call: ServerClient) -> None:
 
 async def test_all_pages_show_one_revision(call: ServerClient) -> None:
     for name in "abcd":
-        await call.made(MAPS, a_map(name))
+        await call.made(MAPS, new_map(name))
     _, first = await call("GET", MAPS, limit="2")
     await call("DELETE", f"{MAPS}/d")
-    await call.made(MAPS, a_map("e"))
+    await call.made(MAPS, new_map("e"))
     _, rest = await call("GET", MAPS, limit="10", **{"continue": first["metadata"]["continue"]})
     names = [each["metadata"]["name"] for page in (first, rest) for each in page["items"]]
     assert names == ["a", "b", "c", "d"]
@@ -228,9 +228,9 @@ async def test_all_pages_show_one_revision(call: ServerClient) -> None:
 
 async def test_expired_page_offers_a_continue_token(call: ServerClient) -> None:
     for name in "abc":
-        await call.made(MAPS, a_map(name))
+        await call.made(MAPS, new_map(name))
     _, first = await call("GET", MAPS, limit="1")
-    await call.made(MAPS, a_map("d"))
+    await call.made(MAPS, new_map("d"))
     call.server.verbs.store.compact_events(call.server.verbs.store.revision)
     status, expired = await call("GET", MAPS, limit="1", **{"continue": first["metadata"]["continue"]})
     assert (status, expired["reason"]) == (410, "Expired")
@@ -250,8 +250,8 @@ async def test_unset_boolean_field_matches_false(call: ServerClient) -> None:
 
 
 async def test_lists_are_filtered_by_fields_and_labels(call: ServerClient) -> None:
-    await call.made(PODS, a_pod("one", nodeName="n1"))
-    await call.made(PODS, a_pod("two"))
+    await call.made(PODS, new_pod("one", nodeName="n1"))
+    await call.made(PODS, new_pod("two"))
     _, result = await call("GET", "/api/v1/pods", fieldSelector="spec.nodeName=n1")
     assert [each["metadata"]["name"] for each in result["items"]] == ["one"]
     status, error = await call("GET", "/api/v1/pods", fieldSelector="spec.color=red")
@@ -291,7 +291,7 @@ async def test_idle_watch_sends_bookmark_before_its_end(call: ServerClient) -> N
 
 async def keep_busy(call: ServerClient) -> None:
     """Change an object continuously."""
-    await call.made(MAPS, a_map("busy"))
+    await call.made(MAPS, new_map("busy"))
     for number in itertools.count():
         await call("PATCH", f"{MAPS}/busy", {"data": {"n": str(number)}}, kind=MERGE)
 
@@ -304,7 +304,7 @@ async def test_rejected_watch_leaves_no_subscription(call: ServerClient) -> None
 
 
 async def test_watch_continues_after_list(call: ServerClient) -> None:
-    await call.made(MAPS, a_map("a"))
+    await call.made(MAPS, new_map("a"))
     _, listed = await call("GET", MAPS)
     watch = await call.answer("GET", MAPS, watch="1", resourceVersion=listed["metadata"]["resourceVersion"])
     await call("PATCH", f"{MAPS}/a", {"data": {"k": "v"}}, kind=MERGE)
@@ -327,7 +327,7 @@ async def test_object_that_leaves_selection_is_deleted_event(call: ServerClient)
 
 
 async def test_streamed_list_ends_with_bookmark(call: ServerClient) -> None:
-    await call.made(MAPS, a_map("a"))
+    await call.made(MAPS, new_map("a"))
     watch = await call.answer(
         *("GET", MAPS),
         watch="1",
@@ -357,7 +357,7 @@ async def test_bookmark_has_the_requested_form(call: ServerClient, form: str) ->
 
 
 async def test_compacted_revision_is_error_event(call: ServerClient) -> None:
-    await call.made(MAPS, a_map("a"))
+    await call.made(MAPS, new_map("a"))
     call.server.verbs.store.compact_events(call.server.verbs.store.revision)
     response = await call.answer("GET", MAPS, watch="1", resourceVersion="1")
     assert not isinstance(response, WatchResponse)
@@ -369,7 +369,7 @@ async def test_compacted_revision_is_error_event(call: ServerClient) -> None:
 
 
 async def test_table_has_kubectl_columns(call: ServerClient) -> None:
-    await call.made(PODS, a_pod())
+    await call.made(PODS, new_pod())
     _, table = await call("GET", PODS, accept=TABLE)
     heads = [each["name"] for each in table["columnDefinitions"] if not each["priority"]]
     assert heads == ["Name", "Ready", "Status", "Restarts", "Age"]
@@ -379,7 +379,7 @@ async def test_table_has_kubectl_columns(call: ServerClient) -> None:
 
 
 async def test_partial_metadata_can_be_requested(call: ServerClient) -> None:
-    await call.made(MAPS, a_map("a", k="v"))
+    await call.made(MAPS, new_map("a", k="v"))
     accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
     _, result = await call("GET", MAPS, accept=accept)
     assert result["kind"] == "PartialObjectMetadataList"
@@ -428,7 +428,7 @@ async def test_discovery_lists_served_resources(call: ServerClient) -> None:
     ],
 )
 async def test_unsupported_verb_is_not_allowed(call: ServerClient, method: str, path: str) -> None:
-    before = await call.made(PODS, a_pod())
+    before = await call.made(PODS, new_pod())
     assert (await call(method, path, {}))[0] == 405
     assert (await call("GET", f"{PODS}/web"))[1] == before
     assert (await call("GET", "/api/v1/namespaces/default"))[1]["status"] == {"phase": "Active"}
@@ -488,13 +488,13 @@ async def test_role_allows_exactly_its_verbs(call: ServerClient) -> None:
     await call.made(f"{rbac}/rolebindings", {"metadata": {"name": "eve"}, "subjects": [subject], "roleRef": reference})
     assert (await eve("GET", MAPS))[0] == 200
     assert (await eve("GET", "/api/v1/namespaces/kube-system/configmaps"))[0] == 403
-    assert (await eve("POST", MAPS, a_map()))[0] == 403
+    assert (await eve("POST", MAPS, new_map()))[0] == 403
 
 
 async def test_token_is_invalid_after_pod_deletion(call: ServerClient) -> None:
     accounts = "/api/v1/namespaces/default/serviceaccounts"
     await call.made(accounts, {"metadata": {"name": "robot"}})
-    pod = await call.made(PODS, a_pod())
+    pod = await call.made(PODS, new_pod())
     bound = {"kind": "Pod", "apiVersion": "v1", "name": "web", "uid": pod["metadata"]["uid"]}
     _, response = await call("POST", f"{accounts}/robot/token", {"spec": {"boundObjectRef": bound}})
     review = {"spec": {"token": response["status"]["token"]}}
@@ -509,7 +509,7 @@ async def test_token_is_invalid_after_pod_deletion(call: ServerClient) -> None:
 # -- custom resources
 
 
-def a_definition() -> Object:
+def new_definition() -> Object:
     color = {"type": "string", "enum": ["red", "blue"]}
     spec = {
         "type": "object",
@@ -528,7 +528,7 @@ WIDGETS = "/apis/example.com/v1/namespaces/default/widgets"
 
 
 async def test_definition_is_served_and_validates_objects(call: ServerClient) -> None:
-    definition = await call.made(DEFINITIONS, a_definition())
+    definition = await call.made(DEFINITIONS, new_definition())
     assert {each["type"] for each in definition["status"]["conditions"]} == {"NamesAccepted", "Established"}
     widget = await call.made(WIDGETS, {"metadata": {"name": "w"}, "spec": {"color": "red", "extra": 1}})
     assert widget["spec"] == {"color": "red", "size": 3}
@@ -542,7 +542,7 @@ async def test_definition_is_served_and_validates_objects(call: ServerClient) ->
 async def test_deleted_definition_rejects_new_objects_until_finalized(
     call: ServerClient,
 ) -> None:
-    await call.made(DEFINITIONS, a_definition())
+    await call.made(DEFINITIONS, new_definition())
     assert (await call("GET", WIDGETS))[0] == 200
     _, deleting = await call("DELETE", f"{DEFINITIONS}/widgets.example.com")
     assert deleting["metadata"]["finalizers"] == ["customresourcecleanup.apiextensions.k8s.io"]
@@ -579,7 +579,7 @@ async def test_job_orphans_its_pods_by_default(call: ServerClient) -> None:
 
 
 async def test_invalid_definition_is_rejected_or_skipped(call: ServerClient, caplog: pytest.LogCaptureFixture) -> None:
-    definition = a_definition()
+    definition = new_definition()
     [version] = definition["spec"]["versions"]
     items = {"type": "array", "items": {"type": "object", "properties": {"a": {"type": "text"}}}}
     for more, field in (
@@ -618,8 +618,8 @@ async def test_invalid_definition_is_rejected_or_skipped(call: ServerClient, cap
 async def test_other_request_bodies_are_type_checked(
     call: ServerClient, method: str, path: str, field: str, wrong: object
 ) -> None:
-    await call.made(PODS, a_pod())
-    template = {"metadata": {"labels": {"a": "b"}}, "spec": a_pod()["spec"]}
+    await call.made(PODS, new_pod())
+    template = {"metadata": {"labels": {"a": "b"}}, "spec": new_pod()["spec"]}
     spec = {"selector": {"matchLabels": {"a": "b"}}, "template": template}
     await call.made("/apis/apps/v1/namespaces/default/deployments", {"metadata": {"name": "d"}, "spec": spec})
     kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
@@ -629,7 +629,7 @@ async def test_other_request_bodies_are_type_checked(
 
 @pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "TRACE", "PROPFIND"])
 async def test_unknown_method_is_not_allowed(call: ServerClient, method: str) -> None:
-    await call.made(DEFINITIONS, a_definition())
+    await call.made(DEFINITIONS, new_definition())
     await call.made(WIDGETS, {"metadata": {"name": "w"}, "spec": {"color": "red"}})
     for path in (PODS, MAPS, WIDGETS, f"{WIDGETS}/w", f"{WIDGETS}/w/status"):
         assert (await call(method, path))[0] == 405
@@ -639,7 +639,7 @@ async def test_unknown_method_is_not_allowed(call: ServerClient, method: str) ->
 async def test_definition_cannot_replace_built_in_resource(call: ServerClient, group: str, field: str) -> None:
     plural, kind = ("deployments", "Deployment") if group == "apps" else ("leases", "Lease")
     there = f"/apis/{group}/v1/namespaces/default/{plural}"
-    definition = a_definition()
+    definition = new_definition()
     spec = {**definition["spec"], "group": group, "names": {"plural": plural, "kind": kind}}
     status, result = await call("POST", DEFINITIONS, {"metadata": {"name": f"{plural}.{group}"}, "spec": spec})
     assert (status, field in [each["field"] for each in result["details"]["causes"]]) == (422, True)
@@ -648,7 +648,7 @@ async def test_definition_cannot_replace_built_in_resource(call: ServerClient, g
 
 
 async def test_definition_with_wrong_name_is_rejected(call: ServerClient) -> None:
-    invalid = {**a_definition(), "metadata": {"name": "other.example.com"}}
+    invalid = {**new_definition(), "metadata": {"name": "other.example.com"}}
     status, result = await call("POST", DEFINITIONS, invalid)
     assert (status, result["details"]["causes"][0]["field"]) == (422, "metadata.name")
 
@@ -662,9 +662,9 @@ async def test_dry_run_in_delete_options_deletes_nothing(call: ServerClient) -> 
 
 
 async def test_long_field_manager_is_rejected(call: ServerClient) -> None:
-    status, result = await call("POST", MAPS, a_map(), fieldManager="m" * 129)
+    status, result = await call("POST", MAPS, new_map(), fieldManager="m" * 129)
     assert (status, result["details"]["causes"][0]["reason"]) == (422, "FieldValueTooLong")
-    assert (await call("POST", MAPS, a_map(), fieldManager="m" * 128))[0] == 201
+    assert (await call("POST", MAPS, new_map(), fieldManager="m" * 128))[0] == 201
 
 
 async def test_token_under_ten_minutes_is_rejected(call: ServerClient) -> None:
@@ -682,7 +682,7 @@ async def test_dry_run_create_may_have_resource_version(call: ServerClient) -> N
 
 
 async def test_only_custom_list_items_have_kind(call: ServerClient) -> None:
-    await call.made(DEFINITIONS, a_definition())
+    await call.made(DEFINITIONS, new_definition())
     await call.made("/api/v1/namespaces/default/configmaps", {"metadata": {"name": "a"}, "data": {"k": "v"}})
     await call.made("/apis/example.com/v1/namespaces/default/widgets", {"metadata": {"name": "w"}})
     _, result = await call("GET", "/api/v1/configmaps")

@@ -157,7 +157,7 @@ def test_text_of_variant_is_its_own(interned: Interner, text: bytes) -> None:
         assert variant_text(value, msgspec.json.encode) == msgspec.json.encode(dict(value))
 
 
-def a_pod(name: str, **spec: Any) -> Object:
+def new_pod(name: str, **spec: Any) -> Object:
     container = {"name": "c", "image": "nginx", "env": [{"name": "A", "value": "b"}], "ports": [{"containerPort": 80}]}
     return {
         "apiVersion": "v1",
@@ -188,7 +188,7 @@ def comparable(pod: Object) -> Object:
     ],
 )
 async def test_second_equal_pod_is_like_the_first(call: ServerClient, spec: Object) -> None:
-    first, second = [await call.made(PODS, a_pod(name, **spec)) for name in ("one", "two")]
+    first, second = [await call.made(PODS, new_pod(name, **spec)) for name in ("one", "two")]
     assert comparable(second) == comparable(first)
     assert [pod["metadata"]["labels"]["app"] for pod in (first, second)] == ["one", "two"]
 
@@ -203,14 +203,14 @@ async def test_second_equal_pod_is_like_the_first(call: ServerClient, spec: Obje
 )
 async def test_errors_are_repeated_for_equal_specs(call: ServerClient, spec: Object, code: int, words: str) -> None:
     for name in ("one", "two", "two"):
-        status, response = await call("POST", PODS, a_pod(name, **spec))
+        status, response = await call("POST", PODS, new_pod(name, **spec))
         assert (status, words in response["message"]) == (code, True)
         assert name in response["message"] or code == 400
 
 
 async def test_warnings_are_repeated_for_equal_specs(call: ServerClient) -> None:
     for name in ("one", "two"):
-        response = await call.answer("POST", PODS, a_pod(name, sppec=1, imagePullSecrets=[{"name": "s"}] * 2))
+        response = await call.answer("POST", PODS, new_pod(name, sppec=1, imagePullSecrets=[{"name": "s"}] * 2))
         assert isinstance(response, ApiResponse)
         assert 'unknown field \\"spec.sppec\\"' in response.headers["Warning"]
         assert "spec.imagePullSecrets[1].name" in response.headers["Warning"]
@@ -230,7 +230,7 @@ def test_bounded_cache_skips_long_texts() -> None:
 
 async def test_repeated_specs_with_duplicate_fields_are_reported_each_time(call: ServerClient) -> None:
     for number, field in enumerate(("image", "image", "labels", "none")):
-        text = msgspec.json.encode(a_pod(f"p{number}")).decode()
+        text = msgspec.json.encode(new_pod(f"p{number}")).decode()
         if field == "image":
             text = text.replace('"image":', '"image":"first","image":')
         elif field == "labels":

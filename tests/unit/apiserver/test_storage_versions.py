@@ -20,7 +20,7 @@ WIDGETS = "/apis/example.com/v1/namespaces/default/widgets"
 TARGET = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web"}
 
 
-def an_event(name: str = "e") -> Object:
+def new_event(name: str = "e") -> Object:
     return {
         "metadata": {"name": name},
         "regarding": {"kind": "Pod", "name": "web", "namespace": "default"},
@@ -35,7 +35,7 @@ def an_event(name: str = "e") -> Object:
 
 
 async def test_event_is_one_object_in_both_groups(call: ServerClient) -> None:
-    created = await call.made(NEW, an_event())
+    created = await call.made(NEW, new_event())
     assert (created["apiVersion"], created["note"]) == ("events.k8s.io/v1", "It was tried.")
     _, old = await call("GET", f"{OLD}/e")
     assert (old["apiVersion"], old["message"], old["involvedObject"]["name"]) == ("v1", "It was tried.", "web")
@@ -60,7 +60,7 @@ async def test_event_is_one_object_in_both_groups(call: ServerClient) -> None:
 async def test_events_are_selected_by_fields_of_their_group(
     call: ServerClient, path: str, selector: str, found: int
 ) -> None:
-    await call.made(NEW, an_event())
+    await call.made(NEW, new_event())
     status, listed = await call("GET", path, fieldSelector=selector)
     assert (status, len(listed["items"])) == (200, found)
 

@@ -20,11 +20,11 @@ DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"
 RESOURCES = {info.resource.name: info for info in published_api().resources}
 
 
-def a_pod(**spec: Any) -> Object:
+def new_pod(**spec: Any) -> Object:
     return {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}], **spec}}
 
 
-def a_deployment() -> Object:
+def new_deployment() -> Object:
     template = {"metadata": {"labels": {"app": "a"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
     return {"metadata": {"name": "d"}, "spec": {"selector": {"matchLabels": {"app": "a"}}, "template": template}}
 
@@ -37,7 +37,7 @@ async def rejection(call: ServerClient, method: str, path: str, body: Any, **mor
 
 
 async def test_all_faults_are_reported_in_order(call: ServerClient) -> None:
-    body = a_pod(containers=[{"name": "C", "ports": [{"containerPort": 0}]}], restartPolicy="Maybe")
+    body = new_pod(containers=[{"name": "C", "ports": [{"containerPort": 0}]}], restartPolicy="Maybe")
     message, fields = await rejection(call, "POST", f"{DEFAULT}/pods", body)
     assert message.startswith('Pod "p" is invalid: [spec.containers[0].name: Invalid value: "C": a lowercase RFC 1123')
     assert fields == [
@@ -49,7 +49,7 @@ async def test_all_faults_are_reported_in_order(call: ServerClient) -> None:
 
 
 async def test_single_fault_has_no_brackets(call: ServerClient) -> None:
-    message, fields = await rejection(call, "POST", f"{DEFAULT}/pods", a_pod(containers=[]))
+    message, fields = await rejection(call, "POST", f"{DEFAULT}/pods", new_pod(containers=[]))
     assert message == 'Pod "p" is invalid: spec.containers: Required value'
     assert fields == ["spec.containers"]
 
@@ -77,7 +77,7 @@ async def test_role_name_may_contain_colons(call: ServerClient) -> None:
 
 
 async def test_pod_spec_is_immutable_except_images(call: ServerClient) -> None:
-    created = await call.made(f"{DEFAULT}/pods", a_pod())
+    created = await call.made(f"{DEFAULT}/pods", new_pod())
     path = f"{DEFAULT}/pods/p"
     container = {**created["spec"]["containers"][0], "image": "other"}
     allowed = with_value(created, ("spec", "containers"), [container])
@@ -89,7 +89,7 @@ async def test_pod_spec_is_immutable_except_images(call: ServerClient) -> None:
 
 
 async def test_workload_selector_is_immutable(call: ServerClient) -> None:
-    created = await call.made(DEPLOYMENTS, a_deployment())
+    created = await call.made(DEPLOYMENTS, new_deployment())
     changed = with_value(created, ("spec", "selector"), {"matchLabels": {"app": "b"}})
     changed = with_value(changed, ("spec", "template", "metadata", "labels"), {"app": "b"})
     message, _ = await rejection(call, "PUT", f"{DEPLOYMENTS}/d", changed)
@@ -107,7 +107,7 @@ async def test_immutable_config_map_cannot_change(call: ServerClient) -> None:
 
 
 async def test_status_update_validates_status(call: ServerClient) -> None:
-    await call.made(DEPLOYMENTS, a_deployment())
+    await call.made(DEPLOYMENTS, new_deployment())
     body = {"status": {"replicas": 1, "readyReplicas": 2}}
     message, _ = await rejection(call, "PATCH", f"{DEPLOYMENTS}/d/status", body, kind="application/merge-patch+json")
     assert message.endswith("status.readyReplicas: Invalid value: 2: cannot be greater than status.replicas")
@@ -115,9 +115,9 @@ async def test_status_update_validates_status(call: ServerClient) -> None:
 
 async def test_quantity_is_canonicalized_and_validated(call: ServerClient) -> None:
     containers = [{"name": "c", "image": "i", "resources": {"requests": {"cpu": 0.5, "memory": "1024Mi"}}}]
-    created = await call.made(f"{DEFAULT}/pods", a_pod(containers=containers))
+    created = await call.made(f"{DEFAULT}/pods", new_pod(containers=containers))
     assert created["spec"]["containers"][0]["resources"]["requests"] == {"cpu": "500m", "memory": "1Gi"}
-    invalid = a_pod(containers=[{"name": "c", "image": "i", "resources": {"requests": {"cpu": "lots"}}}])
+    invalid = new_pod(containers=[{"name": "c", "image": "i", "resources": {"requests": {"cpu": "lots"}}}])
     status, found = await call("POST", f"{DEFAULT}/pods", invalid)
     assert (status, "quantities must match the regular expression" in found["message"]) == (400, True)
 
