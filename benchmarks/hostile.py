@@ -190,7 +190,7 @@ async def attack(client: Client, cases: Iterable[Case], at_once: int) -> list[Ou
     return found
 
 
-async def crowd(url: str, count: int) -> None:
+async def open_stalled_connections(url: str, count: int) -> None:
     """Open connections and stall them: idle, incomplete heads, incomplete bodies, incomplete handshakes."""
     address = urlsplit(url)
     tls = ssl.create_default_context()
@@ -272,7 +272,7 @@ async def measured(server: OwnServer, folder: Path, *, is_quick: bool, at_once: 
                 run.attacked = run.idle[1], time.monotonic()
                 memory.cancel()
             say(f"hostile: {CONNECTIONS} connections")
-            await crowd(server.url, CONNECTIONS)
+            await open_stalled_connections(server.url, CONNECTIONS)
             run.crowded = run.attacked[1], time.monotonic()
             await poller.communicate(b"")  # ends its input
             output.seek(0)

@@ -23,8 +23,8 @@ from tapestry.kube.objects import Object, object_named, value_at
 from tapestry.kube.resources import CLUSTER_ROLES, CRDS, NAMESPACES, NODES, PODS, SECRETS, SERVICE_ACCOUNTS
 from tapestry.manager.joining import PRIORITY_CLASSES
 
+from .bound_clusters import new_pod, wait_until, wait_until_gone
 from .forked import ForkedTapestry, completed
-from .lending import new_pod, wait_until, wait_until_gone
 from .planes import Plane, Start, also_mixed
 
 READY = {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastTransitionTime": "2026-01-01T00:00:00Z"}

@@ -20,31 +20,31 @@ from tapestry.kube.resources import (
     SERVICES,
 )
 
+from .bound_clusters import BoundClusters, annotated, give, new_object, wait_for_all, wait_until_gone
 from .forked import completed
-from .lending import Lending, annotated, give, new_object, wait_for_all, wait_until_gone
 
 TOKEN = {"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
 
 
-def tapestry(site: Lending, *arguments: str) -> subprocess.CompletedProcess[str]:
+def tapestry(site: BoundClusters, *arguments: str) -> subprocess.CompletedProcess[str]:
     return completed(arguments, {**os.environ, "KUBECONFIG": str(site.virtual_plane.kubeconfig)})
 
 
-def run_repair(site: Lending, *options: str) -> tuple[int, list[dict[str, Any]]]:
+def run_repair(site: BoundClusters, *options: str) -> tuple[int, list[dict[str, Any]]]:
     """Run `tapestry repair` and return its exit code and findings."""
     done = tapestry(site, "repair", site.name, "-o", "json", *options)
     assert done.stderr == "", done.stderr
     return done.returncode, json.loads(done.stdout)
 
 
-async def lend(site: Lending) -> str:
+async def lend(site: BoundClusters) -> str:
     node = f"{site.name}-n1"
     await site.add_node(node)
     await site.add_policy("all")
     return node
 
 
-async def map_pod(site: Lending, node: str) -> Object:
+async def map_pod(site: BoundClusters, node: str) -> Object:
     """Create a pod that mounts a ConfigMap and a token.  Return its twin."""
     await site.wait_for_virtual_node(node)
     await give(
@@ -58,7 +58,7 @@ async def map_pod(site: Lending, node: str) -> Object:
     return await site.wait_for_twin("work")
 
 
-async def create_service(site: Lending) -> None:
+async def create_service(site: BoundClusters) -> None:
     """Create a Service with one endpoint in a namespace whose Services are copied."""
     await site.virtual.create(NAMESPACES, new_object("Namespace", {"name": site.name}))
     place = {"name": "front", "namespace": site.name}
@@ -79,7 +79,7 @@ async def create_service(site: Lending) -> None:
         await wait_for_all(site.physical, kind, site.mount, lambda found: len(found) == 1)
 
 
-async def add_duplicate(site: Lending, twin: Object) -> None:
+async def add_duplicate(site: BoundClusters, twin: Object) -> None:
     """Create a physical pod with the labels and annotations of `twin` under another name."""
     metadata = {field: twin["metadata"][field] for field in ("labels", "annotations")}
     place = {**metadata, "name": "double", "namespace": site.mount}
@@ -87,12 +87,12 @@ async def add_duplicate(site: Lending, twin: Object) -> None:
     await site.physical.create(PODS, new_object("Pod", place, spec=spec))
 
 
-async def left_below(site: Lending) -> list[str]:
+async def left_below(site: BoundClusters) -> list[str]:
     kinds = (PODS, CONFIGMAPS, SECRETS, SERVICES, ENDPOINT_SLICES)
     return [f"{kind.plural} {name_of(obj)}" for kind in kinds for obj in await site.physical.list(kind, site.mount)]
 
 
-async def test_repair_finds_nothing_while_a_syncer_runs(site: Lending) -> None:
+async def test_repair_finds_nothing_while_a_syncer_runs(site: BoundClusters) -> None:
     node = await lend(site)
     with site.syncer():
         await map_pod(site, node)
@@ -101,7 +101,7 @@ async def test_repair_finds_nothing_while_a_syncer_runs(site: Lending) -> None:
         assert tapestry(site, "repair", site.name).stdout == "no inconsistencies were found\n"
 
 
-async def test_repair_removes_leftovers_but_no_foreign_objects(site: Lending) -> None:
+async def test_repair_removes_leftovers_but_no_foreign_objects(site: BoundClusters) -> None:
     node = await lend(site)
     with site.syncer():
         await map_pod(site, node)
@@ -122,7 +122,7 @@ async def test_repair_removes_leftovers_but_no_foreign_objects(site: Lending) ->
     assert run_repair(site) == (0, [])
 
 
-async def test_repair_reports_problems_only_a_syncer_can_fix(site: Lending) -> None:
+async def test_repair_reports_problems_only_a_syncer_can_fix(site: BoundClusters) -> None:
     node = await lend(site)
     with site.syncer():
         twin = await map_pod(site, node)
@@ -134,7 +134,7 @@ async def test_repair_reports_problems_only_a_syncer_can_fix(site: Lending) -> N
     assert tapestry(site, "repair", "nobody").stderr.startswith("Error: there is no ClusterBinding nobody; known are: ")
 
 
-async def test_syncer_repairs_inconsistencies(site: Lending) -> None:
+async def test_syncer_repairs_inconsistencies(site: BoundClusters) -> None:
     """The syncer deletes a duplicate twin, restores missing labels and deletes a Lease without a node."""
     node = await lend(site)
     gone = site.above(f"{node}-gone")
@@ -155,7 +155,7 @@ async def test_syncer_repairs_inconsistencies(site: Lending) -> None:
     assert len([each for each in site.writes() if each["verb"] == "delete" and "double" in str(each)]) == 1
 
 
-async def test_pod_list_tree_and_explanation_agree(site: Lending) -> None:
+async def test_pod_list_tree_and_explanation_agree(site: BoundClusters) -> None:
     node = await lend(site)
     with site.syncer():
         twin = await map_pod(site, node)
@@ -179,7 +179,7 @@ async def test_pod_list_tree_and_explanation_agree(site: Lending) -> None:
         assert f"twin {work['twin']}: Pending" in says(site, "explain", "pod", f"{site.name}-work")
 
 
-async def test_unschedulable_pod_is_explained_by_its_taint(site: Lending) -> None:
+async def test_unschedulable_pod_is_explained_by_its_taint(site: BoundClusters) -> None:
     node = await lend(site)
     with site.syncer():
         await site.wait_for_virtual_node(node)
@@ -193,7 +193,7 @@ async def test_unschedulable_pod_is_explained_by_its_taint(site: Lending) -> Non
         assert "add to the pod's spec.tolerations: {key: tapestry.io/vnode, operator: Exists}" in text
 
 
-def says(site: Lending, *arguments: str) -> str:
+def says(site: BoundClusters, *arguments: str) -> str:
     done = tapestry(site, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -34,8 +34,8 @@ from tapestry.kube.resources import (
     SERVICE_ACCOUNTS,
 )
 
+from .bound_clusters import client_of, install_kinds
 from .forked import completed
-from .lending import client_of, install_kinds
 from .planes import Plane, Start, starts_own
 
 DRIVER = "disk.example"

@@ -23,7 +23,7 @@ from tapestry.syncer.views import VirtualPod
 
 from ..conftest import Kubectl
 from ..unit.syncer.translate.hostile_statuses import FAMILIES, of_other_types
-from .lending import give, new_object
+from .bound_clusters import give, new_object
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "pods"
 TWINS = {path.name: yaml.safe_load(path.read_text()) for path in sorted(GOLDEN.glob("*.output.yaml"))}

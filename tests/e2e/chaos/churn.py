@@ -19,7 +19,7 @@ from tapestry.kube.errors import Conflict, NotFound
 from tapestry.kube.objects import Object, is_deleting, name_of, object_named, uid_of
 from tapestry.kube.resources import CONFIGMAPS, PODS, SECRETS, SERVICE_ACCOUNTS
 
-from ...integration.lending import Lending, give, new_object
+from ...integration.bound_clusters import BoundClusters, give, new_object
 
 KIND = "kind-of-pod"
 """Label of all pods of this module and of their twins."""
@@ -43,7 +43,7 @@ class Churn:
 
     client: Client
     rng: random.Random
-    sites: Sequence[Lending]
+    sites: Sequence[BoundClusters]
     nodes: Sequence[str]
     """Names of virtual nodes."""
     target: int

@@ -19,7 +19,7 @@ from pathlib import Path
 from tapestry.kube.objects import name_of, object_named
 from tapestry.kube.resources import PODS
 
-from ...integration.lending import Lending
+from ...integration.bound_clusters import BoundClusters
 from .churn import new_pod
 from .observer import Observer, phase_of
 from .proxies import FaultProxy
@@ -35,7 +35,7 @@ HEAL_TIMEOUT_SECONDS = 120.0
 class Target:
     """A binding that gets faults."""
 
-    site: Lending
+    site: BoundClusters
     physical_proxy: FaultProxy
     replicas: Sequence[Replica]
     nodes: Sequence[str]

@@ -71,7 +71,7 @@ volumes = new_object(
     csi=st.just({}),
     projected=new_object(sources=st.lists(new_object(secret=st.just({}), clusterTrustBundle=st.just({})), max_size=2)),
 )
-crowds = st.lists(containers, max_size=3)
+container_lists = st.lists(containers, max_size=3)
 annotations = st.dictionaries(
     either("a", "container.apparmor.security.beta.kubernetes.io/c"), either("unconfined", "runtime/default") | junk
 )
@@ -80,7 +80,7 @@ specs = new_object(
     os=new_object(name=either("windows", "linux")),
     securityContext=pod_contexts,
     volumes=st.lists(volumes, max_size=2),
-    **dict.fromkeys(LISTS, crowds),
+    **dict.fromkeys(LISTS, container_lists),
 )
 pods = new_object(metadata=new_object(annotations=annotations), spec=specs)
 

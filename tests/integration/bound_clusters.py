@@ -1,6 +1,6 @@
 """Test environment with a virtual cluster, a physical cluster and a syncer process between them.
 
-Tests share control planes.  Each `Lending` has a separate binding, mount namespace and set of nodes, and leases no
+Tests share control planes.  Each `BoundClusters` has a separate binding, mount namespace and set of nodes, and leases no
 other nodes.  No kubelet runs: tests write the status that a kubelet would write.
 """
 
@@ -48,7 +48,7 @@ from .planes import Plane
 
 TAPESTRY = Path(sys.executable).with_name("tapestry")
 LENT_TO = "lent-to"
-"""Label that distinguishes the nodes of one `Lending` from others in the same cluster."""
+"""Label that distinguishes the nodes of one `BoundClusters` from others in the same cluster."""
 TIMEOUT = 45.0
 """Default timeout of the wait functions in seconds.  A syncer starts slowly on a busy machine."""
 
@@ -57,7 +57,7 @@ Syncer = subprocess.Popen[bytes] | ForkedTapestry
 
 
 @dataclass(frozen=True)
-class Lending:
+class BoundClusters:
     """A binding and its two clusters.  The name of the binding is also its clusterID."""
 
     virtual: Client
@@ -219,13 +219,13 @@ class Lending:
 
 
 @asynccontextmanager
-async def lending(
+async def bound_clusters(
     virtual: Plane, physical: Plane, folder: Path, *, name: str = "", **spec: Any
-) -> AsyncIterator[Lending]:
+) -> AsyncIterator[BoundClusters]:
     """Create a binding with `spec` between two clusters.  The virtual cluster must have our kinds."""
     name = name or f"c{secrets.token_hex(4)}"
     async with client_of(virtual) as above, client_of(physical) as below:
-        site = Lending(above, below, virtual, name, f"{name}-mount", folder)
+        site = BoundClusters(above, below, virtual, name, f"{name}-mount", folder)
         await give(below, NAMESPACES, new_object("Namespace", {"name": site.mount}))
         await give(below, PRIORITY_CLASSES, priority_class())
         for namespace in (keys.SYSTEM_NAMESPACE, keys.HOST_PORTS_NAMESPACE):
