@@ -1,7 +1,7 @@
 """Test environment with a virtual cluster, a physical cluster and a syncer process between them.
 
-Tests share control planes.  Each `BoundClusters` has a separate binding, mount namespace and set of nodes, and leases no
-other nodes.  No kubelet runs: tests write the status that a kubelet would write.
+Tests share control planes.  Each `BoundClusters` has a separate binding, mount namespace and set of nodes, and leases
+no other nodes.  No kubelet runs: tests write the status that a kubelet would write.
 """
 
 import asyncio
